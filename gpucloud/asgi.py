@@ -16,7 +16,7 @@ from django.urls import path  # noqa: E402
 
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
-from apps.scheduling.waiting import WaitingDoor  # noqa: E402
+from apps.scheduling.waiting import WaitForClaim  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 from gpucloud.fastpath import gc_tuning  # noqa: E402
@@ -28,7 +28,7 @@ route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
 # These handle HTTP only; ASGI's type covers every protocol.
 bounded: Any = BoundedBody(SingleThreadHandler())
-waiting: Any = WaitingDoor(bounded)
+waiting: Any = WaitForClaim(bounded)
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),

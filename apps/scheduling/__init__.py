@@ -1,1 +1,1 @@
-"""Who holds what now: claims, assignments, rounds."""
+"""Scheduling: claims, assignments, reservations and the rounds that place them."""

@@ -1,4 +1,4 @@
-"""Who holds what, as records."""
+"""Records of this app in the operators' record pages."""
 
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round, UsedHour
 from gpucloud.web.records import register

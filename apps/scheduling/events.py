@@ -1,6 +1,6 @@
-"""Telling others that something changed: the scheduler, the agents, whoever waits or watches.
+"""Hints that something changed: to the scheduler, to agents, and to requests and pages that wait or watch.
 
-Everything here is a hint that may be lost; the truth is in the database, and each hint has its repair.
+Everything here may be lost; the truth is in the database, and each hint has its repair.
 """
 
 import asyncio
@@ -26,41 +26,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
-# By its name: tasks call services, and services call this.
+# By its name: tasks import services, and services import this module.
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
 # Messages by group of the hint bus.
 Messages = dict[str, hints.Message]
 WATCHED_LIST = "watch.claims."
-# A page that watches a list reads all of it again: once in a while is enough, however many claims come.
+# A page that watches a list reads all of it again: once in this time is enough, however many claims change.
 GATHER_SECONDS = 0.1
 
 
 def claim_group(uid: uuid.UUID | str) -> str:
-    """The group of those who wait for a claim or watch it."""
+    """Return the group of requests and pages that wait for a claim or watch it."""
     return f"claim.{uid}"
 
 
 def node_group(uid: uuid.UUID | str) -> str:
-    """The group of those who watch a node."""
+    """Return the group of pages that watch a node."""
     return f"watch.node.{uid}"
 
 
 def claims_group(tenant_id: int | None) -> str:
-    """The group of those who watch all of a tenant's claims; None: every tenant's."""
+    """Return the group of pages that watch all of a tenant's claims; None: every tenant's."""
     return f"{WATCHED_LIST}{tenant_id or 'all'}"
 
 
 def wake_scheduler(pool: Pool) -> None:
     """Have everything that waits in the pool asked again after the commit.
 
-    For what no row says: changed GPUs, nodes, claims, quotas and budgets are told of by the database itself.
+    This is for changes that no row shows: the database itself sends notices of changed GPUs, nodes, claims, quotas and
+    budgets.
     """
     _notify(f"pool {pool.pk}")
 
 
 def wake_for_cohort(cohort: str) -> None:
-    """Have what waits for quota of the cohort asked again after the commit."""
+    """Have the claims that wait for quota of the cohort asked again after the commit."""
     _notify(f"cohort {cohort}")
 
 
@@ -70,7 +71,7 @@ def _notify(payload: str) -> None:
 
 
 def push_on_commit(node_ids: Iterable[int]) -> None:
-    """Have these nodes' agents sent their desired state after the commit.
+    """Send these nodes' agents their desired state after the commit.
 
     Repair: `repair_pushes`, and the agent's reconnect.
     """
@@ -79,16 +80,16 @@ def push_on_commit(node_ids: Iterable[int]) -> None:
 
 
 def push(node_ids: Sequence[int], *, why: str) -> None:
-    """Tell the servers to which these nodes' agents are connected that there is something to send.
+    """Notify the servers to which these nodes' agents are connected that there is something to send.
 
-    What it is they read themselves, when they send it: hints may come twice, late, or in another order.
+    They read the state themselves, when they send it: hints may come twice, late, or in another order.
     """
     counters.PUSHES.add(why, amount=len(node_ids))
     _send({hint_group(node_id): {"type": "node.changed"} for node_id in node_ids})
 
 
 def drive_reservations_on_commit() -> None:
-    """Have the reservations' clock look now. Repair: it looks by itself every few seconds."""
+    """Run the reservations' clock after the commit. Repair: it runs by itself every few seconds."""
     transaction.on_commit(lambda: _queue(DRIVE_RESERVATIONS))
 
 
@@ -100,24 +101,27 @@ def _queue(task: str, *arguments: object) -> None:
 
 
 def node_forgotten_on_commit(node_id: int) -> None:
-    """Close the connection of a node's agent. Repair: its key is void, so its next hello is refused."""
+    """Close the connection of a node's agent after the commit.
+
+    Repair: its key is void, so its next hello is refused.
+    """
     transaction.on_commit(lambda: _send({hint_group(node_id): {"type": "node.forgotten"}}))
 
 
 def claim_changed_on_commit(claim: "Claim") -> None:
-    """Tell who waits for this claim or watches it that it changed. Repair: they read again by themselves."""
+    """Notify after the commit that this claim changed. Repair: waiting requests and pages read again by themselves."""
     claims_changed_on_commit([claim])
 
 
 def claim_made_on_commit(claim: "Claim") -> None:
-    """Tell who watches lists. Nobody waits for the claim itself before they were told its name."""
+    """Notify pages that watch lists. Nobody can wait for the claim itself before its uid is known."""
     groups = claims_group(claim.tenant_id), claims_group(None)
     messages: Messages = {group: {"type": "claim.changed", "uid": str(claim.uid)} for group in groups}
     transaction.on_commit(lambda: _send(messages))
 
 
 def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
-    """The same of many: who watches a list of claims is told once."""
+    """Notify of many changed claims; a page that watches a list is notified once."""
     first: dict[str, str] = {}
     for claim in claims:
         for group in (claim_group(claim.uid), claims_group(claim.tenant_id), claims_group(None)):
@@ -127,23 +131,23 @@ def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
 
 
 def _send(messages: Messages) -> None:
-    """From a request's thread: nobody waits for it there. From a command or a task: until it is sent. Never raises."""
+    """Send messages: from a request's thread without waiting, from a command or a task until sent. Never raises."""
     if loop := serving.loop():
         loop.call_soon_threadsafe(_leave, messages)
     else:
         try:
             hints.publish(messages.items())
         except (RedisError, OSError) as error:
-            _nobody_heard(messages, error)
+            _log_lost(messages, error)
 
 
-# What a server's loop has been left with for those who watch lists, and what is being sent.
+# Messages for lists that a server's loop has gathered, and messages that are being sent.
 _gathered: "WeakKeyDictionary[asyncio.AbstractEventLoop, Messages]" = WeakKeyDictionary()
 _sending: set[asyncio.Task[None]] = set()
 
 
 def _leave(messages: Messages) -> None:
-    """In the loop: send who waits for one object its message, and gather the rest."""
+    """Send messages about single objects at once, and gather the rest; runs in the loop."""
     here = asyncio.get_running_loop()
     gathered = _gathered.setdefault(here, {})
     if not gathered:
@@ -160,18 +164,18 @@ def _flush(gathered: Messages) -> None:
 
 
 def _begin(messages: Messages) -> None:
-    # The loop itself holds a task weakly.
-    task = asyncio.ensure_future(_sent(messages))
+    # The loop itself has only a weak reference to a task.
+    task = asyncio.ensure_future(_publish(messages))
     _sending.add(task)
     task.add_done_callback(_sending.discard)
 
 
-async def _sent(messages: Messages) -> None:
+async def _publish(messages: Messages) -> None:
     try:
         await hints.bus().publish(messages.items())
     except (RedisError, OSError, TimeoutError) as error:
-        _nobody_heard(messages, error)
+        _log_lost(messages, error)
 
 
-def _nobody_heard(messages: Messages, error: Exception) -> None:
-    logger.warning("no hint to %s: %s", next(iter(messages)), error)
+def _log_lost(messages: Messages, error: Exception) -> None:
+    logger.warning("hint to %s not sent: %s", next(iter(messages)), error)

@@ -1,4 +1,4 @@
-"""This app's side of the agents' gateway."""
+"""The claims' part of the agents' gateway."""
 
 import logging
 import time
@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Implementation of `apps.nodes.providers.NodeClaims`."""
+    """The implementation of `apps.nodes.providers.NodeClaims`."""
 
     def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
-        """The whole wanted states of these nodes."""
+        """Return the whole desired states of these nodes."""
         return desired_states(node_ids)
 
     def observed(self, node: Node, frame: wire.Observed) -> None:
-        """Take what is in force."""
+        """Apply an agent's report of what is in force."""
         take_observed(node=node, frame=frame)
 
     def carried(self, node_ids: Sequence[int]) -> dict[int, dict[str, Carried]]:
-        """What is on these nodes."""
+        """Return the assignments on these nodes."""
         live = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED)
         found: dict[int, dict[str, Carried]] = defaultdict(dict)
         columns = live.values_list("gpu__node_id", "uid", "gpu_id", "gpu__uuid", "claim__uid")
@@ -47,7 +47,7 @@ class Gateway:
         return dict(found)
 
     def measured(self, batch: Sequence[Measured]) -> None:
-        """Give those claims back what they lent that are seen to work."""
+        """Give lent core back to the claims that are measured to work."""
         now = time.time()
         counters.TELEMETRY_FRAMES.add(amount=len(batch))
         for _, usage in batch:
@@ -56,23 +56,23 @@ class Gateway:
         for source, usage in batch if lending else ():
             carried = source.carried or {}
             known = [(carried[item.uid].claim_uid, item) for item in usage.assignments if item.uid in carried]
-            # Of several GPUs of a claim, the one on which it did most.
+            # Among several GPUs of a claim, the busiest comes last and counts.
             rising = sorted(known, key=lambda pair: pair[1].core_percent)
             if lenders := {claim: item for claim, item in rising if claim in lending}:
                 waking.wake(lenders, at=datetime.fromtimestamp(usage.at, tz=UTC))
 
     async def show(self, batch: Sequence[Measured]) -> None:
-        """To those who watch a node or one of its claims."""
+        """Send the measurements to the pages that watch a node or one of its claims."""
         await watching.show(batch)
 
     @transaction.atomic
     def conditions(self, node: Node, frame: wire.Conditions) -> None:
-        """Keep them; tell owners of claims on GPUs that became sick or well; fence the node where it is wanted."""
+        """Store conditions; record them for owners of claims on the GPUs; fence the node if its pool wants that."""
         tell_owners(node=node, changes=take_conditions(node=node, frame=frame))
         fence_if_wanted(node=node)
 
     def event(self, node: Node, frame: wire.Event) -> None:
-        """Keep it where operators look; what one of a claim's processes did, its tenant's admins see too."""
+        """Store an event for operators; if a claim's process caused it, its tenant's admins see it too."""
         claim = _claim_of(frame.process, node)
         recorded = agent_rows.record(
             node=node,
@@ -91,7 +91,7 @@ class Gateway:
 
 
 def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:
-    """Whose process it is; a node is believed of claims that it carries only."""
+    """Return the claim of the process; a node is believed about claims that it carries only."""
     if process is None or process.claim_uid is None:
         return None
     claims = Claim.objects.filter(uid=process.claim_uid, assignments__gpu__node=node)

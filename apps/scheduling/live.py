@@ -1,6 +1,6 @@
-"""/ws/live/: what a page watches. Telemetry goes to charts; every other event is thin and makes the page ask again.
+"""The websocket /ws/live/ of open pages. Telemetry goes to charts; every other event only makes the page read again.
 
-The page names one claim, one node, or `claims=all` in the query; what its session may see of that is asked before
+The page names one claim, one node, or `claims=all` in the query; the rights of its session to that are checked before
 anything is sent.
 """
 
@@ -29,16 +29,16 @@ from gpucloud import hints
 logger = logging.getLogger(__name__)
 
 CLOSE_DENIED = 4403
-# As RFC 6455 has it: the page connects again.
+# The code of RFC 6455 for a failure: the page connects again.
 CLOSE_FAILED = 1011
-# A right that was taken away ends what it let in within a minute.
+# A revoked right closes the connection within this time.
 ASK_AGAIN_SECONDS = 60.0
-# A page that does not take this much is told the newest only.
+# A page that does not read this many messages gets the newest only.
 MOST_WAITING = 16
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
-    """One open page."""
+    """The connection of one open page."""
 
     watched: tuple[str, ...] = ()
     checked = 0.0
@@ -46,7 +46,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     busy: tuple[asyncio.Task[None], ...] = ()
 
     async def connect(self) -> None:
-        """Join what the session may see; else close with 4403."""
+        """Join the groups that the session may watch; else close with 4403."""
         await self.accept()
         self.watched = await self._may_watch()
         if not self.watched:
@@ -55,7 +55,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         said: asyncio.Queue[hints.Message] = asyncio.Queue()
 
         def hear(message: hints.Message) -> None:
-            # One moment for all pages of this process, so that what is made for the first is new enough for all.
+            # One time for all pages of this process, so that a fragment made for the first is new enough for all.
             message.setdefault("at", time.time())
             if said.qsize() >= MOST_WAITING:
                 said.get_nowait()
@@ -73,27 +73,27 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.checked = time.monotonic()
         query = {name: values[0] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
         if any("\0" in value for value in query.values()):
-            return ()  # nothing is called so, and the database takes no such text
+            return ()  # no name has a NUL, and the database takes no such text
         return await database_sync_to_async(_groups)(self.scope.get("session"), self.scope.get("user"), query)
 
     async def disconnect(self, code: int) -> None:
-        """Leave."""
+        """Leave the groups."""
         for task in self.busy:
             task.cancel()
         for group in self.watched if self.busy else ():
             await hints.bus().leave(group, self.hear)
 
     async def _tell(self, said: "asyncio.Queue[hints.Message]") -> None:
-        """Until the page is gone, or may see no more. One that can be told no more is closed: it would look live."""
+        """Send messages until the page is gone or may see no more; close it if that fails, as it would look live."""
         with suppress(OSError):  # it is gone
             try:
                 await self._tell_on(said)
             except (DatabaseError, RedisError) as error:
-                logger.warning("a page is closed, to come again: %r", error)
+                logger.warning("a page is closed and should reconnect: %r", error)
                 await self.close(CLOSE_FAILED, "come again")
 
     async def _tell_on(self, said: "asyncio.Queue[hints.Message]") -> None:
-        """Now and then the session is asked again whether it still may."""
+        """Send messages, and check the session's rights from time to time."""
         while True:
             message = await said.get()
             if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
@@ -103,14 +103,17 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
 
 def _text(message: hints.Message) -> str:
-    """A second of telemetry as it came; of anything else the name and when: the page fetches the fragment again."""
+    """Return telemetry as it came; of anything else name and time, as the page fetches the fragment again."""
     if message["type"] == "live.usage":
         return str(message["text"])
     return json.dumps({"type": "changed", "uid": message["uid"], "at": message["at"]})
 
 
 def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:
-    """The groups that this session may watch; none where it may not. Asks the database, not the socket's memory."""
+    """Return the groups that this session may watch; none if it may not.
+
+    Reads the database, not the socket's memory.
+    """
     if user is None or not user.is_authenticated or not session.exists(session.session_key):
         return ()
     user = User.objects.filter(pk=user.pk, is_active=True).first()

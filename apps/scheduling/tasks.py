@@ -1,4 +1,4 @@
-"""Celery's doors of this app. Each takes ids, may run twice, and changes nothing that a service does not."""
+"""Celery tasks of this app. Each takes ids, may run twice, and changes nothing that a service does not."""
 
 import logging
 from datetime import timedelta
@@ -24,19 +24,19 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, close_of_released, end_loans, rebalance
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_lending, expire_proposals, rebalance
 from apps.scheduling.services.reclaiming import draining, preemption
 from apps.scheduling.services.reservations.clock import drive
 
 logger = logging.getLogger(__name__)
 
-# An idle machine has a push in force within 100 ms; what takes 50 times as long got lost.
+# On an idle machine a push is in force within 100 ms; one that takes 50 times as long was lost.
 UNOBSERVED = timedelta(seconds=5)
 
 
 @shared_task
 def repair_pushes() -> int:
-    """Push again to connected nodes whatever is not observed after 5 s; returns how many."""
+    """Push again to connected nodes whatever is not observed after 5 s; return the number of nodes."""
     now = timezone.now()
     unobserved = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
         updated_at__lt=now - UNOBSERVED, observed_generation__lt=F("generation")
@@ -44,7 +44,7 @@ def repair_pushes() -> int:
     # A released claim's last report may be lost too: its generation is then observed, its state is not.
     releasing = Assignment.objects.filter(state=AssignmentState.RELEASING, updated_at__lt=now - UNOBSERVED)
     waiting = (unobserved | releasing).filter(gpu__node__last_seen_at__gte=now - FRESH)
-    # Not every change is one of an assignment: how a pool shares its GPUs is known by the frame only.
+    # A change of a pool's sharing changes no assignment: only the frame shows it.
     behind = Node.objects.filter(
         observed_frame__lt=F("frame"), last_seen_at__gte=now - FRESH, pool__updated_at__lt=now - UNOBSERVED
     ).exclude(gpus__assignments__updated_at__gte=now - UNOBSERVED)
@@ -56,20 +56,20 @@ def repair_pushes() -> int:
 
 @shared_task
 def check_ledger() -> int:
-    """The nightly check; what differs is in the log. Returns how many numbers."""
+    """Check the ledger, nightly; log the numbers that differ, and return how many do."""
     found = differences()
     for item in found:
         logger.error("%s: %s is %d and should be %d", item.subject, item.number, item.is_now, item.should_be)
     return len(found)
 
 
-# An old round explains nothing that is still so.
+# An old round no longer explains the present.
 ROUNDS_KEPT = timedelta(days=7)
 
 
 @shared_task
 def drop_old_rounds() -> int:
-    """Drop rounds after a week, but for those that a younger one is replayed from; returns how many rows."""
+    """Drop rounds after a week, but for those that a younger one is replayed from; return the number of rows."""
     since = timezone.now() - ROUNDS_KEPT
     younger = Round.objects.filter(at__gte=since).values("base")
     return FleetSnapshot.objects.filter(at__lt=since).exclude(pk__in=younger).delete()[0]
@@ -77,13 +77,13 @@ def drop_old_rounds() -> int:
 
 @shared_task
 def release_lapsed_leases() -> int:
-    """Release claims whose holder no longer renews their lease; returns how many."""
+    """Release claims whose holder no longer renews their lease; return the number of claims."""
     return release_lapsed(now=timezone.now())
 
 
 @shared_task
 def expire_claims() -> int:
-    """Release claims whose time limit has passed; returns how many."""
+    """Release claims whose time limit has passed; return the number of claims."""
     second = ExpressionWrapper(F("time_limit_seconds") * Value(timedelta(seconds=1)), output_field=DurationField())
     over = Claim.objects.filter(
         state__in=PLACED, time_limit_seconds__isnull=False, assigned_at__lt=timezone.now() - second
@@ -96,15 +96,15 @@ def _expire(claim: Claim) -> bool:
     return True
 
 
-# What was changed and why is in the audit log for good; the list is for the present.
+# The audit log has all changes and reasons for good; the list is for the present.
 PROPOSALS_KEPT = timedelta(days=30)
 
 
 @shared_task
 def rebalance_pools() -> int:
-    """One run of every pool that wants it, each a task of its own; returns how many."""
-    close_of_released()
-    end_loans()
+    """Start a run for every pool that is rebalanced, each a task of its own; return the number of pools."""
+    expire_proposals()
+    end_lending()
     own_what_is_free()
     pools = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).values_list("pk", flat=True)
     for pool_id in pools:
@@ -114,58 +114,61 @@ def rebalance_pools() -> int:
 
 @shared_task
 def rebalance_pool(pool_id: int) -> int:
-    """One run; returns how many changes were found. Two at once are one: `rebalance` takes a lock."""
+    """Run the rebalancer over a pool; return the number of changes.
+
+    Two runs at once are one: `rebalance` takes a lock.
+    """
     pool = Pool.objects.exclude(rebalance_mode=RebalanceMode.OFF).filter(pk=pool_id).first()
     return len(rebalance(principal=REBALANCER, pool=pool).proposals) if pool else 0
 
 
 @shared_task
 def watch_idle_claims() -> int:
-    """Carry out pools' rules for claims that do nothing; returns how many changed."""
+    """Apply pools' rules for idle claims; return the number of claims changed."""
     return idleness.drive()
 
 
 @shared_task
 def drop_old_proposals() -> int:
-    """Drop decided proposals after a month; returns how many."""
+    """Drop decided proposals after a month; return the number of rows."""
     old = Proposal.objects.filter(decided_at__lt=timezone.now() - PROPOSALS_KEPT)
     return old.delete()[0]
 
 
 @shared_task
 def drive_reservations() -> int:
-    """Begin, end and give back reservations whose time has come; returns how many rows changed."""
+    """Begin, end and release reservations whose time has come; return the number of rows changed."""
     return drive()
 
 
 @shared_task
 def drive_preemption() -> int:
-    """Empty nodes that are drained, and give back to tenants what they lent and need now.
+    """Drain nodes, and give tenants back what they lent and need now.
 
-    Returns how many claims were told, spared or preempted.
+    Return the number of claims that got notice, were spared or were preempted.
     """
     try:
         emptied = draining.drive()
     finally:
-        # Whatever draining raises would come again each turn.
+        # An error of draining would come again in each run.
         made_room = preemption.drive()
     return emptied + made_room
 
 
 @shared_task
 def watch_nodes() -> int:
-    """Tell webhooks of nodes that are silent, or back; returns how many."""
+    """Record webhook events of nodes that are lost or returned; return the number of nodes."""
     return absences.watch_nodes()
 
 
 @shared_task
 def roll_up_usage() -> int:
-    """Keep what was used in each hour when telemetry is dropped; returns how many rows were written."""
+    """Store the hours used before telemetry is dropped; return the number of rows written."""
     rolling.roll_up()
     return roll_up()
 
 
 @shared_task
 def watch_budgets() -> int:
-    """Warn of budgets that are nearly spent; returns how many warnings were given."""
+    """Warn of budgets that are nearly spent; return the number of warnings."""
     return budgets.watch_budgets()

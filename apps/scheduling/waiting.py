@@ -1,9 +1,9 @@
-"""The waiting door: `?wait=SECONDS` on a claim's POST, PATCH and DELETE.
+"""The `?wait=SECONDS` parameter of a claim's POST, PATCH and DELETE.
 
-An ASGI application around Django's. The request itself runs as ever, in its thread and its transaction, and gives both
-back. Only then is waited, for a hint, with neither a thread nor a connection held; the claim is read again
-through the ordinary GET, so permissions, shape and entity tag are that view's own. A hint may get lost, so it also
-reads again every second (where hundreds wait, less often).
+An ASGI application around Django's. The request itself runs as usual, in its thread and its transaction, and releases
+both. Only then it waits, for a hint, without a thread or a connection; the claim is read again through the ordinary
+GET, so permissions, shape and entity tag are that view's own. A hint may get lost, so the claim is also read again
+every second (less often when hundreds wait).
 """
 
 import asyncio
@@ -25,22 +25,22 @@ MAX_SECONDS = 300
 # Bounded: the interpreter refuses to read a number of thousands of digits.
 SECONDS = re.compile(r"[0-9]{1,6}")
 LOOK_AGAIN_SECONDS = 1.0
-# In the scope of its own questions, which are asked often and need not say the place in the queue.
+# A key in the scope of its own GETs, which are frequent and need not compute the place in the queue.
 WAITED_FOR = "gpucloud.waited-for"
-# Of all waits of this process together: a thousand that look again each second would leave no room for others.
+# The GETs of all waits of this process together: a thousand each second would leave no room for others.
 MOST_LOOKS_PER_SECOND = 100
 Message = Any
 
 
-class WaitingDoor:
-    """Wraps the HTTP application."""
+class WaitForClaim:
+    """The ASGI application that wraps Django's."""
 
     def __init__(self, application: ASGI3Application) -> None:
         self.application = application
         self.waiting = 0
 
     async def __call__(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Pass everything through that does not wait for a claim."""
+        """Pass through every request that does not wait for a claim."""
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         waits = scope["method"] in ("POST", "PATCH", "DELETE") and "wait" in query and CLAIMS.match(scope["path"])
         if not waits:
@@ -51,10 +51,10 @@ class WaitingDoor:
             inner: Any = {**scope, "query_string": urlencode(query).encode()}
             answer = await self._ask(inner, receive)
             if uid := answer.claim_uid():
-                # Who has hung up is not waited for: a wait reads the claim every second.
+                # A client that has hung up ends its wait, which reads the claim every second.
                 gone = asyncio.create_task(_hung_up(receive))
                 try:
-                    answer.follow(await self._settled(inner, uid, int(text), gone))
+                    answer.follow(await self._wait_until_settled(inner, uid, int(text), gone))
                 finally:
                     gone.cancel()
             await answer.replay(send)
@@ -64,8 +64,8 @@ class WaitingDoor:
         await self.application(scope, receive, answer.take)
         return answer
 
-    async def _settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
-        """The claim once nothing more is to be waited for, or as it is when the wait ends or the caller is gone."""
+    async def _wait_until_settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
+        """Return the claim once nothing more is expected, or as it is when the wait ends or the client is gone."""
         changed = asyncio.Event()
 
         def hear(message: hints.Message) -> None:
@@ -91,7 +91,7 @@ class WaitingDoor:
             await hints.bus().leave(claim_group(uid), hear)
 
     def pause(self) -> float:
-        """Seconds until a wait looks again where no hint comes: longer, the more there are."""
+        """Return the seconds between two reads without a hint: longer, the more waits there are."""
         return max(LOOK_AGAIN_SECONDS, self.waiting / MOST_LOOKS_PER_SECOND)
 
     async def _read(self, scope: HTTPScope, uid: str) -> "Answer":
@@ -112,7 +112,7 @@ class WaitingDoor:
 
 
 class Answer:
-    """An answer held back."""
+    """A response that is held back."""
 
     def __init__(self) -> None:
         self.status = 500
@@ -120,14 +120,14 @@ class Answer:
         self.body = b""
 
     async def take(self, message: Message) -> None:
-        """The `send` of the application that answers."""
+        """Collect the response; this is the `send` of the application."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         elif message["type"] == "http.response.body":
             self.body += message.get("body", b"")
 
     def claim_uid(self) -> str | None:
-        """The claim of a granted request; None for a preview, after which nothing is to come."""
+        """Return the claim of a granted request; None for a preview, after which nothing is to come."""
         if not 200 <= self.status < 300:
             return None
         claim = json.loads(self.body)
@@ -135,7 +135,7 @@ class Answer:
         return uid if isinstance(uid, str) and not claim.get("dry_run") else None
 
     def settled(self, asked_for_end: bool) -> bool:
-        """True when waiting longer would show nothing new."""
+        """Return True if waiting longer would show nothing new."""
         if self.status != 200:
             return True
         claim = json.loads(self.body)
@@ -158,7 +158,7 @@ class Answer:
             self.status = 200
 
     async def replay(self, send: ASGISendCallable) -> None:
-        """Send it at last."""
+        """Send the response."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers, "trailers": False})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
 
@@ -170,7 +170,7 @@ async def _hung_up(receive: ASGIReceiveCallable) -> None:
 
 
 def _nothing_more() -> ASGIReceiveCallable:
-    """A request without a body, from a client that stays."""
+    """Return the `receive` of a request without a body, from a client that stays."""
     sent = False
 
     async def receive() -> Any:

@@ -1,8 +1,8 @@
-"""What pages watch: who watches is written down, so that telemetry which nobody looks at costs nothing.
+"""Watched groups: a register of the groups that open pages watch, so that telemetry nobody watches costs nothing.
 
-Each open page keeps the groups that it watches, with its process, in a sorted set of Redis, by the time until which
-they count. Whoever stores telemetry reads the set once a second and sends only to those groups, each its own claim's or
-node's part; through Redis only what a page of another process watches.
+Each open page keeps its groups, with its process, in a sorted set of Redis, by the time until which they count. A
+process that stores telemetry reads the set once a second and sends only to those groups, each its own claim's or node's
+part; through Redis only what a page of another process watches.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from gpucloud import hints
 
 logger = logging.getLogger(__name__)
 
-# A page that is gone without a word is sent to for this long.
+# A page that is gone without closing is sent to for this long.
 WATCHED_SECONDS = 60.0
-# How often a page says that it still watches.
+# The period after which a page registers its groups again.
 AGAIN_SECONDS = 20.0
 # The set is read at most this often.
 READ_SECONDS = 1.0
@@ -35,7 +35,7 @@ Watched = Mapping[str, frozenset[str]]
 
 
 class _Known:
-    """The groups that are watched and by which processes, as last read in this loop."""
+    """The watched groups and their processes, as last read in this loop."""
 
     def __init__(self) -> None:
         self.groups: Watched = {}
@@ -50,25 +50,25 @@ def _name() -> str:
 
 
 async def watch(groups: Iterable[str]) -> None:
-    """Say that somebody in this process watches these groups for the next minute."""
+    """Register these groups as watched in this process for the next minute."""
     bus, now = hints.bus(), time.time()
     await bus.redis.zremrangebyscore(_name(), "-inf", now)
     await bus.redis.zadd(_name(), {f"{bus.name} {group}": now + WATCHED_SECONDS for group in groups})
 
 
 async def keep_watching(groups: Sequence[str]) -> None:
-    """Say so until cancelled."""
+    """Register the groups again and again, until cancelled."""
     while True:
         try:
             async with asyncio.timeout(hints.ANSWER_SECONDS):
                 await watch(groups)
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("no telemetry to %s for now: %s", groups[0], error)
+            logger.warning("cannot register %s for telemetry: %s", groups[0], error)
         await asyncio.sleep(AGAIN_SECONDS)
 
 
-async def watched() -> Watched:
-    """The groups that somebody watches, and in which processes; at most a second old."""
+async def read_watched() -> Watched:
+    """Return the watched groups and the processes that watch them; at most a second old."""
     known = _known.setdefault(asyncio.get_running_loop(), _Known())
     now = time.monotonic()
     if now - known.read_at >= READ_SECONDS:
@@ -87,7 +87,7 @@ async def show(batch: Sequence[Measured]) -> None:
     bus = hints.bus()
     try:
         async with asyncio.timeout(hints.ANSWER_SECONDS):
-            groups = await watched()
+            groups = await read_watched()
             elsewhere: list[tuple[str, hints.Message]] = []
             for group, message in _messages(batch, groups.keys()) if groups else ():
                 if groups[group] == {bus.name}:
@@ -96,12 +96,12 @@ async def show(batch: Sequence[Measured]) -> None:
                     elsewhere.append((group, message))
             await bus.publish(elsewhere)
     except (RedisError, OSError, TimeoutError) as error:
-        logger.warning("telemetry of %d frames was shown to nobody: %s", len(batch), error)
+        logger.warning("telemetry of %d frames was not sent: %s", len(batch), error)
 
 
 def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tuple[str, hints.Message]]:
     for source, usage in batch:
-        # Sequence numbers are the node's own: a page that watches a claim on two nodes counts them apart.
+        # Sequence numbers are per node: a page that watches a claim on two nodes counts them apart.
         base = {"type": "usage", "node": source.node_name, "seq": usage.seq, "at": usage.at}
         by_claim: dict[str, list[dict[str, Any]]] = defaultdict(list)
         carried = source.carried or {}
@@ -121,5 +121,5 @@ def _messages(batch: Sequence[Measured], groups: Collection[str]) -> Iterable[tu
 
 
 def _as_text(shown: dict[str, Any]) -> hints.Message:
-    """Written once, for however many pages."""
+    """Return the message as text, written once for any number of pages."""
     return {"type": "live.usage", "text": msgspec.json.encode(shown).decode()}

@@ -11,10 +11,9 @@ from itertools import islice
 from typing import Protocol
 
 from apps.scheduling.core import gangs
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import BlockedHead, ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.front import Front
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from benchmarks.churn.load import Arrival
@@ -49,8 +48,8 @@ class Rounds:
         self._states = {gpu.uuid: gpu for gpu in self._fleet.gpus()}
         self._capacity = Amounts(100 * len(self._states), 0, len(self._states))
         self._held: dict[str, Amounts] = defaultdict(Amounts)
-        self._running: dict[str, Running] = {}
-        self._front = Front(self._ending)
+        self._running: dict[str, ExpectedRelease] = {}
+        self._blocked = BlockedHead(self._ending)
         self._claims: dict[int, Arrival] = {}
         # A tenant's equal claims, oldest first.
         self._lines: dict[tuple[Request, str], dict[int, Ask]] = defaultdict(dict)
@@ -59,7 +58,7 @@ class Rounds:
     def arrive(self, claim: Arrival) -> None:
         """Queue a claim."""
         self._fleet.learn(claim.request)
-        waiting = Waiting(
+        waiting = QueueEntry(
             f"{claim.number:08}", claim.tenant, claim.request, claim.number,
             time_limit_seconds=claim.time_limit_seconds, waits_since=claim.at,
         )  # fmt: skip
@@ -73,16 +72,16 @@ class Rounds:
         self._held[claim.tenant] -= Amounts.of(claim.request)
         for uuid in gpus:
             state = self._carries(uuid, claim.request, -1)
-            self._front.changed(state)
+            self._blocked.record_change(state)
             self._no_room = {kind for kind in self._no_room if not could_help(state, kind)}
 
     def round(self, now: float) -> Started:
         """Try the claims whose answer may have changed."""
         started: Started = []
-        front = self._front
-        if front.head is None and (first := self._first_refused()) is not None:
-            front.refused(first)
-        front.look(self._fleet, self._states, _nothing_reserved, now=now)
+        blocked = self._blocked
+        if blocked.head is None and (first := self._first_refused()) is not None:
+            blocked.record_refusal(first)
+        blocked.refresh(self._fleet, self._states, _nothing_reserved, now=now)
         more = True
         while more:
             placed = self._walk(now)
@@ -92,7 +91,7 @@ class Rounds:
 
     def _walk(self, now: float) -> Started:
         started: Started = []
-        kept_out = self._front.kept_out()
+        kept_out = self._blocked.held_back_keys()
         asks: list[Ask] = []
         for (kind, _), line in self._lines.items():
             if line and kind not in self._no_room:
@@ -104,35 +103,35 @@ class Rounds:
                 continue
             placed = self._ask(ask, now)
             if placed is not None:
-                queue.placed(ask)
+                queue.record_placement(ask)
                 started.append((self._claims.pop(ask.since), placed))
         return started
 
     def _ask(self, ask: Ask, now: float) -> tuple[str, ...] | None:
-        waiting, front = ask.members[0], self._front
-        front.look(self._fleet, self._states, _nothing_reserved, now=now)
-        guard = front.held_from(ask, now=now)
+        waiting, blocked = ask.members[0], self._blocked
+        blocked.refresh(self._fleet, self._states, _nothing_reserved, now=now)
+        guard = blocked.withheld_from(ask, now=now)
         answer = gangs.place_all(self._fleet, ask, held=guard)
         if isinstance(answer, Refused):
-            if guard and front.why_not(self._fleet, ask, held=gangs.NOTHING):
-                front.keep_out(ask)
+            if guard and blocked.explain_refusal(self._fleet, ask, held=gangs.NOTHING):
+                blocked.hold_back(ask)
                 return None
-            front.refused(ask)
+            blocked.record_refusal(ask)
             self._no_room.add(waiting.request)
             return None
         self._take(waiting, answer[0], now)
-        front.placed(ask, answer, now=now)
-        front.left(waiting.since, waiting.id)
+        blocked.record_placement(ask, answer, now=now)
+        blocked.remove_claim(waiting.since, waiting.id)
         return answer[0].gpus
 
-    def _take(self, waiting: Waiting, placed: Placed, now: float) -> None:
+    def _take(self, waiting: QueueEntry, placed: Placed, now: float) -> None:
         request = waiting.request
         self._fleet.take(placed.gpus, request)
         self._held[waiting.tenant] += Amounts.of(request)
         for uuid in placed.gpus:
             self._carries(uuid, request, 1)
         if (limit := waiting.time_limit_seconds) is not None:
-            self._running[waiting.id] = Running(now + limit, waiting.id, placed.gpus, request, waiting.tenant)
+            self._running[waiting.id] = ExpectedRelease(now + limit, waiting.id, placed.gpus, request, waiting.tenant)
         del self._lines[request, waiting.tenant][waiting.since]
 
     def _carries(self, uuid: str, request: Request, sign: int) -> GpuState:
@@ -146,7 +145,7 @@ class Rounds:
         ]
         return min(firsts, key=lambda ask: ask.since, default=None)
 
-    def _ending(self, _gpus: Collection[str], now: float) -> Iterable[Running]:
+    def _ending(self, _gpus: Collection[str], now: float) -> Iterable[ExpectedRelease]:
         return [replace(item, ends_at=max(now, item.ends_at)) for item in self._running.values()]
 
 

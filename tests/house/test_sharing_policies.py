@@ -11,7 +11,7 @@ import yaml
 
 from agent import wire
 from apps.quotas.models.pool import SharingPolicy
-from cli.gpucloud_cli import resources
+from gpucloud_cli import resources
 
 ROOT = Path(__file__).resolve().parents[2]
 

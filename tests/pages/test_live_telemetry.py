@@ -43,7 +43,7 @@ class Page:
         await self.socket.send_input({"type": "websocket.connect"})
         assert (await self.socket.receive_output(timeout=10))["type"] == "websocket.accept"
         end = time.monotonic() + 10
-        while not set(groups) <= (await watching.watched()).keys():
+        while not set(groups) <= (await watching.read_watched()).keys():
             assert time.monotonic() < end
             await self.socket.receive_nothing(timeout=0.1)
         return self
@@ -120,7 +120,7 @@ async def test_what_nobody_watches_is_sent_to_nobody(real_cast: Cast, monkeypatc
     machine, acmes, globexs = await in_database(lambda: stage(real_cast))
     batch = await in_database(lambda: store_frame(machine, acmes, globexs))
     await watching.watch([events.claim_group(acmes.uid)])
-    assert [group for group, _ in watching._messages(batch, (await watching.watched()).keys())] == [
+    assert [group for group, _ in watching._messages(batch, (await watching.read_watched()).keys())] == [
         events.claim_group(acmes.uid)
     ]
     assert list(watching._messages(batch, set())) == []

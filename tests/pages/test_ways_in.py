@@ -5,7 +5,7 @@ import html
 import pytest
 
 from apps.nodes.models import Node
-from apps.scheduling.services.claims.launch_methods import ways_in
+from apps.scheduling.services.claims.launch_methods import launch_methods
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 
@@ -43,7 +43,7 @@ def test_lines_without_cdi_bring_in_what_holds_a_program_without_its_environment
 
 def test_a_simulated_node_has_no_driver_to_bring_in(cast: Cast, machine: Machine) -> None:
     claim, _ = placed(cast, machine)
-    lines = {way.name: way.line for way in ways_in(claim)}
+    lines = {way.name: way.line for way in launch_methods(claim)}
     assert lines["cdi"] == f"docker run --device gpucloud.io/vgpu={claim.uid} IMAGE COMMAND"
     # Without CDI nothing would add the simulated driver and its node.
     assert "env-file" not in lines
@@ -71,7 +71,7 @@ def test_lines_name_the_agent_by_the_command_that_its_machine_has(
 
 
 def test_a_claim_that_waits_has_no_way_in(cast: Cast, machine: Machine) -> None:
-    assert ways_in(ask(cast)) == []
+    assert launch_methods(ask(cast)) == []
 
 
 @pytest.mark.parametrize("name", ["cdi", "env-file", "systemd-run", "systemd-unit"])
@@ -81,7 +81,7 @@ def test_the_claims_page_has_the_line_with_a_button_that_copies_it(
     claim, _ = placed(cast, machine)
     Node.objects.update(simulated=False)
     claim.refresh_from_db()
-    way = next(one for one in ways_in(claim) if one.name == name)
+    way = next(one for one in launch_methods(claim) if one.name == name)
     text = html.unescape(browser("anna").get(f"/claims/{claim.uid}/").content.decode())
     assert way.line in text
     assert f'aria-label="Copy: {way.title}"' in text

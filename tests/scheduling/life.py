@@ -14,7 +14,7 @@ from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.notices import Session
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.reclaiming.forgetting import NodeOnline, forget_node
 from tests.cast import Cast, Machine, ask, hello, lose
@@ -25,13 +25,13 @@ class Kept:
 
     def __init__(self, pool: Pool) -> None:
         self.session = Session()
-        self.picture = Picture(pool)
+        self.cache = PoolCache(pool)
 
     def hear(self) -> None:
-        self.picture.apply(self.session.heard())
+        self.cache.apply(self.session.receive())
 
     def rounds(self) -> None:
-        for _ in rounds(self.picture, fence=self.session.fence):
+        for _ in rounds(self.cache, fence=self.session.fence):
             pass
 
 

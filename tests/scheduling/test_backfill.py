@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from apps.scheduling.core.backfill import Running, Shadow, cast_shadow
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, plan_head
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.core.walk import Walk
 
@@ -22,18 +22,18 @@ def machines(gpus: int = 2) -> Fleet:
     return Fleet(GpuState(f"g{index}", "n", index, "A10", 100, 100, 100) for index in range(gpus))
 
 
-def claim(number: int, core: int, limit: int | None = None, *, count: int = 1, **facts: object) -> Waiting:
+def claim(number: int, core: int, limit: int | None = None, *, count: int = 1, **facts: object) -> QueueEntry:
     request = Request(count, core, 1, **facts)  # type: ignore[arg-type]
-    return Waiting(f"{number:02}", "acme", request, since=number, time_limit_seconds=limit)
+    return QueueEntry(f"{number:02}", "acme", request, since=number, time_limit_seconds=limit)
 
 
-def running(fleet: Fleet, number: int, core: int, ends: float, gpus: Sequence[str]) -> Running:
-    item = Running(ends, f"r{number}", tuple(gpus), Request(len(gpus), core, 1))
+def running(fleet: Fleet, number: int, core: int, ends: float, gpus: Sequence[str]) -> ExpectedRelease:
+    item = ExpectedRelease(ends, f"r{number}", tuple(gpus), Request(len(gpus), core, 1))
     fleet.take(item.gpus, item.request)
     return item
 
 
-def walk(fleet: Fleet, claims: Sequence[Waiting], ends: Sequence[Running], now: float = 0) -> Walk:
+def walk(fleet: Fleet, claims: Sequence[QueueEntry], ends: Sequence[ExpectedRelease], now: float = 0) -> Walk:
     queue = Queue([Ask((one,)) for one in claims], capacity=POOL, held={}, weights={})
     return Walk(fleet, queue, running=ends, now=now)
 
@@ -51,18 +51,18 @@ def test_the_head_waits_at_the_earliest_end_that_lets_it_fit() -> None:
     fleet = machines()
     ends = [running(fleet, 1, 60, 300, ["g0"]), running(fleet, 2, 60, 200, ["g1"]), running(fleet, 3, 20, 100, ["g1"])]
     before = fleet.gpus()
-    shadow = cast_shadow(fleet, Ask((claim(1, 80),)), ends, now=50)
-    assert shadow is not None
-    assert (shadow.start, shadow.gpus, dict(shadow.kept)) == (200.0, frozenset({"g1"}), {"g1": (0, 0)})
+    plan = plan_head(fleet, Ask((claim(1, 80),)), ends, now=50)
+    assert plan is not None
+    assert (plan.start, plan.gpus, dict(plan.withheld)) == (200.0, frozenset({"g1"}), {"g1": (0, 0)})
     assert fleet.gpus() == before
 
 
 def test_what_will_not_be_given_back_by_then_is_kept() -> None:
     fleet = machines(1)
     ends = [running(fleet, 1, 50, 100, ["g0"])]
-    shadow = cast_shadow(fleet, Ask((claim(1, 80),)), ends, now=0)
-    assert shadow is not None
-    assert shadow.kept["g0"][0] == 30
+    plan = plan_head(fleet, Ask((claim(1, 80),)), ends, now=0)
+    assert plan is not None
+    assert plan.withheld["g0"][0] == 30
 
 
 def test_without_time_limits_there_is_no_shadow_and_nothing_is_kept() -> None:
@@ -70,7 +70,7 @@ def test_without_time_limits_there_is_no_shadow_and_nothing_is_kept() -> None:
     running(fleet, 1, 50, 100, ["g0"])
     walked = walk(fleet, [claim(1, 80), claim(2, 50)], [])
     assert outcomes(walked) == {"01": "gpu-core", "02": "placed"}
-    assert walked.shadow is None
+    assert walked.head_plan is None
 
 
 def test_a_later_claim_passes_if_it_ends_in_time_or_touches_nothing_of_the_heads() -> None:
@@ -128,7 +128,7 @@ at_work = st.lists(st.tuples(st.integers(2, 10), st.integers(0, 3), st.integers(
 def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | None]], *, guarded: bool) -> list[float]:
     """Return by how much each head started after its first shadow time, over the whole life of the queue."""
     fleet = machines(4)
-    ends: list[tuple[float, str, Running]] = []
+    ends: list[tuple[float, str, ExpectedRelease]] = []
     for number, (tenth, gpu, end) in enumerate(limits):
         if fleet_has(fleet, f"g{gpu}", 10 * tenth):
             item = running(fleet, number, 10 * tenth, float(end), [f"g{gpu}"])
@@ -142,15 +142,15 @@ def play(limits: list[tuple[int, int, int]], asks: list[tuple[int, int, int | No
             (one,) = decision.ask.members
             if isinstance(decision.answer, Refused):
                 if not guarded:
-                    note(promised, walked.shadow)
-                    walked.shadow = None
+                    note(promised, walked.head_plan)
+                    walked.head_plan = None
                 continue
             delays += [max(0.0, now - promised.pop(one.id))] if one.id in promised else []
             left = [other for other in left if other.id != one.id]
             if one.time_limit_seconds is not None:
-                back = Running(now + one.time_limit_seconds, one.id, decision.answer[0].gpus, one.request)
+                back = ExpectedRelease(now + one.time_limit_seconds, one.id, decision.answer[0].gpus, one.request)
                 heapq.heappush(ends, (back.ends_at, back.id, back))
-        note(promised, walked.shadow)
+        note(promised, walked.head_plan)
         if not left or not ends:
             # A head with a promised start that never starts is delayed without end.
             return delays + [float("inf") for _ in promised]
@@ -164,9 +164,9 @@ def fleet_has(fleet: Fleet, uuid: str, core: int) -> bool:
     return any(gpu.uuid == uuid and gpu.core_free >= core and gpu.memory_free_mib >= 1 for gpu in fleet.gpus())
 
 
-def note(promised: dict[str, float], shadow: Shadow | None) -> None:
-    if shadow is not None:
-        promised.setdefault(shadow.ask.members[0].id, shadow.start)
+def note(promised: dict[str, float], plan: HeadPlan | None) -> None:
+    if plan is not None:
+        promised.setdefault(plan.ask.members[0].id, plan.start)
 
 
 @pytest.mark.slow

@@ -74,9 +74,9 @@ def test_a_proposal_for_a_claim_that_is_released_is_closed(cast: Cast, machine: 
     measured(claim, clock, core_percent=1.5)
     (found,) = run(cast)
     assert found.state == "proposed"
-    assert proposals.close_of_released() == 0
+    assert proposals.expire_proposals() == 0
     release_claim(principal=SYSTEM, claim=claim)
-    assert proposals.close_of_released() == 1
+    assert proposals.expire_proposals() == 1
     found.refresh_from_db()
     assert (found.state, found.words) == ("expired", "The claim is releasing.")
 

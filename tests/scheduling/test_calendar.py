@@ -63,15 +63,15 @@ def test_what_is_used_without_a_claim_is_in_the_way_of_a_booking_and_counts_once
     [found] = calendar.obstacles(FLEET[:2], used, HALF, 10, 20)
     assert (found.kind, found.gpus, found.until_us) == (OUTSIDE, 2, None)
     # 40 of g0 are free now, of which 30 are booked from 50 on.
-    assert calendar.held([used[0], hold("g0", 30, 50, 90)], 10, 60) == {"g0": (30, 30)}
+    assert calendar.withheld([used[0], hold("g0", 30, 50, 90)], 10, 60) == {"g0": (30, 30)}
 
 
 def test_a_claim_that_is_over_before_a_reservation_begins_is_not_in_its_way() -> None:
     running = hold("g0", 60, 0, 40, CLAIM)
     reserved = hold("g0", 80, 50, 90)
     # 40 are free now; a claim that ends at 45 may use all of them, one that ends at 60 only 20.
-    assert calendar.held([running, reserved], 10, 45) == {}
-    assert calendar.held([running, reserved], 10, 60) == {"g0": (20, 20)}
+    assert calendar.withheld([running, reserved], 10, 45) == {}
+    assert calendar.withheld([running, reserved], 10, 60) == {"g0": (20, 20)}
 
 
 def test_control_what_runs_on_into_the_reservation_would_be_counted_twice_without_the_sum_over_time() -> None:
@@ -186,7 +186,7 @@ def test_nothing_placed_is_ever_in_a_reservations_way(
             for item in FLEET
             for core, memory in [taken_at(running, item.uuid, now)]
         ]
-        answer = place(free, request, held=calendar.held(holds, now, end))
+        answer = place(free, request, held=calendar.withheld(holds, now, end))
         if isinstance(answer, Placed):
             holds += [
                 Hold(uuid, request.core_request, request.memory_mib, now, end, CLAIM, f"c{number}", "acme")
@@ -199,4 +199,4 @@ def test_control_a_claim_placed_without_regard_to_reservations_is_in_their_way()
     holds = [hold("g0", 60, 20, 30)]
     assert isinstance(place([gpu("g0")], HALF), Placed)
     assert passes([*holds, hold("g0", 50, 0, FOREVER, CLAIM)])
-    assert isinstance(place([gpu("g0")], HALF, held=calendar.held(holds, 0, FOREVER)), Refused)
+    assert isinstance(place([gpu("g0")], HALF, held=calendar.withheld(holds, 0, FOREVER)), Refused)

@@ -9,7 +9,7 @@ from apps.nodes.services.nodes import change_node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.management.commands import scheduler
 from apps.scheduling.management.commands.scheduler import Command
-from apps.scheduling.services.failures import Aside
+from apps.scheduling.services.failures import Backoff
 from tests.cast import Cast, Machine, give_plenty, lose
 from tests.scheduling.life import Kept
 from tests.scheduling.test_picture import disable_notices
@@ -27,8 +27,8 @@ def command(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Command:
     kept = Kept(real_cast.pool)
     kept.hear()
     made = Command()
-    made.aside = Aside(first_seconds=1, most_seconds=1)
-    made.session, made.pictures = kept.session, {real_cast.pool.pk: kept.picture}
+    made.backoff = Backoff(first_seconds=1, most_seconds=1)
+    made.session, made.caches = kept.session, {real_cast.pool.pk: kept.cache}
     return made
 
 
@@ -36,7 +36,7 @@ def test_a_node_that_just_fell_silent_is_no_warning(
     command: Command, real_cast: Cast, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine("gpu2", real_cast.pool)
-    command._hear()
+    command._receive()
     # The comparison once reported all of its four GPUs as different.
     with disable_notices():
         lose(machine)
@@ -48,7 +48,7 @@ def test_a_node_that_just_fell_silent_is_no_warning(
 def test_a_change_whose_notice_is_still_on_its_way_is_no_warning(
     command: Command, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, looks = command.session.heard, list[float]()
+    heard, looks = command.session.receive, list[float]()
 
     def delay_notices(*, seconds: float = 0) -> object:
         """Delay notices: on a machine under load they arrive after the change can be read."""
@@ -56,7 +56,7 @@ def test_a_change_whose_notice_is_still_on_its_way_is_no_warning(
         return heard(seconds=seconds) if seconds else {}
 
     change_node(principal=SYSTEM, node=Node.objects.get(), cordoned=True)
-    monkeypatch.setattr(command.session, "heard", delay_notices)
+    monkeypatch.setattr(command.session, "receive", delay_notices)
     with caplog.at_level(logging.WARNING):
         command._compare()
     assert WARNING not in caplog.text

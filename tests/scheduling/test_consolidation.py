@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.quotas.models import AuditEvent
-from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
+from apps.scheduling.core.consolidation import MoveBounds, PlacedClaim, Plan, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, Claim
@@ -26,13 +26,13 @@ def gpus(count: int, *, per_node: int = 4) -> list[GpuState]:
     ]
 
 
-def seat(fleet: Fleet, seats: Sequence[tuple[str, int, int, str]]) -> list[Sitting]:
+def seat(fleet: Fleet, seats: Sequence[tuple[str, int, int, str]]) -> list[PlacedClaim]:
     """Place claims (name, core, memory, GPU); all of their memory is in use."""
     sitting = []
     for name, core, memory, gpu in seats:
         request = Request(1, core, memory, tenant="t")
         fleet.take([gpu], request)
-        sitting.append(Sitting(name, request, (gpu,), memory))
+        sitting.append(PlacedClaim(name, request, (gpu,), memory))
     return sitting
 
 
@@ -93,7 +93,7 @@ def test_a_claim_is_moved_where_its_labels_let_it_only() -> None:
     apart = Request(1, 30, 100, tenant="t", anti_affinity="apart")
     for gpu in ("g0", "g1"):
         fleet.take([gpu], apart)
-    sitting = [Sitting(f"c{gpu}", apart, (gpu,), 100) for gpu in ("g0", "g1")]
+    sitting = [PlacedClaim(f"c{gpu}", apart, (gpu,), 100) for gpu in ("g0", "g1")]
     assert make_room(fleet, sitting, Request(1, 100, 100), BOUNDS) is None
     fleet.set_gpu(gpus(3)[2])
     fleet.take(["g2"], Request(1, 10, 10))
@@ -136,7 +136,7 @@ def test_a_plan_that_is_carried_out_step_by_step_keeps_every_promise(
     seats: list[tuple[int, int, int]], asked: tuple[int, int], count: int, most_moves: int
 ) -> None:
     """Replay the moves in order on another fleet, which refuses what does not fit; then place the claim itself."""
-    fleet, sitting = Fleet(gpus(8), policy="binpack"), list[Sitting]()
+    fleet, sitting = Fleet(gpus(8), policy="binpack"), list[PlacedClaim]()
     for number, (core, memory, at) in enumerate(seats):
         if fleet.gpus()[at].core_free >= core and fleet.gpus()[at].memory_free_mib >= memory:
             sitting += seat(fleet, [(f"c{number:02}", core, memory, f"g{at}")])

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.estimates import (
     MOST_CLAIMS,
-    Freed,
+    Release,
     Standing,
     forecast,
     from_recent_rate,
@@ -16,7 +16,7 @@ from apps.scheduling.core.estimates import (
 )
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.nearest import nearest_changes
-from apps.scheduling.core.queue import Amounts, Ask, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, QueueEntry
 from apps.scheduling.core.values import GpuState, Placed, Request
 
 POOL = Amounts(core_percent=200, memory_mib=200, gpus=2)
@@ -28,13 +28,13 @@ def machines(gpus: int = 1) -> Fleet:
     return Fleet(GpuState(f"g{index}", "n", index, "A10", 100, 100, 100) for index in range(gpus))
 
 
-def claim(number: int, core: int, limit: int | None = None, **facts: object) -> Waiting:
+def claim(number: int, core: int, limit: int | None = None, **facts: object) -> QueueEntry:
     request = Request(1, core, 1)
-    return Waiting(f"{number:02}", "acme", request, number, time_limit_seconds=limit, **facts)  # type: ignore[arg-type]
+    return QueueEntry(f"{number:02}", "acme", request, number, time_limit_seconds=limit, **facts)  # type: ignore[arg-type]
 
 
-def taken(fleet: Fleet, core: int, ends: float, gpu: str = "g0") -> Running:
-    item = Running(ends, f"r{ends}", (gpu,), Request(1, core, 1))
+def taken(fleet: Fleet, core: int, ends: float, gpu: str = "g0") -> ExpectedRelease:
+    item = ExpectedRelease(ends, f"r{ends}", (gpu,), Request(1, core, 1))
     fleet.take(item.gpus, item.request)
     return item
 
@@ -71,7 +71,7 @@ def test_a_forecast_plays_no_more_than_its_bound() -> None:
 def test_a_forecast_never_puts_more_on_a_gpu_than_it_has(
     limits: list[tuple[int, int]], asks: list[tuple[int, int | None]]
 ) -> None:
-    ends: list[Running] = []
+    ends: list[ExpectedRelease] = []
     fleet, free = machines(), 10
     for core, end in limits:
         if core <= free:
@@ -96,14 +96,14 @@ def test_an_estimate_from_time_limits_says_what_it_counts() -> None:
 
 
 def test_a_rate_counts_what_was_large_enough_and_what_goes_first() -> None:
-    freed = [Freed(number * HOUR, Request(1, 50, 1)) for number in range(4)] + [Freed(0, Request(1, 10, 1))]
+    freed = [Release(number * HOUR, Request(1, 50, 1)) for number in range(4)] + [Release(0, Request(1, 10, 1))]
     estimate = from_recent_rate(Ask((claim(9, 40),)), [80, 20], freed, since=0, now=10 * HOUR)
     # One place is its own, one the large claim's, a half the small one's; a place is free every 2.5 hours.
     assert (estimate.at, estimate.basis) == (10 * HOUR + 2.5 * 2.5 * HOUR, "recent-rate")
 
 
 def test_too_few_are_no_rate_and_it_is_said_why() -> None:
-    freed = [Freed(0, Request(1, 50, 1))] * 2
+    freed = [Release(0, Request(1, 50, 1))] * 2
     estimate = from_recent_rate(Ask((claim(9, 40),)), [], freed, since=0, now=24 * HOUR)
     assert (estimate.at, estimate.basis) == (None, "none")
     assert "in the last 24 hours only 2 claims of at least its size ended" in estimate.detail

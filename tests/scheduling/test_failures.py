@@ -21,7 +21,7 @@ from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import commits
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.reclaiming import preemption
@@ -54,8 +54,8 @@ def machine(cast: Cast) -> Machine:
     return Machine("gpu1", cast.pool, gpus=2)
 
 
-def go(picture: Picture) -> None:
-    for _ in rounds(picture, fence=lambda: None):
+def go(cache: PoolCache) -> None:
+    for _ in rounds(cache, fence=lambda: None):
         pass
 
 
@@ -70,7 +70,7 @@ def test_a_claim_over_which_the_core_raises_is_set_aside_and_the_others_are_plac
 ) -> None:
     before, bad, alike, after = (ask(cast, core_request=core) for core in (10, UNLUCKY, UNLUCKY, 20))
     with caplog.at_level(logging.ERROR):
-        go(Picture(cast.pool))
+        go(PoolCache(cast.pool))
     assert states_and_reasons(before, after) == [("assigned", []), ("assigned", [])]
     assert states_and_reasons(bad, alike) == [("queued", ["set-aside"])] * 2
     assert len(failing_core) == 1
@@ -85,25 +85,25 @@ def test_it_is_asked_again_after_a_while_and_then_after_a_longer_one(
     clock: Clock, cast: Cast, machine: Machine, failing_core: list[Request]
 ) -> None:
     ask(cast, core_request=UNLUCKY)
-    picture, asked = Picture(cast.pool), list[int]()
+    cache, asked = PoolCache(cast.pool), list[int]()
     for _ in range(40):
-        picture.forget_refusals()
-        go(picture)
+        cache.forget_refusals()
+        go(cache)
         asked.append(len(failing_core))
         clock.advance(seconds=10)
     # At 0, 30, 90 and 210 seconds, and then 240 later.
     assert asked == [1] * 3 + [2] * 6 + [3] * 12 + [4] * 19
-    assert not picture.somebody_is_due(now=timezone.now().timestamp())
-    assert picture.somebody_is_due(now=(timezone.now() + timedelta(minutes=1)).timestamp())
+    assert not cache.has_due_claims(now=timezone.now().timestamp())
+    assert cache.has_due_claims(now=(timezone.now() + timedelta(minutes=1)).timestamp())
 
 
 def test_a_claim_that_was_changed_is_asked_at_once(cast: Cast, machine: Machine, failing_core: list[Request]) -> None:
     claim = ask(cast, core_request=UNLUCKY)
-    picture = Picture(cast.pool)
-    go(picture)
+    cache = PoolCache(cast.pool)
+    go(cache)
     resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=UNLUCKY + 1, core_limit=UNLUCKY + 1))
-    picture.refresh_claims({claim.pk})
-    go(picture)
+    cache.refresh_claims({claim.pk})
+    go(cache)
     assert states_and_reasons(claim) == [("assigned", [])]
 
 
@@ -113,15 +113,15 @@ def test_a_group_is_set_aside_as_a_whole_until_another_claim_of_it_comes(
     gang: dict[str, Any] = {"group": "ring", "group_size": 2}
     good, bad = ask(cast, core_request=10, **gang), ask(cast, core_request=UNLUCKY, **gang)
     alone = ask(cast, core_request=20)
-    picture = Picture(cast.pool)
-    go(picture)
+    cache = PoolCache(cast.pool)
+    go(cache)
     assert states_and_reasons(good, bad, alone) == [("queued", ["set-aside"])] * 2 + [("assigned", [])]
-    picture.forget_refusals()
-    go(picture)
+    cache.forget_refusals()
+    go(cache)
     assert len(failing_core) == 1
     bad.change(core_request=14, core_limit=14)
-    picture.refresh_claims({bad.pk})
-    go(picture)
+    cache.refresh_claims({bad.pk})
+    go(cache)
     assert {state for state, _ in states_and_reasons(good, bad)} == {"assigned"}
 
 
@@ -129,7 +129,7 @@ def test_the_queue_and_reclaim_do_not_ask_the_core_of_it_either(
     cast: Cast, machine: Machine, failing_core: list[Request]
 ) -> None:
     bad, waits = ask(cast, core_request=UNLUCKY), ask(cast, gpu_count=2, core_request=100, time_limit_seconds=60)
-    go(Picture(cast.pool))
+    go(PoolCache(cast.pool))
     first, second = (cast.olga.get(f"claims/{claim.uid}/").body for claim in (bad, waits))
     assert "failed over it" in first["estimate"]["detail"]
     assert first["queue_position"] is None
@@ -151,7 +151,7 @@ def test_claims_over_which_the_commit_raises_are_found_among_many(
             raise IntegrityError("as if by a row that must not be")
 
     monkeypatch.setattr(commits, "_write_assignments", raising)
-    go(Picture(cast.pool))
+    go(PoolCache(cast.pool))
     states = states_and_reasons(*claims)
     assert states[2] == ("queued", ["set-aside"])
     assert {state for state, _ in states[:2] + states[3:]} == {"assigned"}
@@ -169,7 +169,7 @@ def test_where_every_commit_raises_no_claim_is_to_blame(
 
     monkeypatch.setattr(commits, "_write_assignments", raising)
     with pytest.raises(IntegrityError):
-        go(Picture(cast.pool))
+        go(PoolCache(cast.pool))
     assert {state for state, _ in states_and_reasons(*claims)} == {"pending"}
 
 
@@ -178,10 +178,10 @@ class StoppingScheduler(Command):
 
     looks = 0
 
-    def _hear(self, *, seconds: float = 0) -> bool:
+    def _receive(self, *, seconds: float = 0) -> bool:
         self.looks += 1
         self.stopping = self.looks > 8
-        return super()._hear(seconds=0.3 if seconds else 0)
+        return super()._receive(seconds=0.3 if seconds else 0)
 
 
 @pytest.fixture
@@ -200,15 +200,15 @@ def test_a_pool_over_which_something_raises_holds_up_no_other(
     other = tenants.create_pool(principal=SYSTEM, name="other")
     Machine("gpu1", real_cast.pool)
     Machine("gpu2", other)
-    keep, tries = Picture._keep_devices, list[str]()
+    keep, tries = PoolCache._keep_devices, list[str]()
 
-    def raising(picture: Picture, *devices: Any) -> int:
-        if picture.pool == real_cast.pool:
+    def raising(cache: PoolCache, *devices: Any) -> int:
+        if cache.pool == real_cast.pool:
             tries.append("")
             raise RuntimeError("as if by a mistake in what is kept of the pool")
-        return keep(picture, *devices)
+        return keep(cache, *devices)
 
-    monkeypatch.setattr(Picture, "_keep_devices", raising)
+    monkeypatch.setattr(PoolCache, "_keep_devices", raising)
     stuck, free = ask(real_cast), ask(real_cast, pool=other)
     with caplog.at_level(logging.ERROR):
         StoppingScheduler().handle()
@@ -255,7 +255,7 @@ def test_uncharged_claims_are_charged_in_one_transaction_each_within_its_quota(
     def fence() -> None:
         seen.append(1)
 
-    for _ in rounds(Picture(cast.pool), fence=fence):
+    for _ in rounds(PoolCache(cast.pool), fence=fence):
         pass
     states = [state for state, _ in states_and_reasons(*claims)]
     assert states.count("assigned") == 5
@@ -283,14 +283,14 @@ def test_gpu_states_are_what_they_were_after_a_failure(
 ) -> None:
     ask(cast, core_request=10)
     ask(cast, core_request=UNLUCKY)
-    picture = Picture(cast.pool)
-    go(picture)
+    cache = PoolCache(cast.pool)
+    go(cache)
 
     def free(gpus: Any) -> dict[str, GpuState]:
         return {gpu.uuid: gpu for gpu in gpus}
 
-    assert free(picture.fleet.gpus()) == free(device.state for device in picture.devices.values())
-    assert picture.compare() == 0
+    assert free(cache.fleet.gpus()) == free(device.state for device in cache.devices.values())
+    assert cache.compare() == 0
 
 
 def test_a_scheduler_that_failed_begins_anew_though_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

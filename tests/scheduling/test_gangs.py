@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import place_all, ready, take
 from apps.scheduling.core.moments import utc
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.values import GpuState, Refused, Request
 
 NOW = 1_800_000_000.0
 
 
-def member(number: int, *, core: int = 50, count: int = 1, size: int = 3, **facts: object) -> Waiting:
+def member(number: int, *, core: int = 50, count: int = 1, size: int = 3, **facts: object) -> QueueEntry:
     values = {"group": "train", "group_size": size, **facts}
-    return Waiting(f"{number:02}", "acme", Request(count, core, 10), since=number, **values)  # type: ignore[arg-type]
+    return QueueEntry(f"{number:02}", "acme", Request(count, core, 10), since=number, **values)  # type: ignore[arg-type]
 
 
 def fleet(nodes: int = 1, gpus: int = 2) -> Fleet:
@@ -43,7 +43,7 @@ def test_of_more_claims_than_a_gang_has_the_oldest_are_the_gang() -> None:
 def test_groups_of_one_name_but_another_tenant_or_size_are_others() -> None:
     asks, early = ready([member(1, size=2), member(2, size=3), member(3, size=2)], now=NOW)
     assert [[one.id for one in ask.members] for ask in asks] == [["01", "03"]]
-    foreign = Waiting("09", "globex", Request(1, 50, 10), since=9, group="train", group_size=2)
+    foreign = QueueEntry("09", "globex", Request(1, 50, 10), since=9, group="train", group_size=2)
     assert set(ready([member(1, size=2), foreign], now=NOW)[1]) == {"01", "09"}
     assert set(early) == {"02"}
 

@@ -17,7 +17,7 @@ from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.rebalancing import idleness
-from apps.scheduling.services.rebalancing.proposals import end_loans
+from apps.scheduling.services.rebalancing.proposals import end_lending
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give_plenty, placed, used
 from tests.measurements import keep
 from tests.scheduling.clock import Clock
@@ -40,7 +40,7 @@ def set_rule(cast: Cast, rule: str, **more: Any) -> None:
 
 
 def check_idle(cast: Cast) -> int:
-    return idleness.look(cast.pool, now=timezone.now())
+    return idleness.apply_rule(cast.pool, now=timezone.now())
 
 
 def idle_events(claim: Claim) -> list[str]:
@@ -210,7 +210,7 @@ def test_an_idle_claim_shrinks_and_has_its_own_back_at_its_first_second_of_work(
     claim.refresh_from_db()
     assert (claim.state, claim.core_request, claim.lent_core) == ("active", 80, 75)
     # With the rebalancer off, core lent by the rule stays lent.
-    assert end_loans() == 0
+    assert end_lending() == 0
     assert borrower(cast).borrowed_core == 60
     machine.obey()
     clock.advance(seconds=1)

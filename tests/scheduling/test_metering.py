@@ -5,7 +5,7 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.scheduling.core.metering import Entry, Piece, Span, Tariff, cost, held, price_at, tariff
+from apps.scheduling.core.metering import Entry, Piece, Span, Tariff, cost, meter, price_at, tariff
 
 LAST = 40
 MODELS = ("A10", "H200")
@@ -64,7 +64,7 @@ def test_what_was_held_is_what_a_count_tick_by_tick_finds(
     entries: list[Entry], spans: list[Span], begin: int, end: int
 ) -> None:
     counted = sum(level(entries, tick) for tick in range(begin, end) if live(spans, tick))
-    assert total(list(held(entries, spans, begin_us=begin, end_us=end))) == counted
+    assert total(list(meter(entries, spans, begin_us=begin, end_us=end))) == counted
 
 
 @given(ledgers(), placements(), ticks, ticks, ticks)
@@ -74,14 +74,14 @@ def test_a_period_cut_in_two_holds_what_its_parts_hold(
     begin, middle, end = sorted((a, b, c))
 
     def between(start: int, stop: int) -> int:
-        return total(list(held(entries, spans, begin_us=start, end_us=stop)))
+        return total(list(meter(entries, spans, begin_us=start, end_us=stop)))
 
     assert between(begin, middle) + between(middle, end) == between(begin, end)
 
 
 @given(ledgers(), placements())
 def test_each_model_has_its_part_of_every_tick(entries: list[Entry], spans: list[Span]) -> None:
-    pieces = list(held(entries, spans, begin_us=0, end_us=LAST))
+    pieces = list(meter(entries, spans, begin_us=0, end_us=LAST))
     for model in MODELS:
         least = most = 0
         for tick in range(LAST):
@@ -118,13 +118,13 @@ def test_a_pools_own_price_goes_first_from_its_day_on() -> None:
 
 def test_a_claim_that_two_quotas_bear_counts_once() -> None:
     both = [Entry(0, None, 30), Entry(0, 1, 30), Entry(10, None, -30), Entry(10, 1, -30)]
-    assert total(list(held(both, [Span("A10", 0, 10)], begin_us=0, end_us=20))) == 300
+    assert total(list(meter(both, [Span("A10", 0, 10)], begin_us=0, end_us=20))) == 300
 
 
 def test_a_quota_made_later_takes_nothing_from_what_was_held_before() -> None:
     late = [Entry(0, 1, 30), Entry(6, None, 30), Entry(10, 1, -30), Entry(10, None, -30)]
-    assert total(list(held(late, [Span("A10", 0, None)], begin_us=0, end_us=20))) == 300
+    assert total(list(meter(late, [Span("A10", 0, None)], begin_us=0, end_us=20))) == 300
 
 
 def test_what_waits_for_a_gpu_is_not_counted() -> None:
-    assert total(list(held([Entry(0, None, 50)], [Span("A10", 8, None)], begin_us=0, end_us=10))) == 100
+    assert total(list(meter([Entry(0, None, 50)], [Span("A10", 8, None)], begin_us=0, end_us=10))) == 100

@@ -23,7 +23,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.failures import NoLongerLeader
 from apps.scheduling.services.fleet.devices import read_devices
@@ -39,10 +39,10 @@ def kept(real_cast: Cast) -> Kept:
     return Kept(real_cast.pool)
 
 
-def in_memory(picture: Picture) -> tuple[Any, Any]:
-    gpus = {gpu.uuid: gpu for gpu in picture.fleet.gpus()}
-    assert gpus == {uuid: device.state for uuid, device in picture.devices.items()}
-    return gpus, {key: waiting.claim.version for key, waiting in picture.waiting.items()}
+def in_memory(cache: PoolCache) -> tuple[Any, Any]:
+    gpus = {gpu.uuid: gpu for gpu in cache.fleet.gpus()}
+    assert gpus == {uuid: device.state for uuid, device in cache.devices.items()}
+    return gpus, {key: waiting.claim.version for key, waiting in cache.waiting.items()}
 
 
 def in_database(pool: Pool) -> tuple[Any, Any]:
@@ -58,8 +58,8 @@ def live_through(cast: Cast, kept: Kept, *, seed: int, steps: int) -> None:
         life.step()
         kept.hear()
         # On a slow machine a node may have become silent meanwhile, which sends no notice.
-        kept.picture.listen_for_silence()
-        assert in_memory(kept.picture) == in_database(cast.pool)
+        kept.cache.refresh_silent_nodes()
+        assert in_memory(kept.cache) == in_database(cast.pool)
     assert_books_agree()
 
 
@@ -92,10 +92,10 @@ def test_control_without_notices_the_picture_is_soon_another_and_a_comparison_he
         ask(real_cast)
         change_node(principal=SYSTEM, node=machine.node, cordoned=True)
     kept.hear()
-    assert in_memory(kept.picture) != in_database(real_cast.pool)
-    assert kept.picture.compare() == 5
-    assert in_memory(kept.picture) == in_database(real_cast.pool)
-    assert kept.picture.compare() == 0
+    assert in_memory(kept.cache) != in_database(real_cast.pool)
+    assert kept.cache.compare() == 5
+    assert in_memory(kept.cache) == in_database(real_cast.pool)
+    assert kept.cache.compare() == 0
 
 
 def test_silence_of_a_node_is_noticed_without_a_notice(real_cast: Cast, kept: Kept) -> None:
@@ -103,9 +103,9 @@ def test_silence_of_a_node_is_noticed_without_a_notice(real_cast: Cast, kept: Ke
     kept.hear()
     with disable_notices():
         lose(machine)
-    assert kept.picture.listen_for_silence() == 4
-    assert kept.picture.listen_for_silence() == 0
-    assert in_memory(kept.picture) == in_database(real_cast.pool)
+    assert kept.cache.refresh_silent_nodes() == 4
+    assert kept.cache.refresh_silent_nodes() == 0
+    assert in_memory(kept.cache) == in_database(real_cast.pool)
 
 
 def test_heartbeats_send_no_notice_and_a_return_does(real_cast: Cast, kept: Kept) -> None:
@@ -114,10 +114,10 @@ def test_heartbeats_send_no_notice_and_a_return_does(real_cast: Cast, kept: Kept
     kept.hear()
     nodes = Node.objects.filter(pk=machine.node.pk)
     nodes.update(last_seen_at=timezone.now())
-    assert kept.session.heard() == {"node": {str(machine.node.pk)}}
+    assert kept.session.receive() == {"node": {str(machine.node.pk)}}
     for second in range(3):
         nodes.update(last_seen_at=timezone.now() + timedelta(seconds=second))
-    assert not kept.session.heard()
+    assert not kept.session.receive()
 
 
 def waiting_for_quota(cast: Cast, kept: Kept) -> tuple[Claim, Any]:
@@ -128,7 +128,7 @@ def waiting_for_quota(cast: Cast, kept: Kept) -> tuple[Claim, Any]:
     kept.hear()
     kept.rounds()
     kept.hear()
-    assert not kept.picture.candidates(now=0)
+    assert not kept.cache.candidates(now=0)
     return claim, quota
 
 
@@ -209,13 +209,13 @@ def test_a_long_queue_that_does_not_fit_is_not_asked_again_for_what_cannot_help(
     assert heard_and_placed(kept, holder)
     kept.hear()
     asked: list[int] = []
-    place = kept.picture.fleet.place
+    place = kept.cache.fleet.place
 
     def counted(request: Request, **facts: Any) -> Placed | Refused:
         asked.append(request.core_request)
         return place(request, **facts)
 
-    monkeypatch.setattr(kept.picture.fleet, "place", counted)
+    monkeypatch.setattr(kept.cache.fleet, "place", counted)
     machine.obey()
     resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=60))
     machine.obey()
@@ -235,16 +235,16 @@ def test_what_is_heard_when_rounds_are_about_to_end_is_asked(
     Machine("gpu1", real_cast.pool)
     kept.hear()
     command, late = scheduler.Command(), list[Claim]()
-    command.session, command.pictures = kept.session, {real_cast.pool.pk: kept.picture}
-    hear = command._hear
+    command.session, command.caches = kept.session, {real_cast.pool.pk: kept.cache}
+    hear = command._receive
 
     def hear_of_a_claim() -> bool:
         if not late:
             late.append(ask(real_cast))
         return hear()
 
-    monkeypatch.setattr(command, "_hear", hear_of_a_claim)
-    command._rounds(command.pictures, in_full=False)
+    monkeypatch.setattr(command, "_receive", hear_of_a_claim)
+    command._rounds(command.caches, in_full=False)
     assert state_of(late[0]) == "assigned"
 
 
@@ -253,15 +253,15 @@ def command_that_always_hears(cast: Cast, kept: Kept, monkeypatch: pytest.Monkey
     Machine("gpu1", cast.pool)
     kept.hear()
     command, heard = scheduler.Command(), list[Claim]()
-    command.session, command.pictures = kept.session, {cast.pool.pk: kept.picture}
-    hear = command._hear
+    command.session, command.caches = kept.session, {cast.pool.pk: kept.cache}
+    hear = command._receive
 
     def hear_of_a_claim() -> bool:
         assert len(heard) < 10, "it goes on as long as something happens"
         heard.append(ask(cast, core_request=1, memory_mib=1))
         return hear()
 
-    monkeypatch.setattr(command, "_hear", hear_of_a_claim)
+    monkeypatch.setattr(command, "_receive", hear_of_a_claim)
     return command, heard
 
 
@@ -270,11 +270,11 @@ def test_notices_that_never_cease_do_not_keep_a_scheduler_from_the_rest_of_its_w
 ) -> None:
     command, heard = command_that_always_hears(real_cast, kept, monkeypatch)
     monkeypatch.setattr(scheduler, "LEAD_SECONDS", 0)
-    command._rounds(command.pictures, in_full=False)
+    command._rounds(command.caches, in_full=False)
     assert command.unfinished
     command._lead()  # which starts cycles without work
     assert command.unfinished
-    command._rounds(command.pictures, in_full=False)
+    command._rounds(command.caches, in_full=False)
     assert state_of(heard[0]) == "assigned"
 
 
@@ -283,7 +283,7 @@ def test_a_scheduler_that_is_told_to_stop_stops_between_rounds_whatever_happens(
 ) -> None:
     command, heard = command_that_always_hears(real_cast, kept, monkeypatch)
     command.stopping = True
-    command._rounds(command.pictures, in_full=False)
+    command._rounds(command.caches, in_full=False)
     assert heard == []
 
 
@@ -291,7 +291,7 @@ def test_a_pool_whose_row_is_gone_ends_no_scheduler(real_cast: Cast, kept: Kept)
     kept.hear()
     Pool.objects.filter(pk=real_cast.pool.pk).delete()
     kept.hear()
-    assert kept.picture.pool.name == "default"
+    assert kept.cache.pool.name == "default"
 
 
 def test_a_leader_whose_session_was_replaced_commits_nothing(real_cast: Cast, kept: Kept) -> None:
@@ -321,14 +321,14 @@ def test_a_commit_that_loses_a_race_reads_again_what_it_touched_and_goes_on(real
     claims = [ask(real_cast, core_request=50) for _ in range(4)]
     kept.hear()
     rival = ask(real_cast, core_request=80)
-    stale = Picture(real_cast.pool)
+    stale = PoolCache(real_cast.pool)
     kept.hear()
     release_claim(principal=SYSTEM, claim=claims[0])
-    kept.picture.waiting[rival.pk].claim.priority = 9
+    kept.cache.waiting[rival.pk].claim.priority = 9
     for _ in rounds(stale, fence=kept.session.fence):
         pass
     kept.rounds()  # its snapshot is from before the other's placements
     kept.hear()
-    assert in_memory(kept.picture) == in_database(real_cast.pool)
+    assert in_memory(kept.cache) == in_database(real_cast.pool)
     assert machine.gpu(0).core_used <= 100 >= machine.gpu(1).core_used
     assert_books_agree()

@@ -130,7 +130,7 @@ def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock)
 def test_a_run_that_fails_keeps_no_other_from_beginning(
     cast: Cast, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*what: Any) -> proposals.Found:
+    def fail(*what: Any) -> proposals.RunResult:
         raise ZeroDivisionError("as if by a mistake")
 
     monkeypatch.setattr(proposals, "_plan", fail)
@@ -152,7 +152,7 @@ def test_what_an_owner_sets_while_a_run_decides_stands(
     measured(claim, clock, core_percent=20)
     plan = proposals._plan
 
-    def overtaken(*what: Any) -> proposals.Found:
+    def overtaken(*what: Any) -> proposals.RunResult:
         found = plan(*what)
         resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(**said))
         return found

@@ -138,7 +138,7 @@ def test_a_large_pool_is_not_read_for_every_question(
     placed(cast, machine, core_request=60)
     first, second = refusals(cast, core_request=80), refusals(cast, core_request=80)
     monkeypatch.setattr(queue, "LARGE", 0)
-    monkeypatch.setattr(queue, "_kept", {})
+    monkeypatch.setattr(queue, "_snapshots", {})
     assert document(cast, first)["queue_position"] == 1
     with CaptureQueriesContext(connection) as asked:
         assert document(cast, second)["queue_position"] == 2
@@ -150,7 +150,7 @@ def test_a_claim_that_came_after_the_queue_was_read_is_told_to_look_again(
 ) -> None:
     placed(cast, machine, core_request=60)
     monkeypatch.setattr(queue, "LARGE", 0)
-    monkeypatch.setattr(queue, "_kept", {})
+    monkeypatch.setattr(queue, "_snapshots", {})
     document(cast, refusals(cast, core_request=80))
     body = document(cast, refusals(cast, core_request=80))
     assert (body["queue_position"], body["estimate"]["basis"]) == (None, "none")

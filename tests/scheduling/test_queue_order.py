@@ -8,19 +8,19 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting, in_order
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry, in_order
 from apps.scheduling.core.values import Request
 
 POOL = Amounts(core_percent=1000, memory_mib=1000, gpus=10)
 TENANTS = ("acme", "globex", "initech")
 
 
-def claim(number: int, tenant: str = "acme", *, core: int = 10, memory: int = 10, **facts: object) -> Waiting:
-    return Waiting(f"{number:04}", tenant, Request(1, core, memory), since=number, **facts)  # type: ignore[arg-type]
+def claim(number: int, tenant: str = "acme", *, core: int = 10, memory: int = 10, **facts: object) -> QueueEntry:
+    return QueueEntry(f"{number:04}", tenant, Request(1, core, memory), since=number, **facts)  # type: ignore[arg-type]
 
 
 def queue(
-    claims: Iterable[Waiting],
+    claims: Iterable[QueueEntry],
     *,
     capacity: Amounts = POOL,
     held: dict[str, Amounts] | None = None,
@@ -53,7 +53,7 @@ claims_of_all = st.lists(
 
 @given(claims_of_all, st.randoms(use_true_random=False), st.integers(1, 5))
 def test_the_order_does_not_depend_on_how_the_claims_come_in(
-    claims: list[Waiting], random: Random, weight: int
+    claims: list[QueueEntry], random: Random, weight: int
 ) -> None:
     shuffled = list(claims)
     random.shuffle(shuffled)
@@ -62,7 +62,7 @@ def test_the_order_does_not_depend_on_how_the_claims_come_in(
 
 @given(claims_of_all, st.integers(1, 5))
 def test_who_is_asked_is_furthest_behind_of_those_who_wait_at_the_highest_priority(
-    claims: list[Waiting], weight: int
+    claims: list[QueueEntry], weight: int
 ) -> None:
     line = queue(claims, acme=weight)
     left = list(claims)
@@ -74,7 +74,7 @@ def test_who_is_asked_is_furthest_behind_of_those_who_wait_at_the_highest_priori
         assert asked.since == min(one.since for one in top if one.tenant == asked.tenant)
         left.remove(asked)
         if asked.since % 3:  # every third is refused
-            line.placed(ask)
+            line.record_placement(ask)
     assert not left
 
 
@@ -91,7 +91,7 @@ def test_tenants_get_parts_by_their_weights(one: int, other: int) -> None:
     assert abs(got["acme"] - 10 * one) <= 1
 
 
-def first_until_full(claims: list[Waiting], capacity: Amounts) -> dict[str, Amounts]:
+def first_until_full(claims: list[QueueEntry], capacity: Amounts) -> dict[str, Amounts]:
     """Return each tenant's share when the pool, as one heap of resources, is full for the first time."""
     line = queue(claims, capacity=capacity)
     held = dict.fromkeys(TENANTS, Amounts())
@@ -101,7 +101,7 @@ def first_until_full(claims: list[Waiting], capacity: Amounts) -> dict[str, Amou
         if after.core_percent > capacity.core_percent or after.memory_mib > capacity.memory_mib:
             break
         total, held[ask.tenant] = after, held[ask.tenant] + ask.amounts
-        line.placed(ask)
+        line.record_placement(ask)
     return held
 
 
@@ -149,11 +149,11 @@ def test_what_could_not_be_committed_gives_the_tenant_its_turn_back() -> None:
     line = queue([claim(1), claim(2), claim(3, "globex"), claim(4, "globex")], held={"acme": Amounts(core_percent=1)})
     first = line.next()
     assert first is not None
-    line.placed(first)  # globex is ahead now
+    line.record_placement(first)  # globex is ahead now
     second = line.next()
     assert second is not None
-    line.placed(second)
-    line.returned(first)
+    line.record_placement(second)
+    line.undo_placement(first)
     third = line.next()
     assert third is not None
     assert (first.tenant, second.tenant, third.tenant) == ("globex", "acme", "globex")
@@ -169,7 +169,7 @@ HOLDS_MOST = {"acme": Amounts(core_percent=900)}
 
 
 @given(claims_of_all, st.integers(0, 25))
-def test_who_has_waited_long_goes_first_at_its_priority_by_age(claims: list[Waiting], before: int) -> None:
+def test_who_has_waited_long_goes_first_at_its_priority_by_age(claims: list[QueueEntry], before: int) -> None:
     waiting = [replace(one, waits_since=float(one.since)) for one in claims]
     order = [ask.members[0] for ask in in_order(queue(waiting, held=HOLDS_MOST, long_before=before))]
     assert sorted(order, key=lambda one: one.since) == waiting

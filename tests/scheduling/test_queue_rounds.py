@@ -15,8 +15,8 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import rounds as scheduling_rounds
-from apps.scheduling.services.cycles.pool_cache import Picture
-from apps.scheduling.services.cycles.queue import line
+from apps.scheduling.services.cycles.pool_cache import PoolCache
+from apps.scheduling.services.cycles.queue import get_snapshot
 from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import rounds, run_round
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
@@ -42,9 +42,9 @@ def reason(claim: Claim) -> tuple[str, str]:
     return first["code"], first["detail"]
 
 
-def go_on(picture: Picture) -> None:
+def go_on(cache: PoolCache) -> None:
     """Run rounds of a scheduler that keeps its snapshot."""
-    for _ in rounds(picture, fence=lambda: None):
+    for _ in rounds(cache, fence=lambda: None):
         pass
 
 
@@ -75,12 +75,12 @@ def test_who_has_waited_longer_than_the_pools_patience_goes_first(cast: Cast, ma
     placed(cast, machine, core_request=50, memory_mib=GIB)
     theirs = ask(cast, core_request=40, memory_mib=GIB, tenant=cast.globex)
     mine = ask(cast, core_request=40, memory_mib=GIB)
-    assert list(line(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
+    assert list(get_snapshot(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
     hours = timezone.now() - timedelta(hours=5)
     Claim.objects.filter(pk=mine.pk).update(created_at=hours, start_at=timezone.now())
-    assert list(line(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
+    assert list(get_snapshot(cast.pool).positions) == [str(theirs.uid), str(mine.uid)]
     Claim.objects.filter(pk=mine.pk).update(start_at=None)
-    assert list(line(cast.pool).positions) == [str(mine.uid), str(theirs.uid)]
+    assert list(get_snapshot(cast.pool).positions) == [str(mine.uid), str(theirs.uid)]
     run_round(cast.pool)
     assert states(theirs, mine) == ["queued", "assigned"]
 
@@ -88,17 +88,17 @@ def test_who_has_waited_longer_than_the_pools_patience_goes_first(cast: Cast, ma
 def test_a_claim_is_not_placed_before_its_time_and_says_so(cast: Cast, machine: Machine) -> None:
     body = {"tenant": "acme", **SMALL, "start_at": (timezone.now() + timedelta(hours=1)).isoformat()}
     claim = Claim.objects.get(uid=cast.max.post("claims/", body).body["uid"])
-    picture = Picture(cast.pool)
-    go_on(picture)
+    cache = PoolCache(cast.pool)
+    go_on(cache)
     assert reason(claim)[0] == "not-before"
     document = cast.max.get(f"claims/{claim.uid}/").body
     assert (document["queue_position"], document["estimate"]["basis"]) == (None, "time-limits")
     assert document["start_at"] == document["estimate"]["at"]
     now = timezone.now().timestamp()
-    assert not picture.somebody_is_due(now=now)
-    assert picture.somebody_is_due(now=now + 3601)
-    picture.candidates(now=now + 3601)
-    assert not picture.somebody_is_due(now=now + 3601)
+    assert not cache.has_due_claims(now=now)
+    assert cache.has_due_claims(now=now + 3601)
+    cache.candidates(now=now + 3601)
+    assert not cache.has_due_claims(now=now + 3601)
 
 
 def test_what_waits_for_its_own_time_is_not_sent_to_another_pool(cast: Cast, machine: Machine) -> None:
@@ -132,12 +132,12 @@ def test_half_a_group_and_the_far_future_are_refused(cast: Cast, machine: Machin
 
 
 def test_a_gang_waits_until_all_of_it_is_there_and_is_placed_as_one(cast: Cast, machine: Machine) -> None:
-    picture = Picture(cast.pool)
+    cache = PoolCache(cast.pool)
     gang = []
     for number in range(3):
         gang.append(ask(cast, core_request=30, memory_mib=GIB, group="train", group_size=3))
-        picture.refresh_claims({gang[-1].pk})
-        go_on(picture)
+        cache.refresh_claims({gang[-1].pk})
+        go_on(cache)
         if number < 2:
             assert reason(gang[0]) == (
                 "group-incomplete",
@@ -184,9 +184,9 @@ def test_of_a_gang_that_the_quota_stops_nothing_is_placed_or_charged(cast: Cast)
 
 def test_of_a_gang_that_loses_a_race_nothing_is_placed(cast: Cast, machine: Machine) -> None:
     gang = [ask(cast, core_request=30, memory_mib=GIB, group="train", group_size=2) for _ in range(2)]
-    picture = Picture(cast.pool)
+    cache = PoolCache(cast.pool)
     Claim.objects.filter(pk=gang[1].pk).update(version=7)
-    this = rounds(picture, fence=lambda: None)
+    this = rounds(cache, fence=lambda: None)
     next(this)
     assert states(*gang) == ["pending"] * 2
     assert machine.gpu().core_used == 0
@@ -213,12 +213,12 @@ def test_a_later_claim_passes_the_head_only_where_it_does_not_delay_it(cast: Cas
 def test_what_was_kept_is_given_to_the_head_and_then_to_the_rest(cast: Cast, machine: Machine) -> None:
     runs, _ = placed(cast, machine, core_request=50, memory_mib=GIB, time_limit_seconds=600)
     head, behind = ask(cast, core_request=60, memory_mib=GIB), ask(cast, core_request=45, memory_mib=GIB)
-    picture = Picture(cast.pool)
-    go_on(picture)
+    cache = PoolCache(cast.pool)
+    go_on(cache)
     assert states(head, behind) == ["queued", "queued"]
     release_claim(principal=SYSTEM, claim=head)
-    picture.refresh_claims({head.pk})
-    go_on(picture)
+    cache.refresh_claims({head.pk})
+    go_on(cache)
     assert states(behind) == ["assigned"]
     assert runs.state == "active"
 
@@ -230,14 +230,14 @@ def test_who_is_kept_out_is_asked_again_when_other_room_is_freed(cast: Cast) -> 
     placed(cast, machine, core_request=60, memory_mib=GIB)
     leaver, left = placed(cast, machine, core_request=40, memory_mib=GIB)
     head, long = ask(cast, core_request=80, memory_mib=GIB), ask(cast, core_request=30, memory_mib=GIB)
-    picture = Picture(cast.pool)
-    go_on(picture)
+    cache = PoolCache(cast.pool)
+    go_on(cache)
     assert states(head, long) == ["queued", "queued"]
     assert reason(long)[0] == "kept-for-earlier"
     release_claim(principal=SYSTEM, claim=leaver)
     machine.obey()
-    picture.refresh_devices(gpus={left.gpu_id})
-    go_on(picture)
+    cache.refresh_devices(gpus={left.gpu_id})
+    go_on(cache)
     assert states(head, long) == ["queued", "assigned"]
 
 
@@ -259,7 +259,7 @@ def test_whoever_is_behind_many_that_do_not_fit_has_a_turn(
     assert set(states(*large, last)) == {"queued"}
     resize_claim(principal=SYSTEM, claim=holder, changes=ClaimChanges(core_request=45))
     machine.obey()
-    go_on(Picture(cast.pool))  # a new leader remembers no refusals
+    go_on(PoolCache(cast.pool))  # a new leader remembers no refusals
     assert set(states(*large)) == {"queued"}
     assert states(last) == ["assigned"]
 
@@ -267,11 +267,11 @@ def test_whoever_is_behind_many_that_do_not_fit_has_a_turn(
 def test_a_more_urgent_claim_passes_by_right(cast: Cast, machine: Machine) -> None:
     placed(cast, machine, core_request=50, memory_mib=GIB, time_limit_seconds=600)
     head = ask(cast, core_request=80, memory_mib=GIB)
-    picture = Picture(cast.pool)
-    go_on(picture)
+    cache = PoolCache(cast.pool)
+    go_on(cache)
     urgent = ask(cast, core_request=50, memory_mib=GIB, priority=1)
-    picture.refresh_claims({urgent.pk})
-    go_on(picture)
+    cache.refresh_claims({urgent.pk})
+    go_on(cache)
     assert states(head, urgent) == ["queued", "assigned"]
 
 

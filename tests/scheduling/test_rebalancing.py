@@ -267,9 +267,9 @@ def test_a_pool_that_lends_no_longer_gives_everything_back(
     cast: Cast, machine: Machine, clock: Clock, values: dict[str, Any]
 ) -> None:
     idle_lender(cast, machine, clock)
-    assert proposals.end_loans() == 0
+    assert proposals.end_lending() == 0
     change_pool(principal=SYSTEM, pool=cast.pool, **values)
-    assert proposals.end_loans() == 1
+    assert proposals.end_lending() == 1
     assert machine.gpu().core_lent == 0
     assert_books_agree()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from apps.scheduling.core import reclaim as rules
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import GpuState, Request
 
 CORE = "core"
@@ -26,16 +26,16 @@ def core(amount: int) -> Request:
     return Request(1, amount, 1)
 
 
-def living(claim: str, tenant: str, amount: int, on: str | None = "g0", **facts: Any) -> Living:
+def living(claim: str, tenant: str, amount: int, on: str | None = "g0", **facts: Any) -> Holder:
     parts = () if on is None else ((on, core(amount)),)
-    return Living(claim, tenant, {CORE: amount}, parts, placed=on is not None, **facts)
+    return Holder(claim, tenant, {CORE: amount}, parts, placed=on is not None, **facts)
 
 
-def wanting(amount: int, tenant: str = "lender", **facts: int) -> Wanting:
-    return Wanting("new", tenant, core(amount), {CORE: amount}, **facts)
+def wanting(amount: int, tenant: str = "lender", **facts: int) -> Claimant:
+    return Claimant("new", tenant, core(amount), {CORE: amount}, **facts)
 
 
-def scene(*items: Living, gpus: int = 1, nominal: dict[str, int] | None = None) -> Scene:
+def scene(*items: Holder, gpus: int = 1, nominal: dict[str, int] | None = None) -> Scene:
     """Create claims on GPUs of one node; the lender and a borrower have half each by default."""
     nominal = nominal or {"lender": 50 * gpus, "borrower": 50 * gpus}
     fleet = Fleet([gpu(number) for number in range(gpus)], backend="python")
@@ -142,7 +142,7 @@ def test_where_others_would_have_to_go_for_nothing_each_node_is_tried_by_itself(
 
 def test_a_group_goes_as_a_whole() -> None:
     parts = (("g0", core(50)), ("g1", core(50)))
-    group = Living("group", "borrower", {CORE: 100}, parts)
+    group = Holder("group", "borrower", {CORE: 100}, parts)
     there = Scene(
         Fleet([gpu(0), gpu(1)], backend="python"),
         Books({CORE: 200}, {"lender": {CORE: Account(150)}, "borrower": {CORE: Account(50)}}),
@@ -198,7 +198,7 @@ class Cohort:
         books = Books({CORE: sum(lends.values())}, accounts, weights)
         self.scene = Scene(Fleet([gpu(number) for number in range(gpus)], backend="python"), books, [])
         self.waiting = [
-            Wanting(f"{number:02}", tenant, core(size), {CORE: size}, dice.choice((0, 0, 5)))
+            Claimant(f"{number:02}", tenant, core(size), {CORE: size}, dice.choice((0, 0, 5)))
             for number in range(14)
             for tenant, size in [(dice.choice(TENANTS), dice.choice((10, 20, 30, 50, 60, 100)))]
         ]
@@ -206,7 +206,7 @@ class Cohort:
         self.clock = 0.0
         dice.shuffle(self.waiting)
 
-    def turn(self, look: Callable[[Wanting, Victims], None]) -> int:
+    def turn(self, look: Callable[[Claimant, Victims], None]) -> int:
         """Try each queued request once; return the number of victims."""
         gone = 0
         for item in list(self.waiting):
@@ -217,7 +217,7 @@ class Cohort:
             self.scene.settle(item, found)
             self.clock += 1
             parts = tuple((uuid, item.request) for uuid in found.gpus)
-            self.scene.living[item.claim] = Living(
+            self.scene.living[item.claim] = Holder(
                 item.claim, item.tenant, item.amounts, parts, self.clock, item.priority
             )
             self.waiting.remove(item)
@@ -227,18 +227,18 @@ class Cohort:
 
     def nothing_is_promised_twice(self) -> None:
         books = self.scene.books
-        assert books.taken(CORE) <= books.lendable[CORE]
+        assert books.total_taken(CORE) <= books.lendable[CORE]
         assert all(item.core_free >= 0 for item in self.scene.fleet.gpus())
 
 
-Rule = Callable[[Books, Wanting, Living, ReclaimBounds], bool]
+Rule = Callable[[Books, Claimant, Holder, ReclaimBounds], bool]
 # It settles far earlier, or never.
 MANY = 40
 # A cohort that does not settle under any of the laxer rules.
 TURNS = 20
 
 
-def settles(cohort: Cohort, look: Callable[[Wanting, Victims], None] = lambda *_: None) -> bool:
+def settles(cohort: Cohort, look: Callable[[Claimant, Victims], None] = lambda *_: None) -> bool:
     return any(cohort.turn(look) == 0 for _ in range(MANY))
 
 
@@ -248,7 +248,7 @@ def test_whatever_happens_it_settles_and_nobody_within_nominal_loses_anything(se
     cohort = Cohort(seed)
     books = cohort.scene.books
 
-    def look(item: Wanting, found: Victims) -> None:
+    def look(item: Claimant, found: Victims) -> None:
         before = {tenant: accounts[CORE].used for tenant, accounts in books.accounts.items()}
         share = books.share(item.tenant, item.amounts)
         for victim in found.claims:
@@ -271,15 +271,15 @@ def test_whatever_happens_it_settles_and_nobody_within_nominal_loses_anything(se
     cohort.nothing_is_promised_twice()
 
 
-def anyone(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def anyone(books: Books, item: Claimant, victim: Holder, bounds: ReclaimBounds) -> bool:
     return victim.tenant != item.tenant
 
 
-def any_borrower(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def any_borrower(books: Books, item: Claimant, victim: Holder, bounds: ReclaimBounds) -> bool:
     return victim.tenant != item.tenant and books.borrows(victim.tenant, [CORE])
 
 
-def any_larger_borrower(books: Books, item: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
+def any_larger_borrower(books: Books, item: Claimant, victim: Holder, bounds: ReclaimBounds) -> bool:
     mine = books.share(item.tenant, item.amounts)
     return any_borrower(books, item, victim, bounds) and mine < books.share(victim.tenant)
 

@@ -41,11 +41,11 @@ def test_every_round_of_a_changing_pool_is_replayed_as_it_was(
     for _ in range(60):
         life.step()
         kept.hear()
-        before = kept.picture.fleet.gpus()
-        for done in rounds(kept.picture, fence=kept.session.fence):
+        before = kept.cache.fleet.gpus()
+        for done in rounds(kept.cache, fence=kept.session.fence):
             if done is not None:
                 seen[done.pk] = before
-            before = kept.picture.fleet.gpus()
+            before = kept.cache.fleet.gpus()
     recorded = list(Round.objects.all())
     assert len(recorded) > 8
     assert FleetSnapshot.objects.count() > 1

@@ -180,7 +180,7 @@ def test_a_round_beside_a_reservation_replays_as_it_was(
     run_round(stage.pool)
     assert disagreements() == 0
     # Control: without each claim's reserved capacity it is another round.
-    monkeypatch.setattr(replays, "_held", lambda step: {})
+    monkeypatch.setattr(replays, "_withheld", lambda step: {})
     assert disagreements() > 0
 
 

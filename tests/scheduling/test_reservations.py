@@ -223,7 +223,7 @@ def test_what_pods_use_without_a_claim_is_in_the_way_and_in_the_calendar(platfor
     assert (refused.status, refused.code, refused.body["windows"]) == (409, "window-taken", [])
     [conflict] = refused.body["conflicts"]
     assert (conflict["kind"], conflict["uid"], conflict["until"], conflict["gpus"]) == ("outside", None, None, 1)
-    assert conflict["detail"] == "Used by pods for which no claim stands, without an end"
+    assert conflict["detail"] == "Used by pods without a claim, without an end"
     assert [gpu["index"] for gpu in book(platform.max).body["gpus"]] == [1]
     rows = platform.max.get(f"pools/default/calendar/?from={at(0)}&to={at(4)}").body["gpus"]
     [hold] = rows[0]["holds"]

@@ -31,7 +31,7 @@ from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_placement
 from gpucloud.errors import GpucloudError
 
 
@@ -220,7 +220,7 @@ def _on_one_node(
         if not isinstance(answer, Placed):
             return (node, None) if node else answer
         chosen[place_] = tuple(sorted(gpus[uuid].index for uuid in answer.gpus))
-        gpus = taken(gpus, answer, request)
+        gpus = with_placement(gpus, answer, request)
         node = gpus[answer.gpus[0]].node
         gpus = {uuid: gpu for uuid, gpu in gpus.items() if gpu.node == node}
     return node, chosen

@@ -89,7 +89,7 @@ class _Pods:
 
     def hold(self, pod: PodWanted, *, tenant: Tenant) -> list[str]:
         """As `taking.hold` says it. Raises as it does; then nothing of the pod is taken."""
-        sums, taken = self._sums.kept(), dict(self._taken)
+        sums, taken = self._sums.save(), dict(self._taken)
         try:
             for uuid, (core, memory_mib) in self._outside.get(pod.uid, {}).items():
                 self._take(uuid, -core, -memory_mib)

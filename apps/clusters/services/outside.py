@@ -103,7 +103,7 @@ def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
 
 def reserved(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
     """Core and MiB by GPU's uid that no pod may count on of what is free: a pod has no end, and reservations begin."""
-    return read_reserved(pool, now=timezone.now(), which=gpus).held(Claim(pool=pool), list)
+    return read_reserved(pool, now=timezone.now(), which=gpus).withheld_from(Claim(pool=pool), list)
 
 
 def _takes_no_claims() -> Q:

@@ -24,7 +24,7 @@ from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED, OverQuota
 from apps.scheduling.services.claims.lifecycle import create_claim, limits
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.cycles.queue import place_of
+from apps.scheduling.services.cycles.queue import find_place
 from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import keyset_page
 
@@ -153,7 +153,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
         "observed_generation": min((item.observed_generation for item in live), default=0),
         "change": last_change(last_resizes([claim]).get(str(claim.uid)), live),
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
-        "place": place_of(claim),
+        "place": find_place(claim),
         "round": placed_by(claim) if principal.is_operator else None,
         "resizable": claim.waiting or claim.state in PLACED,
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.launch_methods import INSTALLED, agent_command, ways_in
+from apps.scheduling.services.claims.launch_methods import INSTALLED, agent_command, launch_methods
 
 # The others stand here in words of their own.
 SHOWN_WAYS = ("cdi", "env-file", "systemd-run", "systemd-unit")
@@ -49,4 +49,4 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
 
 
 def _ways(claim: Claim) -> list[Snippet]:
-    return [Snippet(way.title, way.note, way.line) for way in ways_in(claim) if way.name in SHOWN_WAYS]
+    return [Snippet(way.title, way.note, way.line) for way in launch_methods(claim) if way.name in SHOWN_WAYS]

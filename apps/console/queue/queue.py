@@ -49,12 +49,12 @@ def queue_page(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     pool = (form.cleaned_data["pool"] if form.is_valid() else None) or _first(principal)
     shown = {"form": PoolForm(initial={"pool": pool and pool.name}), "pool": pool}
     if pool is not None:
-        seen = queue.line(pool)
-        uids = queue.in_line(seen, principal)
+        seen = queue.get_snapshot(pool)
+        uids = queue.list_visible(seen, principal)
         if file := asked_as_file(request):
-            return as_file(file, f"queue-{pool}", COLUMNS, map(_facts, queue.placed_in(seen, uids)))
+            return as_file(file, f"queue-{pool}", COLUMNS, map(_facts, queue.attach_places(seen, uids)))
         part = Paginator(uids, PER_PAGE).get_page(request.GET.get("page"))
-        claims = queue.placed_in(seen, list(part.object_list))
+        claims = queue.attach_places(seen, list(part.object_list))
         shown |= {"claims": claims, "part": part, "length": len(seen.waiting)}
     return render(request, "queue/_rows.html" if wants_fragment(request) else "queue/queue.html", shown)
 

@@ -1,1 +1,1 @@
-"""REST routes of this app: claims, assignments, rounds, utilisation."""
+"""REST views and serializers of this app: claims, queues, reservations, budgets, rounds, reports."""

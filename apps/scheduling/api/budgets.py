@@ -1,4 +1,4 @@
-"""/budgets/: GPU-hours for a period, and what is spent of them."""
+"""Views of /budgets/: GPU-hours for a period, and the hours spent."""
 
 from typing import Any
 
@@ -22,17 +22,19 @@ from gpucloud.api.serializers import Strict
 
 
 class StandingSerializer(Strict):
-    """What is spent in the present period."""
+    """The hours spent in the present period."""
 
     starts_at = serializers.DateTimeField(read_only=True)
     ends_at = serializers.DateTimeField(read_only=True)
-    as_of = serializers.DateTimeField(read_only=True, help_text="In lists minutes ago, of one budget now.")
+    as_of = serializers.DateTimeField(
+        read_only=True, help_text="The time of the count: now for one budget, minutes ago in lists."
+    )
     gpu_hours_spent = serializers.CharField(read_only=True)
     percent = serializers.IntegerField(read_only=True, help_text="Rounded down; from 100 on nothing new is granted.")
 
 
 class BudgetSerializer(Strict):
-    """How many GPU-hours a tenant may reserve in each period."""
+    """The GPU-hours that a tenant may reserve in each period."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
     tenant = TenantBySlug()
@@ -42,13 +44,13 @@ class BudgetSerializer(Strict):
     gpu_hours = serializers.DecimalField(
         max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".'
     )
-    current = serializers.SerializerMethodField(help_text="Null: no period of it is now.")
+    current = serializers.SerializerMethodField(help_text="The present period; null if there is none.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Times belong to `custom`, and `custom` has both."""
+        """Check the times: they belong to `custom`, which has both."""
         begin, end = attrs.get("starts_at"), attrs.get("ends_at")
         custom = attrs.get("period") == Period.CUSTOM
         if custom and (begin is None or end is None or begin >= end):
@@ -59,14 +61,14 @@ class BudgetSerializer(Strict):
 
     @extend_schema_field(StandingSerializer(allow_null=True))
     def get_current(self, budget: Any) -> Any:
-        """Counted now for one budget; for a list as it was counted last."""
+        """Return the standing: counted now for one budget, as last counted for a list."""
         count = counted_standing if isinstance(self.parent, serializers.ListSerializer) else standing_of
         standing = count(budget, now=timezone.now())
         return standing and StandingSerializer(standing).data
 
 
 class BudgetChangeSerializer(BudgetSerializer):
-    """What can be changed of a budget."""
+    """The fields of a budget that can be changed."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
     period = serializers.ChoiceField(choices=Period.choices, read_only=True)
@@ -75,7 +77,7 @@ class BudgetChangeSerializer(BudgetSerializer):
 
 
 class BudgetFilter(Changed):
-    """Budgets by whose and for what."""
+    """Budgets by tenant, period and time of change."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
 
@@ -85,12 +87,12 @@ class BudgetFilter(Changed):
 
 
 class BudgetView(ApiView):
-    """What budget views share."""
+    """The common part of budget views."""
 
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the budgets that the caller may see."""
         return Budget.objects.visible_to(self.principal).select_related("tenant").prefetch_related("periods")
 
 
@@ -101,12 +103,12 @@ class BudgetList(BudgetView, ListMixin):
     filterset_class = BudgetFilter
 
     def get(self, request: Request) -> Response:
-        """List budgets, with what was spent of each as it was counted last."""
+        """List budgets, with the hours spent of each as last counted."""
         return self.listed(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Give a tenant a budget of GPU-hours. What it has reserved in the present period counts."""
+        """Create a tenant's budget of GPU-hours. Hours reserved in the present period count."""
         return self.answer(budgets.create_budget(principal=self.principal, **self.parsed(request)), status=201)
 
 
@@ -116,7 +118,7 @@ class BudgetDetail(BudgetView):
     serializer_class = BudgetChangeSerializer
 
     def get(self, request: Request, pk: int) -> Response:
-        """Show a budget, and what is spent of it now."""
+        """Show a budget, and the hours spent of it now."""
         return self.answer(self.find(pk))
 
     def patch(self, request: Request, pk: int) -> Response:
@@ -128,6 +130,6 @@ class BudgetDetail(BudgetView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Bound the tenant no longer."""
+        """Remove the budget: the tenant is no longer bounded by it."""
         budgets.delete_budget(principal=self.principal, budget=self.find(pk), versions=etags.if_match(request))
         return Response(status=204)

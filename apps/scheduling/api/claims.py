@@ -1,4 +1,4 @@
-"""/claims/ and /assignments/."""
+"""Views of /claims/ and /assignments/."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,18 +32,18 @@ from gpucloud.api.filters import Changed, Named
 from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
-    "wait", OpenApiTypes.INT, description="Answer when it is in force, or after so many seconds (at most 300)."
+    "wait", OpenApiTypes.INT, description="Wait until it is in force, for this many seconds at most (300 or less)."
 )
 
-DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Say what would happen and change nothing.")
+DRY_RUN = OpenApiParameter("dry_run", OpenApiTypes.BOOL, description="Show what would happen and change nothing.")
 WOULD_RECLAIM = OpenApiParameter(
     "dry_run",
     OpenApiTypes.BOOL,
-    description="Say what would happen and change nothing. `reclaims` says how many claims of tenants that borrow "
+    description="Show what would happen and change nothing. `reclaims` says how many claims of tenants that borrow "
     "would go back to the queue for this one, and which of them the caller may see.",
 )
 
-# What an answer shows beside the claim itself; of each assignment in one query for any number of claims.
+# The rows that an answer shows beside the claim itself; the assignments in one query for any number of claims.
 SHOWN = ("tenant", "pool", "reservation")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
@@ -64,7 +64,7 @@ def _default_pools() -> QuerySet[Pool]:
 
 
 class ClaimFilter(Changed):
-    """Claims by whose, where, in which state."""
+    """Claims by tenant, pool, node, state, name and time of change."""
 
     tenant = Named(Tenant.objects, "slug")
     pool = Named(Pool.objects, "name")
@@ -75,46 +75,46 @@ class ClaimFilter(Changed):
         fields = ["tenant", "pool", "node", "state", "name", "updated_since"]
 
     def on_node(self, queryset: Any, name: str, value: str) -> Any:
-        """Claims that have, or had, an assignment there."""
+        """Return the claims that have, or had, an assignment on the node."""
         return queryset.filter(pk__in=Assignment.objects.filter(gpu__node__name=value).values("claim"))
 
 
 class ClaimView(ApiView):
-    """What claim views share."""
+    """The common part of claim views."""
 
     serializer_class: Any = serializers.ClaimSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller, with what an answer shows."""
+        """Return the claims that the caller may see, with the rows that an answer shows."""
         return Claim.objects.visible_to(self.principal).select_related(*SHOWN).prefetch_related(ASSIGNMENTS)
 
     def find(self, key: object) -> Claim:
-        """The claim with this uid, if the caller may see it; else 404."""
+        """Return the claim with this uid if the caller may see it; else raise 404."""
         for claim in _by_uid(key):
             if self.principal.sees(claim.tenant):
                 return claim
         raise Http404
 
     def named(self, uid: object) -> Claim:
-        """The claim to be changed; what an answer shows of its assignments is read after the change."""
+        """Return the claim to be changed; the assignments that an answer shows are read after the change."""
         return get_object_or_404(Claim.objects.visible_to(self.principal).select_related("tenant"), uid=uid)
 
-    def shown(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
-        """The claim as it was read, or has just been made or changed."""
+    def respond(self, claim: Claim, *, status: int = 200, kind: Any = serializers.ClaimSerializer) -> Response:
+        """Return a response with the claim as it was read, made or changed."""
         set_prefetched(claim, "assignments", [] if status == 201 else _assignments_of(claim.pk))
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 
-    def rehearsed(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
-        """What would happen."""
+    def respond_preview(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
+        """Return a response with the claim as it would be after `act`."""
         asks_anew = self.principal if new else None
-        return Response(rehearse(act, lambda claim: dict(self.shown(claim).data), asks_anew=asks_anew))
+        return Response(rehearse(act, lambda claim: dict(self.respond(claim).data), asks_anew=asks_anew))
 
 
 def dry_run(request: Request) -> bool:
-    """Whether only a preview is asked for. Raises ValidationError for anything but true and false."""
+    """Return True if only a preview is requested. Raises ValidationError for anything but true and false."""
     text = request.query_params.get("dry_run", "false").lower()
     if text not in ("true", "false"):
         raise ValidationError({"dry_run": ["Must be true or false."]})
@@ -122,7 +122,7 @@ def dry_run(request: Request) -> bool:
 
 
 class ClaimList(ClaimView, ListMixin):
-    """Claims: what tenants ask for."""
+    """Claims: requests of tenants for pieces of GPUs."""
 
     filterset_class = ClaimFilter
     change_parameters = {"POST": frozenset({"wait", "dry_run"})}
@@ -134,7 +134,7 @@ class ClaimList(ClaimView, ListMixin):
     @extend_schema(parameters=[WAIT, WOULD_RECLAIM])
     @idempotent
     def post(self, request: Request) -> Response:
-        """Ask for pieces of GPUs. The quota is charged at once; a round then places the claim."""
+        """Create a claim for pieces of GPUs. The quota is charged at once; a round then places the claim."""
         values = self.parsed(request)
         reservation = values.get("reservation")
         values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
@@ -142,11 +142,11 @@ class ClaimList(ClaimView, ListMixin):
         def act() -> Claim:
             return create_claim(principal=self.principal, spec=ClaimSpec(**values))
 
-        return self.rehearsed(act, new=True) if dry_run(request) else self.shown(act(), status=201)
+        return self.respond_preview(act, new=True) if dry_run(request) else self.respond(act(), status=201)
 
 
 def default_pool() -> Pool:
-    """The pool of a claim that names none. Raises ValidationError where there is none."""
+    """Return the pool of a claim that names none. Raises ValidationError if there is none."""
     for pool in _default_pools():
         return pool
     raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name one, or make it (POST /api/v1/pools/)."]})
@@ -158,16 +158,16 @@ class ClaimDetail(ClaimView):
     change_parameters = {"PATCH": frozenset({"wait", "dry_run"}), "DELETE": frozenset({"wait"})}
 
     def get_serializer_class(self) -> Any:
-        """A resize has only what can be changed live; a question is answered with the place in the queue."""
+        """Return the serializer: a resize has only what can be changed live; a GET shows the place in the queue."""
         other = {"PATCH": serializers.ResizeSerializer, "GET": ClaimDocumentSerializer}
         return other.get(self.request.method or "", super().get_serializer_class())
 
     def get(self, request: Request, uid: str) -> Response:
-        """Show a claim; where it waits, also its place in the queue and when it will start."""
-        # A wait reads the claim every second, and answers as the change did that it belongs to.
+        """Show a claim; if it waits, also its place in the queue and its estimated start."""
+        # A wait reads the claim every second, and its answer has the shape of the change that it belongs to.
         waited_for = getattr(request, "scope", {}).get(WAITED_FOR)
         kind = serializers.ClaimSerializer if waited_for else ClaimDocumentSerializer
-        return self.shown(self.find(uid), kind=kind)
+        return self.respond(self.find(uid), kind=kind)
 
     @extend_schema(parameters=[WAIT, DRY_RUN], responses={200: serializers.ClaimSerializer})
     def patch(self, request: Request, uid: str) -> Response:
@@ -181,13 +181,13 @@ class ClaimDetail(ClaimView):
                 principal=self.principal, claim=claim, versions=versions, changes=ClaimChanges(**values)
             )
 
-        return self.rehearsed(act) if dry_run(request) else self.shown(act())
+        return self.respond_preview(act) if dry_run(request) else self.respond(act())
 
     @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
     def delete(self, request: Request, uid: str) -> Response:
-        """Give it back. 202 while its processes end, 200 once it is released; may be repeated."""
+        """Release the claim. 202 while its processes end, 200 once it is released; may be repeated."""
         claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.shown(claim, status=200 if claim.state == "released" else 202)
+        return self.respond(claim, status=200 if claim.state == "released" else 202)
 
 
 class ClaimRelease(ClaimView):
@@ -202,36 +202,36 @@ class ClaimRelease(ClaimView):
     )
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Give the claim back. 202 while its processes end, 200 once it is released; may be repeated."""
+        """Release the claim. 202 while its processes end, 200 once it is released; may be repeated."""
         self.without_body(request)
         claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.shown(claim, status=200 if claim.state == "released" else 202)
+        return self.respond(claim, status=200 if claim.state == "released" else 202)
 
 
 class ClaimRenew(ClaimView):
-    """A claim's lease."""
+    """The lease of a claim."""
 
     @extend_schema(request=None, responses={200: serializers.ClaimSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Say that the claim's holder lives: its lease runs anew from now."""
+        """Renew the claim's lease: it runs anew from now."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
+        return self.respond(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
 
 
 class ClaimEnv(ClaimView):
-    """What a process needs to run under a claim."""
+    """The environment of a process under a claim."""
 
     serializer_class: Any = serializers.EnvSerializer
-    # The secret lets its holder use the claim: reading it is using it.
+    # The secret lets its holder use the claim, so reading it needs the right to use the claim.
     read_scope = "claims:write"
 
     @extend_schema(
         parameters=[OpenApiParameter("as", OpenApiTypes.STR, enum=["json", "sh"], description="`sh`: export lines.")]
     )
     def get(self, request: Request, uid: str) -> Response | HttpResponse:
-        """The environment of a process under the claim; 409 before it is placed."""
+        """Show the environment of a process under the claim; 409 before it is placed."""
         form = request.query_params.get("as", "json")
         if form not in ("json", "sh"):
             raise ValidationError({"as": ["Must be json or sh."]})
@@ -242,7 +242,7 @@ class ClaimEnv(ClaimView):
 
 
 class AssignmentFilter(Changed):
-    """Assignments by where and whose."""
+    """Assignments by claim, tenant, node, GPU, state and time of change."""
 
     claim = filters.UUIDFilter(field_name="claim__uid")
     tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
@@ -255,14 +255,14 @@ class AssignmentFilter(Changed):
 
 
 class AssignmentView(ApiView):
-    """What assignment views share."""
+    """The common part of assignment views."""
 
     serializer_class = serializers.AssignmentSerializer
     lookup_key = "uid"
     read_scope = "claims:read"
 
     def get_queryset(self) -> Any:
-        """Those of claims that the caller may see."""
+        """Return the assignments of claims that the caller may see."""
         visible = Claim.objects.visible_to(self.principal)
         return Assignment.objects.filter(claim__in=visible).select_related("claim", "gpu__node")
 

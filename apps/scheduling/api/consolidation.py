@@ -1,4 +1,4 @@
-"""/pools/{name}/consolidation/: which moves of claims would free what."""
+"""The view of /pools/{name}/consolidation/: moves of claims, and what they would free."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from rest_framework.response import Response
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.core.consolidation import MoveBounds
-from apps.scheduling.services.rebalancing.consolidation import Proposed, proposals
+from apps.scheduling.services.rebalancing.consolidation import ConsolidationPlan, proposals
 from gpucloud.api.serializers import Strict
 
 
 class MoveSerializer(Strict):
-    """One claim, from its GPUs to others of the pool."""
+    """A move of one claim from its GPUs to others of the pool."""
 
     claim = serializers.UUIDField(read_only=True)
     claim_name = serializers.CharField(read_only=True)
@@ -24,27 +24,27 @@ class MoveSerializer(Strict):
     from_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
     to_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
     cost_mib = serializers.IntegerField(read_only=True, help_text="Device memory in use, which would be copied.")
-    state = serializers.ChoiceField(choices=["proposed"], read_only=True, help_text="Nothing carries moves out yet.")
+    state = serializers.ChoiceField(choices=["proposed"], read_only=True, help_text="Nothing applies moves yet.")
 
 
 class PlanSerializer(Strict):
-    """Moves in their order, and what is free after them."""
+    """Moves in their order, and the GPUs that are free after them."""
 
     waiting_claim = serializers.UUIDField(
         read_only=True,
         allow_null=True,
-        help_text="Which claim of the queue could start. Null: GPUs for who comes next.",
+        help_text="The waiting claim that could start. Null: no particular one.",
     )
     moves = MoveSerializer(many=True, read_only=True)
     frees = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="GPUs that are wholly free then, and are not now."
+        child=serializers.CharField(), read_only=True, help_text="GPUs that would be wholly free, and are not now."
     )
     cost_mib = serializers.IntegerField(read_only=True)
     explanation = serializers.CharField(read_only=True)
 
 
 class ConsolidationSerializer(Strict):
-    """Plans, each for itself: one that is carried out may make the others void."""
+    """Plans, each by itself: one that is applied may make the others void."""
 
     pool = serializers.CharField(read_only=True)
     plans = PlanSerializer(many=True, read_only=True)
@@ -54,14 +54,14 @@ class ConsolidationSerializer(Strict):
 
 
 class QuestionSerializer(serializers.Serializer[Any]):
-    """How much may be moved; in a query, so numbers come as text."""
+    """The bounds of plans; from a query, so numbers come as text."""
 
     most_moves = serializers.IntegerField(min_value=1, max_value=32, default=4)
     most_memory_mib = serializers.IntegerField(min_value=1, max_value=1 << 40, default=256 * 1024)
 
 
 class PoolConsolidation(ApiView):
-    """Moves that would free GPUs of a pool: proposals, which nothing carries out."""
+    """Moves that would free GPUs of a pool: proposals, which nothing applies."""
 
     serializer_class: Any = ConsolidationSerializer
     queryset = Pool.objects.all()
@@ -75,18 +75,18 @@ class PoolConsolidation(ApiView):
         ]
     )
     def get(self, request: Request, name: str) -> Response:
-        """Which moves would let waiting claims start or leave GPUs wholly free, at what cost (operators)."""
+        """Show the moves that would let waiting claims start or free whole GPUs, and their cost (operators)."""
         pool = self.find(name)
         if unknown := set(request.query_params) - {"most_moves", "most_memory_mib"}:
             raise serializers.ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})
         question = QuestionSerializer(data=request.query_params.dict())
         question.is_valid(raise_exception=True)
         found = proposals(principal=self.principal, pool=pool, bounds=MoveBounds(**question.validated_data))
-        plans = [_shown(item) for item in found.plans]
+        plans = [_plan_document(item) for item in found.plans]
         return Response({"pool": pool.name, "plans": plans, "explanation": found.why})
 
 
-def _shown(item: Proposed) -> dict[str, Any]:
+def _plan_document(item: ConsolidationPlan) -> dict[str, Any]:
     plan = item.plan
     return {
         "waiting_claim": item.claim and str(item.claim.uid),

@@ -1,4 +1,4 @@
-"""/nodes/{name}/lift-fence/ and /gpus/{uuid}/clear/: of machines, but their agents hear of it with their claims."""
+"""Views of /nodes/{name}/lift-fence/ and /gpus/{uuid}/clear/, which agents receive with their desired state."""
 
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
@@ -11,7 +11,7 @@ from gpucloud.api import etags
 
 
 class NodeLiftFence(NodeView):
-    """A node that was fenced because of what ran on it."""
+    """The order to lift the fence of a node."""
 
     @extend_schema(request=None)
     @idempotent
@@ -23,12 +23,12 @@ class NodeLiftFence(NodeView):
 
 
 class GpuClear(GpuView):
-    """A GPU with an XID error that only a reset cures."""
+    """The order to clear an XID error that only a reset cures."""
 
     @extend_schema(request=None)
     @idempotent
     def post(self, request: Request, uuid: str) -> Response:
-        """Say that the GPU is cured, after a reset. Its agent confirms it: see the GPU's conditions."""
+        """Declare the GPU cured, after a reset. Its agent confirms it: see the GPU's conditions."""
         self.without_body(request)
         versions = etags.if_match(request)
         return self.answer(clear_gpu(principal=self.principal, gpu=self.find(uuid), versions=versions))

@@ -1,4 +1,4 @@
-"""/nodes/{name}/forget/, drain/, drift/ and repair/: of nodes, but about their claims."""
+"""Views of /nodes/{name}/forget/, drain/, drift/ and repair/, which concern the claims on a node."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpucloud.api.serializers import Strict, StrictInteger
 
 
 class NodeForget(NodeView):
-    """A node that will not come back."""
+    """The order to forget a lost node."""
 
     @extend_schema(request=None)
     @idempotent
@@ -33,19 +33,19 @@ class NodeForget(NodeView):
 
 
 class DrainSerializer(Strict):
-    """How a node is to be emptied."""
+    """The parameters of a drain."""
 
     grace_seconds = StrictInteger(
         min_value=0,
         max_value=7 * 86_400,
         allow_null=True,
         default=None,
-        help_text="What claims have after they are told. Null: as the pool has it, or 30.",
+        help_text="The grace of claims after their notice. Null: the pool's, or 30.",
     )
 
 
 class LeavingSerializer(Strict):
-    """A claim on a node that is to be emptied."""
+    """A claim on a node that is to be drained."""
 
     claim = serializers.UUIDField(read_only=True)
     name = serializers.CharField(read_only=True)
@@ -56,14 +56,14 @@ class LeavingSerializer(Strict):
 
 
 class DrainMoveSerializer(LeavingSerializer):
-    """One that goes, and where it would be placed were it asked now."""
+    """A claim that would go, and the node on which it would be placed now."""
 
     to = serializers.CharField(read_only=True, allow_null=True, help_text="A node; null: it would wait.")
     reasons = ReasonSerializer(many=True, read_only=True)
 
 
 class DrainPlanSerializer(Strict):
-    """What draining a node would do."""
+    """The effects of draining a node."""
 
     dry_run = serializers.BooleanField(read_only=True)
     node = serializers.CharField(read_only=True)
@@ -71,7 +71,7 @@ class DrainPlanSerializer(Strict):
     moves = DrainMoveSerializer(many=True, read_only=True)
     stays = LeavingSerializer(many=True, read_only=True, help_text="Claims of pods: their cluster moves these.")
     webhooks_told = serializers.IntegerField(read_only=True)
-    reservations = serializers.IntegerField(read_only=True, help_text="Booked on its GPUs: they stay there.")
+    reservations = serializers.IntegerField(read_only=True, help_text="Reservations on its GPUs; they stay there.")
 
 
 DRAINED_OR_PLAN = PolymorphicProxySerializer(
@@ -82,18 +82,18 @@ DRAINED_OR_PLAN = PolymorphicProxySerializer(
 
 
 class NodeDrain(NodeView):
-    """The order to empty a node."""
+    """The order to drain a node."""
 
     change_parameters = {"POST": frozenset({"dry_run"})}
 
     def get_serializer_class(self) -> Any:
-        """The question has a shape of its own."""
+        """Return the serializer: the parameters of a drain have a shape of their own."""
         return DrainSerializer if self.request.method == "POST" else super().get_serializer_class()
 
     @extend_schema(parameters=[DRY_RUN], request=DrainSerializer, responses={200: DRAINED_OR_PLAN})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Cordon it, tell the claims on it, and send them back to the queue after a grace; uncordoning ends that."""
+        """Cordon the node, and send its claims back to the queue after a notice and a grace; uncordoning ends that."""
         node = self.find(name)
         self.principal.require_operator()
         values, versions = self.parsed(request), etags.if_match(request)
@@ -105,7 +105,7 @@ class NodeDrain(NodeView):
 
 
 class WantedSerializer(Strict):
-    """What should be in force of an assignment."""
+    """The desired state of an assignment."""
 
     generation = serializers.IntegerField(read_only=True)
     core_request = serializers.IntegerField(read_only=True)
@@ -115,9 +115,9 @@ class WantedSerializer(Strict):
 
 
 class SeenSerializer(Strict):
-    """What the agent says of it."""
+    """The state of an assignment as its agent reports it."""
 
-    generation = serializers.IntegerField(read_only=True, help_text="The newest that was in force.")
+    generation = serializers.IntegerField(read_only=True, help_text="The newest generation that was in force.")
     state = serializers.CharField(read_only=True)
     reason = serializers.CharField(read_only=True, allow_null=True)
     in_force_at = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -129,16 +129,20 @@ class SideBySideSerializer(Strict):
     uid = serializers.UUIDField(read_only=True)
     claim = serializers.UUIDField(read_only=True)
     gpu_uuid = serializers.CharField(read_only=True)
-    in_step = serializers.BooleanField(read_only=True, help_text="In force as wanted, and nobody changed it since.")
+    in_step = serializers.BooleanField(
+        read_only=True, help_text="The desired limits are in force, and there is no drift."
+    )
     desired = WantedSerializer(read_only=True)
     observed = SeenSerializer(read_only=True)
 
 
 class NodeDriftSerializer(Strict):
-    """A node's state as it should be and as it is."""
+    """A node's desired state, and its observed one."""
 
-    frame = serializers.IntegerField(read_only=True, help_text="Number of the newest desired state.")
-    observed_frame = serializers.IntegerField(read_only=True, help_text="Of the newest that the agent has answered.")
+    frame = serializers.IntegerField(read_only=True, help_text="The number of the newest desired state.")
+    observed_frame = serializers.IntegerField(
+        read_only=True, help_text="The newest number that the agent has answered."
+    )
     repair_drift = serializers.BooleanField(read_only=True)
     repair_asked_at = serializers.DateTimeField(read_only=True, allow_null=True)
     drifts = DriftSerializer(many=True, read_only=True)
@@ -146,12 +150,12 @@ class NodeDriftSerializer(Strict):
 
 
 class NodeDrift(NodeView):
-    """What a node should have in force, what it has, and what somebody changed there."""
+    """A node's desired and observed state, and the changes made there behind the agent's back."""
 
     serializer_class = NodeDriftSerializer  # type: ignore[assignment]
 
     def get(self, request: Request, name: str) -> Response:
-        """Show desired against observed, per assignment."""
+        """Show desired against observed state, per assignment."""
         self.principal.require_operator()
         node = self.find(name)
         drifted = {one["claim_uid"] for one in node.drifts}
@@ -164,12 +168,12 @@ class NodeDrift(NodeView):
 
 
 class NodeRepair(NodeView):
-    """The order to put right what somebody changed on a node."""
+    """The order to repair drift on a node."""
 
     @extend_schema(request=None)
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Have the node's agent put right what it can of the listed drift."""
+        """Order the node's agent to repair what it can of the listed drift."""
         self.without_body(request)
         versions = etags.if_match(request)
         return self.answer(repair_node(principal=self.principal, node=self.find(name), versions=versions))

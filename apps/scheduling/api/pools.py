@@ -1,4 +1,4 @@
-"""/pools/{name}/: of pools, but a change of one reaches the claims that run in it."""
+"""The view of /pools/{name}/, with changes that reach the claims in the pool."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class PoolDetail(ApiView):
     operator_methods = CHANGES
 
     def get_serializer_class(self) -> Any:
-        """Its name never changes."""
+        """Return the serializer: a change has no name, as a pool's name never changes."""
         return serializers.PoolChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, name: str) -> Response:

@@ -1,4 +1,4 @@
-"""/proposals/ and /pools/{name}/rebalance/: what the rebalancer found, and saying yes or no to it."""
+"""Views of /proposals/ and /pools/{name}/rebalance/: the rebalancer's findings, and the answers to them."""
 
 from typing import Any
 
@@ -22,23 +22,25 @@ from gpucloud.api.serializers import Strict
 
 
 class FoundSerializer(Strict):
-    """A change of one claim, and why."""
+    """A change of one claim, and its reason."""
 
     claim = serializers.UUIDField(source="claim.uid", read_only=True)
     claim_name = serializers.CharField(source="claim.name", read_only=True)
     tenant = serializers.CharField(source="claim.tenant.slug", read_only=True)
     kind = serializers.ChoiceField(choices=ProposalKind.choices, read_only=True)
-    policy = serializers.CharField(read_only=True, help_text="`waking`: seen in the claim's telemetry, between runs.")
+    policy = serializers.CharField(
+        read_only=True, help_text="The policy; `waking`: by the claim's telemetry, between runs."
+    )
     before = serializers.DictField(child=serializers.IntegerField(), read_only=True)
     after = serializers.DictField(child=serializers.IntegerField(), read_only=True)
     explanation = serializers.CharField(read_only=True)
-    numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="What was measured.")
+    numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="The measurements.")
     state = serializers.ChoiceField(choices=ProposalState.choices, read_only=True)
     words = serializers.CharField(read_only=True, help_text="Why it failed, expired or was dismissed.")
 
 
 class ProposalSerializer(FoundSerializer):
-    """A change that was proposed or carried out."""
+    """A change that was proposed or applied."""
 
     uid = serializers.UUIDField(read_only=True)
     pool = serializers.CharField(source="pool.name", read_only=True)
@@ -50,7 +52,7 @@ class ProposalSerializer(FoundSerializer):
 
 
 class ProposalFilter(Changed):
-    """Proposals by whose, where and what."""
+    """Proposals by pool, tenant, claim, kind, state and time of change."""
 
     pool = Named(Pool.objects, "name")
     tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
@@ -62,24 +64,24 @@ class ProposalFilter(Changed):
 
 
 class ProposalView(ApiView):
-    """What views of proposals share."""
+    """The common part of proposal views."""
 
     serializer_class: Any = ProposalSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the proposals that the caller may see."""
         return Proposal.objects.visible_to(self.principal).select_related("pool", "claim__tenant")
 
-    def shown(self, proposal: Proposal) -> Response:
-        """The proposal as it is now."""
+    def respond(self, proposal: Proposal) -> Response:
+        """Return a response with the proposal as it is now."""
         headers = {"ETag": etags.etag(proposal.version), "Location": f"/api/v1/proposals/{proposal.uid}/"}
         return Response(ProposalSerializer(proposal).data, headers=headers)
 
 
 class ProposalList(ProposalView, ListMixin):
-    """Proposals of the rebalancer, and what it carried out."""
+    """Proposals of the rebalancer, and changes that it applied."""
 
     filterset_class = ProposalFilter
 
@@ -97,25 +99,25 @@ class ProposalDetail(ProposalView):
 
 
 class ProposalAccept(ProposalView):
-    """A yes."""
+    """The acceptance of a proposal."""
 
     @extend_schema(request=None, responses={200: ProposalSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Carry it out now, as a PATCH of the claim would (members, operators)."""
+        """Apply it now, as a PATCH of the claim would (members, operators)."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
+        return self.respond(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
 
 
 class DismissalSerializer(Strict):
-    """Why not."""
+    """The reason of a dismissal."""
 
     words = serializers.CharField(max_length=2000, allow_blank=True, default="")
 
 
 class ProposalDismiss(ProposalView):
-    """A no."""
+    """The dismissal of a proposal."""
 
     serializer_class: Any = DismissalSerializer
 
@@ -124,7 +126,7 @@ class ProposalDismiss(ProposalView):
     def post(self, request: Request, uid: str) -> Response:
         """Leave the claim as it is, for the cool-down at least (members, operators)."""
         proposal, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
-        return self.shown(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
+        return self.respond(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
 
 
 class RunSerializer(Strict):
@@ -134,7 +136,7 @@ class RunSerializer(Strict):
     mode = serializers.ChoiceField(source="pool.rebalance_mode", choices=RebalanceMode.choices, read_only=True)
     policy = serializers.ChoiceField(source="pool.rebalance_policy", choices=RebalancePolicy.choices, read_only=True)
     dry_run = serializers.BooleanField(read_only=True)
-    considered = serializers.IntegerField(read_only=True, help_text="Claims that were looked at.")
+    considered = serializers.IntegerField(read_only=True, help_text="The number of claims considered.")
     changes = FoundSerializer(many=True, source="proposals", read_only=True)
     explanation = serializers.CharField(
         source="why", read_only=True, allow_null=True, help_text="Why there are no changes; null where there are."
@@ -142,7 +144,7 @@ class RunSerializer(Strict):
 
 
 class PoolRebalance(ApiView):
-    """The rebalancer, now."""
+    """A run of the rebalancer on request."""
 
     serializer_class: Any = RunSerializer
     queryset = Pool.objects.all()
@@ -155,7 +157,7 @@ class PoolRebalance(ApiView):
     @extend_schema(request=None, parameters=[DRY_RUN], responses={200: RunSerializer})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Run it over a pool, or say what it would change and why (operators)."""
+        """Run the rebalancer over a pool, or show what it would change and why (operators)."""
         self.without_body(request)
         pool = self.find(name)
         found = proposals.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))

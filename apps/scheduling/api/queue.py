@@ -1,4 +1,4 @@
-"""/pools/{name}/queue/, and what the document of a waiting claim says of its place."""
+"""The view of /pools/{name}/queue/, and the place in the queue that a waiting claim's document shows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,34 +18,34 @@ from gpucloud.api.filters import Changed, Named
 from gpucloud.api.pagination import InOrder
 from gpucloud.api.serializers import Strict
 
-POSITION_HELP = "1 is asked next. Null: not in line, because it starts later or its group is not complete."
-AT_HELP = "Null: nothing says it."
+POSITION_HELP = "1 is next. Null: not in line, because it starts later or its group is not complete."
+AT_HELP = "Null: it cannot be estimated."
 
 
 class EstimateSerializer(Strict):
-    """When it will start, and how that is known."""
+    """The estimated start, and its basis."""
 
     at = serializers.DateTimeField(read_only=True, source="starts_at", allow_null=True, help_text=AT_HELP)
     basis = serializers.ChoiceField(
         choices=["time-limits", "recent-rate", "none"],
         read_only=True,
         source="estimate.basis",
-        help_text="Played on from the time limits of what runs; or from how often as much was given back lately.",
+        help_text="By the time limits of running claims, or by the recent rate of releases of that size.",
     )
     detail = serializers.CharField(read_only=True, source="estimate.detail")
 
 
 class SuggestionSerializer(Strict):
-    """One field's other value with which the claim would start now."""
+    """Another value of one field, with which the claim would start now."""
 
-    # `field` is an attribute of every serializer's own.
+    # `field` is an attribute of every serializer.
     name = serializers.CharField(read_only=True, source="field", help_text="A field of the claim.")
     value = serializers.JSONField(read_only=True, allow_null=True)
     detail = serializers.CharField(read_only=True)
 
 
 class ClaimDocumentSerializer(ClaimSerializer):
-    """A claim by itself: where it waits, also its place in the queue."""
+    """One claim; if it waits, also its place in the queue."""
 
     queue_position = serializers.IntegerField(
         source="place.position", read_only=True, allow_null=True, default=None, help_text=POSITION_HELP
@@ -55,7 +55,7 @@ class ClaimDocumentSerializer(ClaimSerializer):
         read_only=True,
         allow_null=True,
         default=None,
-        help_text="How many claims wait in the pool; null unless it waits.",
+        help_text="The number of waiting claims in the pool; null unless it waits.",
     )
     estimate = EstimateSerializer(
         source="place", read_only=True, allow_null=True, default=None, help_text="Null unless it waits."
@@ -65,21 +65,21 @@ class ClaimDocumentSerializer(ClaimSerializer):
         many=True,
         read_only=True,
         default=(),
-        help_text="What else would start now, a field each.",
+        help_text="Changes with which it would start now, one field each.",
     )
 
     def get_estimated_start_at(self, claim: Any) -> Any:
-        """The estimate's moment."""
+        """Return the time of the estimate."""
         return claim.place and claim.place.starts_at
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """The place is worked out here, for this one claim."""
-        instance.place = queue.place_of(instance)
+        """Compute the claim's place, for this one claim."""
+        instance.place = queue.find_place(instance)
         return super().to_representation(instance)
 
 
 class QueuedSerializer(Strict):
-    """A claim that waits, in its place."""
+    """A waiting claim, with its place."""
 
     position = serializers.IntegerField(read_only=True, allow_null=True, help_text=POSITION_HELP)
     claim = serializers.UUIDField(source="uid", read_only=True)
@@ -102,7 +102,7 @@ class QueuedSerializer(Strict):
 
 
 class QueueFilter(Changed):
-    """Those of one tenant."""
+    """Waiting claims by tenant and time of change."""
 
     tenant = Named(Tenant.objects, "slug")
 
@@ -120,16 +120,16 @@ class PoolQueue(ListMixin, ApiView):
     read_scope = "claims:read"
 
     def get_queryset(self) -> Any:
-        """What waits, as far as the caller may see it."""
+        """Return the waiting claims that the caller may see."""
         return Claim.objects.visible_to(self.principal).filter(state__in=WAITING).select_related("tenant")
 
     def get(self, request: Request, name: str) -> Response:
-        """What waits in the pool, next first, with its place among all and when it will start."""
+        """List the claims that wait in the pool, next first, with their places and estimated starts."""
         pool = get_object_or_404(Pool, name=name)
         rows = self.filter_queryset(self.get_queryset().filter(pool=pool))
-        seen = queue.line(pool)
+        seen = queue.get_snapshot(pool)
         narrowed = set(request.query_params) - {"cursor", "limit"}
-        uids = queue.in_line(seen, self.principal, rows.values_list("uid", flat=True) if narrowed else None)
+        uids = queue.list_visible(seen, self.principal, rows.values_list("uid", flat=True) if narrowed else None)
         page: Sequence[str] = self.paginate_queryset(uids)  # type: ignore[assignment]
-        shown = queue.placed_in(seen, page)
+        shown = queue.attach_places(seen, page)
         return self.get_paginated_response(self.get_serializer(shown, many=True).data)

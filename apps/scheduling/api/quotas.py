@@ -1,4 +1,4 @@
-"""/quotas/: of quotas, but the preview of a change looks at claims."""
+"""Views of /quotas/, with previews of changes, which need claims."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from gpucloud.api.serializers import Strict
 
 
 class OverSerializer(Strict):
-    """A quota of which more would be held than may be."""
+    """A quota of which more would be held than allowed."""
 
     tenant = serializers.CharField(read_only=True)
     pool = serializers.CharField(read_only=True, allow_null=True)
@@ -30,7 +30,7 @@ class OverSerializer(Strict):
     used = serializers.IntegerField(read_only=True)
     borrowed = serializers.IntegerField(read_only=True)
     excess = serializers.IntegerField(
-        read_only=True, help_text="Held above what may be. Nothing is taken away; it falls as claims end."
+        read_only=True, help_text="The amount held above the limit. Nothing is taken away; it falls as claims end."
     )
 
 
@@ -50,17 +50,19 @@ class PendingClaimSerializer(PreviewedClaimSerializer):
 
 
 class PreviewSerializer(Strict):
-    """What a change of a quota would do."""
+    """The effects of a change of a quota."""
 
     dry_run = serializers.BooleanField(read_only=True)
-    quota = QuotaSerializer(read_only=True, allow_null=True, help_text="As it would be; null: removed.")
+    quota = QuotaSerializer(read_only=True, allow_null=True, help_text="The quota as it would be; null: removed.")
     over = OverSerializer(many=True, read_only=True)
     runnable = PreviewedClaimSerializer(many=True, read_only=True)
     pending = PendingClaimSerializer(many=True, read_only=True)
-    claims_left_out = serializers.IntegerField(read_only=True, help_text="Waiting claims behind the first 200.")
+    claims_left_out = serializers.IntegerField(
+        read_only=True, help_text="The number of waiting claims behind the first 200."
+    )
 
 
-# Both are 200: a change, or what it would do.
+# Both are 200: a change, or a preview of it.
 CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
     component_name="QuotaOrPreview",
     serializers=[QuotaChangeSerializer, PreviewSerializer],
@@ -68,16 +70,16 @@ CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
 )
 
 
-def shown_quota(row: Any) -> dict[str, Any]:
-    """The quota that was changed, or that a request is for; null where it is gone."""
+def quota_document(row: Any) -> dict[str, Any]:
+    """Return the quota that was changed, or that a request is for; null if it is gone."""
     if isinstance(row, QuotaRequest):
         row = ResourceQuota.objects.get(tenant=row.tenant, pool=row.pool, resource=row.resource)
     return {"quota": row and QuotaSerializer(row).data}
 
 
-def previewed(act: Callable[[], Any], tenant: Tenant) -> Response:
-    """What would happen."""
-    return Response(preview(act, tenant=tenant, show=shown_quota))
+def respond_preview(act: Callable[[], Any], tenant: Tenant) -> Response:
+    """Return a response with the effects of `act`."""
+    return Response(preview(act, tenant=tenant, show=quota_document))
 
 
 class QuotaList(routes.QuotaList):
@@ -88,13 +90,13 @@ class QuotaList(routes.QuotaList):
     @extend_schema(parameters=[DRY_RUN], responses={201: QuotaSerializer, 200: PreviewSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Give a tenant a quota of one resource."""
+        """Create a tenant's quota of one resource."""
         values = self.parsed(request)
 
         def act() -> Any:
             return quotas.create_quota(principal=self.principal, **values)
 
-        return previewed(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
+        return respond_preview(act, values["tenant"]) if dry_run(request) else self.answer(act(), status=201)
 
 
 class QuotaDetail(routes.QuotaDetail):
@@ -105,7 +107,10 @@ class QuotaDetail(routes.QuotaDetail):
 
     @extend_schema(parameters=[DRY_RUN], responses={200: CHANGED_OR_PREVIEW})
     def patch(self, request: Request, pk: int) -> Response:
-        """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
+        """Set `hard` or a limit; needs If-Match.
+
+        Below the used amount nothing is taken away, and nothing new is granted.
+        """
         quota = self.find(pk)
         values = self.parsed(request, partial=True)
         versions = etags.if_match(request, required=True)
@@ -113,11 +118,11 @@ class QuotaDetail(routes.QuotaDetail):
         def act() -> Any:
             return quotas.change_quota(principal=self.principal, quota=quota, versions=versions, **values)
 
-        return previewed(act, quota.tenant) if dry_run(request) else self.answer(act())
+        return respond_preview(act, quota.tenant) if dry_run(request) else self.answer(act())
 
     @extend_schema(parameters=[DRY_RUN], responses={204: None, 200: PreviewSerializer})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove a quota that nobody uses; needs If-Match."""
+        """Remove a quota of which nothing is used; needs If-Match."""
         quota = self.find(pk)
         versions = etags.if_match(request, required=True)
 
@@ -125,6 +130,6 @@ class QuotaDetail(routes.QuotaDetail):
             quotas.delete_quota(principal=self.principal, quota=quota, versions=versions)
 
         if dry_run(request):
-            return previewed(act, quota.tenant)
+            return respond_preview(act, quota.tenant)
         act()
         return Response(status=204)

@@ -1,4 +1,4 @@
-"""/reports/usage/: GPU-hours and their cost, as JSON or, asked by `Accept: text/csv`, as CSV."""
+"""The view of /reports/usage/: GPU-hours and their cost, as JSON or, with `Accept: text/csv`, as CSV."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ MOST_CLAIMS = 5000
 
 
 class ReportRowSerializer(Strict):
-    """What one tenant had on GPUs of one model in one pool (or what one claim had there)."""
+    """The use of GPUs of one model in one pool by one tenant (or by one claim)."""
 
     tenant = serializers.CharField(read_only=True)
     pool = serializers.CharField(read_only=True)
@@ -38,7 +38,7 @@ class ReportRowSerializer(Strict):
     gpu_hours_used = serializers.CharField(read_only=True, help_text="Measured, by whole hours; not by claim.")
     cost_reserved = serializers.CharField(read_only=True)
     cost_used = serializers.CharField(read_only=True)
-    gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="Of those reserved, those without a price.")
+    gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="The part of those reserved without a price.")
 
 
 class ReportTotalSerializer(ReportRowSerializer):
@@ -58,18 +58,18 @@ class ReportSerializer(Strict):
     next = serializers.CharField(
         read_only=True,
         allow_null=True,
-        help_text="By claim: where the next page is, also in the header `Link`; the sums are this page's.",
+        help_text="By claim: the next page, also in the header `Link`; the sums are of this page.",
     )
 
     def get_fields(self) -> dict[str, Any]:
-        """`from` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `from`, which is a Python keyword and cannot be declared above."""
         fields = super().get_fields()
         fields.pop("start")
         return {"from": serializers.DateTimeField(read_only=True), **fields}
 
 
 class CsvRenderer(BaseRenderer):
-    """The rows of a report, a line each; times and currency in every line, so that a line can stand alone."""
+    """The rows of a report, a line each; period and currency in every line, so that a line can stand alone."""
 
     media_type = "text/csv"
     format = "csv"
@@ -78,7 +78,7 @@ class CsvRenderer(BaseRenderer):
     def render(
         self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
     ) -> bytes:
-        """A refusal stays what it is everywhere: problem details."""
+        """Render the rows; a refusal is rendered as problem details."""
         if "rows" not in data:
             return json.dumps(data).encode()
         text = io.StringIO()
@@ -92,7 +92,7 @@ class CsvRenderer(BaseRenderer):
 
 
 class PeriodSerializer(Strict):
-    """The question."""
+    """The parameters of a report."""
 
     to = serializers.DateTimeField(required=False)
     tenant = serializers.CharField(required=False)
@@ -101,7 +101,7 @@ class PeriodSerializer(Strict):
     limit = serializers.RegexField(r"^[0-9]{1,4}$", required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Only claims come in pages, and not in empty ones."""
+        """Check the page: only claims come in pages, and not in empty ones."""
         if not 1 <= int(attrs.get("limit", 1)) <= MOST_CLAIMS:
             raise serializers.ValidationError({"limit": [f"From 1 to {MOST_CLAIMS}."]})
         if attrs["by"] != "claim" and (beside := sorted({"after", "limit"} & attrs.keys())):
@@ -109,22 +109,22 @@ class PeriodSerializer(Strict):
         return attrs
 
     def get_fields(self) -> dict[str, Any]:
-        """`from` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `from`, which is a Python keyword and cannot be declared above."""
         return {"from": serializers.DateTimeField(required=False), **super().get_fields()}
 
 
 PARAMETERS = [
     OpenApiParameter("from", OpenApiTypes.DATETIME, description="The beginning of this month, UTC, unless given."),
     OpenApiParameter("to", OpenApiTypes.DATETIME, description="Now, unless given; 366 days after `from` at most."),
-    OpenApiParameter("tenant", OpenApiTypes.STR, description="All that you may see, unless given."),
+    OpenApiParameter("tenant", OpenApiTypes.STR, description="Only this tenant; else all that you may see."),
     OpenApiParameter("by", OpenApiTypes.STR, enum=["model", "claim"], description="A row for each claim, to trace it."),
-    OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: so many at once, {MOST_CLAIMS} at most."),
-    OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: those that were made after this one."),
+    OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: the size of a page, {MOST_CLAIMS} at most."),
+    OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: only claims created after this one."),
 ]
 
 
 class UsageReport(ApiView):
-    """What was had and what it cost."""
+    """The usage report."""
 
     serializer_class: Any = ReportSerializer
     renderer_classes = [JSONRenderer, CsvRenderer]
@@ -137,7 +137,7 @@ class UsageReport(ApiView):
         responses={(200, "application/json"): ReportSerializer, (200, "text/csv"): OpenApiTypes.STR},
     )
     def get(self, request: Request) -> Response:
-        """GPU-hours reserved and used, and their cost, of a period."""
+        """Show the GPU-hours reserved and used, and their cost, of a period."""
         question = PeriodSerializer(data=dict(request.query_params.items()))
         question.is_valid(raise_exception=True)
         values = question.validated_data
@@ -150,7 +150,7 @@ class UsageReport(ApiView):
             after=values.get("after"),
             limit=int(values.get("limit", MOST_CLAIMS)),
         )
-        # With the period as it was answered: who turns pages reads one report.
+        # The link has the period of this answer, so that all pages are of one report.
         more = {"from": report["from"].isoformat(), "to": report["to"].isoformat(), "after": report["after"]}
         url = replace_all(request.build_absolute_uri(), more) if report["after"] else None
         headers = {"Link": f'<{url}>; rel="next"'} if url else None
@@ -165,7 +165,7 @@ class UsageReport(ApiView):
 
 
 def replace_all(url: str, parameters: dict[str, Any]) -> str:
-    """The URL with these parameters."""
+    """Return the URL with these parameters."""
     for name, value in parameters.items():
         url = replace_query_param(url, name, str(value))
     return url

@@ -1,4 +1,4 @@
-"""/quota-requests/: asking for more, and answering; an operator sees beside each what approving it would do."""
+"""Views of /quota-requests/: requests for more quota, and the answers; operators see the effects of approving each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.claims import DRY_RUN, dry_run
-from apps.scheduling.api.quotas import PreviewSerializer, shown_quota
+from apps.scheduling.api.quotas import PreviewSerializer, quota_document
 from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
@@ -26,21 +26,23 @@ from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
-    """More of one resource, asked for by a tenant's admin."""
+    """A request of a tenant's admin for more of one resource."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools.")
     resource = serializers.ChoiceField(choices=Resource.choices)
-    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT, help_text="How much more than the quota has.")
+    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT, help_text="The amount beyond the present quota.")
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
-    reason = serializers.CharField(max_length=2000, help_text="Why; for the operator.")
+    reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
     state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
     offered_amount = serializers.IntegerField(read_only=True, allow_null=True)
     offered_until = serializers.DateTimeField(read_only=True, allow_null=True)
     words = serializers.CharField(read_only=True, help_text="The operator's answer.")
     granted_amount = serializers.IntegerField(read_only=True, allow_null=True)
-    granted_until = serializers.DateTimeField(read_only=True, allow_null=True, help_text="The quota falls back then.")
+    granted_until = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="The time at which the quota falls back."
+    )
     created_by = serializers.CharField(read_only=True)
     answered_by = serializers.CharField(read_only=True, allow_null=True)
     decided_at = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -50,7 +52,7 @@ class RequestForMoreSerializer(Strict):
 
 
 class RequestForMoreDetailSerializer(RequestForMoreSerializer):
-    """A request, and for operators what granting it would do."""
+    """A request, with a preview of approving it for operators."""
 
     preview = serializers.SerializerMethodField(
         help_text="What approving it (or accepting the offer) would do; null for others than operators, and where that "
@@ -59,43 +61,43 @@ class RequestForMoreDetailSerializer(RequestForMoreSerializer):
 
     @extend_schema_field(PreviewSerializer(allow_null=True))
     def get_preview(self, row: QuotaRequest) -> Any:
-        """By the services that would do it, taken back."""
+        """Return the preview, by the services that would do it, rolled back."""
         principal: Principal = self.context["request"].user
         return granting(row, principal) if principal.is_operator else None
 
 
 def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
-    """The preview of what would be granted; None where it would be refused."""
+    """Return the preview of what would be granted; None if it would be refused."""
     act = {RequestState.OPEN: requests.approve, RequestState.COUNTERED: requests.accept}.get(RequestState(row.state))
     if act is None:
         return None
     try:
-        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=shown_quota)
+        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=quota_document)
     except GpucloudError:
         return None
 
 
 class WordsSerializer(Strict):
-    """Something to say."""
+    """An optional comment."""
 
     words = serializers.CharField(max_length=2000, allow_blank=True, default="")
 
 
 class DenialSerializer(Strict):
-    """Why not."""
+    """The reason of a denial."""
 
     words = serializers.CharField(max_length=2000)
 
 
 class CounterSerializer(WordsSerializer):
-    """What is offered instead."""
+    """A counter-offer."""
 
     amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT)
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
 
 
 class QuotaRequestFilter(Changed):
-    """Requests by whose, what and how far."""
+    """Requests by tenant, pool, resource, state and time of change."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
@@ -106,29 +108,29 @@ class QuotaRequestFilter(Changed):
 
 
 class RequestView(ApiView):
-    """What views of requests share."""
+    """The common part of request views."""
 
     serializer_class: Any = RequestForMoreSerializer
     lookup_key = "uid"
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the requests that the caller may see."""
         return QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
 
-    def shown(self, row: QuotaRequest, *, status: int = 200) -> Response:
-        """The request as it is now."""
+    def respond(self, row: QuotaRequest, *, status: int = 200) -> Response:
+        """Return a response with the request as it is now."""
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/quota-requests/{row.uid}/"}
         return Response(RequestForMoreSerializer(row).data, status=status, headers=headers)
 
-    def acted(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
-        """What an action made of the request in the URL."""
+    def act_on(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
+        """Apply an action to the request in the URL, and return a response with the result."""
         versions = etags.if_match(request)
-        return self.shown(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
+        return self.respond(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
 
 
 class RequestList(RequestView, ListMixin):
-    """Requests for more."""
+    """Requests for more quota."""
 
     filterset_class = QuotaRequestFilter
 
@@ -138,8 +140,8 @@ class RequestList(RequestView, ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Ask for more of a resource (a tenant's admins)."""
-        return self.shown(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
+        """Create a request for more of a resource (a tenant's admins)."""
+        return self.respond(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
 
 
 class RequestDetail(RequestView):
@@ -148,7 +150,7 @@ class RequestDetail(RequestView):
     serializer_class: Any = RequestForMoreDetailSerializer
 
     def get(self, request: Request, uid: str) -> Response:
-        """Show a request; to operators with the preview of granting it."""
+        """Show a request; to operators with the preview of approving it."""
         return self.answer(self.find(uid))
 
 
@@ -160,7 +162,7 @@ APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
 
 
 class RequestApprove(RequestView):
-    """An operator's yes."""
+    """The approval of a request by an operator."""
 
     serializer_class: Any = WordsSerializer
     change_parameters = {"POST": frozenset({"dry_run"})}
@@ -168,31 +170,31 @@ class RequestApprove(RequestView):
     @extend_schema(parameters=[DRY_RUN], responses={200: APPROVED_OR_PREVIEW})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Raise the quota by what was asked for (operators)."""
+        """Raise the quota by the requested amount (operators)."""
         row, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
 
         def act() -> QuotaRequest:
             return requests.approve(principal=self.principal, request=row, versions=versions, **values)
 
         if dry_run(request):
-            return Response(preview(act, tenant=row.tenant, show=shown_quota))
-        return self.shown(act())
+            return Response(preview(act, tenant=row.tenant, show=quota_document))
+        return self.respond(act())
 
 
 class RequestDeny(RequestView):
-    """An operator's no."""
+    """The denial of a request by an operator."""
 
     serializer_class: Any = DenialSerializer
 
     @extend_schema(responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Refuse, and say why (operators)."""
-        return self.acted(request, uid, requests.deny, **self.parsed(request))
+        """Deny the request, with a reason (operators)."""
+        return self.act_on(request, uid, requests.deny, **self.parsed(request))
 
 
 class RequestCounter(RequestView):
-    """An operator's offer."""
+    """The counter-offer of an operator."""
 
     serializer_class: Any = CounterSerializer
 
@@ -200,28 +202,28 @@ class RequestCounter(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Offer another amount or date, which the tenant may accept (operators)."""
-        return self.acted(request, uid, requests.counter, **self.parsed(request))
+        return self.act_on(request, uid, requests.counter, **self.parsed(request))
 
 
 class RequestAccept(RequestView):
-    """The tenant's yes to an offer."""
+    """The acceptance of an offer by the tenant."""
 
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Take the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
+        """Accept the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
         self.without_body(request)
         # The operator may offer something else at any moment.
         etags.if_match(request, required=True)
-        return self.acted(request, uid, requests.accept)
+        return self.act_on(request, uid, requests.accept)
 
 
 class RequestWithdraw(RequestView):
-    """The tenant's change of mind."""
+    """The withdrawal of a request by the tenant."""
 
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Ask no longer (the tenant's admins)."""
+        """Withdraw the request (the tenant's admins)."""
         self.without_body(request)
-        return self.acted(request, uid, requests.withdraw)
+        return self.act_on(request, uid, requests.withdraw)

@@ -1,4 +1,4 @@
-"""The shapes of reservations and of a pool's calendar."""
+"""Serializers of reservations and of a pool's calendar."""
 
 from typing import Any
 
@@ -14,24 +14,24 @@ from gpucloud.api.serializers import Strict, StrictInteger
 
 DAY = 86400
 HOLDERS = [("claim", "claim"), ("reservation", "reservation"), ("outside", "outside")]
-OUTSIDE = "`outside`: pods use it, and no claim stands for them."
+OUTSIDE = "`outside`: used by pods without a claim."
 
 
 class RulesSerializer(Strict):
-    """What of a reservation can be changed."""
+    """The fields of a reservation that can be changed."""
 
     name = serializers.CharField(max_length=200, default="unnamed")
     start_at = serializers.DateTimeField(required=False, help_text="Now, unless given.")
     end_at = serializers.DateTimeField(help_text="Its claims end with it.")
     grace_seconds = StrictInteger(
-        min_value=60, max_value=7 * DAY, allow_null=True, default=900, help_text="Given back when nobody claims of it "
-        "for so long after it began. Null: kept.",
+        min_value=60, max_value=7 * DAY, allow_null=True, default=900, help_text="Released if no claim is made in "
+        "it for this long after it began. Null: never.",
     )  # fmt: skip
     idle_percent = StrictInteger(
-        min_value=1, max_value=100, allow_null=True, default=5, help_text="Reported (and given back, where the pool's "
-        "`reclaim_idle` says so) when its claims use less of its core. Null: not watched.",
+        min_value=1, max_value=100, allow_null=True, default=5, help_text="Reported (and released, if the pool has "
+        "`reclaim_idle`) when its claims use less of its core. Null: not watched.",
     )  # fmt: skip
-    idle_seconds = StrictInteger(min_value=60, max_value=DAY, default=1800, help_text="For so long.")
+    idle_seconds = StrictInteger(min_value=60, max_value=DAY, default=1800, help_text="The period for `idle_percent`.")
 
 
 class ReservedGpuSerializer(Strict):
@@ -65,7 +65,7 @@ class ReservationSerializer(RulesSerializer):
         allow_null=True,
         default=None,
         write_only=True,
-        help_text="Booked again every week while it begins before this moment, all or none; the first is answered.",
+        help_text="Booked again every week while it begins before this time, all or none; the answer is the first.",
     )
     state = serializers.ChoiceField(choices=ReservationState.choices, read_only=True)
     claimed = serializers.SerializerMethodField(help_text="Whether a claim was made in it.")
@@ -73,13 +73,13 @@ class ReservationSerializer(RulesSerializer):
     reason = serializers.CharField(read_only=True, allow_null=True, help_text="Why it could not begin on time.")
     gpus = ReservedGpuSerializer(many=True, read_only=True)
     charged = serializers.DictField(
-        child=serializers.IntegerField(), read_only=True, help_text="What the quotas bear beside its claims."
+        child=serializers.IntegerField(), read_only=True, help_text="The amounts charged to quotas beside its claims."
     )
     started_at = serializers.DateTimeField(read_only=True, allow_null=True)
     idle_since = serializers.DateTimeField(read_only=True, allow_null=True)
     lost_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="Its node is silent since: it is charged until an operator forgets "
-        "the node, or you give it back.",
+        read_only=True, allow_null=True, help_text="The time since when its node is silent: it is charged until an "
+        "operator forgets the node, or you release it.",
     )  # fmt: skip
     released_at = serializers.DateTimeField(read_only=True, allow_null=True)
     created_by = serializers.CharField(read_only=True)
@@ -88,29 +88,29 @@ class ReservationSerializer(RulesSerializer):
     version = serializers.IntegerField(read_only=True)
 
     def get_claimed(self, row: Any) -> bool:
-        """Open or claimed, while it is active."""
+        """Return True if a claim was made in it."""
         return row.claimed_at is not None
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """A reservation without a beginning begins now."""
+        """Set the begin of a reservation without one to now."""
         attrs.setdefault("start_at", timezone.now())
         return attrs
 
 
 class ConflictSerializer(Strict):
-    """What takes room in the window; of another tenant only that it does, and until when."""
+    """A hold on room in the window; of another tenant only that it exists, and until when."""
 
     kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     tenant = serializers.CharField(read_only=True, allow_null=True)
     uid = serializers.CharField(read_only=True, allow_null=True)
     name = serializers.CharField(read_only=True, allow_null=True)
-    gpus = serializers.IntegerField(read_only=True, help_text="On how many GPUs.")
+    gpus = serializers.IntegerField(read_only=True, help_text="The number of GPUs.")
     until = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Null: without an end.")
     detail = serializers.CharField(read_only=True)
 
 
 class WindowSerializer(Strict):
-    """A window that is free."""
+    """A free window."""
 
     start_at = serializers.DateTimeField(read_only=True)
     end_at = serializers.DateTimeField(read_only=True)
@@ -118,42 +118,46 @@ class WindowSerializer(Strict):
 
 
 class BookingPreviewSerializer(Strict):
-    """What booking would do."""
+    """The effects of a booking."""
 
     dry_run = serializers.BooleanField(read_only=True)
     fits = serializers.BooleanField(read_only=True)
-    detail = serializers.CharField(read_only=True, help_text="The same in words: why not, and what would do instead.")
-    gpus = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Where it would be.")
+    detail = serializers.CharField(read_only=True, help_text="The same as text: why not, and what would fit instead.")
+    gpus = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="The GPUs that it would have."
+    )
     reasons = ReasonSerializer(many=True, read_only=True)
     conflicts = ConflictSerializer(many=True, read_only=True)
     windows = WindowSerializer(many=True, read_only=True, help_text="The earliest free ones of this length.")
 
 
 class _FromTo(Strict):
-    """`from` is a word of Python's own, so it cannot be declared as a field."""
+    """A period; `from` is a Python keyword, so it cannot be declared as a field."""
 
     to = serializers.DateTimeField(read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
-        """With `from`."""
+        """Return the fields with `from`."""
         return {"from": serializers.DateTimeField(read_only=True), **super().get_fields()}
 
 
 class IntervalSerializer(_FromTo):
-    """So much of a GPU is taken for so long."""
+    """An amount of a GPU that is taken for a time."""
 
     core = serializers.IntegerField(read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)
 
 
 class HoldSerializer(Strict):
-    """Who takes it; null where that is another tenant's."""
+    """A hold and its holder; null if that is another tenant's."""
 
     kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
     uid = serializers.CharField(read_only=True, allow_null=True)
     name = serializers.CharField(read_only=True, allow_null=True)
     tenant = serializers.CharField(read_only=True, allow_null=True)
-    reservation = serializers.CharField(read_only=True, allow_null=True, help_text="Of a claim: whose room it is in.")
+    reservation = serializers.CharField(
+        read_only=True, allow_null=True, help_text="The reservation in which a claim runs."
+    )
     core = serializers.IntegerField(read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)
     start_at = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -161,7 +165,7 @@ class HoldSerializer(Strict):
 
 
 class CalendarGpuSerializer(Strict):
-    """A GPU's row."""
+    """The row of a GPU."""
 
     uuid = serializers.CharField(read_only=True)
     node = serializers.CharField(read_only=True)
@@ -177,15 +181,15 @@ class CalendarSerializer(_FromTo):
 
     pool = serializers.CharField(read_only=True)
     gpus = CalendarGpuSerializer(many=True, read_only=True)
-    gpus_left_out = serializers.IntegerField(read_only=True, help_text="Ask by `node` for them.")
+    gpus_left_out = serializers.IntegerField(read_only=True, help_text="Use `node` to show them.")
 
 
 class PeriodSerializer(Strict):
-    """The question."""
+    """The parameters of a calendar."""
 
     to = serializers.DateTimeField(required=False)
     node = serializers.CharField(required=False)
 
     def get_fields(self) -> dict[str, Any]:
-        """With `from`."""
+        """Return the fields with `from`."""
         return {"from": serializers.DateTimeField(required=False), **super().get_fields()}

@@ -1,4 +1,4 @@
-"""/reservations/ and /pools/{name}/calendar/."""
+"""Views of /reservations/ and /pools/{name}/calendar/."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,7 +31,7 @@ LAST_WEEK = datetime.max.replace(tzinfo=UTC) - A_WEEK
 
 
 class ReservationFilter(Changed):
-    """Reservations by whose, where, how far."""
+    """Reservations by tenant, pool, GPU, state, name, series and time of change."""
 
     tenant = Named(Tenant.objects, "slug")
     pool = Named(Pool.objects, "name")
@@ -43,27 +43,29 @@ class ReservationFilter(Changed):
 
 
 class ReservationView(ApiView):
-    """What views of reservations share. Whoever may claim may reserve."""
+    """The common part of reservation views. A principal that may create claims may reserve."""
 
     serializer_class: Any = shapes.ReservationSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller, with what an answer shows."""
+        """Return the reservations that the caller may see, with the rows that an answer shows."""
         rows = Reservation.objects.visible_to(self.principal).select_related("tenant", "pool")
         return rows.prefetch_related("gpus__node")
 
-    def shown(self, row: Reservation, *, status: int = 200) -> Response:
-        """The reservation as it is now."""
+    def respond(self, row: Reservation, *, status: int = 200) -> Response:
+        """Return a response with the reservation as it is now."""
         headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/reservations/{row.uid}/"}
         body = shapes.ReservationSerializer(row, context=self.get_serializer_context()).data
         return Response(body, status=status, headers=headers)
 
-    def released(self, request: Request, uid: str) -> Response:
-        """As it is once it was given back."""
+    def release(self, request: Request, uid: str) -> Response:
+        """Release the reservation, and return a response with it."""
         versions = etags.if_match(request)
-        return self.shown(release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions))
+        return self.respond(
+            release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions)
+        )
 
 
 class ReservationList(ReservationView, ListMixin):
@@ -81,47 +83,47 @@ class ReservationList(ReservationView, ListMixin):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Book a window. Where it is taken: 409 with who is in the way and the nearest free windows."""
+        """Book a window. If it is taken: 409 with the obstacles and the nearest free windows."""
         values = self.parsed(request)
         values["pool"] = values["pool"] or default_pool()
         if dry_run(request):
             preview = preview_reservation(principal=self.principal, **values)
             return Response(shapes.BookingPreviewSerializer(preview).data)
-        return self.shown(create_reservation(principal=self.principal, **values)[0], status=201)
+        return self.respond(create_reservation(principal=self.principal, **values)[0], status=201)
 
 
 class ReservationDetail(ReservationView):
     """One reservation."""
 
     def get_serializer_class(self) -> Any:
-        """A change has only what can be changed."""
+        """Return the serializer: a change has only the fields that can be changed."""
         return shapes.RulesSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, uid: str) -> Response:
         """Show a reservation."""
-        return self.shown(self.find(uid))
+        return self.respond(self.find(uid))
 
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def patch(self, request: Request, uid: str) -> Response:
-        """Change its name, its window (of one that has begun, its end) or its rules."""
+        """Change its name, its window (once it has begun, its end) or its rules."""
         row, values, versions = self.find(uid), self.parsed(request, partial=True), etags.if_match(request)
-        return self.shown(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
+        return self.respond(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
 
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def delete(self, request: Request, uid: str) -> Response:
-        """Give it back, with the claims in it; may be repeated."""
-        return self.released(request, uid)
+        """Release it, with the claims in it; may be repeated."""
+        return self.release(request, uid)
 
 
 class ReservationRelease(ReservationView):
-    """Give back by POST."""
+    """Release by POST, for clients that cannot send DELETE."""
 
     @extend_schema(request=None, responses={200: shapes.ReservationSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Give it back before its end, with the claims in it; may be repeated."""
+        """Release it before its end, with the claims in it; may be repeated."""
         self.without_body(request)
-        return self.released(request, uid)
+        return self.release(request, uid)
 
 
 PERIOD = [
@@ -132,7 +134,7 @@ PERIOD = [
 
 
 class PoolCalendar(ApiView):
-    """What is taken when."""
+    """The calendar of a pool."""
 
     serializer_class: Any = shapes.CalendarSerializer
     queryset = Pool.objects.all()
@@ -143,7 +145,7 @@ class PoolCalendar(ApiView):
 
     @extend_schema(parameters=PERIOD)
     def get(self, request: Request, name: str) -> Response:
-        """Each GPU of the pool with what is taken of it when; whose it is only where it is yours."""
+        """Show each GPU of the pool with its holds over time; their holders only if they are the caller's."""
         pool = self.find(name)
         question = shapes.PeriodSerializer(data=dict(request.query_params.items()))
         question.is_valid(raise_exception=True)

@@ -1,4 +1,4 @@
-"""/rounds/ and /utilization/."""
+"""Views of /rounds/ and /utilization/."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,14 +35,14 @@ class RoundFilter(filters.FilterSet):
 
 
 class RoundView(ApiView):
-    """Rounds show every tenant's claims, so they are the operators'."""
+    """The common part of round views. Rounds show every tenant's claims, so they are for operators."""
 
     queryset = Round.objects.select_related("pool")
     serializer_class = serializers.RoundSerializer
     read_scope = "claims:read"
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Operators only."""
+        """Refuse everybody but operators."""
         super().initial(request, *args, **kwargs)
         self.principal.require_operator()
 
@@ -68,7 +68,7 @@ class RoundDetail(RoundView):
 
 
 class WindowSerializer(Strict):
-    """The question."""
+    """The parameters of a window."""
 
     claim = drf.UUIDField(required=False)
     gpu = drf.CharField(required=False)
@@ -79,20 +79,20 @@ class WindowSerializer(Strict):
     step = drf.IntegerField(min_value=1, max_value=86400, default=None, allow_null=True)
 
     def to_internal_value(self, data: Any) -> Any:
-        """In a query every number is text."""
+        """Parse the step, as every number in a query is text."""
         step = str(data.get("step", ""))
-        # The interpreter reads no thousands of digits.
+        # The interpreter refuses numbers of thousands of digits.
         is_number = step.isascii() and step.isdecimal() and len(step) < 10
         return super().to_internal_value({**data, "step": int(step)} if is_number else data)
 
 
 class Curves(JSONRenderer):
-    """Tens of thousands of numbers: a tenth of what Django REST framework's own takes for them."""
+    """A renderer for tens of thousands of numbers: it takes a tenth of the time of Django REST framework's own."""
 
     def render(
         self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
     ) -> bytes:
-        """A refusal is written as everywhere."""
+        """Render the curves; a refusal is rendered as everywhere."""
         if "series" not in data:
             refusal: bytes = super().render(data, accepted_media_type, renderer_context)
             return refusal
@@ -100,7 +100,7 @@ class Curves(JSONRenderer):
 
 
 class Utilization(ApiView):
-    """What was measured."""
+    """Measured utilization."""
 
     renderer_classes = [Curves]
 
@@ -121,7 +121,7 @@ class Utilization(ApiView):
         ]
     )
     def get(self, request: Request) -> Response:
-        """Use against limits of a claim, a GPU, a node or a tenant (name one)."""
+        """Show use against limits of a claim, a GPU, a node or a tenant (name one)."""
         asked = dict(request.query_params.items())
         window = {"start": asked.pop("from", None), "end": asked.pop("to", None)}
         question = WindowSerializer(data=asked | {name: value for name, value in window.items() if value})

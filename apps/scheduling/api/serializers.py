@@ -1,4 +1,4 @@
-"""The shapes of this app's resources."""
+"""Serializers of claims, assignments, rounds and utilization."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,7 +17,7 @@ from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api.serializers import Strict, StrictInteger
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
-# A claim that waits for longer is a reservation.
+# A claim that should start later than this needs a reservation.
 LATEST_START = timedelta(days=366)
 GROUP_HELP = (
     "Claims of one tenant and pool with the same group and group_size are placed together, as soon as there are "
@@ -41,7 +41,7 @@ REBALANCE_HELP = _(
 
 
 class ClassField(serializers.ChoiceField):
-    """`guaranteed` or `best-effort`; kept as whether it is best effort."""
+    """`guaranteed` or `best-effort`; stored as `best_effort`."""
 
     def __init__(self, **kwargs: Any) -> None:
         choices = ["guaranteed", "best-effort"]
@@ -60,7 +60,7 @@ class ReservationByUid(serializers.UUIDField):
     default_error_messages = {"does_not_exist": "There is no reservation {value} that you may use."}
 
     def to_internal_value(self, data: Any) -> Any:
-        """The row."""
+        """Return the row."""
         uid = super().to_internal_value(data)
         visible = Reservation.objects.visible_to(self.context["request"].user).select_related("tenant", "pool")
         row = visible.filter(uid=uid).first()
@@ -69,15 +69,15 @@ class ReservationByUid(serializers.UUIDField):
         return row
 
     def to_representation(self, value: Any) -> Any:
-        """Its uid."""
+        """Return its uid."""
         return super().to_representation(value.uid)
 
 
 class ReasonSerializer(Strict):
-    """Why a claim waits."""
+    """A reason for which a claim waits."""
 
     code = serializers.CharField(read_only=True)
-    gpus = serializers.IntegerField(read_only=True, help_text="How many GPUs this rules out.")
+    gpus = serializers.IntegerField(read_only=True, help_text="The number of GPUs that this rules out.")
     detail = serializers.CharField(read_only=True)
 
 
@@ -90,7 +90,7 @@ class AssignmentSerializer(Strict):
     gpu_uuid = serializers.CharField(source="gpu.uuid", read_only=True)
     gpu_index = serializers.IntegerField(source="gpu.index", read_only=True)
     gpu_unhealthy = serializers.CharField(
-        source="gpu.unhealthy", read_only=True, help_text="What ails the GPU; empty: it is well."
+        source="gpu.unhealthy", read_only=True, help_text="The problem of the GPU; empty: it is healthy."
     )
     core_request = serializers.IntegerField(read_only=True)
     core_limit = serializers.IntegerField(read_only=True)
@@ -105,14 +105,14 @@ class AssignmentSerializer(Strict):
 
 
 def label_field(help_text: str) -> serializers.RegexField:
-    """A label of a claim."""
+    """Return a field for a label of a claim."""
     return serializers.RegexField(
         LABEL_NAME, allow_null=True, default=None, help_text=help_text, error_messages={"invalid": LABEL_WRONG}
     )
 
 
 class ClaimSerializer(Strict):
-    """A claim: pieces of GPUs, asked for by a tenant."""
+    """A claim: pieces of GPUs, requested by a tenant."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
@@ -136,7 +136,7 @@ class ClaimSerializer(Strict):
         max_length=200,
         allow_null=True,
         default=None,
-        help_text="As NVML calls it; several, joined by `|`: any of them.",
+        help_text="The model as NVML names it; several joined by `|`: any of them.",
     )
     priority = StrictInteger(min_value=-1000, max_value=1000, default=0, help_text="Higher goes first.")
     time_limit_seconds = StrictInteger(
@@ -144,20 +144,20 @@ class ClaimSerializer(Strict):
         max_value=MOST[ClaimField.TIME_LIMIT_SECONDS],
         allow_null=True,
         required=False,
-        help_text="Released so long after placing.",
+        help_text="The claim is released this long after it was placed.",
     )
     lease_seconds = StrictInteger(
         min_value=5,
         max_value=7 * 86400,
         allow_null=True,
         default=None,
-        help_text="Released so long after it was made or last renewed, placed or not.",
+        help_text="The claim is released this long after it was created or last renewed, placed or not.",
     )
     reservation = ReservationByUid(
         allow_null=True,
         default=None,
-        help_text="An active reservation of the tenant: the claim runs in its room, bears part of its charge, and ends "
-        "with it.",
+        help_text="An active reservation of the tenant: the claim runs in its room, takes over part of its charge, and "
+        "ends with it.",
     )
     when_over_quota = serializers.ChoiceField(choices=OverQuota.choices, default=OverQuota.REFUSE)
     affinity = label_field("Claims of the tenant with this label share a GPU.")
@@ -165,7 +165,7 @@ class ClaimSerializer(Strict):
     exclusion = label_field("On its GPUs only claims of the tenant with this label, and nobody else's.")
     node_selector = LabelsField(required=False, help_text="Labels that its node must have, all of them.")
     start_at = serializers.DateTimeField(
-        allow_null=True, default=None, help_text="It is not placed before this. It is charged all the same."
+        allow_null=True, default=None, help_text="The earliest time to place it. It is charged from its creation."
     )
     group = serializers.RegexField(
         r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", allow_null=True, default=None, help_text=GROUP_HELP
@@ -174,7 +174,7 @@ class ClaimSerializer(Strict):
     state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
     reasons = ReasonSerializer(many=True, read_only=True)
     estimated_start_at = serializers.SerializerMethodField(
-        help_text="Of a waiting claim that is asked for by itself; null where nothing says it."
+        help_text="The estimated start of a waiting claim; null in lists, and if it cannot be estimated."
     )
     generation = serializers.IntegerField(read_only=True)
     observed_generation = serializers.SerializerMethodField()
@@ -183,18 +183,19 @@ class ClaimSerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
     lease_until = serializers.DateTimeField(read_only=True, allow_null=True)
     lent_core = serializers.IntegerField(
-        read_only=True, help_text="Of core_request: idle, and open to best-effort claims until it is wanted."
+        read_only=True,
+        help_text="The idle part of core_request that best-effort claims may use until the claim needs it.",
     )
     borrowed_core = serializers.IntegerField(
-        read_only=True, help_text="Best-effort: what it has of core that others lend; nothing of it is guaranteed."
+        read_only=True, help_text="The core that a best-effort claim borrows from others; none of it is guaranteed."
     )
     asked_core_limit = serializers.IntegerField(
         read_only=True,
         allow_null=True,
-        help_text="Where the rebalancer has set another core_limit: what was set before.",
+        help_text="The core_limit set before the rebalancer set another one.",
     )
     idle_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="It was measured to do nothing since then, at least; null: not idle."
+        read_only=True, allow_null=True, help_text="The time since when, at least, it is idle; null: not idle."
     )
     idle_reason = serializers.ChoiceField(
         choices=Idle.choices,
@@ -214,26 +215,26 @@ class ClaimSerializer(Strict):
     preempt_at = serializers.DateTimeField(
         read_only=True,
         allow_null=True,
-        help_text="Somebody else needs its room: then it goes back to the queue, or its pod is evicted.",
+        help_text="The time of its preemption: it then goes back to the queue, or its pod is evicted.",
     )
     assignments = AssignmentSerializer(source="present_assignments", many=True, read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
-        """`class` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
         fields = super().get_fields()
         fields["class"] = ClassField(required=False)
         return fields
 
     def get_estimated_start_at(self, claim: Any) -> str | None:
-        """Worked out for one claim at a time: lists leave it out."""
+        """Return None: the estimate is computed for one claim at a time, and lists leave it out."""
         return None
 
     def get_observed_generation(self, claim: Any) -> int:
-        """The least that every assignment has in force."""
+        """Return the least generation that every assignment has in force."""
         return min((item.observed_generation for item in claim.present_assignments), default=0)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Limit against request; nothing is silently ignored."""
+        """Check limit against request, group against size, and the start; nothing is silently ignored."""
         if attrs.get("core_limit", 100) < attrs.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
         if (attrs.get("group") is None) != (attrs.get("group_size") is None):
@@ -244,7 +245,7 @@ class ClaimSerializer(Strict):
 
 
 class ResizeSerializer(Strict):
-    """New limits, or another part in a pool whose policy looks at it; what is left out stays."""
+    """New limits, or another weight or class; fields left out stay."""
 
     core_request = StrictInteger(min_value=1, max_value=100, required=False)
     core_limit = StrictInteger(min_value=1, max_value=100, required=False)
@@ -253,11 +254,11 @@ class ResizeSerializer(Strict):
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
 
     def get_fields(self) -> dict[str, Any]:
-        """`class` is a word of Python's own, so it cannot be declared above."""
+        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
         return {**super().get_fields(), "class": ClassField(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """An empty change is a mistake."""
+        """Refuse an empty change."""
         if not attrs:
             raise serializers.ValidationError(
                 "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance."
@@ -266,18 +267,20 @@ class ResizeSerializer(Strict):
 
 
 class WaySerializer(Strict):
-    """One way in for a program."""
+    """One launch method for a program."""
 
     name = serializers.CharField(
         read_only=True, help_text="`exec`, `gpucloud`, `cdi`, `env-file`, `systemd-run` or `systemd-unit`."
     )
-    title = serializers.CharField(read_only=True, help_text="For people.")
-    note = serializers.CharField(read_only=True, help_text="What to know of it.")
-    line = serializers.CharField(read_only=True, help_text="To copy to the claim's node; put in the words in capitals.")
+    title = serializers.CharField(read_only=True, help_text="The name for people.")
+    note = serializers.CharField(read_only=True, help_text="Notes on its use.")
+    line = serializers.CharField(
+        read_only=True, help_text="The lines to copy to the claim's node; replace the words in capitals."
+    )
 
 
 class EnvSerializer(Strict):
-    """What a process needs to run under the claim."""
+    """The environment of a process under the claim."""
 
     claim = serializers.UUIDField(read_only=True)
     node = serializers.CharField(read_only=True)
@@ -285,7 +288,7 @@ class EnvSerializer(Strict):
     secret = serializers.CharField(read_only=True, help_text="Proves to the node's agent that you may use the claim.")
     env = serializers.DictField(child=serializers.CharField(), read_only=True)
     command = serializers.CharField(read_only=True, help_text="Run on the node, with `env` set.")
-    ways = WaySerializer(many=True, read_only=True, help_text="Every way in; all give the same limits.")
+    ways = WaySerializer(many=True, read_only=True, help_text="All launch methods; they give the same limits.")
 
 
 class RoundSerializer(Strict):
@@ -307,7 +310,7 @@ class RoundDetailSerializer(RoundSerializer):
     decisions = serializers.JSONField(read_only=True)
 
     def get_fleet(self, done: Round) -> list[dict[str, Any]]:
-        """From the snapshot, and what has changed since."""
+        """Return the fleet from the snapshot and the changes since."""
         return [asdict(gpu) for gpu in gpus_seen(done)]
 
 
@@ -323,10 +326,10 @@ class SeriesSerializer(Strict):
     throttled_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
     memory_mib = serializers.ListField(child=serializers.FloatField())
     memory_limit_mib = serializers.ListField(child=serializers.FloatField(allow_null=True))
-    age_seconds = serializers.FloatField(allow_null=True, help_text="Of the newest sample.")
+    age_seconds = serializers.FloatField(allow_null=True, help_text="The age of the newest sample.")
 
 
 class UtilizationSerializer(Strict):
-    """Answer of /utilization/."""
+    """The answer of /utilization/."""
 
     series = SeriesSerializer(many=True, read_only=True)

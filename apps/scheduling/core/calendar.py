@@ -1,9 +1,9 @@
-"""What is taken of each GPU and when: whether a window can be booked and where, and what a claim may not count on.
+"""The calendar of GPUs: holds over time, the windows that can be booked, and the room withheld from claims.
 
-Times are microseconds since 1970, windows are [begin, end). Sums over a GPU change only where a hold begins or ends, so
-looking at those moments is looking at all of them. A borrower (`yields`) is there until a reservation needs its room:
-it counts only where no reservation does. A claim `within` a reservation lies in the room that the reservation holds.
-What is used of a GPU without a claim (`OUTSIDE`) has no known end.
+Times are microseconds since 1970, windows are [begin, end). Sums over a GPU change only at the begin or end of a hold,
+so checking those moments is checking all of them. A borrower (`yields`) is there until a reservation needs its room: it
+counts only where no reservation does. A claim `within` a reservation uses the room that the reservation holds. The use
+of a GPU without a claim (`OUTSIDE`) has no known end.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ Room = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """So much of one GPU, taken for a time by a claim or for a reservation, or without either."""
+    """An amount of one GPU that a claim or reservation, or neither, takes for a time."""
 
     gpu: str
     core: int
@@ -39,7 +39,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Who stands in the way of a window, on how many GPUs, and until when; None: without an end."""
+    """A holder in the way of a window, on how many GPUs, and until when; None: without an end."""
 
     kind: str
     holder: str
@@ -58,7 +58,7 @@ class Window:
 
 
 def by_gpu(holds: Iterable[Hold]) -> dict[str, list[Hold]]:
-    """The holds of each GPU."""
+    """Return the holds of each GPU."""
     found: dict[str, list[Hold]] = defaultdict(list)
     for hold in holds:
         found[hold.gpu].append(hold)
@@ -66,7 +66,7 @@ def by_gpu(holds: Iterable[Hold]) -> dict[str, list[Hold]]:
 
 
 def peak(holds: Iterable[Hold], begin: int, end: int, *, booking: bool = False) -> Room:
-    """The most core and the most memory of one GPU that is taken at any moment of the window.
+    """Return the most core and the most memory of one GPU that is taken at any moment of the window.
 
     For a booking no borrower counts: the reservation would be there all the time.
     """
@@ -84,30 +84,30 @@ def _sum(holds: Sequence[Hold], moment: int, *, booking: bool) -> Room:
     return sum(hold.core for hold in counted), sum(hold.memory_mib for hold in counted)
 
 
-def picture(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: int) -> list[GpuState]:
-    """The GPUs with what of them is free through the whole window, for a booking."""
+def free_throughout(gpus: Iterable[GpuState], holds: Iterable[Hold], begin: int, end: int) -> list[GpuState]:
+    """Return the GPUs with the room that is free through the whole window, for a booking."""
     taken = by_gpu(holds)
 
-    def seen(gpu: GpuState) -> GpuState:
+    def free_of(gpu: GpuState) -> GpuState:
         core, memory_mib = peak(taken[gpu.uuid], begin, end, booking=True) if gpu.uuid in taken else (0, 0)
-        # What sits there now has gone by then, or will have to live beside it.
+        # Claims that are there now have gone by then, or will have to share the GPU.
         left = max(0, WHOLE - core), max(0, gpu.memory_mib - memory_mib)
         return replace(gpu, core_free=left[0], memory_free_mib=left[1], labels=())
 
-    return [seen(gpu) for gpu in gpus]
+    return [free_of(gpu) for gpu in gpus]
 
 
 def book(gpus: Iterable[GpuState], holds: Iterable[Hold], request: Request, begin: int, end: int) -> Placed | Refused:
-    """The GPUs that would carry the request through the window, by the core that places claims."""
-    return place(picture(gpus, holds, begin, end), request)
+    """Return the GPUs that would carry the request through the window, chosen by the core that places claims."""
+    return place(free_throughout(gpus, holds, begin, end), request)
 
 
 def obstacles(
     gpus: Iterable[GpuState], holds: Iterable[Hold], request: Request, begin: int, end: int
 ) -> list[Obstacle]:
-    """Who takes room in the window on GPUs that lack it then and would do if they were free; the first to go first."""
+    """Return the holders of GPUs that lack room in the window and would fit if they were free; first ends first."""
     taken, until, count = by_gpu(holds), dict[tuple[str, str, str], int](), defaultdict[tuple[str, str, str], int](int)
-    for gpu in picture(gpus, holds, begin, end):
+    for gpu in free_throughout(gpus, holds, begin, end):
         lacks = gpu.core_free < request.core_request or gpu.memory_free_mib < request.memory_mib
         if not lacks or not _would_do(gpu, request):
             continue
@@ -130,9 +130,9 @@ def _would_do(gpu: GpuState, request: Request) -> bool:
 def windows(
     gpus: Sequence[GpuState], holds: Iterable[Hold], request: Request, *, length: int, after: int, count: int
 ) -> list[Window]:
-    """The earliest windows of this length that begin at or after a moment, one for each beginning.
+    """Return the earliest windows of this length that begin at or after a moment, one for each beginning.
 
-    Room grows only where a hold ends, so no window begins earlier than `after` or one of those moments.
+    Room grows only at the end of a hold, so no window begins earlier than `after` or one of those moments.
     """
     taken = by_gpu(holds)
     by_node: dict[str, list[GpuState]] = defaultdict(list)
@@ -149,18 +149,18 @@ def windows(
 def _of_node(
     node: Sequence[GpuState], holds: Sequence[Hold], request: Request, length: int, after: int
 ) -> Iterator[Window]:
-    """A node's windows: several GPUs come from one node, so each node can be asked by itself."""
+    """Yield a node's windows: several GPUs come from one node, so each node is asked by itself."""
     for begin in sorted({after, *(hold.end_us for hold in holds if after < hold.end_us < FOREVER)}):
         answer = book(node, holds, request, begin, begin + length)
         if isinstance(answer, Placed):
             yield Window(begin, begin + length, answer.gpus)
 
 
-def held(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
-    """What a claim that would run in [now, until) may not count on, of what is free now; GPUs without it left out.
+def withheld(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
+    """Return the room withheld from a claim that would run in [now, until), of what is free now, by GPU.
 
-    `holds` are all holds of the GPUs that are reserved at some time: what a claim that runs now will have given back
-    before a reservation begins counts once only.
+    GPUs without any are left out. `holds` are all holds of the GPUs that are reserved at some time: room that a claim
+    gives back before a reservation begins counts once only.
     """
     answer: dict[str, Room] = {}
     for gpu, own in by_gpu(holds).items():
@@ -178,7 +178,7 @@ def held(holds: Iterable[Hold], now: int, until: int) -> dict[str, Room]:
 
 
 def room_within(gpus: Iterable[GpuState], holds: Iterable[Hold], reservation: str) -> list[GpuState]:
-    """The reservation's GPUs with what its own claims leave of its share of each, as far as it is free now."""
+    """Return the reservation's GPUs with what its claims leave of its share of each, as far as it is free now."""
     share = {hold.gpu: hold for hold in holds if hold.kind == RESERVATION and hold.holder == reservation}
     used: dict[str, Room] = defaultdict(lambda: (0, 0))
     for hold in holds:
@@ -197,14 +197,14 @@ def room_within(gpus: Iterable[GpuState], holds: Iterable[Hold], reservation: st
 
 
 def overfull(holds: Iterable[Hold], memory_mib: Mapping[str, int], begin: int, end: int) -> list[str]:
-    """Those of these GPUs (by uuid, with their memory) that are promised beyond what they have within the window."""
+    """Return the GPUs (by uuid, with their memory) that are promised beyond what they have within the window."""
     taken = by_gpu(holds)
     peaks = {gpu: peak(taken[gpu], begin, end) for gpu in sorted(memory_mib) if gpu in taken}
     return [gpu for gpu, (core, memory) in peaks.items() if core > WHOLE or memory > memory_mib[gpu]]
 
 
 def to_yield(holds: Sequence[Hold], memory_mib: Mapping[str, int], begin: int, end: int) -> set[str]:
-    """The borrowers that must go so that every GPU has room for what is reserved in the window.
+    """Return the borrowers that must go so that every GPU has room for what is reserved in the window.
 
     `holds` come in the order in which borrowers are to stay: the last ones go first, and none that is not in the way.
     """
@@ -222,7 +222,7 @@ def to_yield(holds: Sequence[Hold], memory_mib: Mapping[str, int], begin: int, e
 
 
 def profile(holds: Iterable[Hold], begin: int, end: int) -> list[tuple[int, int, int, int]]:
-    """What of one GPU is taken when: (from, to, core, memory_mib), in order, neighbours that are equal made one."""
+    """Return the use of one GPU over time: (from, to, core, memory_mib), in order, equal neighbours joined."""
     inside = [hold for hold in holds if hold.begin_us < end and hold.end_us > begin]
     edges = {moment for hold in inside for moment in (hold.begin_us, hold.end_us) if begin < moment < end}
     steps: list[tuple[int, int, int, int]] = []

@@ -1,11 +1,11 @@
-"""Moves: which claims could go elsewhere, and which GPUs that would leave whole or free enough for who waits.
+"""Consolidation: claims that could move, and GPUs that this would leave whole or free enough for a waiting claim.
 
-Only proposals. A move is a claim's share going from its GPUs to others; it is proposed where the fleet's own `place`
-puts the claim there, so labels, topology, models and selectors hold as for a new claim, and it never goes to a GPU that
-is to be left or that is wholly free: that would gain nothing. Each plan is tried on the fleet and taken back.
+Only proposals. A move takes a claim's share from its GPUs to others; it is proposed if the fleet's own `place` puts the
+claim there, so labels, topology, models and selectors hold as for a new claim, and it never goes to a GPU that is to be
+left or that is wholly free: that would gain nothing. Each plan is tried on the fleet and undone.
 
-What is found is cheap, not least: GPUs are tried in the order of what leaving them costs, and of a GPU's claims those
-are moved that free enough with the fewest and the smallest moves.
+The plan found is cheap, not always cheapest: GPUs are tried in the order of the cost of leaving them, and the claims
+moved from a GPU are those that free enough with the fewest and the smallest moves.
 """
 
 from collections import defaultdict
@@ -24,10 +24,10 @@ IMPOSSIBLE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class PlacedClaim:
     """A placed claim: its GPUs, and the memory (MiB, on each of them) that moving it would copy.
 
-    What may not be moved is on the fleet's GPUs all the same, and makes them impossible to leave.
+    Claims that may not be moved use the fleet's GPUs all the same, and make them impossible to leave.
     """
 
     claim: str
@@ -37,13 +37,13 @@ class Sitting:
 
     @property
     def cost_mib(self) -> int:
-        """What is to be copied, over all of its GPUs."""
+        """The memory to be copied, over all of its GPUs."""
         return self.memory_mib * len(self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A claim from these GPUs to those. `state` is what has become of it: nothing here carries one out."""
+    """A claim from these GPUs to those. `state` is the state of the move: nothing here applies one."""
 
     claim: str
     from_gpus: tuple[str, ...]
@@ -61,13 +61,13 @@ class Plan:
 
     @property
     def cost_mib(self) -> int:
-        """What is to be copied in all."""
+        """The memory to be copied in all."""
         return sum(move.cost_mib for move in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBounds:
-    """The most that one plan may take, and how many places are tried for it."""
+    """The most that one plan may take, and the number of places tried for it."""
 
     most_moves: int = 4
     most_memory_mib: int = 256 * 1024
@@ -75,21 +75,21 @@ class MoveBounds:
 
 
 def make_room(
-    fleet: Fleet, sitting: Iterable[Sitting], request: Request, bounds: MoveBounds, *, held: Held = NOTHING
+    fleet: Fleet, sitting: Iterable[PlacedClaim], request: Request, bounds: MoveBounds, *, held: Held = NOTHING
 ) -> Plan | None:
-    """The cheapest plan found after which the request fits; None where there is none, or where it fits as it is.
+    """Return the cheapest plan found after which the request fits; None if there is none, or if it fits as it is.
 
-    `held` is what nobody may count on, by GPU: (core, MiB), for reservations.
+    `held` is withheld from everybody, by GPU: (core, MiB), for reservations.
     """
     table = _Table(fleet, sitting, held)
     if table.fits(request):
         return None
-    plans = (_emptied(table, targets, request, bounds) for targets in _targets(table, request, bounds))
+    plans = (_plan_emptying(table, targets, request, bounds) for targets in _targets(table, request, bounds))
     return min((plan for plan in plans if plan), key=_preference, default=None)
 
 
-def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, held: Held = NOTHING) -> Plan | None:
-    """Leave as many GPUs wholly free as the bounds allow, the cheapest to leave first; None where none can be."""
+def free_gpus(fleet: Fleet, sitting: Iterable[PlacedClaim], bounds: MoveBounds, *, held: Held = NOTHING) -> Plan | None:
+    """Leave as many GPUs wholly free as the bounds allow, the cheapest to leave first; None if none can be left."""
     table, moves, frees = _Table(fleet, sitting, held), list[Move](), list[str]()
     whole = Request(1, WHOLE, 1)
     for gpu in table.by_cost(fleet.gpus())[: bounds.most_tried]:
@@ -98,7 +98,7 @@ def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, h
             most_moves=bounds.most_moves - len(moves),
             most_memory_mib=bounds.most_memory_mib - sum(move.cost_mib for move in moves),
         )
-        plan = _emptied(table, [gpu], whole, left, keep=True)
+        plan = _plan_emptying(table, [gpu], whole, left, keep=True)
         if plan:
             moves += plan.moves
             frees.append(gpu.uuid)
@@ -106,23 +106,23 @@ def free_gpus(fleet: Fleet, sitting: Iterable[Sitting], bounds: MoveBounds, *, h
 
 
 class _Table:
-    """Who sits where, on a fleet; moved for a trial, and back."""
+    """The placed claims on a fleet; moved for a trial, and back."""
 
-    def __init__(self, fleet: Fleet, sitting: Iterable[Sitting], held: Held) -> None:
+    def __init__(self, fleet: Fleet, sitting: Iterable[PlacedClaim], held: Held) -> None:
         self.fleet, self.held = fleet, held
-        self.on: dict[str, list[Sitting]] = defaultdict(list)
-        # GPUs to which something was moved for good: what they carry is no longer known by `on`.
+        self.on: dict[str, list[PlacedClaim]] = defaultdict(list)
+        # GPUs to which something was moved for good: `on` no longer knows what they carry.
         self.received: set[str] = set()
         for item in sorted(sitting, key=lambda item: item.claim):
             for uuid in item.gpus:
                 self.on[uuid].append(item)
 
     def fits(self, request: Request) -> bool:
-        """Whether there is a place for it now."""
+        """Return True if there is a place for the request now."""
         return isinstance(self.fleet.place(request, held=self.held), Placed)
 
     def by_cost(self, gpus: Iterable[GpuState]) -> list[GpuState]:
-        """GPUs in use that could be left: the fewest claims and the least memory first."""
+        """Return the GPUs in use that could be left: the fewest claims and the least memory first."""
         could = [gpu for gpu in gpus if gpu.schedulable and not _is_whole(gpu) and self._all_known(gpu)]
         return sorted(could, key=lambda gpu: (*self._cost(gpu), gpu.node, gpu.index, gpu.uuid))
 
@@ -130,20 +130,20 @@ class _Table:
         return len(self.on[gpu.uuid]), sum(item.cost_mib for item in self.on[gpu.uuid])
 
     def _all_known(self, gpu: GpuState) -> bool:
-        """Whether all that it carries may be moved."""
+        """Return True if all that the GPU carries may be moved."""
         core = sum(item.request.core_request for item in self.on[gpu.uuid])
         memory = sum(item.request.memory_mib for item in self.on[gpu.uuid])
         core, memory = core - gpu.core_over, memory - gpu.memory_over_mib
         return gpu.core_free + core == WHOLE and gpu.memory_free_mib + memory == gpu.memory_mib
 
-    def undo(self, done: Sequence[tuple[Sitting, Move]]) -> None:
+    def undo(self, done: Sequence[tuple[PlacedClaim, Move]]) -> None:
         """Move everything back, the last first."""
         for item, move in reversed(done):
             self.fleet.give_back(move.to_gpus, item.request)
             self.fleet.take(move.from_gpus, item.request)
 
-    def move(self, item: Sitting, avoid: Iterable[str]) -> Move | None:
-        """To where the fleet places it, but neither to `avoid` nor to a GPU that is wholly free."""
+    def move(self, item: PlacedClaim, avoid: Iterable[str]) -> Move | None:
+        """Move the claim to where the fleet places it, but not to `avoid` nor to a GPU that is wholly free."""
         self.fleet.give_back(item.gpus, item.request)
         never = {*avoid, *item.gpus}
         gone = [gpu for gpu in self.fleet.gpus() if gpu.uuid in never or _is_whole(gpu)]
@@ -161,7 +161,7 @@ def _is_whole(gpu: GpuState) -> bool:
 
 
 def _targets(table: _Table, request: Request, bounds: MoveBounds) -> Iterator[list[GpuState]]:
-    """Sets of GPUs of one node that could carry the request once they were left, cheap ones first."""
+    """Return sets of GPUs of one node that could carry the request once they were left, cheap ones first."""
     by_node: dict[str, list[GpuState]] = defaultdict(list)
     wanted = set(request.node_selector)
     selected = {node.name for node in table.fleet.nodes() if wanted <= set(node.labels)}
@@ -182,14 +182,14 @@ def _targets(table: _Table, request: Request, bounds: MoveBounds) -> Iterator[li
 
 
 def _missing(table: _Table, gpu: GpuState, request: Request) -> tuple[int, str]:
-    """How much memory would have to leave the GPU, at least, for the request to fit; by the chosen leavers."""
+    """Return the memory that would have to leave the GPU, at least, for the request to fit; by the chosen leavers."""
     leavers = _leavers(table.on[gpu.uuid], gpu, request)
     return (IMPOSSIBLE if leavers is None else sum(item.cost_mib for item in leavers), gpu.uuid)
 
 
-def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> list[Sitting] | None:
-    """Of those on the GPU, few whose leaving makes room: one if one will do, else the largest shares first."""
-    # What is used twice of it must go first.
+def _leavers(sitting: Sequence[PlacedClaim], gpu: GpuState, request: Request) -> list[PlacedClaim] | None:
+    """Return few claims whose leaving makes room on the GPU: one if one is enough, else the largest shares first."""
+    # Room that is used twice must be given back first.
     core = request.core_request - gpu.core_free + gpu.core_over
     memory = request.memory_mib - gpu.memory_free_mib + gpu.memory_over_mib
     if core <= 0 and memory <= 0:
@@ -197,7 +197,7 @@ def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> lis
     alone = [item for item in sitting if item.request.core_request >= core and item.request.memory_mib >= memory]
     if alone:
         return [min(alone, key=lambda item: (item.cost_mib, item.claim))]
-    left: list[Sitting] = []
+    left: list[PlacedClaim] = []
     for item in sorted(sitting, key=lambda item: (-item.request.core_request, item.cost_mib, item.claim)):
         if core <= 0 and memory <= 0:
             break
@@ -206,11 +206,11 @@ def _leavers(sitting: Sequence[Sitting], gpu: GpuState, request: Request) -> lis
     return left if core <= 0 and memory <= 0 else None
 
 
-def _emptied(
+def _plan_emptying(
     table: _Table, targets: Sequence[GpuState], request: Request, bounds: MoveBounds, *, keep: bool = False
 ) -> Plan | None:
-    """The plan that makes room for the request on these GPUs, tried; with `keep` its moves stay on the fleet."""
-    leavers: dict[str, Sitting] = {}
+    """Return the plan that makes room for the request on these GPUs, tried; with `keep` its moves stay on the fleet."""
+    leavers: dict[str, PlacedClaim] = {}
     for gpu in targets:
         asked = replace(request, memory_mib=gpu.memory_mib) if keep else request
         going = _leavers(table.on[gpu.uuid], gpu, asked)
@@ -222,7 +222,7 @@ def _emptied(
         return None
     if table.received & {uuid for item in leavers.values() for uuid in item.gpus}:
         return None
-    done: list[tuple[Sitting, Move]] = []
+    done: list[tuple[PlacedClaim, Move]] = []
     for item in sorted(leavers.values(), key=lambda item: (-item.request.core_request, item.claim)):
         if (move := table.move(item, [gpu.uuid for gpu in targets])) is None:
             table.undo(done)

@@ -1,8 +1,8 @@
-"""When a waiting claim will start, and how that is known.
+"""Estimates of the start of waiting claims, and their basis.
 
-First from time limits: the queue is played on, from one known end to the next, by the same walk that rounds make. Where
-that leads nowhere, from the rate at which claims of at least this size were given back lately. Where that is too thin,
-there is no estimate, and a sentence says why: none is honest, a guess is not.
+First by time limits: the queue is simulated, from one known end to the next, by the same walk that rounds make. If that
+leads nowhere, by the rate at which claims of at least this size were released lately. If that is too thin, there is no
+estimate, and a sentence says why: no estimate is honest, a guess is not.
 """
 
 import heapq
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import NOTHING, Held, ready
-from apps.scheduling.core.queue import Amounts, Ask, Queue, Waiting
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import Refused, Request
 from apps.scheduling.core.walk import Walk
 
-# What one forecast may cost: so many claims, played on over so many moments.
+# The cost of one forecast: this many claims, simulated over this many moments.
 MOST_CLAIMS = 100
 MOST_MOMENTS = 200
-# Ends of what runs that it looks at in all, and at each moment for the head: soonest first.
+# The ends of running claims examined in all, and at each moment for the head: soonest first.
 MOST_ENDS, MOST_ENDS_AHEAD = 1000, 100
-# Two could be chance; three claims given back are the beginning of a rate.
+# Two could be chance; three released claims are the beginning of a rate.
 FEWEST_FREED = 3
 
 Basis = Literal["time-limits", "recent-rate", "none"]
@@ -31,7 +31,7 @@ Basis = Literal["time-limits", "recent-rate", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`at` in Unix seconds; None where nothing says it. `detail` says how it was got."""
+    """An estimate: `at` in Unix seconds; None if it cannot be estimated. `detail` says how it was made."""
 
     at: float | None
     basis: Basis
@@ -39,8 +39,8 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """A claim that was given back lately."""
+class Release:
+    """A recent release of a claim."""
 
     at: float
     request: Request
@@ -48,38 +48,38 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What an order needs to know of the pool and its tenants."""
+    """The facts about a pool and its tenants that an order needs."""
 
     capacity: Amounts
     held: Mapping[str, Amounts]
     weights: Mapping[str, int]
-    # Who has waited longer goes by age; None: nobody.
+    # Claims that have waited longer go by age; None: no claim.
     patience_seconds: float | None = None
 
     def queue(self, asks: Iterable[Ask], *, now: float, held: Mapping[str, Amounts] | None = None) -> Queue:
-        """These asks in their order at that moment."""
+        """Return these asks in their order at that moment."""
         long_before = None if self.patience_seconds is None else now - self.patience_seconds
         held = self.held if held is None else held
         return Queue(asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before)
 
 
-def _nothing_reserved(claim: Waiting, now: float) -> Held:
+def _nothing_reserved(claim: QueueEntry, now: float) -> Held:
     return NOTHING
 
 
 def forecast(
     fleet: Fleet,
-    waiting: Sequence[Waiting],
-    running: Iterable[Running],
+    waiting: Sequence[QueueEntry],
+    running: Iterable[ExpectedRelease],
     standing: Standing,
     *,
     now: float,
-    reserved: Callable[[Waiting, float], Held] = _nothing_reserved,
+    reserved: Callable[[QueueEntry, float], Held] = _nothing_reserved,
     changes: Iterable[float] = (),
 ) -> dict[str, float]:
-    """When each of these claims starts, by id, as far as time limits tell. Uses the fleet up.
+    """Return the starts of these claims, by id, as far as time limits tell. Uses the fleet up.
 
-    `reserved` says what a claim may not count on at a moment, `changes` when that is otherwise.
+    `reserved` returns the amounts withheld from a claim at a moment, `changes` are the moments at which they change.
     """
     later = sorted({at for at in changes if at > now})
     ends = heapq.nsmallest(MOST_ENDS, ((max(item.ends_at, now), item.id, item) for item in running))
@@ -91,7 +91,7 @@ def forecast(
         soon = [item for *_, item in heapq.nsmallest(MOST_ENDS_AHEAD, ends)]
         queue = standing.queue(asks, now=now, held=held)
         walk = Walk(fleet, queue, running=soon, now=now, reserved=partial(_at, reserved, now))
-        for item in _started(walk, starts, held, now):
+        for item in _record_starts(walk, starts, held, now):
             heapq.heappush(ends, (item.ends_at, item.id, item))
         left = [claim for claim in left if claim.id not in starts]
         moments = [claim.start_at for claim in left if claim.id in early and claim.start_at and claim.start_at > now]
@@ -107,8 +107,10 @@ def forecast(
     return starts
 
 
-def _started(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float) -> Iterator[Running]:
-    """Note who starts now, and what tenants then hold; those that end by themselves."""
+def _record_starts(
+    walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now: float
+) -> Iterator[ExpectedRelease]:
+    """Record the claims that start now, and what tenants then hold; yield those that end by themselves."""
     for decision in walk:
         if isinstance(decision.answer, Refused):
             continue
@@ -116,10 +118,12 @@ def _started(walk: Walk, starts: dict[str, float], held: dict[str, Amounts], now
         for claim, placed in zip(decision.ask.members, decision.answer, strict=True):
             starts[claim.id] = now
             if claim.time_limit_seconds is not None:
-                yield Running(now + claim.time_limit_seconds, claim.id, placed.gpus, claim.request, claim.tenant)
+                yield ExpectedRelease(
+                    now + claim.time_limit_seconds, claim.id, placed.gpus, claim.request, claim.tenant
+                )
 
 
-def _at(reserved: Callable[[Waiting, float], Held], now: float, claim: Waiting) -> Held:
+def _at(reserved: Callable[[QueueEntry, float], Held], now: float, claim: QueueEntry) -> Held:
     return reserved(claim, now)
 
 
@@ -128,41 +132,41 @@ def _add(held: dict[str, Amounts], tenant: str, amounts: Amounts) -> None:
 
 
 def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Estimate:
-    """What the forecast says."""
+    """Return the forecast as an estimate."""
     if at <= now:
         return Estimate(at, "time-limits", "It fits now: the next round places it.")
-    detail = f"From the time limits of {_counted(running, 'claim')} that run"
+    detail = f"From the time limits of {_count_of(running, 'claim')} that run"
     if running == 1:
         detail = "From the time limit of the one claim that runs with one"
     if ahead:
-        detail += f", with {_counted(ahead, 'claim')} ahead in the queue"
+        detail += f", with {_count_of(ahead, 'claim')} ahead in the queue"
     return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
 
 
-def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Freed], *, since: float, now: float) -> Estimate:
-    """From how often as much was given back since then, and how much goes first: `ahead` is each one's core."""
+def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *, since: float, now: float) -> Estimate:
+    """Return an estimate by the rate of releases since then and the claims ahead: `ahead` is the core of each."""
     wanted = max((claim.request for claim in ask.members), key=lambda request: Amounts.of(request).core_percent)
     alike = sum(_as_large(item.request, wanted) for item in freed)
     hours = max(1, round((now - since) / 3600))
     if alike < FEWEST_FREED:
-        few = f"only {_counted(alike, 'claim')}" if alike else "no claim"
+        few = f"only {_count_of(alike, 'claim')}" if alike else "no claim"
         detail = (
-            f"No time limit of what runs leads to it, and in the last {_lately(hours)} {few} of at least its size "
-            "ended: too few to go by."
+            f"The time limits of running claims do not lead to it, and in the last {_lately(hours)} {few} of at least "
+            "its size ended: too few to go by."
         )
         return Estimate(None, "none", detail)
     size = max(1, ask.amounts.core_percent)
     turns = len(ask.members) + sum(min(1.0, core / size) for core in ahead)
     at = now + turns * (now - since) / alike
     detail = (
-        f"In the last {_lately(hours)} {_counted(alike, 'claim')} of at least its size ended; "
-        f"with what is ahead in the queue it needs about {turns:.0f} of them."
+        f"In the last {_lately(hours)} {_count_of(alike, 'claim')} of at least its size ended; "
+        f"with the claims ahead in the queue it needs about {turns:.0f} of them."
     )
     return Estimate(at, "recent-rate", detail)
 
 
 def unknown(detail: str) -> Estimate:
-    """No estimate, and why."""
+    """Return no estimate, and why."""
     return Estimate(None, "none", detail)
 
 
@@ -178,5 +182,5 @@ def _lately(hours: int) -> str:
     return "hour" if hours == 1 else f"{hours} hours"
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""A pool's GPUs in memory: asked for a place, told what was taken, given back or changed.
+"""A pool's GPUs in memory, asked for places and updated with what was taken, given back or changed.
 
 The back ends give the same answer to the last bit: `python` reads the whole fleet each time and is the specification;
 `c` keeps scores and rescores what changed. `auto` is `c` where the kernel is built.
@@ -22,13 +22,13 @@ from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refu
 if TYPE_CHECKING:
     from apps.scheduling.core.placement.rows import Rows
 
-# As published, FGD looks at the most popular requests that make up so much of all.
+# As published, FGD uses the most popular requests that make up this percentage of all.
 POPULAR_PERCENT = 95
-# Only these look at the mix.
+# The policies that use the mix.
 LEARNING = ("gpucloud", "fgd")
 # Prices are renewed when a twentieth of all core was taken or given back since.
 RENEWED = 20
-# Of most requests nothing but core and memory matters.
+# For most requests only core and memory matter.
 _labels, UNLABELLED = attrgetter("affinity", "anti_affinity", "exclusion"), (None, None, None)
 _special = attrgetter("affinity", "anti_affinity", "exclusion", "cpu_milli", "ram_mib")
 ORDINARY = (None, None, None, 0, 0)
@@ -37,8 +37,8 @@ ORDINARY = (None, None, None, 0, 0)
 class Fleet:
     """The GPUs and nodes of one pool, and the pool's policy.
 
-    `whole` is the core of a whole GPU. `mix` is what is known of typical requests at the start, with counts. A GPU
-    whose node was never told of is on a node without labels, links or limits.
+    `whole` is the core of a whole GPU. `mix` are the typical requests known at the start, with counts. A GPU whose node
+    was never set is on a node without labels, links or limits.
     """
 
     def __init__(
@@ -63,28 +63,29 @@ class Fleet:
         self._machines: frozenset[Machine] | None = None
         # Core taken, less what was given back, since prices were made.
         self._drift = 0
-        # While there are rows, their board says what is free of a GPU, and `_gpus` what was when they were made.
+        # While there are rows, their board has the free room of a GPU, and `_gpus` that of the time when they were
+        # made.
         self._rows: Rows | None = None
-        # GPUs that came with some of them used twice: what is given back there is not all free.
+        # GPUs that came with some room used twice: what is given back there is not all free.
         self._over: set[str] = set()
         for gpu in gpus:
             self.set_gpu(gpu)
 
     def place(self, request: Request, *, held: Mapping[str, tuple[int, int]] | None = None) -> Placed | Refused:
-        """Choose GPUs for the request, or say why none will do; changes nothing.
+        """Choose GPUs for the request, or return why none fits; changes nothing.
 
-        `held` is what the request may not count on, by GPU: (core, MiB), for reservations.
+        `held` is withheld from the request, by GPU: (core, MiB).
         """
-        rows = self._rows if self._prices is not None and self._rows is not None else self._prepared()
+        rows = self._rows if self._prices is not None and self._rows is not None else self._prepare_rows()
         if rows is None:
-            return decide(self._picture(), request, self._policy, self._known(), held or {})
+            return decide(self._as_nodes(), request, self._policy, self._get_prices(), held or {})
         return rows.decide(request, held or {}, self._where)
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
         labelled = any(map(UNLABELLED.__ne__, map(_labels, requests)))
-        if not requests or labelled or (rows := self._prepared()) is None:
-            return [self._placed(request) for request in requests]
+        if not requests or labelled or (rows := self._prepare_rows()) is None:
+            return [self._place_and_take(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Placed):
@@ -94,21 +95,21 @@ class Fleet:
         return answers
 
     def take(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
-        """The request is on these GPUs now; without GPUs, on this node."""
+        """Take the room of the request on these GPUs; without GPUs, on this node."""
         self._move(gpus, node, request, 1)
 
     def give_back(self, gpus: Sequence[str], request: Request, *, node: str = "") -> None:
-        """The request is there no longer."""
+        """Give back the room of the request."""
         self._move(gpus, node, request, -1)
 
     def give_back_many(self, gone: Iterable[tuple[Sequence[str], Request]]) -> None:
-        """Each of these requests is no longer on its GPUs, which are of one node."""
+        """Give back the room of each request; the GPUs of each are of one node."""
         gone = list(gone)
         if self._rows is None or (self._over and any(self._over.intersection(gpus) for gpus, _ in gone)):
             for gpus, request in gone:
                 self.give_back(gpus, request)
             return
-        # Without GPUs and without a node's name nothing is given back.
+        # Without GPUs and a node's name nothing is given back.
         gone = [move for move in gone if move[0]]
         self._drift -= sum(len(gpus) * request.core_request for gpus, request in gone)
         for gpus, request in gone if any(map(ORDINARY.__ne__, (_special(move[1]) for move in gone))) else ():
@@ -116,7 +117,7 @@ class Fleet:
         self._rows.move_many(gone, -1)
 
     def set_gpu(self, state: GpuState) -> None:
-        """A new GPU, or another state of a known one."""
+        """Add a GPU, or replace the state of a known one."""
         known = self._gpus.get(state.uuid)
         if known is not None and (known.node, known.index, known.model) != (state.node, state.index, state.model):
             self.remove_gpu(state.uuid)
@@ -137,7 +138,7 @@ class Fleet:
             self._rows.kernel.changed(spot[0])
 
     def remove_gpu(self, uuid: str) -> None:
-        """The GPU is no longer the pool's; nothing where it is not known."""
+        """Remove the GPU; do nothing if it is not known."""
         if uuid not in self._gpus:
             return
         self._settle()
@@ -151,7 +152,7 @@ class Fleet:
             del self._on[gone.node]
 
     def set_node(self, state: NodeState) -> None:
-        """A new node, or another state of a known one."""
+        """Add a node, or replace the state of a known one."""
         known = self._nodes.get(state.name) or NodeState(state.name)
         self._nodes[state.name] = state
         if known.cpu_milli != state.cpu_milli:
@@ -164,34 +165,34 @@ class Fleet:
             self._rows.set_machine(state)
 
     def gpus(self) -> Sequence[GpuState]:
-        """The GPUs as they stand, by node, index and uuid."""
+        """Return the GPUs as they stand, by node, index and uuid."""
         return [self._now(uuid) for name in sorted(self._on) for _, uuid in self._on[name]]
 
     def nodes(self) -> Sequence[NodeState]:
-        """The nodes as they stand, by name."""
+        """Return the nodes as they stand, by name."""
         return [self._nodes[name] for name in sorted(self._nodes)]
 
     def learn(self, request: Request) -> None:
-        """One more arrival, for the mix of typical requests."""
+        """Count one more arrival, for the mix of typical requests."""
         if self._policy not in LEARNING:
             return
         drifted = abs(self._drift) * RENEWED > self._whole * len(self._gpus)
         if self._mix.learn(request) or drifted:
             self._prices = None
 
-    def _prepared(self) -> "Rows | None":
-        """The rows as things are now; None where the plain back end answers."""
+    def _prepare_rows(self) -> "Rows | None":
+        """Return the rows as things are now; None if the plain back end answers."""
         if self.backend == "python" or not self._on:
             return None
         anew = self._rows is None or self._prices is None
         if self._rows is None:
-            self._rows = backends.rows(list(self._picture()), self._policy, self._whole)
-        prices = self._known()
+            self._rows = backends.rows(list(self._as_nodes()), self._policy, self._whole)
+        prices = self._get_prices()
         if self._rows is not None and anew and self._policy in LEARNING:
             self._rows.set_mix(prices)
         return self._rows
 
-    def _known(self) -> Prices:
+    def _get_prices(self) -> Prices:
         if self._prices is None:
             weights = self._weights()
             self._prices = Prices(weights, model_prices(weights, self._idle(), self._kinds()), self._whole)
@@ -204,7 +205,7 @@ class Fleet:
         return tuple((kind, weight) for kind, weight in self._mix.seen if kind.gpu_count)
 
     def _idle(self) -> dict[str, int]:
-        """Core free of each model."""
+        """Return the free core of each model."""
         if self._rows is not None:
             return self._rows.board.idle()
         idle = {gpu.model: 0 for gpu in self._gpus.values()}
@@ -219,12 +220,12 @@ class Fleet:
             self._machines = frozenset(Machine(model, n, cpu.get(name)) for (name, model), n in counted.items())
         return self._machines
 
-    def _picture(self) -> Iterable[Node]:
+    def _as_nodes(self) -> Iterable[Node]:
         for name in sorted(self._on):
             state = self._nodes.get(name) or NodeState(name)
             yield machine(state, [self._now(uuid) for _, uuid in self._on[name]])
 
-    def _placed(self, request: Request) -> Placed | Refused:
+    def _place_and_take(self, request: Request) -> Placed | Refused:
         answer = self.place(request)
         if isinstance(answer, Placed):
             self.take(answer.gpus, request, node=answer.node)
@@ -245,13 +246,16 @@ class Fleet:
             self._gpus[uuid] = replace(gpu, core_free=core, memory_free_mib=memory)
 
     def _move_over(self, gpus: Sequence[str], request: Request, sign: int) -> list[str]:
-        """Move what is of GPUs used twice, by themselves: a board knows nothing below zero. The other GPUs."""
+        """Move the request on the GPUs used twice, by itself: a board knows nothing below zero.
+
+        Return the other GPUs.
+        """
         for uuid in self._over.intersection(gpus):
             self._put(self._now(uuid).with_more(-sign * request.core_request, -sign * request.memory_mib))
         return [uuid for uuid in gpus if uuid not in self._over]
 
     def _beside(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
-        """What of a move rows do not keep: labels, and the nodes as they are told."""
+        """Apply the parts of a move that rows do not keep: labels, and the nodes' CPU and RAM."""
         if labels := request.labels:
             self._label(gpus, labels, sign)
         if request.cpu_milli or request.ram_mib:
@@ -269,7 +273,7 @@ class Fleet:
     def _charge_nodes(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         for name in {self._gpus[uuid].node for uuid in gpus} or {node}:
             if name in self._nodes:
-                self._nodes[name] = _moved(self._nodes[name], request, sign)
+                self._nodes[name] = _charge_node(self._nodes[name], request, sign)
 
     def _now(self, uuid: str) -> GpuState:
         if self._rows is None:
@@ -278,7 +282,7 @@ class Fleet:
         return replace(self._gpus[uuid], core_free=core, memory_free_mib=memory)
 
     def _settle(self) -> None:
-        """The rows no longer fit what is there: what they know goes back, and they are made anew when next asked."""
+        """Drop the rows, which no longer fit, after saving what they know; they are made anew when next needed."""
         if self._rows is not None:
             self._gpus = {uuid: self._now(uuid) for uuid in self._gpus}
         self._rows = None
@@ -296,7 +300,7 @@ class Fleet:
             on[uuid] = on.get(uuid, 0) + 1
 
 
-def _moved(node: NodeState, request: Request, sign: int) -> NodeState:
+def _charge_node(node: NodeState, request: Request, sign: int) -> NodeState:
     cpu, ram = node.cpu_milli_free, node.ram_mib_free
     return replace(
         node,

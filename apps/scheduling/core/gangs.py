@@ -1,8 +1,8 @@
-"""Gangs: claims of one group are placed all or none; and who may be asked at all by now.
+"""Gangs: claims of one group, placed all or none; and the claims that may be asked by now.
 
-Of one tenant's waiting claims with the same `group` and `group_size`, the oldest `group_size` are a gang, the next ones
-another. Its claims are tried largest first. That finds nearly every way in which a gang fits, not every one: packing
-differently sized claims is a hard problem, and a gang that is refused now is tried again with whatever changes.
+Among one tenant's waiting claims with the same `group` and `group_size`, the oldest `group_size` are a gang, the next
+ones another. Its claims are tried largest first. That finds nearly every way in which a gang fits, not every one:
+packing differently sized claims is a hard problem, and a gang that is refused now is tried again after every change.
 """
 
 from collections import defaultdict
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.moments import utc
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.values import Placed, Reason, Refused
 
 Held = Mapping[str, tuple[int, int]]
 NOTHING: Held = {}
 
 
-def ready(waiting: Iterable[Waiting], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:
-    """What may be asked now, and by id why the rest may not: it starts later, or its gang is not complete."""
+def ready(waiting: Iterable[QueueEntry], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:
+    """Return the asks that may be asked now, and, by claim id, why the others may not: early, or incomplete."""
     asks, early, gangs = [], {}, defaultdict(list)
     for claim in waiting:
         if claim.group is None:
@@ -42,7 +42,7 @@ def ready(waiting: Iterable[Waiting], *, now: float) -> tuple[list[Ask], dict[st
 
 
 def place_all(fleet: Fleet, ask: Ask, *, held: Held = NOTHING) -> tuple[Placed, ...] | Refused:
-    """GPUs for each claim of the ask, in its order, or why not all of them fit together. Changes nothing."""
+    """Return GPUs for each claim of the ask, in its order, or why not all of them fit together. Changes nothing."""
     if len(ask.members) == 1:
         answer = fleet.place(ask.members[0].request, held=held)
         return answer if isinstance(answer, Refused) else (answer,)
@@ -60,7 +60,7 @@ def place_all(fleet: Fleet, ask: Ask, *, held: Held = NOTHING) -> tuple[Placed, 
 
 
 def both(one: Held, other: Held) -> Held:
-    """What neither may be counted on: on a GPU that both name, the sum."""
+    """Return the amounts withheld by either; on a GPU that both name, the sum."""
     if not one or not other:
         return one or other
     total = dict(one)
@@ -71,7 +71,7 @@ def both(one: Held, other: Held) -> Held:
 
 
 def most(helds: Iterable[Held]) -> Held:
-    """What all of them allow to count on: on a GPU that several name, the most that is kept of each."""
+    """Return the most that is withheld by any of them, on each GPU."""
     total: dict[str, tuple[int, int]] = {}
     for held in helds:
         for gpu, (core, memory) in held.items():
@@ -80,25 +80,25 @@ def most(helds: Iterable[Held]) -> Held:
     return total
 
 
-def placing_order(ask: Ask) -> list[Waiting]:
-    """The claims of a gang as they are tried one after the other: largest first."""
+def placing_order(ask: Ask) -> list[QueueEntry]:
+    """Return the claims of a gang in the order in which they are tried: largest first."""
     return sorted(ask.members, key=_largest_first)
 
 
 def take(fleet: Fleet, ask: Ask, answer: tuple[Placed, ...]) -> None:
-    """The fleet bears every claim of the ask."""
+    """Take the room of every claim of the ask."""
     for claim, placed in zip(ask.members, answer, strict=True):
         fleet.take(placed.gpus, claim.request, node=placed.node)
 
 
 def give_back(fleet: Fleet, ask: Ask, found: Mapping[str, Placed]) -> None:
-    """The fleet no longer bears those of the ask that are in `found`, by id."""
+    """Give back the room of the claims of the ask that are in `found`, by id."""
     for claim in ask.members:
         if claim.id in found:
             fleet.give_back(found[claim.id].gpus, claim.request, node=found[claim.id].node)
 
 
-def _largest_first(claim: Waiting) -> tuple[int, int, int, int, str]:
+def _largest_first(claim: QueueEntry) -> tuple[int, int, int, int, str]:
     asked = claim.request
     return (-asked.gpu_count, -asked.core_request, -asked.memory_mib, claim.since, claim.id)
 
@@ -109,7 +109,7 @@ def _incomplete(name: str, arrived: int, size: int) -> Refused:
 
 
 def _early(begin: float) -> Refused:
-    return Refused((Reason("not-before", 0, f"It is not placed before {utc(begin)}, as it was asked for"),))
+    return Refused((Reason("not-before", 0, f"Its start_at is {utc(begin)}: it is not placed before"),))
 
 
 def _partly(ask: Ask, fitting: int, answer: Refused) -> Refused:

@@ -1,7 +1,7 @@
-"""What becomes of a claim that does nothing: from what was measured of it, and its pool's rule, to what should be so.
+"""Idle claims: from the measurements of a claim and its pool's rule to the step that should be taken. Pure.
 
-Idle is what was measured to be: at least 90 of 100 seconds of the window, on every one of its GPUs, and not one of
-them above the noise. What was not measured is never idleness, so a claim of a node that is away is not idle. Pure.
+A claim is idle if it was measured to be: at least 90 of 100 seconds of the window, on every one of its GPUs, and not
+one of them above the noise. Time without measurements is never idleness, so a claim on a silent node is not idle.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MEASURED_PERCENT = 90
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pool's: what becomes of idle claims, after how long; and after how long of ones that no program uses."""
+    """A pool's rule: the action for idle claims, after how long; and after how long for claims that no program uses."""
 
     action: Literal["off", "report", "shrink", "release"]
     idle_seconds: int
@@ -37,26 +37,26 @@ class Peak:
     memory_bytes: int
     processes: int | None
 
-    def measured(self) -> bool:
-        """Whether enough of the window was."""
+    def is_measured(self) -> bool:
+        """Return True if enough of the window was measured."""
         return self.measured_seconds * 100 >= self.seconds * MEASURED_PERCENT
 
-    def quiet(self, bounds: Bounds) -> bool:
-        """Whether every second of the window was one of an idle program, or of none."""
+    def is_quiet(self, bounds: Bounds) -> bool:
+        """Return True if every second of the window was one of an idle program, or of none."""
         at_rest = self.core_percent <= bounds.idle_percent and self.throttled_percent < bounds.throttled_percent
-        return self.measured() and at_rest
+        return self.is_measured() and at_rest
 
-    def untouched(self) -> bool:
-        """Whether no program was there: one that computes has memory."""
+    def is_untouched(self) -> bool:
+        """Return True if no program was there: one that computes has memory."""
         return self.memory_bytes == 0 and self.processes == 0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A claim: a peak for each of its GPUs in either window, none where the rule does not ask or nobody can tell.
+class MeasuredClaim:
+    """A claim: a peak for each of its GPUs in either window; none if the rule does not need it or it is not known.
 
     `opted_out`: its owner wants no rule to act on it. `reserved`: its room is a reservation's, which has rules of its
-    own. `lends`: what it has idle could be lent.
+    own. `lends`: its idle core could be lent.
     """
 
     idle: Sequence[Peak] = ()
@@ -69,7 +69,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What should be so: idle for this reason, with this to be done; or no longer. `why` says it in words."""
+    """The step to take: idle for this reason, with this action; or no longer. `why` is the text."""
 
     reason: Reason | None
     action: Action | None
@@ -78,8 +78,8 @@ class Step:
     due: bool = False
 
 
-def decide(seen: Seen, rule: Rule, bounds: Bounds, now: int) -> Step:
-    """The step for one claim. Times are in Unix seconds."""
+def decide(seen: MeasuredClaim, rule: Rule, bounds: Bounds, now: int) -> Step:
+    """Return the step for one claim. Times are in Unix seconds."""
     reason = _reason(seen, rule, bounds)
     if reason is None:
         return Step(None, None, _awake(seen, rule))
@@ -91,15 +91,19 @@ def decide(seen: Seen, rule: Rule, bounds: Bounds, now: int) -> Step:
     return Step(reason, action, why, release_at, due=release_at <= now)
 
 
-def _reason(seen: Seen, rule: Rule, bounds: Bounds) -> Reason | None:
-    if rule.unused_seconds and seen.unused and all(peak.quiet(bounds) and peak.untouched() for peak in seen.unused):
+def _reason(seen: MeasuredClaim, rule: Rule, bounds: Bounds) -> Reason | None:
+    if (
+        rule.unused_seconds
+        and seen.unused
+        and all(peak.is_quiet(bounds) and peak.is_untouched() for peak in seen.unused)
+    ):
         return "unused"
-    if rule.action != "off" and seen.idle and all(peak.quiet(bounds) for peak in seen.idle):
+    if rule.action != "off" and seen.idle and all(peak.is_quiet(bounds) for peak in seen.idle):
         return "idle"
     return None
 
 
-def _action(seen: Seen, rule: Rule, reason: Reason) -> Action:
+def _action(seen: MeasuredClaim, rule: Rule, reason: Reason) -> Action:
     if seen.reserved:
         return "report"
     if reason == "unused":
@@ -110,17 +114,17 @@ def _action(seen: Seen, rule: Rule, reason: Reason) -> Action:
     return rule.action
 
 
-def _why(seen: Seen, rule: Rule, reason: Reason) -> str:
+def _why(seen: MeasuredClaim, rule: Rule, reason: Reason) -> str:
     if reason == "unused":
         return f"No program has used it in the last {rule.unused_seconds} s."
     most = max(peak.core_percent for peak in seen.idle)
     return f"It used at most {most:.1f} % of a GPU in any second of the last {rule.idle_seconds} s."
 
 
-def _awake(seen: Seen, rule: Rule) -> str:
+def _awake(seen: MeasuredClaim, rule: Rule) -> str:
     if rule.action == "off" and rule.unused_seconds is None:
-        return "Its pool no longer looks for idle claims."
+        return "Its pool no longer has a rule for idle claims."
     peaks = [*seen.idle, *seen.unused]
-    if not peaks or not all(peak.measured() for peak in peaks):
-        return "Too little of what it does was measured lately: that is not idleness."
+    if not peaks or not all(peak.is_measured() for peak in peaks):
+        return "Too little was measured lately to call it idle."
     return "It is used again."

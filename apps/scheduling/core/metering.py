@@ -1,11 +1,11 @@
-"""How long shares of GPUs were held, and what that costs: whole numbers up to the last division.
+"""Metering: the time for which shares of GPUs were held, and its cost; whole numbers up to the last division.
 
-Time is in microseconds and a share in percent of one GPU, so what was held is a number of percent-microseconds
-(`core_us`). A price is in millionths of the currency for a GPU-hour.
+Time is in microseconds and a share in percent of one GPU, so a holding is a number of percent-microseconds (`core_us`).
+A price is in millionths of the currency for a GPU-hour.
 
 A claim is charged to every quota that covers it, the pool's and the overall one, and a quota that is made later is
-charged from then on only. So a claim's level at a moment is the most that any of its quotas bore for it. It counts
-while the claim is on a GPU: what waits in the queue holds a quota and no GPU.
+charged from then on only. So a claim's level at a moment is the most that any of its quotas was charged for it. It
+counts while the claim is on a GPU: a waiting claim holds a quota and no GPU.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ MILLIONTHS = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the ledger for one claim: from `at_us` on the quota of this pool (None: all pools) bears more."""
+    """One ledger entry of one claim: from `at_us` on the quota of this pool (None: all pools) is charged more."""
 
     at_us: int
     pool: int | None
@@ -27,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """While an assignment of the claim was on a GPU of this model; `end_us` None: it still is."""
+    """The time for which an assignment of the claim was on a GPU of this model; `end_us` None: it still is."""
 
     model: str
     begin_us: int
@@ -45,16 +45,16 @@ class Piece:
 
     @property
     def core_us(self) -> int:
-        """Percent-microseconds."""
+        """The piece in percent-microseconds."""
         return self.core * (self.end_us - self.begin_us)
 
 
-# From when (microseconds) which price (millionths of the currency a GPU-hour) holds, ascending.
+# Prices by their begin (microseconds), in millionths of the currency for a GPU-hour, ascending.
 Tariff = Sequence[tuple[int, int]]
 
 
-def held(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_us: int) -> Iterator[Piece]:
-    """What one claim held between two moments, piece by piece."""
+def meter(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_us: int) -> Iterator[Piece]:
+    """Yield what one claim held between two moments, piece by piece."""
     spans = list(spans)
     moves: list[tuple[int, Entry | Span, bool]] = [(entry.at_us, entry, True) for entry in entries]
     moves += [(span.begin_us, span, True) for span in spans]
@@ -66,7 +66,7 @@ def held(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_
     for at_us, move, begins in [*moves, (end_us, None, True)]:
         now = min(max(at_us, begin_us), end_us)
         if now > last:
-            yield from _shared(max(borne.values(), default=0), live, last, now)
+            yield from _divide(max(borne.values(), default=0), live, last, now)
             last = now
         if isinstance(move, Entry):
             borne[move.pool] = borne.get(move.pool, 0) + move.amount
@@ -74,8 +74,8 @@ def held(entries: Iterable[Entry], spans: Iterable[Span], *, begin_us: int, end_
             live.append(move) if begins else live.remove(move)
 
 
-def _shared(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterator[Piece]:
-    """The level over the GPUs that carry it: equal parts, which add up to it exactly."""
+def _divide(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterator[Piece]:
+    """Yield the level divided over the GPUs that carry it: equal parts, which add up to it exactly."""
     if not live:
         return
     part, rest = divmod(level, len(live))
@@ -85,13 +85,13 @@ def _shared(level: int, live: list[Span], begin_us: int, end_us: int) -> Iterato
 
 
 def tariff(*, general: Tariff, of_pool: Tariff) -> Tariff:
-    """What holds in a pool: its own price from its first on, before that the general one."""
+    """Return the prices of a pool: its own from the first one on, before that the general ones."""
     first = of_pool[0][0] if of_pool else None
     return [*(item for item in general if first is None or item[0] < first), *of_pool]
 
 
 def cost(piece: Piece, prices: Tariff) -> tuple[int, int]:
-    """(percent-microseconds × millionths of the currency, percent-microseconds for which there is no price)."""
+    """Return (percent-microseconds × millionths of the currency, percent-microseconds without a price)."""
     unpriced_until = min(max(prices[0][0] if prices else piece.end_us, piece.begin_us), piece.end_us)
     total = 0
     for number, (from_us, price) in enumerate(prices):
@@ -102,5 +102,5 @@ def cost(piece: Piece, prices: Tariff) -> tuple[int, int]:
 
 
 def price_at(prices: Tariff, at_us: int) -> int:
-    """What holds at a moment; zero where there is no price."""
+    """Return the price at a moment; zero if there is none."""
     return next((price for from_us, price in reversed(prices) if from_us <= at_us), 0)

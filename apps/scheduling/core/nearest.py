@@ -1,7 +1,7 @@
-"""The nearest change that would fit: what else could be asked so that it were placed now.
+"""The nearest changes to a request with which it would be placed now.
 
-Each answer changes one field and is the most that still fits, found by asking the fleet: halving over what GPUs have
-free, over percents, over counts. A question costs some forty placements and no more.
+Each answer changes one field and is the largest value that fits, found by asking the fleet: by bisection over the free
+memory of GPUs, over percents, over counts. A question costs some forty placements and no more.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ LABELS = ("affinity", "anti_affinity", "exclusion")
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One field's other value, with which the claim would fit now."""
+    """Another value of one field, with which the claim would fit now."""
 
     field: str
     value: Any
@@ -25,7 +25,7 @@ class Suggestion:
 
 
 def nearest_changes(fleet: Fleet, request: Request, *, held: Held = NOTHING) -> tuple[Suggestion, ...]:
-    """For each field the nearest value that fits, where there is one; nothing where it fits as it is."""
+    """Return for each field the nearest value that fits, if there is one; nothing if the request fits as it is."""
 
     def fits(**changed: Any) -> bool:
         return isinstance(fleet.place(replace(request, **changed), held=held), Placed)
@@ -46,13 +46,13 @@ def nearest_changes(fleet: Fleet, request: Request, *, held: Held = NOTHING) -> 
 
 
 def _memories(fleet: Fleet, request: Request, held: Held) -> Sequence[int]:
-    """The amounts at which the answer may change, smallest first: what GPUs have free below what is asked."""
+    """Return the amounts at which the answer may change, smallest first: free memory of GPUs below the request."""
     free = {gpu.memory_free_mib - held.get(gpu.uuid, (0, 0))[1] for gpu in fleet.gpus() if gpu.schedulable}
     return sorted(amount for amount in free if 0 < amount < request.memory_mib)
 
 
 def _most(values: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest that fits of ascending values; what is less than one that fits, fits."""
+    """Return the largest of ascending values that fits; every value below one that fits, fits."""
     if not values or not fits(values[0]):
         return None
     low, high = 0, len(values)

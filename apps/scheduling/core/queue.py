@@ -1,16 +1,17 @@
-"""Who is asked next: by priority, then the tenant with the lowest weighted dominant share, then by age.
+"""The order of the queue: by priority, then the tenant with the lowest weighted dominant share, then by age.
 
 A tenant's dominant share is the largest part that it holds of any of the pool's resources (core, memory, whole GPUs);
-divided by its weight it says who is furthest behind (dominant resource fairness, Ghodsi et al., NSDI 2011). Shares move
-with every placement, so the order is not a list that is sorted once: each tenant has a line of its own by age, and a
-heap says whose line is next. Only the share of the tenant that was asked moves; asking n claims of t tenants costs
-n log t.
+divided by its weight it says which tenant is furthest behind (dominant resource fairness, Ghodsi et al., NSDI 2011).
+Shares move with every placement, so the order is not a list that is sorted once: each tenant has a line of its own by
+age, and a heap says whose line is next. Only the share of the tenant that was asked moves; asking n claims of t tenants
+costs n log t.
 
-What is placed together is asked together: a gang counts as old as its last claim and as urgent as its least urgent one,
-so that nobody gains by sending one claim of it ahead.
+Claims that are placed together are asked together: a gang counts as old as its last claim and as urgent as its least
+urgent one, so that nobody gains by sending one claim of it ahead.
 
-Shares alone have a tenant's large claims passed by everybody's small ones for as long as it holds most. So whoever has
-waited longer than the pool's patience goes first at its priority, by age alone, whatever its tenant holds.
+By shares alone, a tenant's large claims would be passed by everybody's small ones for as long as it holds most. So a
+claim that has waited longer than the pool's patience goes first at its priority, by age alone, whatever its tenant
+holds.
 """
 
 import heapq
@@ -22,13 +23,13 @@ from typing import Self
 from apps.scheduling.core.values import Request
 
 WHOLE_GPU = 100
-# The line of those who have waited long: no tenant's name.
+# The line of claims that have waited long: no tenant's name.
 LONG = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What is held of a pool, or what it has."""
+    """Amounts held of a pool, or its capacity."""
 
     core_percent: int = 0
     memory_mib: int = 0
@@ -36,7 +37,7 @@ class Amounts:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """What the request holds once it is placed; `gpus` counts whole ones only."""
+        """Return the amounts that the request holds once it is placed; `gpus` counts whole ones only."""
         count = request.gpu_count
         whole = count if request.core_request == WHOLE_GPU else 0
         return cls(count * request.core_request, count * request.memory_mib, whole)
@@ -48,7 +49,10 @@ class Amounts:
         return Amounts(self.core_percent - less.core_percent, self.memory_mib - less.memory_mib, self.gpus - less.gpus)
 
     def share_of(self, capacity: "Amounts", weight: int) -> float:
-        """The dominant share by weight. Division of integers rounds exactly, so equal shares compare as equal."""
+        """Return the dominant share by weight.
+
+        Division of integers rounds exactly, so equal shares compare as equal.
+        """
         pairs = (
             (self.core_percent, capacity.core_percent),
             (self.memory_mib, capacity.memory_mib),
@@ -58,10 +62,10 @@ class Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueEntry:
     """One claim in the queue. `since` is its number in the order of arrival.
 
-    `start_at` and `waits_since` are in Unix seconds; one of which nobody says since when it waits has not waited long.
+    `start_at` and `waits_since` are in Unix seconds; a claim without `waits_since` has not waited long.
     """
 
     id: str
@@ -78,32 +82,32 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is placed together, all or nothing: one claim, or a whole gang, oldest first."""
+    """Claims that are placed together, all or none: one claim, or a whole gang, oldest first."""
 
-    members: tuple[Waiting, ...]
+    members: tuple[QueueEntry, ...]
 
     @property
     def tenant(self) -> str:
-        """Whose it is; a gang has one tenant."""
+        """The tenant; a gang has one tenant."""
         return self.members[0].tenant
 
     @property
     def priority(self) -> int:
-        """The least of its claims'."""
+        """The least priority of its claims."""
         return min(member.priority for member in self.members)
 
     @property
     def since(self) -> int:
-        """When the last of its claims arrived."""
+        """The number of the last of its claims to arrive."""
         return max(member.since for member in self.members)
 
     def waits_since_before(self, moment: float) -> bool:
-        """Whether each of its claims has waited since before that."""
+        """Return True if each of its claims has waited since before that moment."""
         return all(member.waits_since is not None and member.waits_since < moment for member in self.members)
 
     @property
     def amounts(self) -> Amounts:
-        """What it would hold."""
+        """The amounts that it would hold."""
         total = Amounts()
         for member in self.members:
             total += Amounts.of(member.request)
@@ -111,7 +115,7 @@ class Ask:
 
     @property
     def time_limit_seconds(self) -> int | None:
-        """When all of it is over, from its start; None: nobody knows."""
+        """The time after which all of it has ended; None: not known."""
         limits = [member.time_limit_seconds for member in self.members]
         known = [limit for limit in limits if limit is not None]
         return max(known) if len(known) == len(limits) else None
@@ -120,9 +124,9 @@ class Ask:
 class Queue:
     """Asks in their order, while shares move.
 
-    `held` is what each tenant holds of the pool now, `capacity` what the pool has. Who has waited since before
-    `long_before` (Unix seconds) goes by age. `next` hands each ask out once; say `placed` for what got its GPUs, before
-    asking for the next.
+    `held` are the amounts that each tenant holds of the pool now, `capacity` those of the pool. An ask that has waited
+    since before `long_before` (Unix seconds) goes by age. `next` returns each ask once; call `record_placement` for an
+    ask that got its GPUs, before the next `next`.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class Queue:
     ) -> None:
         self._capacity, self._weights = capacity, weights
         self._held = dict(held)
-        # Those who have waited long are a level of their own, above the others of their priority, with one line.
+        # Asks that have waited long are a level of their own, above the others of their priority, with one line.
         levels: dict[tuple[int, bool], dict[str, list[Ask]]] = defaultdict(lambda: defaultdict(list))
         for ask in asks:
             long = long_before is not None and ask.waits_since_before(long_before)
@@ -149,7 +153,7 @@ class Queue:
         self._asked: str | None = None
 
     def next(self) -> Ask | None:
-        """The ask whose turn it is; None when each had its turn."""
+        """Return the next ask; None if each was returned."""
         if self._asked is not None:
             self._line_up(self._asked)
             self._asked = None
@@ -161,18 +165,18 @@ class Queue:
                 self._asked = tenant
                 return self._lines[tenant].popleft()
 
-    def placed(self, ask: Ask) -> None:
-        """Its tenant holds so much more."""
+    def record_placement(self, ask: Ask) -> None:
+        """Add the ask's amounts to its tenant's."""
         self._held[ask.tenant] = self._held.get(ask.tenant, Amounts()) + ask.amounts
 
-    def returned(self, ask: Ask) -> None:
-        """What was said to be placed is not: it could not be committed."""
+    def undo_placement(self, ask: Ask) -> None:
+        """Undo `record_placement` of the ask after a failed commit."""
         self._held[ask.tenant] -= ask.amounts
         if ask.tenant != self._asked and self._lines.get(ask.tenant):
             self._line_up(ask.tenant)
 
     def share(self, tenant: str) -> float:
-        """The tenant's dominant share by weight, as it stands."""
+        """Return the tenant's dominant share by weight, as it stands."""
         return self._held.get(tenant, Amounts()).share_of(self._capacity, self._weights.get(tenant, 1))
 
     def _open_level(self) -> bool:
@@ -196,9 +200,9 @@ class Queue:
 
 
 def in_order(queue: Queue) -> list[Ask]:
-    """Everything that waits, in the order in which it is asked if all of it is placed: the places in the queue."""
+    """Return all asks in the order in which they are asked if each is placed: the positions in the queue."""
     order = []
     while (ask := queue.next()) is not None:
-        queue.placed(ask)
+        queue.record_placement(ask)
         order.append(ask)
     return order

@@ -1,14 +1,14 @@
-"""Reclaim: whose claims make room for one whose tenant lent what it now needs itself.
+"""Reclaim: the victims that make room for a claim whose tenant lent what it now needs itself.
 
 Victims are taken one by one, in a fixed order, until the waiting claim has both the room in its quotas and the GPUs;
-then each is put back, the last first, and stays where the claim fits nevertheless. Where it does not fit in the end,
-nobody is touched. Everything is tried on the fleet and in the books, and taken back.
+then each is put back, the last first, and stays if the claim fits nevertheless. If it does not fit in the end, there
+are no victims. Everything is tried on the fleet and in the books, and undone.
 
-Who may be a victim: a tenant's *share* is the largest part of what its cohort lends that it has borrowed, of any
-resource, by its weight. One takes only from who borrows, and only where one's own share afterwards is at most the
+The rule for victims: a tenant's *share* is the largest part of what its cohort lends that it has borrowed, of any
+resource, by its weight. A tenant takes only from one that borrows, and only if its own share afterwards is at most the
 victim's afterwards, and below the victim's before. Kueue has this as the first of two rules; its second (below the
-victim's before is enough) is left out, as claims are indivisible: a lender's small claim ends a large one, what is left
-over is borrowed, and the large one, which would borrow less than that, may end the small ones in turn, for ever.
+victim's before is enough) is left out, as claims are indivisible: a lender's small claim ends a large one, the rest is
+borrowed, and the large one, which would borrow less than that, may end the small ones in turn, for ever.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from apps.scheduling.core.values import GpuState, Placed, Request
 
 Held = Mapping[str, tuple[int, int]]
 NOTHING: Held = {}
-# So many nodes are tried by themselves.
+# Nodes that are tried by themselves.
 MOST_NODES = 32
-# By the key of a cohort's share: one resource, in one pool or in all.
+# Amounts by the key of a cohort's share: one resource, in one pool or in all.
 Amounts = Mapping[str, int]
 
 
@@ -38,20 +38,20 @@ class Account:
 
     @property
     def borrowed(self) -> int:
-        """Used above nominal."""
+        """The amount used above nominal."""
         return max(0, self.used - self.nominal)
 
     @property
     def taken(self) -> int:
-        """What comes out of the share: all above what is kept."""
+        """The amount taken from the share: all above what is kept."""
         return max(0, self.used - self.kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
-    """What holds room: a claim, or a group that goes as a whole. `parts`: what it has of which GPU of the fleet.
+class Holder:
+    """A holder of room: a claim, or a group that goes as a whole. `parts`: its holdings of each GPU of the fleet.
 
-    `placed` is false where it only waits, and is charged. `noticed`: it was told to go, and goes first.
+    `placed` is false if it only waits, and is charged. `noticed`: it has notice, and goes first.
     """
 
     claim: str
@@ -66,7 +66,7 @@ class Living:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanting:
+class Claimant:
     """The waiting claim, and what is still to be charged for it."""
 
     claim: str
@@ -78,9 +78,9 @@ class Wanting:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimBounds:
-    """The most victims of one decision, how many are looked at, and whose they may be.
+    """The most victims of one decision, the most that are tried, and whose they may be.
 
-    `own_by_priority`: the tenant's own claims of lower priority. `from_others`: those of who borrows.
+    `own_by_priority`: the tenant's own claims of lower priority. `from_others`: claims of tenants that borrow.
     """
 
     most_victims: int = 16
@@ -94,18 +94,18 @@ USUAL = ReclaimBounds()
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Whose claims go, in the order in which they were chosen (none: it fits as it is), and where it then fits."""
+    """The claims that go, in the order in which they were chosen (none: it fits as it is), and where it then fits."""
 
-    claims: tuple[Living, ...]
+    claims: tuple[Holder, ...]
     gpus: tuple[str, ...]
-    # Shares that have no room for it as they are, and whether GPUs have none.
+    # Shares that have no room for it as they are; and True if GPUs have none.
     short: tuple[str, ...]
     no_gpu: bool
     spared: int = 0
 
     @property
     def explanation(self) -> str:
-        """In words and numbers; names nobody."""
+        """The decision in words and numbers; it names nobody."""
         if not self.claims:
             return "It fits as it is."
         lacks = [*self.short, *(["GPUs"] if self.no_gpu else [])]
@@ -119,14 +119,14 @@ class Victims:
 
 @dataclass
 class Books:
-    """Who holds what of a cohort's shares: by share what is lent in all; by tenant, and share, the quota's numbers."""
+    """The books of a cohort's shares: what is lent in all, by share; and quotas by tenant and share."""
 
     lendable: Mapping[str, int]
     accounts: dict[str, dict[str, Account]]
     weights: Mapping[str, int] = field(default_factory=dict)
 
     def share(self, tenant: str, more: Amounts | None = None) -> float:
-        """The tenant's share, with so much more. Equal quotients of integers are equal as floats."""
+        """Return the tenant's share, with so much more. Equal quotients of integers are equal as floats."""
         more, weight = more or {}, self.weights.get(tenant, 1)
         parts = [
             replace(account, used=account.used + more.get(key, 0)).borrowed / (self.lendable[key] * weight)
@@ -136,17 +136,17 @@ class Books:
         return max(parts, default=0.0)
 
     def borrows(self, tenant: str, keys: Iterable[str]) -> bool:
-        """Whether the tenant borrows in one of these shares."""
+        """Return True if the tenant borrows in one of these shares."""
         accounts = self.accounts.get(tenant, {})
         return any(key in accounts and accounts[key].borrowed for key in keys)
 
     def within_nominal(self, tenant: str, more: Amounts) -> bool:
-        """Whether, with so much more, the tenant would borrow nowhere."""
+        """Return True if, with so much more, the tenant would borrow nowhere."""
         accounts = self.accounts.get(tenant, {})
         return all(accounts[key].used + amount <= accounts[key].nominal for key, amount in more.items() if amount)
 
     def short(self, tenant: str, more: Amounts) -> tuple[str, ...]:
-        """The shares in which so much more cannot be charged."""
+        """Return the shares in which so much more cannot be charged."""
         return tuple(key for key, amount in sorted(more.items()) if amount and not self._has_room(tenant, key, amount))
 
     def _has_room(self, tenant: str, key: str, amount: int) -> bool:
@@ -155,22 +155,22 @@ class Books:
         if account.most is not None and after.used > account.most:
             return False
         more = after.taken - account.taken
-        return not more or self.taken(key) + more <= self.lendable[key]
+        return not more or self.total_taken(key) + more <= self.lendable[key]
 
-    def taken(self, key: str) -> int:
-        """What all tenants together take of the share."""
+    def total_taken(self, key: str) -> int:
+        """Return what all tenants together take of the share."""
         return sum(accounts[key].taken for accounts in self.accounts.values() if key in accounts)
 
     def charge(self, tenant: str, amounts: Amounts, sign: int = 1) -> None:
-        """So much more is used, or less."""
+        """Add the amounts to the tenant's use, or subtract them."""
         accounts = self.accounts.get(tenant, {})
         for key, amount in amounts.items():
             if key in accounts:
                 accounts[key] = replace(accounts[key], used=accounts[key].used + sign * amount)
 
 
-def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBounds) -> bool:
-    """The rules, as the books stand at this moment."""
+def may_take(books: Books, wanting: Claimant, victim: Holder, bounds: ReclaimBounds) -> bool:
+    """Return True if the rules allow this victim, as the books stand at this moment."""
     if victim.tenant == wanting.tenant:
         return bounds.own_by_priority and victim.priority < wanting.priority
     if not bounds.from_others:
@@ -184,55 +184,55 @@ def may_take(books: Books, wanting: Wanting, victim: Living, bounds: ReclaimBoun
 
 
 class Scene:
-    """Who holds what, on a fleet and in the books; changed for a trial, and back."""
+    """The holdings on a fleet and in the books; changed for a trial, and back."""
 
-    def __init__(self, fleet: Fleet, books: Books, living: Iterable[Living], *, held: Held = NOTHING) -> None:
+    def __init__(self, fleet: Fleet, books: Books, living: Iterable[Holder], *, held: Held = NOTHING) -> None:
         self.fleet, self.books, self.held = fleet, books, held
         self.living = {item.claim: item for item in living}
 
-    def leave(self, item: Living) -> None:
-        """It holds nothing any more."""
+    def leave(self, item: Holder) -> None:
+        """Remove its holdings."""
         self._move(item, -1)
 
-    def back(self, item: Living) -> None:
-        """It holds what it held."""
+    def back(self, item: Holder) -> None:
+        """Put its holdings back."""
         self._move(item, 1)
 
-    def _move(self, item: Living, sign: int) -> None:
+    def _move(self, item: Holder, sign: int) -> None:
         for uuid, request in item.parts:
             (self.fleet.take if sign > 0 else self.fleet.give_back)((uuid,), request)
         self.books.charge(item.tenant, item.amounts, sign)
 
-    def settle(self, wanting: Wanting, found: Victims) -> None:
-        """What was decided counts for what is decided next: the victims are gone, the claim is there."""
+    def settle(self, wanting: Claimant, found: Victims) -> None:
+        """Apply a decision for those that follow: the victims are gone, the claim is there."""
         for item in found.claims:
             self.leave(self.living.pop(item.claim))
         self.fleet.take(found.gpus, wanting.request)
         self.books.charge(wanting.tenant, wanting.amounts)
 
-    def place(self, wanting: Wanting) -> Placed | None:
-        """Where the claim fits now, in its quotas and on GPUs."""
+    def place(self, wanting: Claimant) -> Placed | None:
+        """Return where the claim fits now, in its quotas and on GPUs; None if nowhere."""
         if self.books.short(wanting.tenant, wanting.amounts):
             return None
         answer = self.fleet.place(wanting.request, held=self.held)
         return answer if isinstance(answer, Placed) else None
 
 
-def reclaim(scene: Scene, wanting: Wanting, bounds: ReclaimBounds = USUAL) -> Victims | None:
-    """Whose claims make room for this one; None where nobody's that may be taken would do.
+def reclaim(scene: Scene, wanting: Claimant, bounds: ReclaimBounds = USUAL) -> Victims | None:
+    """Return the victims that make room for this claim; None if no allowed victims would.
 
-    First of all that may go; where that does not do, or takes too many, those of each node by themselves.
+    First all victims are tried in order; if that fails, or takes too many, those of each node by themselves.
     """
     short = scene.books.short(wanting.tenant, wanting.amounts)
     no_gpu = not isinstance(scene.fleet.place(wanting.request, held=scene.held), Placed)
     if placed := scene.place(wanting):
         return Victims((), placed.gpus, short, no_gpu)
     ordered = _in_order(scene, wanting, short, no_gpu, bounds)
-    found = _tried(scene, wanting, ordered, bounds)
+    found = _try(scene, wanting, ordered, bounds)
     if found is None and no_gpu:
         turn = {item.claim: number for number, item in enumerate(ordered)}
-        plans = [_tried(scene, wanting, some, bounds) for some in _by_node(scene, ordered)]
-        # The one whose last in the order comes first.
+        plans = [_try(scene, wanting, some, bounds) for some in _by_node(scene, ordered)]
+        # The plan whose last victim comes first in the order.
         found = min(
             (plan for plan in plans if plan),
             key=lambda plan: sorted((turn[item.claim] for item in plan[0]), reverse=True),
@@ -242,12 +242,12 @@ def reclaim(scene: Scene, wanting: Wanting, bounds: ReclaimBounds = USUAL) -> Vi
 
 
 def _in_order(
-    scene: Scene, wanting: Wanting, short: Sequence[str], no_gpu: bool, bounds: ReclaimBounds
-) -> list[Living]:
-    """Those whose going could help, in the order in which they are taken.
+    scene: Scene, wanting: Claimant, short: Sequence[str], no_gpu: bool, bounds: ReclaimBounds
+) -> list[Holder]:
+    """Return the claims whose going could help, in the order in which they are taken.
 
-    Who was told to go already, then what runs nowhere yet, best effort, lowest priority, latest start, and what leaves
-    its GPUs most whole.
+    Claims with notice, then those that wait, best effort, lowest priority, latest start, and those that leave their
+    GPUs most whole.
     """
     request, gpus = wanting.request, {gpu.uuid: gpu for gpu in scene.fleet.gpus()}
 
@@ -255,11 +255,11 @@ def _in_order(
         right = not request.models or gpu.model in request.models
         return gpu.schedulable and right and gpu.memory_mib >= request.memory_mib
 
-    def helps(item: Living) -> bool:
+    def helps(item: Holder) -> bool:
         frees = no_gpu and any(suits(gpus[uuid]) for uuid, _ in item.parts)
         return frees or any(item.amounts.get(key) for key in short)
 
-    def turn(item: Living) -> tuple[Any, ...]:
+    def turn(item: Holder) -> tuple[Any, ...]:
         others = sum(WHOLE - gpus[uuid].core_free - part.core_request for uuid, part in item.parts)
         worth = (not item.best_effort, item.priority, -item.since, others, item.claim)
         return (item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
@@ -268,19 +268,19 @@ def _in_order(
     return [item for item in sorted(could, key=turn) if may_take(scene.books, wanting, item, bounds)]
 
 
-def _by_node(scene: Scene, ordered: Sequence[Living]) -> Iterator[list[Living]]:
-    """For each node those that are on it, in order, and after them the others, whose quota may be wanted too."""
+def _by_node(scene: Scene, ordered: Sequence[Holder]) -> Iterator[list[Holder]]:
+    """Yield for each node the claims on it, in order, and after them the others, whose quota may be needed too."""
     node_of = {gpu.uuid: gpu.node for gpu in scene.fleet.gpus()}
     nodes = {node_of[uuid]: None for item in ordered for uuid, _ in item.parts}
     for node in list(nodes)[:MOST_NODES]:
         yield sorted(ordered, key=lambda item: all(node_of[uuid] != node for uuid, _ in item.parts))
 
 
-def _tried(
-    scene: Scene, wanting: Wanting, ordered: Sequence[Living], bounds: ReclaimBounds
-) -> tuple[list[Living], tuple[str, ...], int] | None:
-    """Victims of these, where the claim then fits, and how many were spared; None where they do not do."""
-    gone: list[Living] = []
+def _try(
+    scene: Scene, wanting: Claimant, ordered: Sequence[Holder], bounds: ReclaimBounds
+) -> tuple[list[Holder], tuple[str, ...], int] | None:
+    """Return the victims among these, where the claim then fits, and how many were spared; None if it does not fit."""
+    gone: list[Holder] = []
     placed = None
     for item in ordered[: bounds.most_tried]:
         if may_take(scene.books, wanting, item, bounds):
@@ -298,8 +298,8 @@ def _tried(
     return gone, placed.gpus, taken - len(gone)
 
 
-def _spare(scene: Scene, wanting: Wanting, gone: list[Living]) -> Placed | None:
-    """Put back whoever need not go, the last first; where the claim fits in the end."""
+def _spare(scene: Scene, wanting: Claimant, gone: list[Holder]) -> Placed | None:
+    """Put back every victim that need not go, the last first; return where the claim fits in the end."""
     answer = None
     for item in reversed(list(gone)):
         scene.back(item)

@@ -1,12 +1,12 @@
-"""When a refusal need not be asked again: room that was taken helps nobody, and room that was freed helps few."""
+"""Remembered refusals: room that was taken helps no refused request, and room that was freed helps few."""
 
 from apps.scheduling.core.values import GpuState, Request
 
 
 def could_help(gpu: GpuState, request: Request) -> bool:
-    """Whether the request, refused before, may fit now that this GPU has changed. Never False where it does fit.
+    """Return True if the request, refused before, may fit now that this GPU has changed. Never False if it does fit.
 
-    Where more than the GPU itself decides (labels, the machine's CPU and RAM) any change may help.
+    If more than the GPU itself decides (labels, the machine's CPU and RAM), any change may help.
     """
     if depends_on_others(request):
         return True
@@ -19,5 +19,5 @@ def could_help(gpu: GpuState, request: Request) -> bool:
 
 
 def depends_on_others(request: Request) -> bool:
-    """Whether what is on other GPUs has a say."""
+    """Return True if other GPUs, or the machine, decide about the request, too."""
     return bool(request.labels or request.cpu_milli or request.ram_mib)

@@ -1,4 +1,4 @@
-"""What the core speaks of. Core is percent of one GPU, memory is MiB."""
+"""The values of the core. Core is percent of one GPU, memory is MiB."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from typing import NamedTuple
 class Label(NamedTuple):
     """A label of a claim, on a GPU that carries the claim: once for each such claim.
 
-    `kind` is one of `affinity`, `anti-affinity`, `exclusion`; a label means something among its tenant's own only.
+    `kind` is one of `affinity`, `anti-affinity`, `exclusion`; a label has a meaning among its tenant's own only.
     """
 
     kind: str
@@ -27,15 +27,15 @@ class GpuState:
     core_free: int
     memory_free_mib: int
     schedulable: bool = True
-    # Of one that is not schedulable for this alone: what it suffers from, in a few words.
+    # Of a GPU that is unschedulable for this reason alone: its problem, in a few words.
     unhealthy: str = ""
     labels: tuple[Label, ...] = ()
-    # Used of it twice, by claims and without one: so much must be given back before any of it is free.
+    # Amounts used twice, by claims and without one: this much must be given back before any of it is free.
     core_over: int = 0
     memory_over_mib: int = 0
 
     def with_more(self, core: int, memory_mib: int) -> "GpuState":
-        """The same with so much more free, or less; below zero it is used twice."""
+        """Return the GPU with this much more free, or less; below zero it is used twice."""
         core += self.core_free - self.core_over
         memory_mib += self.memory_free_mib - self.memory_over_mib
         return replace(
@@ -49,7 +49,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A machine. `links` are (GPU, GPU, word) with the agent's words; None of CPU or RAM: not known, not limited.
+    """A node. `links` are (GPU, GPU, word) with the agent's words; CPU or RAM None: not known, not limited.
 
     `cpu_milli` is all the CPU it has; None: not known.
     """
@@ -64,10 +64,11 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one claim asks: `gpu_count` GPUs of one node, on each `core_request` and `memory_mib`.
+    """The request of one claim: `gpu_count` GPUs of one node, on each `core_request` and `memory_mib`.
 
     `gpu_model` may name several models, joined by `|`. CPU and RAM are the node's, for the claim as a whole. `key` is
-    the claim's own id: the policy `random` draws by it, nothing else reads it. No GPUs: CPU and RAM of a node alone.
+    the claim's own id: the policy `random` draws by it, nothing else reads it. Without GPUs: CPU and RAM of a node
+    alone.
     """
 
     gpu_count: int
@@ -85,7 +86,7 @@ class Request:
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """What a GPU that carries it bears for it."""
+        """The labels of a GPU that carries the request."""
         if self.affinity is None and self.anti_affinity is None and self.exclusion is None:
             return ()
         kinds = (("affinity", self.affinity), ("anti-affinity", self.anti_affinity), ("exclusion", self.exclusion))
@@ -93,13 +94,13 @@ class Request:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that will do; none named: any."""
+        """The models that fit; none named: any."""
         return tuple(self.gpu_model.split("|")) if self.gpu_model is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why `gpus` GPUs could not take the request."""
+    """The reason for which `gpus` GPUs could not take the request."""
 
     code: str
     gpus: int
@@ -107,7 +108,7 @@ class Reason:
 
 
 class Placed(NamedTuple):
-    """The GPUs, by uuid, in index order; the node where no GPU was asked for. A tuple: batches make many."""
+    """The GPUs, by uuid, in index order; the node if no GPU was requested. A tuple: batches make many."""
 
     gpus: tuple[str, ...]
     node: str = ""
@@ -115,6 +116,6 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """How many GPUs each filter removed; every GPU is counted once, by the first filter that removed it."""
+    """The number of GPUs that each filter removed; every GPU counts once, for the first filter that removed it."""
 
     reasons: tuple[Reason, ...]

@@ -1,1 +1,1 @@
-"""The seeded platform of `make demo`: what is in it, and making it so, however often it is asked."""
+"""The seeded platform of `make demo`: its contents, and an idempotent setup."""

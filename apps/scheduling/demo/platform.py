@@ -1,4 +1,4 @@
-"""What the demo holds: three tenants, two pools, and a handful of claims with real programs under them."""
+"""The contents of the demo: three tenants, two pools, and a handful of claims with real programs under them."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class SeededClaim:
     gpu_count: int = 1
 
 
-# By tenant: percent of core, MiB of memory, vGPUs, over all pools.
+# Quotas by tenant: percent of core, MiB of memory, vGPUs, over all pools.
 TENANTS = {
     "acme": ("Acme Robotics", 300, 72 * GIB, 12),
     "globex": ("Globex Search", 200, 48 * GIB, 8),

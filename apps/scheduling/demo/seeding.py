@@ -1,4 +1,7 @@
-"""Making the demo's platform through the same services that everybody uses. Safe to repeat; resumes what is there."""
+"""The setup of the demo's platform through the services that everybody uses.
+
+Safe to repeat; it resumes what is there.
+"""
 
 import json
 import os
@@ -26,7 +29,7 @@ GPULOAD = settings.BASE_DIR / "libvcuda" / "build" / "gpuload"
 
 
 def seed(*, state_dir: Path, default_node: str) -> None:
-    """Tenants, quotas, pools, nodes, the operator; secrets go to files of mode 0600 in `state_dir`."""
+    """Create tenants, quotas, pools, nodes and the operator; secrets go to files of mode 0600 in `state_dir`."""
     operator(state_dir)
     pools = {
         name: Pool.objects.filter(name=name).first()
@@ -43,7 +46,7 @@ def seed(*, state_dir: Path, default_node: str) -> None:
     enrol_later(state_dir, name="sim-2", pool=pools["shared"])
     for item in CLAIMS:
         tenant = Tenant.objects.get(slug=item.tenant)
-        # One that was released stays released: the next start resumes, it does not start over.
+        # A claim that was released stays released: the next start resumes, it does not start over.
         if not Claim.objects.filter(tenant=tenant, name=item.name, pool=pools["shared"]).exists():
             create_claim(
                 principal=SYSTEM,
@@ -60,7 +63,7 @@ def seed(*, state_dir: Path, default_node: str) -> None:
 
 
 def operator(state_dir: Path) -> None:
-    """The operator's login and token; both survive restarts."""
+    """Create the operator's login and token; both survive restarts."""
     user, created = User.objects.get_or_create(username=OPERATOR, defaults={"is_operator": True})
     password_file, token_file = state_dir / "operator.password", state_dir / "operator.token"
     if created or not password_file.exists():
@@ -74,10 +77,10 @@ def operator(state_dir: Path) -> None:
 
 
 def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:
-    """Make the node, and a one-time token for its agent until that has enrolled.
+    """Create the node, and a one-time token for its agent until that has enrolled.
 
-    The token lies in the agent's own directory, which may be a volume of its own. An agent whose directory was lost,
-    and its key with it, gets another token.
+    The token is in the agent's own directory, which may be a volume of its own. An agent whose directory was lost, and
+    its key with it, gets another token.
     """
     node = Node.objects.filter(name=name).first()
     path = state_dir / "nodes" / name / "enrol.token"
@@ -92,7 +95,7 @@ def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """To a file that only its owner may read, whole or not at all."""
+    """Write the text to a file that only its owner may read, whole or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -102,7 +105,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def workloads() -> Iterator[str]:
-    """A line of JSON per seeded claim that is active, as soon as it is: what to start, and with which secret."""
+    """Yield a line of JSON per seeded claim once it is active: the program to start, and its secret."""
     programs = {(item.tenant, item.name): item.program for item in CLAIMS}
     started: set[int] = set()
     deadline = time.monotonic() + WORKLOADS_SECONDS

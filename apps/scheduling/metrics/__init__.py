@@ -1,1 +1,1 @@
-"""What Prometheus reads: `/metrics` and `/metric`."""
+"""Metrics for Prometheus: `/metrics` and `/metric`."""

@@ -1,4 +1,4 @@
-"""What all processes have counted (`gpucloud.counters`), as Prometheus has counters and histograms."""
+"""Counters and histograms of all processes (`gpucloud.counters`), for Prometheus."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Parts = dict[tuple[str, ...], dict[str | None, float]]
 
 
 def families() -> Iterator[Metric]:
-    """One round trip to Redis. Where it does not answer the counts are left out, and a gauge says so."""
+    """Yield the counters, in one round trip to Redis; if it does not answer, only a gauge that says so."""
     counters.write()
     found: dict[str, Parts] = defaultdict(lambda: defaultdict(dict))
     readable = True
@@ -27,7 +27,7 @@ def families() -> Iterator[Metric]:
     yield GaugeMetricFamily("gpucloud_counters_readable", said, value=float(readable))
     if readable:
         for kind in counters.EVERY:
-            # What another version counted by other labels is not shown.
+            # Counts of another version with other labels are not shown.
             parts = {key: value for key, value in found[kind.name].items() if len(key) == len(kind.labels)}
             yield _counter(kind, parts) if isinstance(kind, Counter) else _histogram(kind, parts)
 

@@ -1,6 +1,6 @@
-"""Each GPU under the names and labels of NVIDIA's dcgm-exporter, as far as the agents measure it.
+"""Metrics of GPUs, under the names and labels of NVIDIA's dcgm-exporter, as far as the agents measure them.
 
-A field that was not heard of lately is left out, as dcgm-exporter leaves out what a device does not have.
+A field without a recent sample is left out, as dcgm-exporter leaves out what a device does not have.
 """
 
 import re
@@ -25,7 +25,7 @@ FIELDS = {
 }
 
 
-# As `Gpu.unhealthy` has it.
+# The form of `Gpu.unhealthy`.
 XID = re.compile(r"XID (\d+)")
 
 
@@ -35,12 +35,12 @@ class Device(NamedTuple):
     key: int
     labels: tuple[str, str, str, str, str]
     memory_mib: int
-    # That which keeps claims off it; 0: none. Its agent alone knows those that are a program's own fault.
+    # The XID error that keeps claims off it; 0: none. Only its agent knows those caused by programs.
     xid: int
 
 
 def present(most: int) -> list[Device]:
-    """GPUs that are there, so many at most; one query."""
+    """Return the GPUs that are present, at most this many; one query."""
     rows = Gpu.objects.filter(present=True).order_by("pk")
     columns = ("pk", "index", "uuid", "model", "node__hostname", "node__name")
     found = rows.values_list(*columns, "memory_mib", "unhealthy")[:most]
@@ -56,7 +56,7 @@ def _xid(unhealthy: str) -> int:
 
 
 def families(devices: list[Device], samples: Mapping[int, Sample]) -> Iterator[GaugeMetricFamily]:
-    """Each GPU of which something was heard lately, by its key."""
+    """Yield the metrics of each GPU with a recent sample, given by its key."""
     made = {name: GaugeMetricFamily(name, words, labels=LABELS) for name, words in FIELDS.items()}
     for device in devices:
         sample = samples.get(device.key)

@@ -1,4 +1,4 @@
-"""Pools, their queues and nodes, and quotas, as they stand: a query each, whatever there is of them.
+"""Metrics of pools, their queues and nodes, and quotas: one query each, whatever there is.
 
 Series grow with pools, states and quotas, never with claims, GPUs or nodes.
 """
@@ -23,7 +23,7 @@ EVERY_POOL = "*"
 
 
 def queues() -> Iterator[GaugeMetricFamily]:
-    """Who waits, and how long the first of them has."""
+    """Yield the number of waiting claims, and the age of the oldest."""
     length = GaugeMetricFamily("gpucloud_queue_claims", "Claims that wait to be placed.", labels=["pool", "state"])
     oldest = GaugeMetricFamily(
         "gpucloud_queue_oldest_seconds", "Age of the oldest claim that waits; 0 where none does.", labels=["pool"]
@@ -42,7 +42,7 @@ def queues() -> Iterator[GaugeMetricFamily]:
 
 
 def claims() -> Iterator[GaugeMetricFamily]:
-    """Claims that hold or wait for something."""
+    """Yield the number of claims that hold or wait for something."""
     family = GaugeMetricFamily("gpucloud_claims", "Claims that are not released.", labels=["tenant", "pool", "state"])
     live = Claim.objects.exclude(state=ClaimState.RELEASED).order_by()
     for *labels, number in live.values_list("tenant__slug", "pool__name", "state").annotate(Count("pk")):
@@ -51,8 +51,8 @@ def claims() -> Iterator[GaugeMetricFamily]:
 
 
 def idle() -> Iterator[GaugeMetricFamily]:
-    """Claims that do nothing, in pools that have a rule for such."""
-    words = "Claims that do nothing for as long as their pool allows: idle, or unused by any program."
+    """Yield the number of idle claims, in pools that have a rule for them."""
+    words = "Claims idle for as long as their pool allows: without computing, or without any program."
     family = GaugeMetricFamily("gpucloud_claims_idle", words, labels=["pool", "reason"])
     rows = Claim.objects.filter(idle_since__isnull=False).order_by().values_list("pool__name", "idle_reason")
     found = {(pool, reason): number for pool, reason, number in rows.annotate(Count("pk"))}
@@ -63,19 +63,19 @@ def idle() -> Iterator[GaugeMetricFamily]:
 
 
 def nodes() -> Iterator[GaugeMetricFamily]:
-    """Machines by their one word, and whose agent is heard of."""
+    """Yield the nodes by state, those with a connected agent, and those behind or drifted."""
     family = GaugeMetricFamily(
         "gpucloud_nodes",
         "Nodes by state: ready, unhealthy, fenced, cordoned, lost, awaiting-agent.",
         labels=["pool", "state"],
     )
-    agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was heard of in the last 10 s.")
+    agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was seen in the last 10 s.")
     behind = GaugeMetricFamily(
-        "gpucloud_nodes_behind", "Heard of, and what is in force is older than what is wanted.", labels=["pool"]
+        "gpucloud_nodes_behind",
+        "Connected nodes whose limits in force are older than the desired ones.",
+        labels=["pool"],
     )
-    drifted = GaugeMetricFamily(
-        "gpucloud_nodes_drifted", "Somebody changed something there that is not put right.", labels=["pool"]
-    )
+    drifted = GaugeMetricFamily("gpucloud_nodes_drifted", "Nodes with drift that is not repaired.", labels=["pool"])
     heard = Q(last_seen_at__gt=timezone.now() - FRESH)
     never, connected = Q(last_seen_at=None), 0
     states = {
@@ -103,20 +103,20 @@ def nodes() -> Iterator[GaugeMetricFamily]:
 
 
 def gpus() -> Iterator[GaugeMetricFamily]:
-    """What the pools have, what is promised of it, and what is used of it besides."""
+    """Yield the capacity of pools, the promised part of it, and the use beside that."""
     names = {
         "gpus": ("gpucloud_gpus", "GPUs that are there.", Count("pk")),
         "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
         "core_outside": (
             "gpucloud_core_percent_outside",
-            "Percent of a GPU that pods use for which no claim stands.",
+            "Percent of a GPU used by pods without a claim.",
             Sum("core_outside"),
         ),
         "memory": ("gpucloud_memory_mib", "Device memory in MiB.", Sum("memory_mib")),
         "memory_used": ("gpucloud_memory_mib_promised", "Device memory that claims hold.", Sum("memory_used_mib")),
         "memory_outside": (
             "gpucloud_memory_mib_outside",
-            "Device memory that pods use for which no claim stands.",
+            "Device memory used by pods without a claim.",
             Sum("memory_outside_mib"),
         ),
     }
@@ -130,7 +130,7 @@ def gpus() -> Iterator[GaugeMetricFamily]:
 
 
 def quotas() -> Iterator[GaugeMetricFamily]:
-    """What tenants may hold and do hold; `+Inf` where a quota has no limit."""
+    """Yield the limits and the use of quotas; `+Inf` if a quota has no limit."""
     labels = ["tenant", "pool", "resource"]
     hard = GaugeMetricFamily("gpucloud_quota_hard", "What the tenant may hold; +Inf: no limit.", labels=labels)
     used = GaugeMetricFamily("gpucloud_quota_used", "What the tenant holds.", labels=labels)

@@ -1,4 +1,4 @@
-"""One scrape: which families, in which order, and how many series at most."""
+"""Collectors of a scrape: the families, their order, and the most series."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,10 +11,10 @@ from apps.scheduling.metrics import counted, devices, pools, shares, webhooks
 
 
 class Platform(Collector):
-    """Everything: the platform as a whole, then each GPU and claim."""
+    """All metrics: of the platform as a whole, then of each GPU and claim."""
 
     def collect(self) -> Iterator[Metric]:
-        """Some ten queries and one question to Redis, whatever there is."""
+        """Yield all families: some ten queries and one call to Redis, whatever there is."""
         for part in (pools.queues, pools.claims, pools.idle, pools.nodes, pools.gpus, pools.quotas, webhooks.messages):
             yield from part()
         yield from counted.families()
@@ -22,15 +22,15 @@ class Platform(Collector):
 
 
 class Devices(Collector):
-    """What gpu-manager and dcgm-exporter tell, of all nodes."""
+    """The metrics of gpu-manager and dcgm-exporter, of all nodes."""
 
     def collect(self) -> Iterator[Metric]:
-        """Three queries."""
+        """Yield the families of GPUs and claims: three queries."""
         yield from _each(own=False)
 
 
 def _each(*, own: bool) -> Iterator[Metric]:
-    """Each GPU and each claim, unless there are more than one scrape should carry: then their nodes' agents tell."""
+    """Yield the metrics of each GPU and claim, unless there are too many for one scrape: then scrape the agents."""
     most = settings.METRICS_MOST_DETAILS
     gpus, claims = devices.present(most + 1), shares.live(most + 1)
     left_out = max(len(gpus), len(claims)) > most

@@ -1,7 +1,7 @@
-"""What each claim has of each GPU and uses of it, under gpu-manager's names: dashboards made for it go on working.
+"""Metrics of claims on GPUs, under gpu-manager's names, so that dashboards made for it go on working.
 
-Its pods and containers are claims here: `namespace` is the tenant, `pod_name` the claim's uid, which no two share, and
-`container_name` the claim's name. The agent tells the same of its own node (`agent/metrics.py`).
+Its pods and containers are claims here: `namespace` is the tenant, `pod_name` the claim's uid, which is unique, and
+`container_name` the claim's name. The agent has the same for its own node (`agent/metrics.py`).
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ TOTAL = "total"
 
 
 class Family(NamedTuple):
-    """A metric of gpu-manager's: its HELP, and the label that says which GPU."""
+    """A metric of gpu-manager: its HELP, and the label that names the GPU."""
 
     words: str
     label: str
@@ -50,7 +50,7 @@ Samples = Mapping[UUID, Sample]
 
 
 def live(most: int) -> list[Share]:
-    """Assignments that hold something, so many at most; one query."""
+    """Return the assignments that hold something, at most this many; one query."""
     rows = Assignment.objects.exclude(state=AssignmentState.RELEASED).order_by("pk")
     pod = ("claim__name", "claim__tenant__slug", "gpu__node__name", "claim__uid")
     columns = rows.values_list("uid", *pod, "gpu__index", "core_request", "memory_mib")[:most]
@@ -61,7 +61,7 @@ def live(most: int) -> list[Share]:
 
 
 def by_claim(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFamily]:
-    """gpu-manager's four metrics: used on each GPU and in all, asked for in all."""
+    """Yield gpu-manager's four metrics: used on each GPU and in all, requested in all."""
     families = {
         name: GaugeMetricFamily(name, family.words, labels=[*POD, family.label]) for name, family in FAMILIES.items()
     }
@@ -81,10 +81,10 @@ def by_claim(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFamil
 
 
 def throttled(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFamily]:
-    """How much of the time launches waited for the claim's turn."""
+    """Yield the part of the time in which launches waited for the claim's turn."""
     family = GaugeMetricFamily(
         "gpucloud_claim_throttled_ratio",
-        "Part of the last second in which launches of the claim waited for its share, of the GPU where it was most.",
+        "Part of the last second in which launches of the claim waited for its share, on the GPU with most of it.",
         labels=["claim", "name", "node", "tenant"],
     )
     most: dict[tuple[str, str, str, str], float] = {}

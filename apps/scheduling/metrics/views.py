@@ -1,4 +1,4 @@
-"""`/metrics` and `/metric`: for Prometheus, not for people, so neither counted by the throttle nor part of the API."""
+"""Views of `/metrics` and `/metric`: for Prometheus, so neither throttled nor part of the API."""
 
 import ipaddress
 
@@ -22,13 +22,13 @@ HOW = f"Send `Authorization: Bearer` with an operator's token of the scope {SCOP
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Everything."""
+    """Return all metrics."""
     return _answer(request, Platform())
 
 
 @require_safe
 def metric(request: HttpRequest) -> HttpResponse:
-    """At gpu-manager's own path: claims and GPUs under the names of gpu-manager and dcgm-exporter."""
+    """Return claims and GPUs under the names of gpu-manager and dcgm-exporter, at gpu-manager's own path."""
     return _answer(request, Devices())
 
 
@@ -40,7 +40,7 @@ def _answer(request: HttpRequest, collector: Collector) -> HttpResponse:
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
-    """Why not; None for a network of the settings', and for an operator's token."""
+    """Return the refusal; None for a network of the settings, and for an operator's token."""
     if _is_let_in(source_of(request)):
         return None
     try:

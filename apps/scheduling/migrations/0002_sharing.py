@@ -1,4 +1,4 @@
-"""What a claim says of its part in a shared GPU."""
+"""Sharing terms of claims."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""What was used, by the hour."""
+"""Used GPU time by the hour."""
 
 import django.db.models.deletion
 from django.db import migrations, models

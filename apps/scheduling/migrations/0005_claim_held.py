@@ -1,4 +1,4 @@
-"""Finding what was held in a period."""
+"""An index for the claims that were held in a period."""
 
 from django.db import migrations, models
 

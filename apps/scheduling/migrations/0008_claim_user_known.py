@@ -1,4 +1,4 @@
-"""Claims that hold something count to the member who made them."""
+"""Members of claims that hold something, for their limits."""
 
 from django.db import migrations
 

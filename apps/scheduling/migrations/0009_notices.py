@@ -1,6 +1,6 @@
-"""The database itself tells the scheduler what changed: no writer can forget to, and what is rolled back says nothing.
+"""Notices of changes from the database to the scheduler: no writer can forget one, and a rollback sends none.
 
-Each notice is one line, `KIND ID`, delivered at the commit. What a heartbeat writes each second is no news.
+Each notice is one line, `KIND ID`, delivered at the commit. The write of each second's heartbeat sends none.
 """
 
 from django.db import migrations
@@ -27,14 +27,14 @@ OR (OLD.last_seen_at IS NULL) <> (NEW.last_seen_at IS NULL)
 OR NEW.last_seen_at - OLD.last_seen_at >= interval '10 seconds' OR NEW.last_seen_at < OLD.last_seen_at
 """
 WAITS = "state IN ('pending', 'queued')"
-# Where more became free, or what is allowed was changed. What is taken frees nothing.
+# Changes that free something, or change what is allowed. Taking something frees nothing.
 QUOTA_IS_NEWS = """
 NEW.used < OLD.used OR NEW.hard IS DISTINCT FROM OLD.hard
 OR NEW.borrowing_limit IS DISTINCT FROM OLD.borrowing_limit OR NEW.share_id IS DISTINCT FROM OLD.share_id
 """
 SHARE_IS_NEWS = "NEW.taken < OLD.taken OR NEW.lendable <> OLD.lendable"
 
-# Table, what the notice calls it and by which column, when, and the condition.
+# Table, kind of the notice and its column, event, and condition.
 TRIGGERS = [
     ("nodes_gpu", "gpu", "id", "INSERT OR UPDATE OR DELETE", ""),
     ("nodes_node", "node", "id", "INSERT OR DELETE", ""),

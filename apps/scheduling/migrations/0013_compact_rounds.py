@@ -1,6 +1,6 @@
-"""Rounds no longer hold the whole fleet each: they share snapshots and hold what changed.
+"""Compact rounds: they share snapshots of the fleet and hold only what changed.
 
-Records of the form before, a week's at most, are dropped: they say nothing that is still so.
+Records of the form before, a week's at most, are dropped: they no longer explain the present.
 """
 
 from django.db import migrations, models

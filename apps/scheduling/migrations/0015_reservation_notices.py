@@ -1,4 +1,4 @@
-"""What is booked, moved or given back is news to its pool's scheduler (see 0009)."""
+"""Notices of booked, moved and released reservations to their pool's scheduler (see 0009)."""
 
 from django.db import migrations
 
@@ -6,7 +6,7 @@ INSERTED = """
 CREATE TRIGGER notice_insert AFTER INSERT ON scheduling_reservation FOR EACH ROW
 EXECUTE FUNCTION gpucloud_notice('pool', 'pool_id');
 """
-# What its claims bear changes all the time, and its version then stays.
+# The charges of its claims change all the time, and its version then stays.
 CHANGED = """
 CREATE TRIGGER notice_update AFTER UPDATE ON scheduling_reservation FOR EACH ROW
 WHEN (OLD.version <> NEW.version) EXECUTE FUNCTION gpucloud_notice('pool', 'pool_id');

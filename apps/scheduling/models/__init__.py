@@ -1,4 +1,4 @@
-"""The facts of this app, a module per noun."""
+"""The models of this app, a module per noun."""
 
 from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState

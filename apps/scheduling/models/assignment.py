@@ -11,7 +11,7 @@ from apps.scheduling.models.claim import Claim
 
 
 class AssignmentState(models.TextChoices):
-    """`in_force`: the limits are on the page. `over_limit`: in force, and more memory is in use than allowed."""
+    """States. `in_force`: the limits are in force. `over_limit`: they are, and more memory is in use than allowed."""
 
     PENDING = "pending"
     IN_FORCE = "in_force"
@@ -22,10 +22,10 @@ class AssignmentState(models.TextChoices):
 
 
 class Assignment(Row):
-    """Wanted limits, the generation of them, and the generation that the agent says is in force.
+    """Desired limits, their generation, and the generation that the agent reports as in force.
 
-    `held_*` is what the GPU bears: it grows with the wanted limits at once, and falls only when the agent has confirmed
-    the smaller ones.
+    `held_*` is what the GPU is charged: it grows with the desired limits at once, and falls only when the agent has
+    confirmed the smaller ones.
     """
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
@@ -36,7 +36,8 @@ class Assignment(Row):
     memory_mib = models.PositiveBigIntegerField()
     held_core = models.PositiveSmallIntegerField()
     held_memory_mib = models.PositiveBigIntegerField()
-    # Of what it holds: idle, and lent. Or what it has of what others lend: then it holds no core of its own.
+    # `lent_core`: the idle part of what it holds that is lent. `borrowed_core`: lent core that it uses; then it holds
+    # no core of its own.
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     generation = models.PositiveIntegerField(default=1)

@@ -1,4 +1,4 @@
-"""Claims: what is asked for, and what has become of it."""
+"""Claims: requests for pieces of GPUs, and their state."""
 
 import uuid
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ClaimState(models.TextChoices):
-    """pending → queued → assigned → active → releasing → released; suspended and failed beside them."""
+    """States: pending → queued → assigned → active → releasing → released; suspended and failed beside them."""
 
     PENDING = "pending"
     QUEUED = "queued"
@@ -37,33 +37,33 @@ PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
 
 class OverQuota(models.TextChoices):
-    """What happens to a claim for which the tenant's quota has no room."""
+    """The treatment of a claim for which the tenant's quota has no room."""
 
     REFUSE = "refuse"
     WAIT = "wait"
 
 
 class Idle(models.TextChoices):
-    """Why a claim counts as idle."""
+    """Reasons for which a claim counts as idle."""
 
     IDLE = "idle", "Its programs compute nothing"
     UNUSED = "unused", "No program has used it"
 
 
 class ClaimQuerySet(models.QuerySet["Claim"]):
-    """Claims, asked with who is asking."""
+    """Claims, selected by the principal who asks."""
 
     def visible_to(self, principal: "Principal") -> "ClaimQuerySet":
-        """Every claim to an operator; to others their tenants'."""
+        """Return every claim to an operator; to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
     def live(self) -> "ClaimQuerySet":
-        """Those that hold or wait for something."""
+        """Return the claims that hold or wait for something."""
         return self.exclude(state=ClaimState.RELEASED)
 
 
 class Claim(Row):
-    """One request for pieces of GPUs. `charged_*` is what its tenant's quotas bear for it at this moment."""
+    """One request for pieces of GPUs. `charged_*` is what its tenant's quotas are charged for it at this moment."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="claims")
@@ -77,9 +77,9 @@ class Claim(Row):
     best_effort = models.BooleanField(default=False, db_default=False)
     # False: the rebalancer leaves it alone.
     rebalance = models.BooleanField(default=True, db_default=True)
-    # What its owner set, where the rebalancer has set another limit.
+    # The limit that its owner set, if the rebalancer has set another one.
     asked_core_limit = models.PositiveSmallIntegerField(null=True)
-    # On each of its GPUs: of its guarantee, what best-effort claims may use; or what it has of such.
+    # On each of its GPUs: the part of its guarantee that best-effort claims may use; and the lent core that it uses.
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     rebalanced_at = models.DateTimeField(null=True)
@@ -99,20 +99,20 @@ class Claim(Row):
     # With a lease the claim ends by itself at `lease_until` unless its holder renews it, placed or waiting.
     lease_seconds = models.PositiveIntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
-    # Whose room it runs in, and with which it ends.
+    # The reservation in which it runs, and with which it ends.
     reservation = models.ForeignKey(
         Reservation, on_delete=models.PROTECT, related_name="claims", null=True, db_index=False
     )
-    # A borrower of reserved room: when it must be gone, known to its holder a while before.
+    # The time at which a borrower of reserved room must be gone, known to its holder a while before.
     yields_at = models.DateTimeField(null=True)
-    # It is about to be preempted, then; in `releasing`: it is being, and comes back to the queue.
+    # The time of its preemption; in `releasing`: it is being preempted, and comes back to the queue.
     preempt_at = models.DateTimeField(null=True)
-    # For whom, and that one's: the GPUs that nobody else may count on meanwhile.
+    # The nominee for whom it is preempted; and a nominee's own: the GPUs that are withheld from all others meanwhile.
     preempted_for = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     nominated_gpus = ArrayField(models.CharField(max_length=80), null=True)
-    # The container of a cluster that it is for (`agent.wire.Pod`): by these names the node's agent knows it.
+    # The container of a cluster that it is for (`agent.wire.Pod`): the node's agent knows it by these names.
     pod = models.JSONField(null=True)
-    # It was measured to do nothing since, at least; why that counts (`Idle`), and when it is released for it.
+    # The time since when, at least, it is idle; why it counts as idle (`Idle`); and when it is released for that.
     idle_since = models.DateTimeField(null=True)
     idle_reason = models.CharField(max_length=10, choices=Idle, null=True)
     idle_release_at = models.DateTimeField(null=True)
@@ -125,7 +125,7 @@ class Claim(Row):
     charged_vgpus = models.PositiveIntegerField(default=0)
     charged_gpus = models.PositiveIntegerField(default=0)
     created_by = models.CharField(max_length=200)
-    # Whose member's limit it counts to: who made it, by themselves or with a token of theirs.
+    # The member to whose limit it counts: the user who made it, or whose token did.
     user = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     assigned_at = models.DateTimeField(null=True)
     released_at = models.DateTimeField(null=True)
@@ -145,10 +145,10 @@ class Claim(Row):
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
             models.Index(fields=["pool", "-id"], name="claim_of_pool"),
             models.Index(fields=["name", "-id"], name="claim_by_name"),
-            # Of a long history few claims are alive.
+            # Few claims of a long history are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
-            # Those whose labels GPUs bear: few, and looked for whenever GPUs are read.
+            # Claims with labels: few, and read whenever GPUs are read.
             models.Index(
                 fields=["pool"],
                 name="claim_labelled",
@@ -156,13 +156,13 @@ class Claim(Row):
                 & ~Q(state="released"),
             ),
             models.Index(fields=["user", "tenant"], name="claim_of_user", condition=Q(charged_vgpus__gt=0)),
-            # What was given back in a pool lately: the rate at which the queue moves.
+            # Recent releases of a pool: the rate at which the queue moves.
             models.Index(
                 fields=["pool", "-released_at"],
                 name="claim_given_back",
                 condition=Q(state="released", assigned_at__isnull=False),
             ),
-            # What was held in a period: everything that was not released before it.
+            # Holdings within a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
             models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
@@ -210,20 +210,20 @@ class Claim(Row):
 
     @property
     def charged(self) -> dict[str, int]:
-        """What the tenant's quotas bear for this claim, by resource."""
+        """The amounts that the tenant's quotas are charged for this claim, by resource."""
         return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}
 
     @property
     def ends_with_its_pod(self) -> bool:
-        """Whether it was written down for a pod that ran already: its cluster ends it, by ending the pod.
+        """True if it was recorded for a pod that ran already: its cluster ends it, by ending the pod.
 
-        A SharePod's claim names its pod too, but not by a uid: it is there before the pod.
+        A SharePod's claim names its pod too, but not by a uid: it exists before the pod.
         """
         return self.pod is not None and "uid" in self.pod
 
     @property
     def present_assignments(self) -> list["Assignment"]:
-        """Its assignments; of one that was preempted, those since."""
+        """The assignments of the claim; after a preemption, those made since."""
         rows = list(self.assignments.all())
         return [row for row in rows if row.state != "released"] or ([] if self.waiting else rows)
 

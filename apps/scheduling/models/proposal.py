@@ -1,4 +1,4 @@
-"""Proposals: what the rebalancer would change, or has changed, and why."""
+"""Proposals: changes that the rebalancer proposes, or has applied, and their reasons."""
 
 import uuid
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProposalKind(models.TextChoices):
-    """What is changed; see `core.rebalancing.values.Kind`."""
+    """Kinds of changes; see `core.rebalancing.values.Kind`."""
 
     LEND = "lend", "Lend: best-effort claims may use a part of the guarantee while it is idle"
     GIVE_BACK = "give-back", "Give back: what was lent is its owner's again"
@@ -24,7 +24,7 @@ class ProposalKind(models.TextChoices):
 
 
 class ProposalState(models.TextChoices):
-    """proposed → applied | dismissed | expired | failed."""
+    """States: proposed → applied | dismissed | expired | failed."""
 
     PROPOSED = "proposed"
     APPLIED = "applied"
@@ -34,10 +34,10 @@ class ProposalState(models.TextChoices):
 
 
 class ProposalQuerySet(models.QuerySet["Proposal"]):
-    """Proposals, asked with who is asking."""
+    """Proposals, selected by the principal who asks."""
 
     def visible_to(self, principal: "Principal") -> "ProposalQuerySet":
-        """Every proposal to an operator; to others those of their tenants' claims."""
+        """Return every proposal to an operator; to others those of their tenants' claims."""
         return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
 
 
@@ -54,7 +54,7 @@ class Proposal(Row):
     explanation = models.CharField(max_length=2000)
     numbers = models.JSONField(default=dict)
     state = models.CharField(max_length=10, choices=ProposalState, default=ProposalState.PROPOSED)
-    # Why it failed or is no longer proposed; and who said yes or no.
+    # The reason if it failed or is no longer proposed; and who decided.
     words = models.CharField(max_length=2000, blank=True, default="")
     decided_by = models.CharField(max_length=200, null=True)
     decided_at = models.DateTimeField(null=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReservationState(models.TextChoices):
-    """booked → active (its window has begun) → released."""
+    """States: booked → active (its window has begun) → released."""
 
     BOOKED = "booked"
     ACTIVE = "active"
@@ -24,7 +24,7 @@ class ReservationState(models.TextChoices):
 
 
 class Ending(models.TextChoices):
-    """Why it was released. Kept in English by the audit; a page says it in the reader's language."""
+    """Reasons of a release. The audit log has them in English; a page shows them in the reader's language."""
 
     ENDED = "ended", gettext_noop("Its window is over")
     EARLY = "early", gettext_noop("Given back before the end")
@@ -39,26 +39,26 @@ OPEN = (ReservationState.BOOKED, ReservationState.ACTIVE)
 
 
 class ReservationQuerySet(models.QuerySet["Reservation"]):
-    """Reservations, asked with who is asking."""
+    """Reservations, selected by the principal who asks."""
 
     def visible_to(self, principal: "Principal") -> "ReservationQuerySet":
-        """Every reservation to an operator; to others their tenants'."""
+        """Return every reservation to an operator; to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
     def open(self) -> "ReservationQuerySet":
-        """Those that hold room, now or in their window."""
+        """Return the reservations that hold room, now or in their window."""
         return self.filter(state__in=OPEN)
 
 
 class Reservation(Row):
     """The same share of each of `gpus`, from `start_at` to `end_at`.
 
-    While it is active the tenant's quotas bear it: `charged_*` is what its claims leave of it, as each claim in it
-    bears its own part.
+    While it is active the tenant's quotas are charged for it: `charged_*` is the part that is not charged for a claim
+    in it.
     """
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    # Those that were booked at once, a week apart.
+    # Shared by reservations that were booked at once, a week apart.
     series = models.UUIDField(null=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="reservations")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
@@ -71,12 +71,12 @@ class Reservation(Row):
     start_at = models.DateTimeField()
     end_at = models.DateTimeField()
     grace_seconds = models.PositiveIntegerField(null=True, help_text="Null: kept though nobody comes.")
-    # Reported, and reclaimed where the pool says so, when its claims used less for so long.
+    # It is reported, and released if the pool wants that, when its claims used less for this long.
     idle_percent = models.PositiveSmallIntegerField(null=True, help_text="Null: not watched.")
     idle_seconds = models.PositiveIntegerField(default=1800)
     state = models.CharField(max_length=10, choices=ReservationState, default=ReservationState.BOOKED)
     ending = models.CharField(max_length=10, choices=Ending, null=True)
-    # Why it could not begin though its time has come.
+    # The reason for which it could not begin on time.
     reason = models.CharField(max_length=2000, null=True)
     started_at = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True, help_text="When the first claim in it was made.")
@@ -105,7 +105,7 @@ class Reservation(Row):
                 condition=Q(state="released", ending__isnull=False) | (~Q(state="released") & Q(ending=None)),
                 name="reservation_ending_where_released",
             ),
-            # The charge is the active ones': what is booked or over costs nothing.
+            # Only active reservations are charged: booked and released ones cost nothing.
             models.CheckConstraint(
                 condition=Q(state="active")
                 | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),
@@ -125,5 +125,5 @@ class Reservation(Row):
 
     @property
     def charged(self) -> dict[str, int]:
-        """What the tenant's quotas bear for it beside its claims, by resource."""
+        """The amounts that the tenant's quotas are charged for it beside its claims, by resource."""
         return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}

@@ -1,7 +1,7 @@
-"""Rounds: what the scheduler saw and decided, so that a decision can be explained and replayed.
+"""Rounds: records of what the scheduler saw and decided, to explain and replay decisions.
 
-A round holds what was asked and answered, and what changed since the round before it. What was there to begin with is a
-snapshot that many rounds share: five thousand nodes are not written down each time.
+A round holds its questions and answers, and the changes since the round before it. The state at the beginning is a
+snapshot that many rounds share: five thousand nodes are not stored each time.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from apps.quotas.models import Pool
 
 
 class FleetSnapshot(models.Model):
-    """A pool's GPUs, nodes and typical requests at one moment (`services.records`)."""
+    """A pool's GPUs, nodes and typical requests at one moment (`services.cycles.records`)."""
 
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     at = models.DateTimeField(auto_now_add=True)
@@ -46,19 +46,19 @@ class Round(models.Model):
 
     @property
     def queue(self) -> list[dict[str, Any]]:
-        """What was asked, in its order."""
-        return [{"claim": step["claim"], **step["request"]} for step in self._asked]
+        """The claims that were asked about, in order."""
+        return [{"claim": step["claim"], **step["request"]} for step in self._decided_steps]
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """What came of each: its GPUs, or why it has none."""
+        """The outcome for each: its GPUs, or why it has none."""
         return [
             {"claim": step["claim"], "reasons": step.get("instead", step.get("reasons"))}
             if "instead" in step or "reasons" in step
             else {"claim": step["claim"], "gpus": step["gpus"]}
-            for step in self._asked
+            for step in self._decided_steps
         ]
 
     @property
-    def _asked(self) -> list[dict[str, Any]]:
+    def _decided_steps(self) -> list[dict[str, Any]]:
         return [step for step in self.steps if "claim" in step]

@@ -1,4 +1,4 @@
-"""What was measured, by the hour: all that is kept of samples after a day."""
+"""Measured use by the hour: all that is stored of samples after a day."""
 
 from django.db import models
 from django.db.models import Q

@@ -1,6 +1,6 @@
-"""What raised where nothing should: a claim or a pool is set aside, so that the others go on, and tried again later.
+"""Isolation of failures: a claim or pool over which something raised is set aside and tried again later.
 
-An error of the database's session is no such failure: whoever holds the session begins anew.
+The others go on meanwhile. An error of the database session is no such failure: the owner of the session begins anew.
 """
 
 import logging
@@ -21,7 +21,7 @@ class NoLongerLeader(Exception):
     """The session that held the pool's lock is gone; another scheduler may lead by now."""
 
 
-# After these nothing more can be done on the session. Errors that data cause (IntegrityError) are not among them.
+# After these errors nothing more can be done on the session. Errors caused by data (IntegrityError) are not among them.
 SESSION_LOST = (
     NoLongerLeader,
     OperationalError,
@@ -35,7 +35,10 @@ SET_ASIDE = "set-aside"
 
 
 def each(rows: Iterable[Row], act: Callable[[Row], int]) -> int:
-    """Do the same to each, in a transaction of its own, and add up; over which it raises is logged, and left."""
+    """Apply `act` to each row in a transaction of its own and return the sum.
+
+    A row over which it raises is logged and skipped. Raises SESSION_LOST errors.
+    """
     done = 0
     for row in rows:
         try:
@@ -43,38 +46,41 @@ def each(rows: Iterable[Row], act: Callable[[Row], int]) -> int:
         except SESSION_LOST:
             raise
         except Exception:
-            logger.exception("%r failed, and is left as it is", row)
+            logger.exception("%r failed and is skipped", row)
     return done
 
 
-class Aside:
-    """What has failed, by key, and until when it is left alone: each time twice as long. Times are of one clock."""
+class Backoff:
+    """Failures by key, and the time until which each key is paused: each pause is twice as long.
 
-    # What has gone well for so many times its last pause begins anew.
+    Times are of one clock.
+    """
+
+    # After this many pauses without a failure the next pause is the first again.
     FORGIVEN = 10
 
     def __init__(self, *, first_seconds: float, most_seconds: float) -> None:
         self._first, self._most = first_seconds, most_seconds
         self._pauses: dict[Hashable, tuple[float, float]] = {}
 
-    def add(self, key: Hashable, *, now: float) -> float:
-        """It has failed; until when it is left alone."""
+    def record_failure(self, key: Hashable, *, now: float) -> float:
+        """Record a failure of the key; return the time until which it is paused."""
         until, pause = self._pauses.get(key, (0.0, 0.0))
         forgiven = now > until + self.FORGIVEN * pause
         pause = self._first if forgiven else min(2 * pause, self._most)
         self._pauses[key] = now + pause, pause
-        # Of what never came back nothing is kept.
+        # Keys that have not failed for long are dropped.
         old = [one for one, (end, length) in self._pauses.items() if now > end + self.FORGIVEN * length]
         for one in old:
             del self._pauses[one]
         return now + pause
 
-    def holds(self, key: Hashable, *, now: float) -> bool:
-        """Whether it is still left alone."""
+    def is_paused(self, key: Hashable, *, now: float) -> bool:
+        """Return True if the key is still paused."""
         return key in self._pauses and now < self._pauses[key][0]
 
 
-def set_aside(until: float) -> Refused:
-    """As its owner is told."""
+def set_aside_refusal(until: float) -> Refused:
+    """Return the refusal that the owner of a claim sees while it is set aside until this time (Unix seconds)."""
     detail = f"The scheduler failed over this request: it tries again at {utc(until)}, or when the claim changes"
     return Refused((Reason(SET_ASIDE, 0, f"{detail}. What went wrong is in the scheduler's log"),))

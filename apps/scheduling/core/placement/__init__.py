@@ -1,4 +1,4 @@
-"""Placement: which GPUs carry a request. Here for a fleet at one moment; `core.fleet` keeps one in memory."""
+"""Placement: the GPUs that carry a request. Here for a fleet at one moment; `core.fleet` keeps one in memory."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,24 +20,24 @@ def place(
     policy: str = "binpack",
     held: Held | None = None,
 ) -> Placed | Refused:
-    """Choose GPUs for the request, or say why none will do. Nothing is known of what is typically asked for."""
+    """Choose GPUs for the request, or return why none fits. Typical requests are not known here."""
     return decide(grouped(fleet, nodes), request, policy, Prices((), {}, WHOLE), held or {})
 
 
 def never_fits(fleet: Iterable[GpuState], request: Request, *, nodes: Iterable[NodeState] = ()) -> tuple[Reason, ...]:
-    """Why the request would not fit even if every GPU were free and every node there; empty if it could."""
+    """Return why the request would not fit even if every GPU were free and every node online; empty if it could."""
     free = [
         replace(gpu, core_free=WHOLE, memory_free_mib=gpu.memory_mib, schedulable=True, unhealthy="", labels=())
         for gpu in fleet
     ]
-    # What a machine has of CPU and RAM when empty is not known.
+    # The CPU and RAM of an empty machine are not known.
     empty = [replace(node, cpu_milli_free=None, ram_mib_free=None) for node in nodes]
     answer = place(free, request, nodes=empty)
     return answer.reasons if isinstance(answer, Refused) else ()
 
 
 def grouped(fleet: Iterable[GpuState], nodes: Iterable[NodeState]) -> list[Node]:
-    """The nodes in the order of their names, the GPUs of each by index and uuid."""
+    """Return the nodes in the order of their names, with the GPUs of each by index and uuid."""
     states = {node.name: node for node in nodes}
     by_node: dict[str, list[GpuState]] = {}
     for gpu in sorted(fleet, key=lambda gpu: (gpu.node, gpu.index, gpu.uuid)):
@@ -46,6 +46,6 @@ def grouped(fleet: Iterable[GpuState], nodes: Iterable[NodeState]) -> list[Node]
 
 
 def machine(state: NodeState, gpus: Iterable[GpuState]) -> Node:
-    """A node with its GPUs, which come in order."""
+    """Return a node with its GPUs, which come in order."""
     gpus = tuple(gpus)
     return Node(state, gpus, topology.matrix([gpu.uuid for gpu in gpus], state.links))

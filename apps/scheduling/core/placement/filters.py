@@ -1,14 +1,14 @@
-"""Which GPUs can carry a request, and what removed the others.
+"""Filters: the GPUs that can carry a request, and the reasons that remove the others.
 
 Filters run in the order of `FILTERS`, and a GPU counts for the first that removes it. The label rules:
 
-* affinity: claims of one label share a GPU. While a GPU carries the label, others will not do; else any will.
-* anti-affinity: claims of one label never share a GPU.
-* exclusion: a GPU carries claims of one exclusion label only, or only claims without any.
+- affinity: claims of one label share a GPU. While a GPU carries the label, others do not fit; else any does.
+- anti-affinity: claims of one label never share a GPU.
+- exclusion: a GPU carries claims of one exclusion label only, or only claims without any.
 
 Labels are the tenant's own: the same word of another tenant is another label. So an affinity or anti-affinity label
-neither meets nor shows anything of others. An exclusion label does keep others out of its GPUs, by its nature; all that
-they learn is how many GPUs are kept so, not by whom.
+neither meets nor shows anything of others. An exclusion label does keep others off its GPUs, by its nature; all that
+they learn is the number of these GPUs, not whose they are.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from apps.scheduling.core.values import GpuState, Label, NodeState, Reason, Requ
 
 SINGULAR = {"have": "has", "are": "is", "carry": "carries"}
 NOTHING = (0, 0)
-# The reason of GPUs that would be there, were they well.
+# The reason of GPUs that would be schedulable if they were healthy.
 UNHEALTHY = "gpu-unhealthy"
 
 
@@ -42,14 +42,14 @@ class Filter(IntEnum):
 
     @property
     def code(self) -> str:
-        """As refusals name it."""
+        """The filter's code in refusals."""
         return self.name.lower().replace("_", "-")
 
 
 def removed_by(
     gpu: GpuState, node: NodeState, request: Request, held: Mapping[str, tuple[int, int]], *, bound: bool, whole: int
 ) -> Filter:
-    """The first filter that removes the GPU. `bound` says that some GPU carries the request's affinity label."""
+    """Return the first filter that removes the GPU. `bound`: some GPU carries the request's affinity label."""
     if not gpu.schedulable:
         return Filter.NODE_UNAVAILABLE
     if not set(request.node_selector) <= set(node.labels):
@@ -90,16 +90,18 @@ def _kept_off(gpu: GpuState, request: Request, *, bound: bool, whole: int) -> Fi
 
 
 def in_use(gpu: GpuState, whole: int) -> bool:
-    """Whether the GPU carries anything."""
+    """Return True if the GPU carries anything."""
     return gpu.core_free < whole or gpu.memory_free_mib < gpu.memory_mib
 
 
 def reasons(
     request: Request, removed: Sequence[int], most_on_one_node: int, sick: Sequence[str] = ()
 ) -> tuple[Reason, ...]:
-    """A refusal's words. `removed` counts GPUs by filter, those under `NONE` fit, but too few of them on one node.
+    """Return the reasons of a refusal.
 
-    `sick` is what ails those GPUs that are not schedulable for that alone: they count under `NODE_UNAVAILABLE`.
+    `removed` counts GPUs by filter; those under `NONE` fit, but too few on one node.
+
+    `sick` are the problems of GPUs that are unschedulable for that alone: they count under `NODE_UNAVAILABLE`.
     """
     if not sum(removed):
         return (Reason("no-gpus", 0, "The pool has no GPUs"),)
@@ -113,7 +115,7 @@ def reasons(
     ]
     if removed[Filter.NONE]:
         detail = (
-            f"{request.gpu_count} GPUs of one node are asked for; the most that fit on one node are {most_on_one_node}"
+            f"{request.gpu_count} GPUs of one node are requested; the most that fit on one node are {most_on_one_node}"
         )
         told.append(Reason(Filter.GPUS_ON_ONE_NODE.code, removed[Filter.NONE], detail))
     return tuple(told)
@@ -138,7 +140,7 @@ def _words(kind: Filter, request: Request) -> str:
 
 
 def _ailments(sick: Sequence[str]) -> str:
-    """`XID 79`; of several that differ `2 × XID 79, 1 × RemapPending`."""
+    """Return the problems as in `XID 79`; several as in `2 × XID 79, 1 × RemapPending`."""
     counted = sorted(Counter(sick).items(), key=lambda item: (-item[1], item[0]))
     if len(counted) == 1:
         return counted[0][0]
@@ -146,7 +148,7 @@ def _ailments(sick: Sequence[str]) -> str:
 
 
 def _sentence(gpus: int, words: str) -> str:
-    """Seven GPUs *have* less than …, one GPU *has* less than …"""
+    """Return the sentence with the right verb: several GPUs *have* less, one GPU *has* less."""
     if gpus > 1:
         return f"{gpus} GPUs {words}"
     verb, _, rest = words.partition(" ")

@@ -1,4 +1,4 @@
-"""How much of a node's idle GPU the typical requests cannot use (Weng et al., USENIX ATC 2023), and what that is worth.
+"""Fragmentation: the idle GPU of a node that typical requests cannot use (Weng et al., USENIX ATC 2023), and scores.
 
 For one type of request: a node that can carry it wastes those of its GPUs that cannot; a node that cannot wastes all of
 its idle GPU. The fragmentation is the mean over the mix, here times the mix's total weight Q: an integer, in core · Q.
@@ -16,18 +16,18 @@ from apps.scheduling.core.values import Request
 
 # Prices are in thousandths of a GPU per GPU.
 PRICE_UNIT = 1000
-# No model costs more than so much: far beyond where all else that decides is outweighed.
+# The highest price: far beyond the point where it outweighs all else that decides.
 DEAREST = 4
 # A score in steps: a GPU's fall of fragmentation 25, a GPU at price one 10, 128 CPUs or 16 GPUs left 1, and a whole
 # GPU's worth of imbalance 3. Decision 0019 says how they were found.
 STEPS, PRICE, CPU_MILLI_LEFT, GPUS_LEFT, IMBALANCE = 25, 10, 128_000, 16, 3
-# Shares of a node are counted in so many parts.
+# Shares of a node are counted in this many parts.
 PARTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is free of a node: CPU (None: not limited), and core, MiB and model of each GPU; and all CPU, if known."""
+    """The free room of a node: CPU (None: not limited), core, MiB and model of each GPU; and all CPU, if known."""
 
     cpu_milli: int | None
     gpus: tuple[tuple[int, int, str], ...]
@@ -35,11 +35,11 @@ class Left:
 
     @property
     def idle(self) -> int:
-        """Core free on all its GPUs."""
+        """The free core of all its GPUs."""
         return sum(core for core, _, _ in self.gpus)
 
     def after(self, chosen: Sequence[int], request: Request) -> "Left":
-        """The node with the request on these GPUs."""
+        """Return the node with the request on these GPUs."""
         cpu = None if self.cpu_milli is None else self.cpu_milli - request.cpu_milli
         gpus = tuple(
             (core - request.core_request, memory - request.memory_mib, model)
@@ -50,9 +50,9 @@ class Left:
         return Left(cpu, gpus, self.all_cpu_milli)
 
     def imbalance(self, whole: int) -> int:
-        """The GPUs times the square of how far the shares of core and of CPU that are free lie apart, in PARTS².
+        """Return the number of GPUs times the squared difference between the free shares of core and of CPU, in PARTS².
 
-        Where they are apart, one will be left over when the other is gone.
+        If they differ, one will be left over when the other is gone.
         """
         if self.cpu_milli is None or not self.all_cpu_milli:
             return 0
@@ -63,14 +63,14 @@ class Left:
 
 
 def fragmentation(left: Left, weights: Weights) -> int:
-    """Idle core that the mix cannot use, times Q."""
-    # Of an empty mix nothing is known to be of use; as if it were one request that fits nowhere.
+    """Return the idle core that the mix cannot use, times Q."""
+    # An empty mix counts as one request that fits nowhere.
     total = sum(weight for _, weight in weights) or 1
     return left.idle * total - sum(weight * usable(left, kind) for kind, weight in weights)
 
 
 def usable(left: Left, kind: Type) -> int:
-    """Idle core on the GPUs that could carry the type; none where the node could not."""
+    """Return the idle core on the GPUs that could carry the type; none if the node could not."""
     fits = [
         core
         for core, memory, model in left.gpus
@@ -82,7 +82,7 @@ def usable(left: Left, kind: Type) -> int:
 
 @dataclass(frozen=True)
 class Prices:
-    """What scores know of the pool: the mix, what each model costs, and the claim's own number to draw by."""
+    """The facts about the pool that scores use: the mix, the price of each model, and the claim's number to draw by."""
 
     weights: Weights
     models: Mapping[str, int]
@@ -96,19 +96,19 @@ class Prices:
 
     @cached_property
     def buckets(self) -> tuple[int, ...]:
-        """The least fall of fragmentation, times Q, at which floor(100 · sigmoid(fall)) is 1, 2, … 99."""
+        """The least falls of fragmentation, times Q, at which floor(100 · sigmoid(fall)) is 1, 2, … 99."""
         return tuple(math.ceil(math.log(bucket / (100 - bucket)) * self.whole * self.total) for bucket in range(1, 100))
 
     def bucket(self, fall: int) -> int:
-        """floor(100 · sigmoid(fall in GPUs))."""
+        """Return floor(100 · sigmoid(fall in GPUs))."""
         return bisect_right(self.buckets, fall)
 
     def of(self, model: str) -> int:
-        """The price of a model."""
+        """Return the price of a model."""
         return self.models.get(model, 0)
 
     def step(self, fall: int, charged: int, before: Left, after: Left) -> int:
-        """The score of `gpucloud`; `charged` is price · core of the GPUs taken."""
+        """Return the score of `gpucloud`; `charged` is price · core of the GPUs taken."""
         gpu = self.whole * self.total
         cpu = (after.cpu_milli or 0) * gpu // CPU_MILLI_LEFT
         idle = after.idle * self.total // GPUS_LEFT

@@ -1,8 +1,8 @@
-"""What is typically asked for, learned from what arrives.
+"""The mix of typical requests, learned from arrivals.
 
-A type is a request's shape: GPUs, core and memory on each, CPU, models. The mix counts arrivals by type. When counts
-reach `FULL` together all are halved, so what no longer arrives is forgotten. Policies see a copy that is renewed at
-growing intervals: whatever was computed from it stays true until then.
+A type is a request's shape: GPUs, core and memory on each, CPU, models. The mix counts arrivals by type. When the
+counts reach `FULL` together all are halved, so types that no longer arrive are forgotten. Policies see a copy that is
+renewed at growing intervals: what was computed from it stays true until then.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,8 @@ from typing import NamedTuple
 from apps.scheduling.core.values import Request
 
 FULL = 1 << 16
-# A copy is renewed when a twentieth more has arrived, but not for every few arrivals, and not too late for a busy week.
+# The copy is renewed after a twentieth more has arrived, but not for every few arrivals, and not too late for a busy
+# week.
 FEWEST, MOST = 50, 1 << 14
 MOST_TYPES = 512
 
@@ -28,7 +29,7 @@ class Type(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> "Type":
-        """Of this request. Memory has any number of values; three binary digits of it are told apart."""
+        """Return the type of this request. Memory is rounded to three binary digits, as it has any number of values."""
         models = tuple(sorted(request.models))
         return cls(request.gpu_count, request.core_request, rounded(request.memory_mib), request.cpu_milli, models)
 
@@ -38,7 +39,7 @@ Weights = tuple[tuple[Type, int], ...]
 
 
 def rounded(amount: int) -> int:
-    """Up to three binary digits: 9 becomes 10, 1,025 becomes 1,280."""
+    """Return the amount rounded up to three binary digits: 9 becomes 10, 1,025 becomes 1,280."""
     unit = 1 << max(0, amount.bit_length() - 3)
     return -(-amount // unit) * unit
 
@@ -48,7 +49,7 @@ class Mix:
 
     def __init__(self, known: Iterable[tuple[Request, int]] = ()) -> None:
         self._counts: dict[Type, int] = {}
-        # Types of the requests seen lately: to make one takes longer than to count it.
+        # The types of recent requests: making one takes longer than counting it.
         self._kinds: dict[tuple[object, ...], Type] = {}
         self._total = self._arrived = self._renew_at = 0
         for request, count in known:
@@ -61,7 +62,7 @@ class Mix:
             self._renew_at = _next(self._arrived)
 
     def learn(self, request: Request) -> bool:
-        """Count one arrival; True where the copy was renewed."""
+        """Count one arrival; return True if the copy was renewed."""
         kind = self._kinds.get(key := _shape(request))
         if kind is None:
             if len(self._kinds) >= MOST_TYPES:
@@ -84,7 +85,7 @@ class Mix:
 
 
 def most_popular(weights: Weights, percent: int) -> Weights:
-    """The heaviest types that make up this much of all."""
+    """Return the heaviest types that make up this percentage of all."""
     wanted, taken, total = sum(weight for _, weight in weights) * percent, 0, []
     for kind, weight in weights:
         if taken * 100 >= wanted:

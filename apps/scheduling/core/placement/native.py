@@ -1,4 +1,4 @@
-"""The C kernel, where it was built: `kernel/kernel.h` says what it does. It works on the board's own arrays."""
+"""The C kernel, if it was built: `kernel/kernel.h` says what it does. It works on the board's own arrays."""
 
 import ctypes
 import hashlib
@@ -65,18 +65,18 @@ class _Answer(Structure):
     _fields_ = [("node", c_int32), ("most", c_int32), ("removed", c_int64 * FILTERS)]
 
 
-# The same for many.
+# Answers for many.
 ANSWER = np.dtype([("node", np.int32), ("most", np.int32), ("removed", np.int64, FILTERS)])
 
 
 def digest(sources: Path) -> int:
-    """Of all the sources, as the kernel's Makefile takes it when it builds them."""
+    """Return the digest of all sources, as the kernel's Makefile takes it when it builds them."""
     files = sorted([*sources.glob("*.c"), *sources.glob("*.h")], key=lambda file: file.name)
     return int(hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16], 16)
 
 
 def load(file: Path = BUILT, sources: Path = SOURCES) -> ctypes.CDLL | None:
-    """The library; None where it was not built, not for this machine, or of other sources than these."""
+    """Return the library; None if it was not built, not for this machine, or from other sources than these."""
     try:
         library = ctypes.CDLL(str(file))
         library.kernel_sources.restype = c_uint64
@@ -129,7 +129,7 @@ class NativeKernel:
             self._library.kernel_close(self._handle)
 
     def set_mix(self, tables: Tables) -> None:
-        """Another mix: every row is scored anew."""
+        """Replace the mix, and score every row anew."""
         self._tables = tables  # the kernel keeps pointers into it
         mix = _Mix(
             tables.total,
@@ -142,7 +142,7 @@ class NativeKernel:
         self._library.kernel_set_mix(self._handle, byref(mix))
 
     def add_row(self, shape: Shape) -> int:
-        """A row for the shape: its number."""
+        """Add a row for the shape, and return its number."""
         raw = _Shape(
             shape.count, shape.core, shape.exclusion, shape.memory, shape.cpu, shape.ram,
             shape.models.ctypes.data, shape.nodes.ctypes.data,
@@ -154,16 +154,16 @@ class NativeKernel:
         return row
 
     def drop_row(self, row: int) -> None:
-        """The row is not asked any more."""
+        """Drop a row."""
         self._library.kernel_drop_row(self._handle, row)
         del self._rows[row]
 
     def changed(self, node: int) -> None:
-        """Something of the node is not as it was."""
+        """Record that the node has changed."""
         self._library.kernel_changed(self._handle, node)
 
     def best(self, row: int, draw: int, special: Special | None) -> Answer:
-        """The node and its GPUs, or why none."""
+        """Return the best node and its GPUs, or why none."""
         asked = None
         if special is not None:
             asked = byref(
@@ -177,7 +177,7 @@ class NativeKernel:
         return Answer(node, tuple(self._gpus[: self._rows[row][0].count]))
 
     def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
-        """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
+        """Take core and memory of each of these GPUs, CPU and RAM of the node, or give them back."""
         count = len(places)
         at = self._moved.get((count, amounts))
         if at is None:

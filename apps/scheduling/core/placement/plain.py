@@ -1,4 +1,4 @@
-"""The plain back end: every GPU is looked at for every request. Short and obvious, and so the one that is believed."""
+"""The plain back end: it examines every GPU for every request. Short and obvious, and so the specification."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ Held = Mapping[str, tuple[int, int]]
 
 
 def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices, held: Held) -> Placed | Refused:
-    """Choose GPUs for the request on one of the nodes, which come in order, or say why none will do."""
+    """Choose GPUs for the request on one of the nodes, which come in order, or return why none fits."""
     nodes = list(nodes)
     bound = request.affinity is not None and _carried(nodes, Label("affinity", request.tenant, request.affinity))
     prices = replace(prices, draw=draw(request.key))
@@ -36,22 +36,22 @@ def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices,
         sick = [gpu.unhealthy for node in nodes for gpu in node.gpus if gpu.unhealthy]
         return Refused(reasons(request, removed, most, sick))
     node, chosen = best[prices.draw % len(best) if policy == "random" else 0]
-    return placed(node.state.name, [node.gpus[place].uuid for place in chosen])
+    return as_placed(node.state.name, [node.gpus[place].uuid for place in chosen])
 
 
-def placed(node: str, gpus: Iterable[str]) -> Placed:
-    """The answer; it names the node only where it names no GPU."""
+def as_placed(node: str, gpus: Iterable[str]) -> Placed:
+    """Return the answer; it names the node only if it names no GPU."""
     uuids = tuple(gpus)
     return Placed(uuids) if uuids else Placed((), node)
 
 
 def needed(request: Request) -> int:
-    """How many GPUs of one node must fit; a request without GPUs needs a node that is there."""
+    """Return the number of GPUs of one node that must fit; a request without GPUs needs a node with one."""
     return max(request.gpu_count, 1)
 
 
 def draw(key: str) -> int:
-    """A number that looks drawn, always the same for the same key (FNV-1a of 64 bits)."""
+    """Return a number that looks random, always the same for the same key (FNV-1a of 64 bits)."""
     value = 0xCBF29CE484222325
     for byte in key.encode():
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)

@@ -1,9 +1,9 @@
-"""The policies in plain Python: how good a node is for a request, and which of its GPUs.
+"""The policies in plain Python: the score of a node for a request, and the choice of its GPUs.
 
-Each policy is a function of a node, the places of those of its GPUs that fit, the request, and what is known of the
-pool; it returns an integer score and the places chosen. The highest score wins; ties fall to the node's name and, in
-a node, to the GPU's index and uuid (a replaced device has the index of the old one), so that a replay agrees. This is
-the specification: the fast back ends compute the same integers.
+Each policy is a function of a node, the places of those of its GPUs that fit, the request, and the facts about the
+pool; it returns an integer score and the places chosen. The highest score wins; ties fall to the node's name and, in a
+node, to the GPU's index and uuid (a replaced device has the index of the old one), so that a replay agrees. This is the
+specification: the fast back ends compute the same integers.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Node:
 
     @property
     def left(self) -> Left:
-        """What is free of it; a GPU that can take nothing has nothing."""
+        """The free room of the node; a GPU that can take nothing has nothing."""
         gpus = tuple(
             (gpu.core_free if gpu.schedulable else 0, gpu.memory_free_mib if gpu.schedulable else 0, gpu.model)
             for gpu in self.gpus
@@ -41,29 +41,29 @@ Policy = Callable[[Node, Members, Request, Prices], Choice]
 
 
 def binpack(node: Node, fitting: Members, request: Request, _prices: Prices) -> Choice:
-    """The fullest GPUs that fit, so that large holes stay whole: least core left, then least memory."""
+    """Choose the fullest GPUs that fit, so that large holes stay whole: least core left, then least memory."""
     left = node.left.gpus
     chosen = sorted(fitting, key=lambda place: left[place][:2])[: request.gpu_count]
     return -sum(left[place][0] * BEFORE + left[place][1] for place in chosen), tuple(sorted(chosen))
 
 
 def spread(node: Node, fitting: Members, request: Request, _prices: Prices) -> Choice:
-    """The emptiest GPUs, of the emptiest node: most core left on them, then on the node."""
+    """Choose the emptiest GPUs, of the emptiest node: most core left on them, then on the node."""
     left = node.left
     chosen = sorted(fitting, key=lambda place: (-left.gpus[place][0], -left.gpus[place][1]))[: request.gpu_count]
     return (sum(left.gpus[place][0] for place in chosen) << 20) + left.idle, tuple(sorted(chosen))
 
 
 def gpu_admission(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """As Tencent's gpu-admission orders: the node with the least core free, then the least memory; its fullest GPUs."""
+    """Choose as Tencent's gpu-admission: the node with the least core free, then the least memory; its fullest GPUs."""
     left = node.left
     return -(left.idle * BEFORE + sum(memory for _, memory, _ in left.gpus)), binpack(node, fitting, request, prices)[1]
 
 
 def near_together(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """Several GPUs as near as can be, one whole GPU where the fewest links are broken, a part on the fullest GPU.
+    """Choose several GPUs as near as can be, one whole GPU where the fewest links break, a part on the fullest GPU.
 
-    What is alike in that goes to the fullest node.
+    Ties go to the fullest node.
     """
     if request.gpu_count == 0 or _is_part(request, prices):
         return binpack(node, fitting, request, prices)
@@ -72,14 +72,14 @@ def near_together(node: Node, fitting: Members, request: Request, prices: Prices
 
 
 def any_will_do(_node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """Every node is as good as another; `plain` draws among the best. The GPUs start at a place drawn by the claim."""
+    """Score every node alike; `plain` draws among the best. The GPUs start at a place drawn by the claim."""
     start = prices.draw // 1_000_003 % len(fitting)
     turned = fitting[start:] + fitting[:start]
     return 0, tuple(sorted(turned[: request.gpu_count]))
 
 
 def fgd(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """Fragmentation gradient descent as published: 100 · sigmoid(what fragmentation falls by, in GPUs), truncated."""
+    """Choose by fragmentation gradient descent as published: 100 · sigmoid(fall in GPUs), truncated."""
     before = fragmentation(node.left, prices.weights)
 
     def score(chosen: Members) -> int:
@@ -92,10 +92,10 @@ def fgd(node: Node, fitting: Members, request: Request, prices: Prices) -> Choic
 
 
 def gpucloud(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
-    """Fragmentation gradient descent with coarser steps, a price for models that others insist on, CPU and core kept
-    in balance, and fuller first.
+    """Choose by fragmentation gradient descent with coarser steps, prices, balance of CPU and core, and fuller first.
 
-    floor(25 · fall of fragmentation − 10 · price · GPUs − 3 · rise of imbalance − CPUs left / 128 − GPUs left / 16)
+    A model has a price if others insist on it. The score is floor(25 · fall of fragmentation − 10 · price · GPUs − 3 ·
+    rise of imbalance − CPUs left / 128 − GPUs left / 16).
     """
     now = node.left
     before = fragmentation(now, prices.weights)

@@ -1,8 +1,8 @@
-"""What each model costs those who could do with another: how much of what comes can only be carried there.
+"""Prices of models: how much of the demand can only be carried by each.
 
 A request insists on the models that it names, and on those of machines that could carry it at all: eight GPUs with 120
-CPUs are found on few. The price of a model is what insists on it of every GPU that will be asked for, over its part of
-all GPUs that are idle: at one, it will be gone when the others are.
+CPUs are found on few. The price of a model is the part of the demand that insists on it, over its part of all idle
+GPUs: at one, it will be gone when the others are.
 """
 
 import math
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from apps.scheduling.core.placement.fragmentation import DEAREST, PRICE_UNIT
 from apps.scheduling.core.placement.mix import Type, Weights
 
-# Demand for several models has settled after so many rounds.
+# Rounds after which demand for several models has settled.
 ROUNDS = 20
 
 
 class Machine(NamedTuple):
-    """A kind of node: a model, how many GPUs of it are there, and all its CPU (None: not known)."""
+    """A kind of node: a model, the number of its GPUs, and all its CPU (None: not known)."""
 
     model: str
     gpus: int
@@ -25,7 +25,7 @@ class Machine(NamedTuple):
 
 
 def model_prices(weights: Weights, idle: Mapping[str, int], machines: Collection[Machine]) -> dict[str, int]:
-    """By model, in thousandths. `idle` is the core that is free of each model, over all nodes."""
+    """Return the prices by model, in thousandths. `idle` is the free core of each model, over all nodes."""
     everywhere = frozenset(idle)
     insisting: dict[frozenset[str], int] = {}
     demand = 0
@@ -37,7 +37,7 @@ def model_prices(weights: Weights, idle: Mapping[str, int], machines: Collection
             insisting[models] = insisting.get(models, 0) + asked
     prices = dict.fromkeys(sorted(idle), 0.0)
     if demand and insisting:
-        prices = _settled([(sorted(models), asked / demand) for models, asked in insisting.items()], idle)
+        prices = _settle([(sorted(models), asked / demand) for models, asked in insisting.items()], idle)
     return {model: int(min(price, DEAREST) * PRICE_UNIT) for model, price in prices.items()}
 
 
@@ -51,8 +51,8 @@ def _models(kind: Type, machines: Collection[Machine]) -> frozenset[str]:
     )
 
 
-def _settled(demands: Sequence[tuple[list[str], float]], idle: Mapping[str, int]) -> dict[str, float]:
-    """Demand for several models goes to the less asked of them, until they are asked alike."""
+def _settle(demands: Sequence[tuple[list[str], float]], idle: Mapping[str, int]) -> dict[str, float]:
+    """Return prices after moving demand for several models to the less asked of them, until they are asked alike."""
     everything = sum(idle.values())
     parts = [_normal({model: float(idle[model]) for model in models}) for models, _ in demands]
     prices: dict[str, float] = {}
@@ -62,7 +62,7 @@ def _settled(demands: Sequence[tuple[list[str], float]], idle: Mapping[str, int]
             for model in models:
                 prices[model] += share * part[model]
         prices = {model: asked * everything / idle[model] if idle[model] else 0.0 for model, asked in prices.items()}
-        # A little is added, so that what nobody asks for is not infinitely welcome.
+        # A little is added, so that a model that nobody asks for is not infinitely cheap.
         parts = [
             _normal({model: part[model] / math.sqrt(prices[model] + 0.001) for model in models})
             for (models, _), part in zip(demands, parts, strict=True)

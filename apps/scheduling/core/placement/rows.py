@@ -1,4 +1,4 @@
-"""What the fast back ends share: a row of scores for each shape of request, and what is special to one request."""
+"""The common part of the fast back ends: a row of scores for each shape of request, and its exceptions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ import numpy as np
 from apps.scheduling.core.placement.board import UNSEEN, Board, Bytes, Int32, Tables, allowed
 from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
 from apps.scheduling.core.placement.fragmentation import Prices
-from apps.scheduling.core.placement.plain import Held, draw, placed
+from apps.scheduling.core.placement.plain import Held, as_placed, draw
 from apps.scheduling.core.values import Label, NodeState, Placed, Refused, Request
 
-# So many rows are kept, and then the oldest goes: of 5,000 nodes one takes 200 KiB.
+# The most rows, after which the oldest goes: for 5,000 nodes one takes 200 KiB.
 MOST_ROWS = 256
 
-# On which GPUs a label is, and how often.
+# The GPUs of a label, and how often it is on each.
 Where = Mapping[Label, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a request its row depends on; `models` and `nodes` say which will do."""
+    """The part of a request on which its row depends; `models` and `nodes` say which fit."""
 
     count: int
     core: int
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Special(NamedTuple):
-    """What differs from the row for one request, on these nodes: see the kernel's `struct special`."""
+    """The differences from the row for one request, on these nodes: see the kernel's `struct special`."""
 
     nodes: Int32
     extra: Bytes
@@ -44,12 +44,12 @@ class Special(NamedTuple):
     only: bool
 
 
-# GPUs, and what is moved on each, or of their node: core, memory, CPU and RAM.
+# The number of GPUs, and the amounts moved on each, or on their node: core, memory, CPU and RAM.
 Moved = tuple[int, tuple[int, int, int, int]]
 
 
 class Answer(NamedTuple):
-    """A node and its places; or node -1, how many GPUs each filter removed, the most that fit on one node."""
+    """A node and its places; or node -1, the GPUs that each filter removed, and the most that fit on one node."""
 
     node: int
     places: Sequence[int]
@@ -58,9 +58,9 @@ class Answer(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """Many: the nodes; the first place of each, numbered through the board; and all about one, by its number.
+    """Many answers: the nodes; the first place of each, numbered through the board; and a whole answer, by its number.
 
-    Where a node is -1 the first place means nothing.
+    If a node is -1 its first place means nothing.
     """
 
     nodes: Sequence[int]
@@ -74,25 +74,25 @@ class Kernel(Protocol):
     board: Board
 
     def set_mix(self, tables: Tables) -> None:
-        """Another mix: every row is scored anew."""
+        """Replace the mix, and score every row anew."""
 
     def add_row(self, shape: Shape) -> int:
-        """A row for the shape: its number."""
+        """Add a row for the shape, and return its number."""
 
     def drop_row(self, row: int) -> None:
-        """The row is not asked any more."""
+        """Drop a row."""
 
     def changed(self, node: int) -> None:
-        """Something of the node is not as it was."""
+        """Record that the node has changed."""
 
     def best(self, row: int, draw: int, special: Special | None) -> Answer:
-        """The node and its GPUs, or why none."""
+        """Return the best node and its GPUs, or why none."""
 
     def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
-        """Take so much core and memory of each of these GPUs, CPU and RAM of the node, or give it back."""
+        """Take core and memory of each of these GPUs, CPU and RAM of the node, or give them back."""
 
     def move_many(self, kinds: Sequence[Moved], which: list[int], gpus: list[int], sign: int) -> None:
-        """The same for many claims, each of one node: the kind of each, and their GPUs, numbered through the board."""
+        """Move many claims, each of one node: the kind of each, and their GPUs, numbered through the board."""
 
     def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
         """Place and take one after the other."""
@@ -102,7 +102,7 @@ _key = attrgetter(
     "gpu_count", "core_request", "memory_mib", "gpu_model", "node_selector", "cpu_milli", "ram_mib", "exclusion"
 )
 _amounts = attrgetter("core_request", "memory_mib", "cpu_milli", "ram_mib")
-# As `Placed` makes itself, without a call of Python's for each of many.
+# The constructor of `Placed` without a Python call for each of many.
 _placed = tuple.__new__
 
 
@@ -114,25 +114,25 @@ class Rows:
         self._rows: dict[tuple[object, ...], int] = {}
 
     def set_mix(self, prices: Prices) -> None:
-        """Another mix, or other prices."""
+        """Replace the mix, or the prices."""
         self.kernel.set_mix(Tables.of(prices, self.board))
 
     def set_machine(self, state: NodeState) -> None:
-        """Another state of a node: its CPU and RAM."""
+        """Replace the CPU and RAM of a node."""
         self.board.machine(state)
         self.kernel.changed(self.board.place_of[state.name])
 
     def decide(self, request: Request, held: Held, where: Where) -> Placed | Refused:
-        """Choose GPUs for the request, or say why none will do."""
+        """Choose GPUs for the request, or return why none fits."""
         special = self._special(request, held, where) if held or request.labels else None
         row = self.row(request)
-        return self._told(request, self.kernel.best(row, self._draw(request), special))
+        return self._as_answer(request, self.kernel.best(row, self._draw(request), special))
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
-        """Place and take one after the other; requests without labels."""
+        """Place and take the requests one after the other; they have no labels."""
         found = list(map(self._rows.get, map(_key, requests)))
         if None not in found:
-            return self._placed_many(requests, cast(list[int], found))
+            return self._place_known(requests, cast(list[int], found))
         told: list[Placed | Refused] = []
         waiting: list[Request] = []
         rows: list[int] = []
@@ -141,14 +141,14 @@ class Rows:
             if row is None:
                 # A new row may push out one that a waiting request is to use.
                 if len(self._rows) >= MOST_ROWS and waiting:
-                    told += self._placed_many(waiting, rows)
+                    told += self._place_known(waiting, rows)
                     waiting, rows = [], []
                 row = self.row(request)
             waiting.append(request)
             rows.append(row)
-        return told + self._placed_many(waiting, rows)
+        return told + self._place_known(waiting, rows)
 
-    def _placed_many(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
+    def _place_known(self, requests: Sequence[Request], rows: list[int]) -> list[Placed | Refused]:
         if not requests:
             return []
         draws = [draw(request.key) for request in requests] if self._draws else None
@@ -158,11 +158,11 @@ class Rows:
             if node >= 0 and request.gpu_count == 1:
                 told.append(_placed(Placed, ((named[first],), "")))
             else:
-                told.append(self._told(request, whole(at)))
+                told.append(self._as_answer(request, whole(at)))
         return told
 
     def row(self, request: Request) -> int:
-        """The number of the request's row."""
+        """Return the number of the request's row."""
         key = _key(request)
         row = self._rows.get(key)
         if row is None and request.exclusion is not None:
@@ -175,7 +175,7 @@ class Rows:
         return row
 
     def move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
-        """The request is on these GPUs, or no longer; without GPUs, on this node."""
+        """Take the room of the request on these GPUs, or give it back; without GPUs, on this node."""
         spot, amounts = self.board.spot, _amounts(request)
         if len(gpus) == 1:
             number, place = spot[gpus[0]]
@@ -191,10 +191,10 @@ class Rows:
             self.kernel.move(number, places, amounts, sign)
 
     def move_many(self, moves: Sequence[tuple[Sequence[str], Request]], sign: int) -> None:
-        """Each of these requests, of some GPUs of one node, is there, or no longer."""
+        """Take the room of each request on GPUs of one node, or give it back."""
         if not moves:
             return
-        # No loop of Python's own: batches are of thousands.
+        # No loop in Python: batches have thousands.
         on, requests = zip(*moves, strict=True)
         gpus = list(map(self.board.number.__getitem__, chain.from_iterable(on)))
         keys: list[Moved] = list(zip(map(len, on), map(_amounts, requests), strict=True))
@@ -217,11 +217,11 @@ class Rows:
     def _draw(self, request: Request) -> int:
         return draw(request.key) if self._draws else 0
 
-    def _told(self, request: Request, answer: Answer) -> Placed | Refused:
+    def _as_answer(self, request: Request, answer: Answer) -> Placed | Refused:
         if answer.node < 0:
             return Refused(reasons(request, answer.removed, answer.most, tuple(self.board.sick.values())))
         uuids = self.board.uuids[answer.node]
-        return placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
+        return as_placed(self.board.nodes[answer.node].state.name, [uuids[place] for place in answer.places])
 
     def _special(self, request: Request, held: Held, where: Where) -> Special | None:
         carriers = {label.kind: where.get(label, {}) for label in request.labels}

@@ -1,8 +1,8 @@
-"""Which GPUs of one machine are near one another (GaiaGPU's modes `link` and `fragment`).
+"""Distances between the GPUs of one machine (GaiaGPU's modes `link` and `fragment`).
 
-Links are words of the agent, nearest first; GPUs of which nothing is known are as far as can be. `nearest` chooses
-several GPUs: in the smallest group that holds enough of them at the nearest distance that does. `least_broken` chooses
-one: the GPU with the fewest free ones close to it, so that close groups stay whole for those who need several.
+Links are words of the agent, nearest first; GPUs without a known link are as far as can be. `nearest` chooses several
+GPUs: in the smallest group that holds enough of them, at the nearest distance at which there is one. `least_broken`
+chooses one: the GPU with the fewest free ones close to it, so that close groups stay whole for requests for several.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 DISTANCES = {"nvlink": 1, "pcie": 2, "numa": 3, "system": 4}
 FAR = 4
 
-# Row by row: the distance from one GPU of the machine to another.
+# The distance from one GPU of the machine to another, row by row.
 Near = tuple[tuple[int, ...], ...]
 Members = tuple[int, ...]
 
 
 def matrix(uuids: Sequence[str], links: Sequence[tuple[str, str, str]]) -> Near | None:
-    """The distances among these GPUs; None where nothing is known."""
+    """Return the distances among these GPUs; None if none is known."""
     places = {uuid: place for place, uuid in enumerate(uuids)}
     rows = [[FAR] * len(uuids) for _ in uuids]
     known = False
@@ -29,7 +29,7 @@ def matrix(uuids: Sequence[str], links: Sequence[tuple[str, str, str]]) -> Near 
 
 
 def nearest(free: Members, count: int, near: Near | None) -> tuple[int, Members]:
-    """A cost, the lower the nearer, and the `count` GPUs among the free ones."""
+    """Return a cost, the lower the nearer, and the `count` GPUs among the free ones."""
     for distance in range(1, FAR):
         fitting = [group for group in _groups(free, near, distance) if len(group) >= count]
         if fitting:
@@ -39,12 +39,12 @@ def nearest(free: Members, count: int, near: Near | None) -> tuple[int, Members]
 
 
 def least_broken(free: Members, near: Near | None) -> tuple[int, int]:
-    """A cost, the lower the less is broken, and the one GPU among the free ones."""
+    """Return a cost, the lower the less is broken, and the one GPU among the free ones."""
     return min((_neighbours(gpu, free, near), gpu) for gpu in free)
 
 
 def _neighbours(gpu: int, free: Members, near: Near | None) -> int:
-    """How many free ones are at each distance, the nearest first, in one number."""
+    """Return the numbers of free GPUs at each distance, the nearest first, in one number."""
     if near is None:
         return 0
     counts = [sum(near[gpu][other] == distance for other in free if other != gpu) for distance in range(1, FAR)]
@@ -52,7 +52,7 @@ def _neighbours(gpu: int, free: Members, near: Near | None) -> int:
 
 
 def _part(group: Members, count: int, near: Near | None, distance: int) -> Members:
-    """`count` of the group: whole inner groups, the largest first, and the rest from the smallest that has it."""
+    """Return `count` of the group: whole inner groups, the largest first, and the rest from the smallest that fits."""
     if distance == 0 or near is None:
         return group[:count]
     taken: Members = ()
@@ -70,7 +70,7 @@ def _part(group: Members, count: int, near: Near | None, distance: int) -> Membe
 
 
 def _groups(members: Members, near: Near | None, distance: int) -> list[Members]:
-    """Those who reach one another in steps of at most this distance; groups and members in order."""
+    """Return the groups of GPUs that reach one another in steps of at most this distance; both in order."""
     if near is None:
         return [(member,) for member in members]
     groups, seen = [], set[int]()

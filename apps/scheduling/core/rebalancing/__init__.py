@@ -1,7 +1,7 @@
-"""The permanent side of reallocation: from what was measured to changes of requests and limits, each explained.
+"""The permanent part of reallocation: from measurements to changes of requests and limits, each with an explanation.
 
 A policy is a function `(observations, bounds, now) -> changes`; `now` is in Unix seconds. It may be replaced by any
-other of that form: what a change may do at all is not its business but that of who carries it out.
+other of that form: the caller that applies changes decides which are allowed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ POLICIES: Mapping[str, Policy] = {"feedback": feedback, "percentile": percentile
 
 
 def decide(policy: Policy, observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:
-    """The changes of this run, most urgent first: at most `most_changes`, and of each claim one.
+    """Return the changes of this run, most urgent first: at most `most_changes`, and one of each claim.
 
-    What is given back is owed and is never left out. Of the rest what is wanted goes before what is spared, the larger
-    before the smaller.
+    Core to give back is owed and never left out. Among the rest, requested changes go before savings, larger before
+    smaller.
     """
     changes = sorted(policy(observations, bounds, now), key=lambda change: (change.urgency, -change.size, change.claim))
     first: dict[str, Change] = {}

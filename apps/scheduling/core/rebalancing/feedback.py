@@ -1,8 +1,8 @@
-"""Feedback: raise the limit of what is throttled, lend what is idle, take back what was raised and is not used.
+"""The policy `feedback`: raise the limit of throttled claims, lend idle core, lower raised limits that are not used.
 
-Three things keep it from swinging. A raised limit falls only where what was used would stay below 70 % of the lower
-one, so what lowers it cannot raise it again. What counts as idle (`idle_percent`) is less than what counts as awake
-(`wake_percent`). And after any change of a claim nothing but giving back happens to it within the cool-down.
+Three things keep it from swinging. A raised limit falls only if the use would stay below 70 % of the lower one, so what
+lowers it cannot raise it again. The idle threshold (`idle_percent`) is below the awake threshold (`wake_percent`). And
+after any change of a claim only giving back is done to it within the cool-down.
 """
 
 from collections.abc import Sequence
@@ -17,31 +17,31 @@ from apps.scheduling.core.rebalancing.values import (
     numbers_of,
 )
 
-# At its limit: a program that is held at 40 % is measured a little below it.
+# A program that is limited to 40 % is measured a little below that.
 AT_LIMIT_PERCENT = 90
-# What is used must stay below this part of a lower limit.
+# The use must stay below this part of a lower limit.
 CALM_PERCENT = 70
 
 
 def feedback(observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:
-    """At most one change of each claim."""
+    """Return at most one change of each claim."""
     return [change for seen in observations if (change := _one(seen, bounds, now))]
 
 
 def _one(seen: Observation, bounds: Bounds, now: int) -> Change | None:
-    if bounds.awake(seen) and seen.lent_core:
+    if bounds.is_awake(seen) and seen.lent_core:
         return giving_back(seen, bounds)
-    if not bounds.rested(seen, now) or not bounds.measured(seen):
+    if not bounds.is_rested(seen, now) or not bounds.is_measured(seen):
         return None
     if seen.throttled_mean >= bounds.throttled_percent:
-        return _raised(seen, bounds)
-    if seen.core_p95 <= bounds.idle_percent and not bounds.awake(seen):
-        return _lent(seen, bounds)
-    return _lowered(seen, bounds)
+        return _raise(seen, bounds)
+    if seen.core_p95 <= bounds.idle_percent and not bounds.is_awake(seen):
+        return _lend(seen, bounds)
+    return _lower(seen, bounds)
 
 
-def _raised(seen: Observation, bounds: Bounds) -> Change | None:
-    """Its own limit holds it back, or others do."""
+def _raise(seen: Observation, bounds: Bounds) -> Change | None:
+    """Raise the limit if the claim's own limit holds it back, else its request."""
     waited = f"Its launches waited {seen.throttled_mean:.0f} % of the last {bounds.window_seconds} s"
     if seen.core_mean * 100 >= seen.core_limit * AT_LIMIT_PERCENT:
         limit = min(seen.core_limit + bounds.step_percent, bounds.ceiling_percent)
@@ -63,7 +63,7 @@ def _raised(seen: Observation, bounds: Bounds) -> Change | None:
     return _change(seen, "resize", "core_request", request, why)
 
 
-def _lent(seen: Observation, bounds: Bounds) -> Change | None:
+def _lend(seen: Observation, bounds: Bounds) -> Change | None:
     lent = seen.core_request - bounds.floor_percent
     if not seen.lends or lent <= seen.lent_core:
         return None
@@ -74,8 +74,8 @@ def _lent(seen: Observation, bounds: Bounds) -> Change | None:
     return lending(seen, lent, why)
 
 
-def _lowered(seen: Observation, bounds: Bounds) -> Change | None:
-    """A raised limit goes back towards what was asked for; never below it."""
+def _lower(seen: Observation, bounds: Bounds) -> Change | None:
+    """Lower a raised limit towards the one that was asked for; never below it."""
     limit = max(seen.asked_core_limit, seen.core_request, seen.core_limit - bounds.step_percent)
     if limit >= seen.core_limit or seen.core_p95 * 100 > limit * CALM_PERCENT:
         return None

@@ -1,7 +1,7 @@
-"""Percentile: what is guaranteed is the 95th percentile of what was used, and a margin.
+"""The policy `percentile`: the guarantee is the 95th percentile of the use, and a margin.
 
-What a claim has above that is lent; where it lacks, and of memory, a new size is proposed. A change of less than five
-points of core, or of less than a fifth of the memory, is left alone: what was measured swings by that much.
+Core above that is lent; for missing core, and for memory, a new size is proposed. A change of less than five points of
+core, or of less than a fifth of the memory, is not made: measurements swing by that much.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ LEAST_MEMORY_PERCENT = 20
 
 
 def percentile(observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:
-    """At most one change of core and one of memory of each claim; core goes first."""
+    """Return at most one change of each claim; core goes before memory."""
     changes: list[Change] = []
     for seen in observations:
-        if seen.lent_core and seen.core_latest > seen.core_request - seen.lent_core and bounds.awake(seen):
+        if seen.lent_core and seen.core_latest > seen.core_request - seen.lent_core and bounds.is_awake(seen):
             changes.append(giving_back(seen, bounds))
-        elif bounds.rested(seen, now) and bounds.measured(seen):
+        elif bounds.is_rested(seen, now) and bounds.is_measured(seen):
             change = _core(seen, bounds) or _memory(seen, bounds)
             changes += [change] if change else []
     return changes
@@ -50,7 +50,7 @@ def _core(seen: Observation, bounds: Bounds) -> Change | None:
 
 
 def _memory(seen: Observation, bounds: Bounds) -> Change | None:
-    """Never below the most that was in use: what is in use cannot be taken away."""
+    """Shrink memory, but never below the most that was in use: memory in use cannot be taken away."""
     wanted = max(_with_margin(seen.memory_p95_mib, bounds), seen.memory_most_mib, 1)
     if wanted * 100 > seen.memory_mib * (100 - LEAST_MEMORY_PERCENT):
         return None
@@ -62,5 +62,5 @@ def _memory(seen: Observation, bounds: Bounds) -> Change | None:
 
 
 def _with_margin(used: float, bounds: Bounds) -> int:
-    """Rounded up."""
+    """Return the amount with the margin, rounded up."""
     return -int(-used * (100 + bounds.margin_percent) // 100)

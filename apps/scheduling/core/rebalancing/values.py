@@ -1,11 +1,11 @@
-"""What policies speak of. Core is percent of one GPU, memory is MiB on one GPU, times are Unix seconds."""
+"""The values of policies. Core is percent of one GPU, memory is MiB on one GPU, times are Unix seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# lend, give-back: how much of a guarantee others may use while it is idle. limit: the ceiling, which nobody is charged
-# for. resize: what is charged, or cannot be had back at will; it needs its owner's consent.
+# lend, give-back: the part of a guarantee that others may use while it is idle. limit: the ceiling, which charges
+# nobody. resize: a change that charges, or cannot be undone at will; it needs its owner's consent.
 Kind = Literal["lend", "give-back", "limit", "resize"]
 URGENCY = {"give-back": 0, "limit": 1, "resize": 2, "lend": 3}
 # A window of which less was measured says too little.
@@ -14,10 +14,10 @@ MEASURED_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One claim, what it has, and what it did in the window; of several GPUs the one on which it did most.
+    """One claim, its limits, and its use in the window; among several GPUs the busiest counts.
 
-    `asked_core_limit` is what its owner set, whatever the rebalancer made of it. `core_room` is the least that one of
-    its GPUs has free. `lends`: its pool's sharing policy lets others use what is idle and takes it back at once.
+    `asked_core_limit` is the limit set by its owner, whatever the rebalancer made of it. `core_room` is the least free
+    core of its GPUs. `lends`: its pool's sharing policy lets others use idle core and takes it back at once.
     """
 
     claim: str
@@ -41,7 +41,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """On these days (Monday is 0), from this minute of the day (UTC) up to that one: so much of what is guaranteed.
+    """A share of the guarantee on these days (Monday is 0), from this minute of the day (UTC) up to that one.
 
     A window that ends at or before its beginning runs into the next day.
     """
@@ -51,8 +51,8 @@ class Hours:
     to_minute: int
     share_percent: int
 
-    def hold(self, now: int) -> bool:
-        """Whether `now` lies in them."""
+    def include(self, now: int) -> bool:
+        """Return True if `now` lies in these hours."""
         day, minute = now // 86400, now % 86400 // 60
         # 1 January 1970 was a Thursday.
         today, yesterday = (day + 3) % 7, (day + 2) % 7
@@ -64,7 +64,7 @@ class Hours:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a pool allows. `idle_percent` is below `wake_percent`, so that nothing is both."""
+    """The bounds set by a pool. `idle_percent` is below `wake_percent`, so that nothing is both."""
 
     window_seconds: int = 300
     cool_down_seconds: int = 300
@@ -78,27 +78,27 @@ class Bounds:
     most_changes: int = 50
     calendar: tuple[Hours, ...] = ()
 
-    def rested(self, seen: Observation, now: int) -> bool:
-        """Whether its last change is long enough ago for another."""
+    def is_rested(self, seen: Observation, now: int) -> bool:
+        """Return True if its last change is long enough ago for another."""
         return seen.changed_at is None or now - seen.changed_at >= self.cool_down_seconds
 
-    def measured(self, seen: Observation) -> bool:
-        """Whether enough of the window was measured, and none of it before the last change."""
+    def is_measured(self, seen: Observation) -> bool:
+        """Return True if enough of the window was measured, and none of it before the last change."""
         return seen.measured_seconds * 100 >= self.window_seconds * MEASURED_PERCENT
 
-    def awake(self, seen: Observation) -> bool:
-        """Whether it wants its GPUs now."""
+    def is_awake(self, seen: Observation) -> bool:
+        """Return True if it uses its GPUs now."""
         return is_awake(seen.core_latest, seen.throttled_latest, self)
 
 
 def is_awake(core_percent: float, throttled_percent: float, bounds: Bounds) -> bool:
-    """Whether a second of use is more than the noise of an idle program."""
+    """Return True if a second of use is more than the noise of an idle program."""
     return core_percent >= bounds.wake_percent or throttled_percent >= bounds.throttled_percent
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From these values to those, and why, in words and numbers. The names are those of the claim's fields."""
+    """A change from these values to those, with the reason in words and numbers. The names are the claim's fields."""
 
     claim: str
     kind: Kind
@@ -109,17 +109,17 @@ class Change:
 
     @property
     def urgency(self) -> int:
-        """Smaller goes first."""
+        """The order of kinds; smaller goes first."""
         return URGENCY[self.kind]
 
     @property
     def size(self) -> int:
-        """How far it goes, in percent of a GPU or MiB."""
+        """The size of the change, in percent of a GPU or MiB."""
         return sum(abs(value - self.before[name]) for name, value in self.after.items())
 
 
 def numbers_of(seen: Observation) -> dict[str, float]:
-    """What was measured, for the record beside the words."""
+    """Return the measurements, for the record beside the text."""
     return {
         "core_mean_percent": round(seen.core_mean, 1),
         "core_p95_percent": round(seen.core_p95, 1),
@@ -130,13 +130,13 @@ def numbers_of(seen: Observation) -> dict[str, float]:
 
 
 def lending(seen: Observation, lent: int, why: str) -> Change:
-    """Lend so much of its guarantee, more or less than now."""
+    """Return the change that lends this much of the guarantee, more or less than now."""
     kind: Kind = "lend" if lent > seen.lent_core else "give-back"
     return Change(seen.claim, kind, {"lent_core": seen.lent_core}, {"lent_core": lent}, why, numbers_of(seen))
 
 
 def giving_back(seen: Observation, bounds: Bounds) -> Change:
-    """All that is lent: its owner wants it."""
+    """Return the change that gives back all lent core: its owner uses it."""
     what = (
         f"uses {seen.core_latest:.0f} % of a GPU"
         if seen.core_latest >= bounds.wake_percent

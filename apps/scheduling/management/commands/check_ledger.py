@@ -1,4 +1,4 @@
-"""`manage.py check_ledger`: whether ledger, claims and used amounts agree."""
+"""The command `manage.py check_ledger`: compare ledger, claims and used amounts."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from apps.scheduling.services.accounting.ledger_check import Difference
 
 
 def table(found: list[Difference]) -> str:
-    """A line per number that differs."""
+    """Return a table with a line per number that differs."""
     rows = [("what", "number", "is", "should be")]
     rows += [(item.subject, item.number, str(item.is_now), str(item.should_be)) for item in found]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -20,16 +20,18 @@ def table(found: list[Difference]) -> str:
 class Command(BaseCommand):
     """Compares; with --repair, writes."""
 
-    help = "Check that ledger, claims and used amounts agree to the unit; ends with 1, and says where, if they do not."
+    help = (
+        "Check that ledger, claims and used amounts agree to the unit; list differences and exit with 1 if they do not."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Repair is never silent and never by itself."""
+        """Add the options. A repair is never silent and never automatic."""
         parser.add_argument(
             "--repair", action="store_true", help="write what the claims say, with ledger entries and audit events"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """A table of differences, or one line."""
+        """Print a table of differences, or one line."""
         found = ledger_check.repair_all(principal=SYSTEM) if options["repair"] else ledger_check.differences()
         if found:
             self.stdout.write(table(found))

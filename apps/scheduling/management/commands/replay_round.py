@@ -1,4 +1,4 @@
-"""`manage.py replay_round ID`: decide a recorded round once more."""
+"""The command `manage.py replay_round ID`: decide a recorded round again."""
 
 from typing import Any
 
@@ -6,24 +6,24 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.scheduling.core.placement.policies import POLICIES
 from apps.scheduling.models import Round
-from apps.scheduling.services.cycles.replays import Compared, replay, replay_with
+from apps.scheduling.services.cycles.replays import Comparison, replay, replay_with
 
 
 class Command(BaseCommand):
-    """Reads; changes nothing."""
+    """The command; it changes nothing."""
 
     help = (
-        "Decide a recorded round once more, from its record; ends with 1, and says where, if an answer is another. "
-        "With --policy: what another policy would have done."
+        "Decide a recorded round again, from its record; list different answers and exit with 1 if there are any. "
+        "With --policy: show what another policy would have done."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which round, and who decides."""
+        """Add the round and the policy."""
         parser.add_argument("round", type=int, help="its number, as in /api/v1/rounds/")
         parser.add_argument("--policy", choices=sorted(POLICIES), help="let this policy decide instead")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """A line for each answer that differs, and a summary."""
+        """Print a line for each answer that differs, and a summary."""
         done = Round.objects.select_related("base", "pool").filter(pk=options["round"]).first()
         if done is None:
             raise CommandError(f"There is no round {options['round']}. Rounds are kept for a week.")
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         elif different:
             raise CommandError(f"{len(different)} of {len(compared)} answers differ from the record.")
         else:
-            self.stdout.write("Decided once more, every answer is as it was recorded.")
+            self.stdout.write("Decided again: every answer is as it was recorded.")
 
 
 def _words(answer: dict[str, Any]) -> str:
@@ -52,5 +52,5 @@ def _words(answer: dict[str, Any]) -> str:
     return "; ".join(reason["detail"] for reason in answer["reasons"])
 
 
-def _placed(compared: list[Compared], when: str) -> int:
+def _placed(compared: list[Comparison], when: str) -> int:
     return sum("gpus" in getattr(item, when) for item in compared)

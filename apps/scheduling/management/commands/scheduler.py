@@ -24,9 +24,9 @@ from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import resolve
 from apps.scheduling.models import Round
 from apps.scheduling.services.cycles.notices import Session
-from apps.scheduling.services.cycles.pool_cache import Picture
+from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
-from apps.scheduling.services.failures import SESSION_LOST, Aside
+from apps.scheduling.services.failures import SESSION_LOST, Backoff
 from gpucloud import counters
 
 logger = logging.getLogger(__name__)
@@ -36,33 +36,33 @@ BACK_ENDS = {
     "python": f"plain Python, slowly: the C kernel is not built, or of other sources (make -C {native.SOURCES})",
 }
 
-# How long a stop signal may go unnoticed.
+# The longest time for which a stop signal may go unnoticed.
 NOTICE_SECONDS = 0.5
-# That a leader died sends no notice either: so long may a pool be without one.
+# The death of a leader sends no notice: a pool may be without one for this long.
 LEAD_SECONDS = 1.0
-# A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be decided
-# onto the node, but not committed: the commit looks at the node again.
+# A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be placed on
+# the node, but not committed: the commit checks the node again.
 SILENCE_SECONDS = 5.0
-# Notices of one session are not lost. This is for what nobody has thought of; it is logged where it finds something.
+# Notices of one session are not lost. The comparison is for causes that nobody has thought of; what it finds is logged.
 COMPARE_SECONDS = 60.0
-# A comparison that found something waits so long for a notice of it. It is rare, and nobody is placed meanwhile.
+# After a comparison that found something, the wait for a notice of it. It is rare, and nothing is placed meanwhile.
 LATE_NOTICE_SECONDS = 2.0
-# How long a pool over which something raised is left alone, at first and at last.
+# The first and the longest pause of a pool over which something raised.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 60.0
 
 
-# A pool's rounds are over.
+# Marks the end of a pool's rounds.
 OVER = Round()
 
 
 class Every:
-    """True once in so many seconds, for the first time in `first`."""
+    """A timer: due once in so many seconds, for the first time after `first`."""
 
     def __init__(self, seconds: float, *, first: float = 0.0) -> None:
         self._seconds, self._next = seconds, time.monotonic() + first
 
-    def due(self) -> bool:
-        """Whether it is time again."""
+    def is_due(self) -> bool:
+        """Return True, and restart the timer, if it is time again."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -71,18 +71,18 @@ class Every:
 
 
 class Command(BaseCommand):
-    """The scheduler."""
+    """The scheduler's process."""
 
-    help = "Place waiting claims: runs until it is told to stop; start as many as you like, one leads each pool."
+    help = "Place waiting claims until stopped by a signal. Start any number of schedulers: one leads each pool."
 
     stopping = unfinished = False
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
+        """Serve until SIGTERM or SIGINT; survive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("scheduler started; placement by %s", BACK_ENDS[resolve("auto")])
-        self.aside = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
+        self.backoff = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         while not self.stopping:
             try:
                 self._serve()
@@ -90,8 +90,8 @@ class Command(BaseCommand):
                 logger.warning("database session lost, trying again in a second: %s", error)
                 time.sleep(1)
             except Exception:
-                # Of no pool alone: all is read anew on another session.
-                until = self.aside.add(None, now=time.monotonic())
+                # An error of no single pool: everything is read anew on another session.
+                until = self.backoff.record_failure(None, now=time.monotonic())
                 logger.exception("the scheduler failed and begins anew in %.0f s", until - time.monotonic())
                 while time.monotonic() < until and not self.stopping:
                     time.sleep(NOTICE_SECONDS)
@@ -102,105 +102,119 @@ class Command(BaseCommand):
         self.stopping = True
 
     def _serve(self) -> None:
-        self.session, self.pictures, self.unfinished = Session(), dict[int, Picture](), False
+        """Serve on one database session until stopped.
+
+        1. Lead pools that have no leader: each second, and at once after the start.
+        2. Check for silent nodes, which send no notice.
+        3. Compare the caches with the database.
+        4. Receive notices, and update the caches by them.
+        5. Run rounds, if there is news, a claim is due, or the last rounds were cut short.
+        """
+        self.session, self.caches, self.unfinished = Session(), dict[int, PoolCache](), False
         lead, silence, compare = (
             Every(LEAD_SECONDS),
             Every(SILENCE_SECONDS),
             Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
         )
         while not self.stopping:
-            if lead.due():
+            # 1. Lead
+            if lead.is_due():
                 self._lead()
-            if silence.due():
-                for key, picture in list(self.pictures.items()):
-                    with self._alone(key):
-                        picture.listen_for_silence()
-            if compare.due():
+            # 2. Silent nodes
+            if silence.is_due():
+                for key, cache in list(self.caches.items()):
+                    with self._isolated(key):
+                        cache.refresh_silent_nodes()
+            # 3. Compare
+            if compare.is_due():
                 self._compare()
+            # 4. Notices
             behind, self.unfinished = self.unfinished, False
-            heard, now = self._hear(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
-            if behind or heard or any(picture.somebody_is_due(now=now) for picture in self.pictures.values()):
-                self._rounds(list(self.pictures), in_full=False)
+            received, now = self._receive(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
+            # 5. Rounds
+            if behind or received or any(cache.has_due_claims(now=now) for cache in self.caches.values()):
+                self._rounds(list(self.caches), in_full=False)
 
-    def _hear(self, *, seconds: float = 0) -> bool:
-        notices = self.session.heard(seconds=seconds)
+    def _receive(self, *, seconds: float = 0) -> bool:
+        notices = self.session.receive(seconds=seconds)
         if notices:
-            for key, picture in list(self.pictures.items()):
-                with self._alone(key):
-                    picture.apply(notices)
+            for key, cache in list(self.caches.items()):
+                with self._isolated(key):
+                    cache.apply(notices)
         return bool(notices)
 
     def _lead(self) -> None:
-        """Lead what nobody leads; start with a picture of it, and with what has waited there."""
+        """Lead pools that have no leader: read each into a cache, and run rounds for the claims that wait there."""
         pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
-        for key in self.pictures.keys() - pools.keys():
-            del self.pictures[key]
+        for key in self.caches.keys() - pools.keys():
+            del self.caches[key]
         led = []
         for key, pool in pools.items():
-            if key in self.pictures or self.aside.holds(key, now=time.monotonic()) or not self.session.leads(pool):
+            if key in self.caches or self.backoff.is_paused(key, now=time.monotonic()) or not self.session.leads(pool):
                 continue
-            with self._alone(key, pool):
-                self.pictures[key] = Picture(pool)
+            with self._isolated(key, pool):
+                self.caches[key] = PoolCache(pool)
                 logger.info("leading pool %s", pool.name)
                 led.append(key)
         self._rounds(led, in_full=True)
 
     @contextmanager
-    def _alone(self, key: int, pool: Pool | None = None) -> Iterator[None]:
-        """What raises within, but for a lost session, sets this pool aside; another scheduler may lead it meanwhile."""
+    def _isolated(self, key: int, pool: Pool | None = None) -> Iterator[None]:
+        """Set this pool aside if the block raises, but for a lost session; another scheduler may lead it meanwhile."""
         try:
             yield
         except SESSION_LOST:
             raise
         except Exception:
-            picture = self.pictures.pop(key, None)
+            cache = self.caches.pop(key, None)
             now = time.monotonic()
-            until = self.aside.add(key, now=now)
-            pool = picture.pool if picture is not None else pool
+            until = self.backoff.record_failure(key, now=now)
+            pool = cache.pool if cache is not None else pool
             logger.exception("pool %s failed: it is set aside for %.0f s", pool, until - now)
             if pool is not None:
                 counters.POOLS_SET_ASIDE.add(pool.name)
                 self.session.leave(pool)
 
     def _compare(self) -> None:
-        for key, picture in list(self.pictures.items()):
-            self._hear()
-            with self._alone(key):
-                # Only silence sends no notice: on a busy machine a node falls silent between two looks for it.
-                picture.listen_for_silence()
-                differed = picture.compare()
-                # Where notices come now, they may be what the comparison has found: a change can be read before the
-                # listening session has been told of it, on a busy machine long before.
-                if differed and not self._hear(seconds=LATE_NOTICE_SECONDS):
-                    logger.warning("pool %s: %s rows were not as they were kept", picture.pool.name, differed)
-                picture.forget_refusals()
-        self._rounds(list(self.pictures), in_full=True)
+        for key, cache in list(self.caches.items()):
+            self._receive()
+            with self._isolated(key):
+                # Silence sends no notice: on a busy machine a node may fall silent between two checks.
+                cache.refresh_silent_nodes()
+                differed = cache.compare()
+                # Notices that come now may be of what the comparison found: a change can be read before its notice is
+                # received, on a busy machine long before.
+                if differed and not self._receive(seconds=LATE_NOTICE_SECONDS):
+                    logger.warning("pool %s: %s rows were not as they were kept", cache.pool.name, differed)
+                cache.forget_refusals()
+        self._rounds(list(self.caches), in_full=True)
 
-    def _rounds(self, pictures: Iterable[int], *, in_full: bool) -> None:
-        """Each pool in turn, a round at a time, until nothing more is to be done.
+    def _rounds(self, caches: Iterable[int], *, in_full: bool) -> None:
+        """Run the rounds of each pool in turn, one at a time, until nothing more changes.
 
-        Where notices never cease that is never: then `unfinished` says so after a while, and the rest has its turn.
+        If notices never cease, that is never: then `unfinished` is set after a while, and the other duties have their
+        turn.
         """
-        there = [key for key in pictures if key in self.pictures]
+        there = [key for key in caches if key in self.caches]
         going, since = {key: self._begin(key, in_full=in_full) for key in there}, time.monotonic()
         while going and not self.stopping:
             for key, steps in list(going.items()):
-                with self._alone(key):
+                with self._isolated(key):
                     record = next(steps, OVER)
                     if record is not OVER:
                         _log(record)
                         continue
                 del going[key]
-            # What happened meanwhile counts for the rest of the queue, and may be another pool's. Begun anew, as rounds
-            # that were about to end would not look again.
-            if self._hear():
+            # Changes meanwhile count for the rest of the queue, and may be another pool's. Rounds begin anew, as those
+            # that were about to end would not see them.
+            if self._receive():
                 if time.monotonic() - since >= LEAD_SECONDS:
                     self.unfinished = True
                     return
-                going = {key: self._begin(key, in_full=False) for key in self.pictures}
+                going = {key: self._begin(key, in_full=False) for key in self.caches}
 
     def _begin(self, key: int, *, in_full: bool) -> Iterator[Round | None]:
-        return rounds(self.pictures[key], fence=self.session.fence, in_full=in_full)
+        return rounds(self.caches[key], fence=self.session.fence, in_full=in_full)
 
 
 def _log(done: Round | None) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: the platform that `make demo` shows."""
+"""The command `manage.py seed_demo`: create the platform of `make demo`."""
 
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,18 @@ from apps.scheduling.demo import seeding
 
 
 class Command(BaseCommand):
-    """Seeds the demo."""
+    """The command."""
 
     help = "Make the demo's tenants, quotas, nodes and claims, or (--workloads) print the programs to start."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where secrets go, and the name of the node that the newcomer uses."""
+        """Add the options."""
         parser.add_argument("--state-dir", type=Path, required=True, help="Token and password files are written here.")
         parser.add_argument("--default-node", default="sim-1", help="The node of pool `default`.")
         parser.add_argument("--workloads", action="store_true", help="Print a line of JSON per program to start.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Seed, or name the programs."""
+        """Seed the demo, or print its programs."""
         if options["workloads"]:
             for line in seeding.workloads():
                 self.stdout.write(line)

@@ -1,8 +1,8 @@
-"""Whether ledger, claims and used amounts tell one story, to the unit.
+"""The comparison of ledger, claims and used amounts, to the unit.
 
-Claims and active reservations are what holds GPUs, so their charges are what the other numbers should be. Every
-statement below reads one moment of the database: a change and its ledger entries are one transaction, so a platform at
-work never looks wrong.
+Claims and active reservations hold GPUs, so their charges are what the other numbers should be. Every statement below
+reads one moment of the database: a change and its ledger entries are one transaction, so a platform at work never
+differs.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ NAMED = """
     LEFT JOIN quotas_pool pool ON pool.id = quota.pool_id
 """
 
-# Per quota: `used`, what its entries add up to, and what its claims say.
+# Per quota: `used`, the sum of its entries, and the sum of its claims.
 OF_QUOTAS = f"""
 WITH charged AS ({CHARGED}),
 entered AS (
@@ -54,7 +54,7 @@ SELECT id, name, number, is_now, should_be FROM story CROSS JOIN LATERAL (VALUES
 WHERE is_now <> should_be ORDER BY id, number
 """  # noqa: S608 - nothing in it comes from outside
 
-# Per quota and claim: what the claim's entries add up to, and what the claim says.
+# Per quota and claim: the sum of the claim's entries, and the claim's charge.
 OF_CLAIMS = f"""
 WITH charged AS ({CHARGED}),
 covered AS (
@@ -75,7 +75,7 @@ FROM covered FULL JOIN entered USING (id, uid) JOIN quotas_resourcequota quota U
 WHERE COALESCE(entered.amount, 0) <> COALESCE(covered.amount, 0) ORDER BY quota.id, uid
 """  # noqa: S608 - likewise
 
-# Per share: what it says, and what its quotas add up to.
+# Per share: its own numbers, and the sums of its quotas.
 OF_SHARES = """
 WITH told AS (
     SELECT share_id, LEAST(hard, COALESCE(lending_limit, hard)) AS lent, hard, used FROM quotas_resourcequota
@@ -98,7 +98,7 @@ WHERE is_now <> should_be ORDER BY share.id, number
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number that is not what it should be. `quota_id` is None where a cohort's share is wrong."""
+    """One number that is not what it should be. `quota_id` is None if a cohort's share is wrong."""
 
     quota_id: int | None
     subject: str
@@ -108,7 +108,7 @@ class Difference:
 
 
 def differences() -> list[Difference]:
-    """Everything that does not agree; empty on a sound platform."""
+    """Return all numbers that differ; none on a sound platform."""
     found = []
     with connection.cursor() as cursor:
         for statement in (OF_QUOTAS, OF_CLAIMS, OF_SHARES):
@@ -122,7 +122,7 @@ def differences() -> list[Difference]:
 
 @transaction.atomic
 def repair_all(*, principal: Principal) -> list[Difference]:
-    """Write what the claims say into every quota that differs, with ledger entries and audit; what was found."""
+    """Write the claims' sums into every quota that differs, with ledger entries and audit; return the differences."""
     found = differences()
     repair.repair_quotas(principal=principal, quota_ids={item.quota_id for item in found if item.quota_id is not None})
     return found

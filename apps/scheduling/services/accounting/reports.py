@@ -1,4 +1,4 @@
-"""Usage reports: GPU-hours reserved and used, and what they cost."""
+"""Usage reports: GPU-hours reserved and used, and their cost."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,10 +15,17 @@ from django.utils import timezone
 from apps.quotas.models import Tenant
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.charging.metering import Metered, PriceBook, between, gpu_hours, metered, microseconds
+from apps.scheduling.services.charging.metering import (
+    MeteredClaim,
+    PriceBook,
+    between,
+    gpu_hours,
+    metered,
+    microseconds,
+)
 from gpucloud.errors import Invalid
 
-# A year and its leap day; the ledger of more is for a warehouse.
+# A year and its leap day; the ledger of more is a task for a data warehouse.
 LONGEST = timedelta(days=366)
 US_PER_MS = 1000
 MONEY = Decimal("0.0001")
@@ -33,7 +40,10 @@ class PeriodInvalid(Invalid):
 
 @dataclass(slots=True)
 class Sums:
-    """Of one row; percent-microseconds, and these × millionths of the currency. Divided once, when they are shown."""
+    """The sums of one row, in percent-microseconds, and these × millionths of the currency.
+
+    Divided once, when shown.
+    """
 
     reserved_us: int = 0
     reserved_cost: int = 0
@@ -42,20 +52,20 @@ class Sums:
     used_cost: int = 0
 
     def reserve(self, piece: Piece, prices: Tariff) -> None:
-        """Count what was held."""
+        """Add a piece that was held."""
         costs, unpriced = cost(piece, prices)
         self.reserved_us += piece.core_us
         self.reserved_cost += costs
         self.unpriced_us += unpriced
 
     def use(self, gpu_time_ms: int, hour_us: int, prices: Tariff) -> None:
-        """Count what was used within an hour; no price changes within one."""
+        """Add the use within an hour; no price changes within one."""
         core_us = 100 * gpu_time_ms * US_PER_MS
         self.used_us += core_us
         self.used_cost += core_us * price_at(prices, hour_us)
 
-    def shown(self) -> dict[str, str]:
-        """As decimal text."""
+    def as_text(self) -> dict[str, str]:
+        """Return the sums as decimal text."""
         return {
             "gpu_hours_reserved": gpu_hours(self.reserved_us),
             "gpu_hours_used": gpu_hours(self.used_us),
@@ -67,7 +77,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a row is about; without a claim where rows are by model."""
+    """The key of a row; it has no claim if rows are by model."""
 
     tenant: str
     pool: str
@@ -89,11 +99,11 @@ def usage_report(
     after: UUID | None = None,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """What these tenants reserved and used, a row for each pool and model (or each claim), and their sums.
+    """Return what these tenants reserved and used, a row for each pool and model (or each claim), and their sums.
 
-    Time that has not come yet counts nothing. Used time is counted by whole hours: those that begin in the period.
-    By claim it is a page: so many claims, oldest first, `after` one; `after` in the answer is where the next begins,
-    None at the end. The sums are the page's. Raises PeriodInvalid.
+    Time that has not come yet counts nothing. Used time is counted by whole hours: those that begin in the period. By
+    claim it is a page of `limit` claims, oldest first, `after` one; `after` in the answer is the claim after which the
+    next page begins, None at the end. The sums are the page's. Raises PeriodInvalid.
     """
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
@@ -113,14 +123,14 @@ def usage_report(
         "from": begin,
         "to": end,
         "currency": settings.CURRENCY,
-        "rows": [{**asdict(line), **sums[line].shown()} for line in ordered],
-        "total": _total(sums.values()).shown(),
+        "rows": [{**asdict(line), **sums[line].as_text()} for line in ordered],
+        "total": _total(sums.values()).as_text(),
         "after": last,
     }
 
 
 def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tuple[QuerySet[Claim], UUID | None]:
-    """So many of them, and the last where there are more."""
+    """Return a page of claims, and the last one's uid if there are more."""
     ordered = claims.order_by("pk")
     if after is not None:
         ordered = ordered.filter(pk__gt=Subquery(Claim.objects.filter(uid=after).values("pk")[:1]))
@@ -129,7 +139,7 @@ def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tup
     return claims.filter(pk__in=[key for key, _ in page]), page[-1][1] if len(found) > len(page) else None
 
 
-def _line(item: Metered, piece: Piece, by_claim: bool) -> Line:
+def _line(item: MeteredClaim, piece: Piece, by_claim: bool) -> Line:
     claim = (str(item.uid), item.name) if by_claim else (None, None)
     return Line(item.tenant, item.pool, piece.model, *claim)
 

@@ -1,4 +1,4 @@
-"""Counting what tenants used by the hour, from telemetry's minutes: kept when those are dropped.
+"""Roll-up of used hours from telemetry's minutes, stored when those are dropped.
 
 Counting again gives the same hours again: a task that runs twice, or late, changes nothing.
 """
@@ -12,9 +12,9 @@ from django.utils import timezone
 from apps.scheduling.models import UsedHour
 
 HOUR = timedelta(hours=1)
-# Minutes are kept for a day at least; an hour of which some may be gone already must not be counted anew.
+# Minutes are stored for a day at least; an hour of which some may be gone already must not be counted anew.
 COUNTABLE = timedelta(hours=23)
-# An agent that was away sends what it kept; frames that come later than this are not counted.
+# An agent that was away sends what it stored; frames that come later than this are not counted.
 LATE = timedelta(hours=2)
 COUNT = """
 SELECT claim.tenant_id, claim.pool_id, gpu.model, date_trunc('hour', used.at, 'UTC') AS hour,
@@ -31,13 +31,13 @@ ORDER BY 1, 2, 3, 4
 
 @transaction.atomic
 def roll_up() -> int:
-    """Count the hours that may still change, the present one too; returns how many rows were written.
+    """Count the hours that may still change, the present one too; return the number of rows written.
 
-    It begins two hours before the last hour that it knows, and as far back as samples reach where it knows none: what
-    was missed while no worker ran is made up for.
+    It begins two hours before the last hour stored, or as far back as samples reach if there is none: hours missed
+    while no worker ran are made up for.
     """
     begin = _begin(timezone.now())
-    rows = [UsedHour(**row) for row in _counted(begin)]
+    rows = [UsedHour(**row) for row in _count(begin)]
     UsedHour.objects.bulk_create(
         rows,
         update_conflicts=True,
@@ -53,7 +53,7 @@ def _begin(now: datetime) -> datetime:
     return oldest if last is None else max(oldest, last - LATE)
 
 
-def _counted(begin: datetime) -> list[dict[str, Any]]:
+def _count(begin: datetime) -> list[dict[str, Any]]:
     names = ("tenant_id", "pool_id", "gpu_model", "hour", "gpu_time_ms")
     with connection.cursor() as cursor:
         cursor.execute(COUNT, {"begin": begin})

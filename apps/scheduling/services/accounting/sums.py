@@ -9,8 +9,8 @@ from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, ex
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging import states
 
-# What is used of each quota and of each share, and what members held who were looked up.
-Kept = tuple[
+# The amounts used of each quota, taken of each share, and held by the members looked up.
+Saved = tuple[
     list[tuple[ResourceQuota, int]], list[tuple[CohortShare, int]], dict[tuple[int, int | None], dict[str, int]]
 ]
 
@@ -19,17 +19,17 @@ class Sums:
     """Some tenants' quotas, filled up claim by claim."""
 
     def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
-        """All quotas of each tenant that is charged here, in key order, with their pools and shares."""
+        """Take all quotas of each tenant that is charged here, in key order, with their pools and shares."""
         self.quotas = list(quotas)
         self._members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
-        # Quotas of one share see one another's charges.
+        # Quotas of one share must see one another's charges.
         shares: dict[int, CohortShare] = {}
         for quota in self.quotas:
             if quota.share is not None:
                 quota.share = shares.setdefault(quota.share.pk, quota.share)
 
     def charge(self, claim: Claim) -> None:
-        """Everything that the claim takes, or nothing. Raises QuotaExceeded."""
+        """Charge everything that the claim takes, or nothing. Raises QuotaExceeded."""
         asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         wanted = {resource: amount for resource, amount in asked.items() if amount}
         limits, held = self._member(claim)
@@ -51,8 +51,8 @@ class Sums:
         for resource in limits.keys() & wanted.keys():
             held[resource] += wanted[resource]
 
-    def kept(self) -> Kept:
-        """The numbers as they are now, for `undo`."""
+    def save(self) -> Saved:
+        """Return the present numbers, for `undo`."""
         shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
         return (
             [(quota, quota.used) for quota in self.quotas],
@@ -60,18 +60,18 @@ class Sums:
             {key: dict(held) for key, (_, held) in self._members.items()},
         )
 
-    def undo(self, kept: Kept) -> None:
-        """As they were then."""
+    def undo(self, kept: Saved) -> None:
+        """Restore the numbers."""
         quotas, shares, members = kept
         for quota, used in quotas:
             quota.used = used
         for share, taken in shares:
             share.taken = taken
-        # Who was looked up since held then what is read anew.
+        # Members looked up since then are dropped, and read anew.
         self._members = {key: (self._members[key][0], held) for key, held in members.items()}
 
     def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
-        """What bounds the claim's member, and what the member holds, by resource."""
+        """Return the limits of the claim's member, and what the member holds, by resource."""
         key = (claim.tenant_id, claim.user_id)
         if key not in self._members:
             limits = member_limits.seen(claim.tenant, claim.user_id)

@@ -1,4 +1,4 @@
-"""Reading measurements back: the latest, or a window in steps."""
+"""Measured utilization: the latest values, or a window in steps."""
 
 import uuid
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ from gpucloud.errors import Invalid
 
 # A chart has no more pixels than this; a longer window needs a longer step.
 MAX_POINTS = 5000
-# Of all series together: what is made and sent within a fifth of a second.
+# The points of all series together that can be made and sent within a fifth of a second.
 MAX_POINTS_IN_ALL = 50_000
-# What is read for them within that.
+# The rows that can be read within that time.
 MAX_READ = 65_000
-# What is chosen unless asked: at most so many points a series, and so many in all.
+# The most points a series, and in all, for a step that is chosen here.
 CHOSEN_POINTS = 400
 CHOSEN_POINTS_IN_ALL = 15_000
 # Lengths that people read easily, in seconds; each level of roll-ups fits into those above it.
@@ -46,8 +46,8 @@ class _Named(NamedTuple):
 def of_assignments(
     assignments: Iterable[Assignment], *, start: datetime | None, end: datetime | None, step_seconds: float | None
 ) -> list[dict[str, Any]]:
-    """A series per assignment. Without a step, one is chosen by the window and the number of series."""
-    rows = _named(assignments)
+    """Return a series per assignment. Without a step, one is chosen by the window and the number of series."""
+    rows = _name_rows(assignments)
     found = _points([Series(row.node_id, row.gpu_id, row.assignment) for row in rows], start, end, step_seconds)
     return [
         {"claim": row.claim, "assignment": row.assignment, "gpu_uuid": row.gpu_uuid, **_columns(curve)}
@@ -55,8 +55,8 @@ def of_assignments(
     ]
 
 
-def _named(assignments: Iterable[Assignment]) -> list[_Named]:
-    """Of a query only what is needed: a tenant has hundreds."""
+def _name_rows(assignments: Iterable[Assignment]) -> list[_Named]:
+    """Return the needed columns only: a tenant has hundreds of assignments."""
     if isinstance(assignments, QuerySet):
         columns = "claim__uid", "uid", "gpu__uuid", "gpu__node_id", "gpu_id"
         return [_Named._make(row) for row in assignments.select_related(None).values_list(*columns)]
@@ -66,7 +66,7 @@ def _named(assignments: Iterable[Assignment]) -> list[_Named]:
 def of_gpus(
     gpus: Iterable[Gpu], *, start: datetime | None, end: datetime | None, step_seconds: float | None
 ) -> list[dict[str, Any]]:
-    """A series per GPU."""
+    """Return a series per GPU."""
     rows = list(gpus)
     found = _points([Series(gpu.node_id, gpu.pk) for gpu in rows], start, end, step_seconds)
     return [
@@ -108,9 +108,9 @@ def _require_readable(series: Sequence[Series], window: Window) -> None:
 
 
 def _chosen(series: Sequence[Series], window: Window) -> Window:
-    """With the shortest step whose points are few enough to show, and that is read from few enough rows.
+    """Return the window with the shortest step that gives few enough points, read from few enough rows.
 
-    Its first step is whole, too: a part of one would be read from finer and more rows.
+    Its first step is whole: a part of one would be read from finer and more rows.
     """
     most = max(1, min(CHOSEN_POINTS, CHOSEN_POINTS_IN_ALL // max(1, len(series))))
     length = window.end - window.begin

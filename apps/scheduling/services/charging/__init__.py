@@ -1,1 +1,1 @@
-"""The books of claims: state changes, charged quotas, reservations' part, borrowed core, metered hours, budgets."""
+"""Accounting of claims: state changes, charged quotas, reservations' part, borrowed core, metered hours, budgets."""

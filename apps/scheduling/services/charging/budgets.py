@@ -1,7 +1,7 @@
-"""What is spent of budgets: refusing what is new once one is spent, and warning before.
+"""Budgets of GPU-hours: refusal of new requests once a budget is spent, and warnings before.
 
-Spent are the GPU-hours reserved in the period, by the same count as in reports. What is long past is counted once and
-kept, so that a check reads the last minutes only. Nothing that runs is ended.
+Spent are the GPU-hours reserved in the period, by the same count as in reports. Hours long past are counted once and
+stored, so that a check reads the last minutes only. Running claims are left alone.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gpucloud.errors import Conflict
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 THRESHOLDS = (80, 95, 100)
-# What is older is counted for good: no transaction lasts so long that it would still add to it.
+# Older hours are counted for good: no transaction lasts so long that it would still add to them.
 SETTLED_AFTER = timedelta(minutes=5)
 
 
@@ -37,7 +37,7 @@ class BudgetExceeded(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What was spent of a budget in one period, up to a moment; in percent-microseconds."""
+    """The amount spent of a budget in one period, up to a moment; in percent-microseconds."""
 
     starts_at: datetime
     ends_at: datetime
@@ -47,26 +47,26 @@ class Standing:
 
     @property
     def percent(self) -> int:
-        """Rounded down; a budget of nothing is spent from the start."""
+        """The part that is spent, rounded down; a budget of nothing is spent from the start."""
         return self.spent_us * 100 // self.budget_us if self.budget_us else 100
 
     @property
     def gpu_hours_spent(self) -> str:
-        """As decimal text."""
+        """The GPU-hours spent, as decimal text."""
         return gpu_hours(self.spent_us)
 
 
 def refuse_spent(tenant: Tenant) -> None:
-    """For whatever would reserve more from now on. Raises BudgetExceeded."""
+    """Raise BudgetExceeded if the tenant has spent a budget. Called before anything that would reserve more."""
     for budget in _budgets_of(tenant.pk):
         standing = standing_of(budget, now=timezone.now())
         if standing is not None and standing.percent >= 100:
             ends = f"{standing.ends_at:%Y-%m-%d %H:%M} UTC"
-            # How much was spent stands in the facts only: the text is kept as the reason of each claim that waits, and
-            # a number that grows by itself would be news in every round.
+            # The amount spent is in the facts only: the text becomes the reason of each waiting claim, and a number
+            # that grows by itself would be news in every round.
             raise BudgetExceeded(
-                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. What runs "
-                "goes on; ask an operator for more.",
+                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. Running "
+                "claims go on; ask an operator for more.",
                 budget=budget.pk,
                 period=budget.period,
                 starts_at=standing.starts_at,
@@ -82,17 +82,17 @@ def _budgets_of(tenant: Any) -> QuerySet[Budget]:
 
 
 def standing_of(budget: Budget, *, now: datetime) -> Standing | None:
-    """What is spent of the budget at this moment; None where it has no period now."""
+    """Return the standing of the budget at this moment; None if it has no period now."""
     bounds = period_at(budget, now)
     if bounds is None:
         return None
     counted = BudgetPeriod.objects.filter(budget=budget, starts_at=bounds[0]).first()
     since, spent = (counted.counted_until, int(counted.counted_us)) if counted else (bounds[0], 0)
-    return _standing(budget, bounds, as_of=max(now, since), spent=spent + _reserved(budget, since, now))
+    return _standing(budget, bounds, as_of=max(now, since), spent=spent + _reserved_us(budget, since, now))
 
 
 def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
-    """The same as it was last counted, minutes ago at most; from the prefetched `periods`, without asking more."""
+    """Return the standing as last counted, minutes ago at most; it uses the prefetched `periods`, and no query."""
     bounds = period_at(budget, now)
     if bounds is None:
         return None
@@ -102,7 +102,7 @@ def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
 
 
 def watch_budgets() -> int:
-    """Count on, and warn where a threshold is passed: once for each threshold and period. Returns how many it told."""
+    """Count the hours of all budgets, and warn once for each threshold and period; return the number of warnings."""
     return sum(_watch(pk, timezone.now()) for pk in Budget.objects.order_by("pk").values_list("pk", flat=True))
 
 
@@ -116,9 +116,9 @@ def _watch(pk: int, now: datetime) -> int:
         budget=budget, starts_at=bounds[0], defaults={"ends_at": bounds[1], "counted_until": bounds[0]}
     )
     until = max(row.counted_until, now - SETTLED_AFTER)
-    row.counted_us = int(row.counted_us) + _reserved(budget, row.counted_until, until)
+    row.counted_us = int(row.counted_us) + _reserved_us(budget, row.counted_until, until)
     row.counted_until = until
-    standing = _standing(budget, bounds, as_of=now, spent=int(row.counted_us) + _reserved(budget, until, now))
+    standing = _standing(budget, bounds, as_of=now, spent=int(row.counted_us) + _reserved_us(budget, until, now))
     passed = [level for level in THRESHOLDS if row.percent_told < level <= standing.percent]
     for level in passed:
         _tell(budget, standing, level)
@@ -147,7 +147,7 @@ def _tell(budget: Budget, standing: Standing, level: int) -> None:
     tell(EventKind.BUDGET_THRESHOLD, tenant=budget.tenant, budget=budget.pk, **after)
 
 
-def _reserved(budget: Budget, begin: datetime, end: datetime) -> int:
+def _reserved_us(budget: Budget, begin: datetime, end: datetime) -> int:
     if begin >= end:
         return 0
     claims = metered(Claim.objects.filter(tenant=budget.tenant_id), begin=begin, end=end)

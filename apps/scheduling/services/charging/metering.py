@@ -1,7 +1,7 @@
-"""Reading what claims held from the ledger: every number of a report or a budget comes from here.
+"""Metering of claims from the ledger: the source of every number of a report or a budget.
 
 The ledger says how much a claim was charged from which moment on, its assignments say on which GPUs it was. Both are
-kept for ever, so a period that is over has the same numbers whenever it is asked for.
+stored for ever, so a period that is over has the same numbers whenever it is read.
 """
 
 from collections import defaultdict
@@ -16,10 +16,10 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from apps.quotas.models import LedgerEntry, Price, Resource
-from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Entry, Piece, Span, Tariff, held, tariff
+from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Entry, Piece, Span, Tariff, meter, tariff
 from apps.scheduling.models import Assignment, AssignmentState, Claim
 
-# Of so many claims the ledger is read at once, however many there are.
+# The ledger is read for this many claims at once.
 AT_ONCE = 2000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -27,8 +27,8 @@ HOURS = Decimal("0.000001")
 
 
 @dataclass(frozen=True, slots=True)
-class Metered:
-    """What one claim held within the period."""
+class MeteredClaim:
+    """The pieces that one claim held within the period."""
 
     uid: UUID
     name: str
@@ -39,36 +39,36 @@ class Metered:
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970, exactly."""
+    """Return the moment as microseconds since 1970, exactly."""
     return (moment - EPOCH) // MICROSECOND
 
 
 def gpu_hours(core_us: int) -> str:
-    """Percent-microseconds as GPU-hours, to the millionth."""
+    """Return percent-microseconds as GPU-hours, to the millionth."""
     return f"{(Decimal(core_us) / PER_GPU_HOUR).quantize(HOURS):f}"
 
 
-def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
-    """What these claims held between two moments. Claims that held nothing are left out."""
+def metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[MeteredClaim]:
+    """Yield the pieces that these claims held between two moments. Claims that held nothing are left out."""
     inside, last = between(claims, begin=begin, end=end).order_by("pk"), 0
     while keys := list(inside.filter(pk__gt=last).values_list("pk", flat=True)[:AT_ONCE]):
-        # Not as a list of keys: what goes beside a statement value by value costs more than the claims themselves.
+        # A subquery, not a list of keys: parameters passed one by one cost more than the claims themselves.
         yield from _metered(inside.filter(pk__gt=last, pk__lte=keys[-1]), begin=begin, end=end)
         last = keys[-1]
 
 
 def between(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> QuerySet[Claim]:
-    """Those that may have held something then."""
+    """Return the claims that may have held something between two moments."""
     return claims.filter(Q(released_at=None) | Q(released_at__gt=begin), created_at__lt=end)
 
 
-def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[Metered]:
+def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[MeteredClaim]:
     facts = {row[0]: row for row in claims.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
     spans = _spans(claims)
     window = {"begin_us": microseconds(begin), "end_us": microseconds(end)}
     for uid, entries in _entries(claims, end):
-        if uid in facts and (pieces := list(held(entries, spans[uid], **window))):
-            yield Metered(*facts[uid], pieces)
+        if uid in facts and (pieces := list(meter(entries, spans[uid], **window))):
+            yield MeteredClaim(*facts[uid], pieces)
 
 
 def _entries(claims: QuerySet[Claim], end: datetime) -> Iterator[tuple[UUID, Iterator[Entry]]]:
@@ -81,7 +81,7 @@ def _entries(claims: QuerySet[Claim], end: datetime) -> Iterator[tuple[UUID, Ite
 
 
 def _spans(claims: QuerySet[Claim]) -> dict[UUID, list[Span]]:
-    """By claim. Nothing is written to an assignment after its release, so that is when it was changed last."""
+    """Return spans by claim. Nothing is written to an assignment after its release, so its last change is that."""
     spans: dict[UUID, list[Span]] = defaultdict(list)
     rows = Assignment.objects.filter(claim__in=claims.order_by().values("pk"))
     for uid, model, begun, state, changed in rows.values_list(
@@ -93,7 +93,7 @@ def _spans(claims: QuerySet[Claim]) -> dict[UUID, list[Span]]:
 
 
 class PriceBook:
-    """The prices as they stand, by model and pool: one query."""
+    """The current prices, by model and pool: one query."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int | None], list[tuple[int, int]]] = defaultdict(list)
@@ -102,7 +102,7 @@ class PriceBook:
             self._rows[price.gpu_model, price.pool_id].append(line)
 
     def tariff(self, model: str, pool_id: int) -> Tariff:
-        """What a GPU-hour of this model costs in this pool, by time."""
+        """Return the price of a GPU-hour of this model in this pool, by time."""
         return tariff(general=self._rows.get((model, None), []), of_pool=self._rows.get((model, pool_id), []))
 
 

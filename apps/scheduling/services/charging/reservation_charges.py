@@ -1,8 +1,8 @@
-"""What an active reservation charges its tenant.
+"""Charges of active reservations.
 
-The rule: a reservation and its claims together charge what was reserved. What its claims bear, each by itself, the
-reservation does not; when a claim ends while the reservation is active, the reservation bears that part again. Booked
-ones and those that are over charge nothing.
+The rule: a reservation and its claims together charge what was reserved. The reservation does not charge the part that
+its claims charge themselves; when a claim ends while the reservation is active, the reservation charges that part
+again. Reservations that are booked or over charge nothing.
 
 Order of locks: claims, reservations, then as everywhere: pools, membership, tenants, shares, quotas, GPUs.
 """
@@ -21,27 +21,27 @@ from apps.scheduling.models import Claim, Reservation, ReservationState
 from gpucloud.errors import Conflict
 
 Amounts = dict[str, int]
-# Of these a reservation's claims may have no more than it has; shares of a GPU may be more, or not be whole.
+# A reservation's claims may have no more of these than it has; the number of shares and of whole GPUs may differ.
 BOUNDED = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
 WHOLE_GPU = 100
 
 
 class ReservationNotActive(Conflict):
-    """The reservation has not begun, or is over, or is another tenant's or pool's."""
+    """The reservation has not begun, is over, or belongs to another tenant or pool."""
 
     code = "reservation-not-active"
     title = "The reservation is not active for this claim"
 
 
 class ReservationFull(Conflict):
-    """The reservation's other claims leave less than this one wants."""
+    """The reservation's other claims leave less than this one requests."""
 
     code = "reservation-full"
     title = "The reservation has no room for this"
 
 
 def full(reservation: Reservation) -> Amounts:
-    """What it charges while nobody has claimed of it."""
+    """Return the amounts that the reservation charges while it has no claims."""
     count = reservation.gpu_count
     return {
         Resource.CORE_PERCENT: reservation.core_request * count,
@@ -52,7 +52,7 @@ def full(reservation: Reservation) -> Amounts:
 
 
 def locked_for(claim: Claim) -> Reservation | None:
-    """The claim's reservation under its lock, where it is active."""
+    """Return the claim's reservation under its lock; None if it has none, or none that is active."""
     if claim.reservation_id is None:
         return None
     reservation = Reservation.objects.select_for_update(of=("self",)).get(pk=claim.reservation_id)
@@ -60,7 +60,7 @@ def locked_for(claim: Claim) -> Reservation | None:
 
 
 def enter(claim: Claim) -> None:
-    """For a claim about to be made in a reservation: it is claimed now. Raises ReservationNotActive."""
+    """Mark the reservation of a claim about to be made as claimed. Raises ReservationNotActive."""
     seen = claim.reservation
     if seen is None:
         return
@@ -80,7 +80,7 @@ def enter(claim: Claim) -> None:
 
 
 def lock_of(claims: Iterable[Claim], also: Q | None = None) -> list[Reservation]:
-    """Lock the reservations of several claims, and others: for a transaction that changes what each of them charges."""
+    """Lock the reservations of several claims, and others, for a transaction that changes what each of them charges."""
     which = Q(pk__in={claim.reservation_id for claim in claims if claim.reservation_id is not None})
     if also is not None:
         which |= Q(pk__in=Reservation.objects.filter(also).values("pk"))
@@ -88,8 +88,11 @@ def lock_of(claims: Iterable[Claim], also: Q | None = None) -> list[Reservation]
     return list(rows.filter(which).order_by("pk"))
 
 
-def due(reservation: Reservation, *, but: Claim | None = None, target: Amounts | None = None) -> Amounts:
-    """What it should charge beside its claims, one of which will bear `target`. Raises ReservationFull."""
+def compute_charge(reservation: Reservation, *, but: Claim | None = None, target: Amounts | None = None) -> Amounts:
+    """Return what the reservation should charge beside its claims, one of which will charge `target`.
+
+    Raises ReservationFull.
+    """
     claims = Claim.objects.filter(reservation=reservation, charged_vgpus__gt=0)
     if but is not None:
         claims = claims.exclude(uid=but.uid)
@@ -114,10 +117,10 @@ def due(reservation: Reservation, *, but: Claim | None = None, target: Amounts |
 
 
 def lower(reservation: Reservation, target: Amounts, *, principal: Principal = SYSTEM) -> None:
-    """Give back what it charges above the target."""
+    """Refund what the reservation charges above the target."""
     less = {name: amount - target[name] for name, amount in reservation.charged.items() if amount > target[name]}
     if less:
-        charging.refund(_whose(reservation, principal), amounts=less)
+        charging.refund(_charge_context(reservation, principal), amounts=less)
         _write(reservation, {name: target[name] for name in less})
 
 
@@ -125,12 +128,12 @@ def lift(reservation: Reservation, target: Amounts, *, principal: Principal = SY
     """Charge up to the target. Raises QuotaExceeded."""
     more = {name: target[name] - amount for name, amount in reservation.charged.items() if amount < target[name]}
     if more:
-        charging.charge(_whose(reservation, principal), amounts=more)
+        charging.charge(_charge_context(reservation, principal), amounts=more)
         _write(reservation, {name: target[name] for name in more})
 
 
 def lift_if_possible(reservation: Reservation, target: Amounts) -> bool:
-    """Charge up to the target unless the quota was lowered meanwhile: a release must never fail for that."""
+    """Charge up to the target; return False if the quota was lowered meanwhile: a release must never fail for that."""
     try:
         with transaction.atomic():
             lift(reservation, target)
@@ -141,7 +144,7 @@ def lift_if_possible(reservation: Reservation, target: Amounts) -> bool:
 
 
 def charged_by_reservation(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-    """What each reservation of the tenant bears of a resource, in one pool or in all."""
+    """Return the amount that each reservation of the tenant charges of a resource, in one pool or in all."""
     field = f"charged_{resource}"
     rows = Reservation.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
     if pool is not None:
@@ -150,14 +153,17 @@ def charged_by_reservation(tenant: Tenant, pool: Pool | None, resource: str) -> 
 
 
 def _write(reservation: Reservation, amounts: Amounts) -> None:
-    """The version stays: an owner's entity tag must not be stale because a claim came or went."""
+    """Write the charged amounts.
+
+    The version stays: a claim that comes or goes must not make an owner's entity tag stale.
+    """
     for name, amount in amounts.items():
         setattr(reservation, f"charged_{name}", amount)
     reservation.save(update_fields=[*(f"charged_{name}" for name in amounts), "updated_at"])
 
 
-def _whose(reservation: Reservation, principal: Principal) -> charging.Whose:
-    # It counts to no member's limit: its claims do.
+def _charge_context(reservation: Reservation, principal: Principal) -> charging.Whose:
+    # A reservation counts to no member's limit: its claims do.
     return charging.Whose(
         principal=principal, tenant=reservation.tenant, pool=reservation.pool, claim_uid=reservation.uid
     )

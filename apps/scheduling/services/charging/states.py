@@ -1,4 +1,4 @@
-"""Moving a claim from state to state, and what its holdings charge."""
+"""State changes of claims, and their charges."""
 
 import uuid
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ WHOLE_GPU = 100
 
 
 def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
-    """What `gpu_count` shares of this size charge, by resource."""
+    """Return the amounts that `gpu_count` shares of this size charge, by resource."""
     return {
         Resource.CORE_PERCENT: core * gpu_count,
         Resource.MEMORY_MIB: memory_mib * gpu_count,
@@ -29,7 +29,7 @@ def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
 
 
 def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
-    """What these assignments charge by what they hold now; released ones charge nothing."""
+    """Return the amounts that these assignments charge by what they hold now; released ones charge nothing."""
     total = dict.fromkeys(Resource.values, 0)
     for assignment in assignments:
         if assignment.state != "released":
@@ -41,27 +41,27 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
 
 
 def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SYSTEM) -> None:
-    """Bring what the tenant's quotas bear for the claim to `target`; the caller saves it.
+    """Bring the charge of the claim to `target`; the caller saves the claim.
 
-    Of an active reservation the claim takes over its part, and leaves it to the reservation again. Raises
+    In an active reservation the claim takes over its part of the reservation's charge, and later returns it. Raises
     QuotaExceeded, ReservationFull.
     """
     reservation = reservation_charges.locked_for(claim)
-    due = reservation_charges.due(reservation, but=claim, target=target) if reservation else {}
+    due = reservation_charges.compute_charge(reservation, but=claim, target=target) if reservation else {}
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    whose = charging.Whose(
+    context = charging.Whose(
         principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
     )
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if (taken and returned) or reservation:
-        charging.lock_quotas(whose, amounts=target)
+        charging.lock_quotas(context, amounts=target)
     if reservation:
         reservation_charges.lower(reservation, due, principal=principal)
     if taken:
-        charging.charge(whose, amounts=taken)
+        charging.charge(context, amounts=taken)
     if returned:
-        charging.refund(whose, amounts=returned)
+        charging.refund(context, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
     if reservation:
@@ -69,7 +69,10 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
 
 
 def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-    """What each claim and reservation of the tenant bears, in one pool or in all; see `apps.quotas.providers`."""
+    """Return the amount that each claim and reservation of the tenant charges, in one pool or in all.
+
+    See `apps.quotas.providers`.
+    """
     field = f"charged_{resource}"
     claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
     if pool is not None:
@@ -81,14 +84,14 @@ def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[u
 
 
 def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
-    """What the claims that a user made in the tenant bear, by resource."""
+    """Return the amounts that the claims made by a user in the tenant charge, by resource."""
     claims = Claim.objects.filter(tenant=tenant, user=user_id, charged_vgpus__gt=0)
     sums = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
     return {name: int(amount) for name, amount in sums.items()}
 
 
 def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
-    """The same of everybody whose claims bear something in the tenant, by the user's key; in one question."""
+    """Return the amounts of `charged_by_user` for every user of the tenant, by the user's key; one query."""
     claims = Claim.objects.filter(tenant=tenant, user__isnull=False, charged_vgpus__gt=0).order_by()
     sums: Any = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
     return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
@@ -97,35 +100,35 @@ def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
 CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
 
 
-# Of a claim that is neither about to be preempted nor being it.
+# Values of a claim that is not preempted.
 NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
 
 
-# Of a claim that does something, or of which nothing is known.
+# Values of a claim that is not idle, or not known to be.
 NOT_IDLE: dict[str, Any] = {"idle_since": None, "idle_reason": None, "idle_release_at": None}
 
 
-# What webhooks are told of when a claim comes to a state.
-TOLD = {
+# The webhook event of a claim that comes to a state.
+WEBHOOK_EVENTS = {
     ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
     ClaimState.FAILED: EventKind.CLAIM_FAILED,
     ClaimState.RELEASED: EventKind.CLAIM_RELEASED,
 }
 
 
-def told_of(claim: Claim) -> dict[str, Any]:
-    """What an event says of its claim."""
+def claim_facts(claim: Claim) -> dict[str, Any]:
+    """Return the facts of a claim that its events carry."""
     names = ("uid", "name", "state", "gpu_count", "core_request", "memory_mib", "priority")
     return {"pool": claim.pool.name, **{name: getattr(claim, name) for name in names}}
 
 
 def tell_of(claim: Claim, kind: str, **more: Any) -> None:
-    """Write down for webhooks what happened to a claim, in the caller's transaction."""
-    tell(kind, tenant=claim.tenant, claim=told_of(claim), **more)
+    """Record an event of a claim for webhooks, in the caller's transaction."""
+    tell(kind, tenant=claim.tenant, claim=claim_facts(claim), **more)
 
 
 def move(claim: Claim, state: str, **values: object) -> None:
-    """Save the claim in this state, note the time, and tell who watches."""
+    """Save the claim in this state, add it to the timeline, and notify watchers and webhooks."""
     now = timezone.now()
     borrowing.settle(claim, state)
     arrived = state != claim.state
@@ -139,6 +142,6 @@ def move(claim: Claim, state: str, **values: object) -> None:
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
-    if arrived and (kind := TOLD.get(ClaimState(state))):
+    if arrived and (kind := WEBHOOK_EVENTS.get(ClaimState(state))):
         tell_of(claim, kind)
     events.claim_changed_on_commit(claim)

@@ -1,4 +1,4 @@
-"""Nodes that fall silent, and come back: told once each, to the platform and to whose claims they carry."""
+"""Lost and returned nodes: one event each, for the platform and for the tenants with claims on the node."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,12 +13,12 @@ from apps.quotas.models import EventKind, Tenant
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling.models import Assignment, AssignmentState
 
-# Nothing is placed on a node after ten seconds; somebody is woken when it was no restart of its agent.
+# Nothing is placed on a node after ten seconds of silence; its loss is announced when it was no restart of its agent.
 SILENT = timedelta(seconds=30)
 
 
 def watch_nodes() -> int:
-    """Tell what has changed since it was told last; returns of how many nodes."""
+    """Announce nodes that were lost or returned since the last call; return the number of nodes."""
     now = timezone.now()
     _correct_signs_of_life(now)
     gone = Q(lost_at=None, last_seen_at__lt=now - SILENT)
@@ -29,7 +29,7 @@ def watch_nodes() -> int:
 @transaction.atomic
 def _correct_signs_of_life(now: datetime) -> None:
     """Date signs of life from the future back to now."""
-    # After a clock was set back a node would not be silent until then. Clocks of several servers differ by less.
+    # After a clock was set back a node would otherwise not count as silent. Clocks of several servers differ by less.
     ahead = Node.objects.filter(last_seen_at__gt=now + FRESH).order_by("pk")
     keys = list(ahead.select_for_update(skip_locked=True, no_key=True).values_list("pk", flat=True))
     Node.objects.filter(pk__in=keys).update(last_seen_at=now)

@@ -1,4 +1,4 @@
-"""What is wanted on a node, and the secrets by which its processes prove whose they are."""
+"""The desired state of nodes, and the secrets by which processes prove that they belong to a claim."""
 
 import hashlib
 import hmac
@@ -23,13 +23,16 @@ MIB = 1 << 20
 
 
 def claim_secret(claim_uid: uuid.UUID) -> str:
-    """Derived, not stored: who may read the claim's environment gets it, the agent knows its digest only."""
+    """Return the claim's secret. It is derived, not stored; the agent has its digest only.
+
+    A caller who may read the claim's environment gets it.
+    """
     text = f"claim:{claim_uid}".encode()
     return "gps_" + hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
 
 
 def desired_state(node: Node) -> wire.Desired:
-    """The node's whole wanted state."""
+    """Return the whole desired state of the node."""
     return desired_states([node.pk])[node.pk]
 
 
@@ -46,7 +49,7 @@ Wanted: Any = NamedTuple("Wanted", [(name, Any) for name in COLUMNS])  # type: i
 
 
 def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
-    """The whole wanted states of these nodes, as far as they exist.
+    """Return the whole desired states of these nodes, as far as they exist.
 
     A frame's number is read before its contents, so contents are never older than the number says.
     """
@@ -69,7 +72,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
 
 def _rows_of(node_ids: list[int]) -> Iterable[Any]:
-    """One node's is what every push and every agent that connects asks."""
+    """Return the live assignments of these nodes. One node is the case of every push and connecting agent."""
     if len(node_ids) == 1:
         return _rows_of_one(node_ids[0])
     rows = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED).order_by("pk")
@@ -83,7 +86,7 @@ def _rows_of_one(node_id: Any) -> QuerySet[Assignment, Any]:
 
 
 def _cleared(node_ids: list[int]) -> dict[int, dict[str, float]]:
-    """What operators take for cured, by node and GPU."""
+    """Return the times through which operators cleared GPUs, by node and GPU."""
     cleared: dict[int, dict[str, float]] = {}
     gpus = Gpu.objects.filter(node__in=node_ids, cleared_through_seconds__gt=0).order_by("pk")
     for node_id, uuid_, through in gpus.values_list("node_id", "uuid", "cleared_through_seconds"):
@@ -92,7 +95,7 @@ def _cleared(node_ids: list[int]) -> dict[int, dict[str, float]]:
 
 
 def _policy(audit: str, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
-    """What their pool and operators want beside assignments; left out where that is the usual."""
+    """Return the wishes of pool and operators beside assignments; left out if they are the default."""
     policy = wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), cleared=cleared)
     return UNSET if policy == wire.NodePolicy() else policy
 
@@ -112,7 +115,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         tenant=row.claim__tenant__slug,
         gpu_uuid=row.gpu__uuid,
         generation=row.generation,
-        # What is borrowed is guaranteed to somebody else.
+        # Borrowed core is guaranteed to another claim.
         core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
@@ -125,9 +128,9 @@ def _on_the_wire(row: Any) -> wire.Assignment:
 
 
 def _pod(row: Any) -> wire.Pod | None:
-    """None where its names are none that an agent takes: the other claims must not wait for it."""
+    """Return the claim's pod; None if an agent would refuse its names, as the other claims must not wait for it."""
     try:
         return msgspec.convert(row.claim__pod, wire.Pod)
     except msgspec.ValidationError as error:
-        logger.warning("claim %s is for no pod that its node can be told: %s", row.claim__uid, error)
+        logger.warning("claim %s has a pod that is not sent to its node: %s", row.claim__uid, error)
         return None

@@ -1,7 +1,7 @@
-"""What somebody changed on a node behind its agent's back, and the word of an operator to put it right.
+"""Drift: changes made on a node behind its agent's back, and an operator's order to repair them.
 
-The word is a level, not a message: it stands on the node and in its desired state until the agent tells of nothing more
-that it could put right. So it survives whatever is killed or lost in between, and may be given twice.
+The order is a level, not a message: it stands on the node and in its desired state until the agent reports nothing more
+that it could repair. So it survives any process that is killed and any message that is lost, and may be given twice.
 """
 
 from django.db import transaction
@@ -19,7 +19,7 @@ from gpucloud.errors import Conflict
 
 
 class NothingToRepair(Conflict):
-    """Nothing on the node waits to be put right."""
+    """No drift of the node waits for a repair."""
 
     code = "nothing-to-repair"
     title = "Nothing to repair"
@@ -27,14 +27,14 @@ class NothingToRepair(Conflict):
 
 @transaction.atomic
 def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
-    """Have the agent put right what it can. Raises NothingToRepair, PreconditionFailed."""
+    """Order the agent to repair what it can. Raises NothingToRepair, PreconditionFailed."""
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
     waiting = [one for one in node.drifts if one["mendable"]]
     if not waiting:
         raise NothingToRepair(
-            f"Nothing on node {node.name} waits for a repair: what is listed as not mendable needs somebody there.",
+            f"No drift of node {node.name} waits for a repair: what is not mendable must be fixed on the machine.",
             drifts=len(node.drifts),
         )
     node.change(repair_asked_at=timezone.now())
@@ -47,9 +47,9 @@ def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = 
 
 
 def take_drifts(*, node: Node, frame: wire.Observed) -> None:
-    """Keep what the agent tells of; where nothing waits any more, an operator's word is done.
+    """Store the drift that the agent reports; end an operator's order if nothing more waits for a repair.
 
-    `node` is the connection's own: it knows what was told before, so that frames without news cost nothing.
+    `node` is the connection's own object: it has the drift reported before, so that frames without news cost nothing.
     """
     told = [] if frame.drifts is UNSET else to_builtins(frame.drifts)
     if told == node.drifts:

@@ -1,4 +1,4 @@
-"""What a process needs to run under a claim."""
+"""The environment of a process under a claim."""
 
 import shlex
 from typing import Any
@@ -7,12 +7,12 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.desired import claim_secret
-from apps.scheduling.services.claims.launch_methods import agent_command, ways_in
+from apps.scheduling.services.claims.launch_methods import agent_command, launch_methods
 from apps.scheduling.services.claims.lifecycle import WrongState
 
 
 def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
-    """Node, socket, secret and variables. Raises WrongState before the claim is placed, RoleMissing."""
+    """Return node, socket, secret and variables. Raises WrongState before the claim is placed, RoleMissing."""
     principal.require_role(claim.tenant, "member")
     assignments = [item for item in claim.assignments.all() if item.state != "released"]
     if claim.state not in PLACED or not assignments:
@@ -33,11 +33,11 @@ def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
             "NVIDIA_VISIBLE_DEVICES": ",".join(item.gpu.uuid for item in assignments),
         },
         "command": f"{agent_command(node)} exec {claim.uid} -- COMMAND",
-        "ways": ways_in(claim),
+        "ways": launch_methods(claim),
     }
 
 
 def shell_lines(facts: dict[str, Any]) -> str:
-    """`export` lines for a shell: what `agent exec` needs, and nothing that preloads the library into the shell."""
+    """Return `export` lines for a shell: what `agent exec` needs, but nothing that preloads the library there."""
     names = ("GPUCLOUD_CLAIM", "GPUCLOUD_CLAIM_SECRET", "GPUCLOUD_AGENT_SOCKET")
     return "".join(f"export {name}={shlex.quote(facts['env'][name])}\n" for name in names)

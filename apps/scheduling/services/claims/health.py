@@ -1,6 +1,6 @@
-"""What befalls GPUs and nodes: owners are told, a node is fenced where its pool says so, operators undo it.
+"""Health of GPUs and nodes: records for claims' owners, fences where the pool wants them, and operators' orders.
 
-Claims that run are left as they are.
+Running claims are left as they are.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from gpucloud.api import etags
 
 @transaction.atomic
 def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
-    """Write a row into the history of each claim on a GPU whose condition changed; return how many claims there are.
+    """Write an audit row for each claim on a GPU whose condition changed; return the number of claims.
 
     Changes past the bound of the node's audit rows are shown on pages, and get no row.
     """
@@ -54,7 +54,7 @@ def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
 
 @transaction.atomic
 def fence_if_wanted(*, node: Node) -> bool:
-    """Fence the node where its pool wants that and a process ran past its limits since the last fence was lifted."""
+    """Fence the node if its pool wants that and a process ran past its limits since the last fence was lifted."""
     node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
     if node.pool.audit_policy != AuditPolicy.FENCE or node.fenced_at is not None:
         return False
@@ -71,7 +71,7 @@ def fence_if_wanted(*, node: Node) -> bool:
 
 @transaction.atomic
 def lift_fence(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
-    """Let the node take claims again; what its agent has told so far does not fence it anew. Repeatable."""
+    """Let the node take claims again; what its agent has reported so far does not fence it anew. Repeatable."""
     principal.require_operator()
     node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
     etags.check(node.version, versions)
@@ -89,9 +89,9 @@ def lift_fence(*, principal: Principal, node: Node, versions: etags.Versions = N
 
 @transaction.atomic
 def clear_gpu(*, principal: Principal, gpu: Gpu, versions: etags.Versions = None) -> Gpu:
-    """Take an XID error that only a reset cures for cured. Its agent hears of it, and says how the GPU is then.
+    """Treat an XID error that only a reset cures as cured. The agent receives this, and reports the GPU's state then.
 
-    Repeatable; nothing changes where the GPU has none.
+    Repeatable; nothing changes if the GPU has no such error.
     """
     principal.require_operator()
     gpu = Gpu.objects.select_for_update(of=("self",)).select_related("node").get(pk=gpu.pk)

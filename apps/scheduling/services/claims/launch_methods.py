@@ -1,4 +1,4 @@
-"""The ways in for a program under a claim, each as a line to copy; all give the same limits."""
+"""Launch methods: the ways to start a program under a claim, each as lines to copy; all give the same limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from apps.scheduling.models.claim import PLACED
 
 # The command that an installation puts on the PATH.
 INSTALLED = "gpucloud-agent"
-# Where an agent that was not installed has its library: below the checkout, or below the image's program.
+# The library of an agent that was not installed: below the checkout, or below the image's program.
 BUILT = "/libvcuda/build/libvcuda.so"
 IMAGE = "/srv/gpucloud"
-# The run directory of the machine's own agent, whose CDI specs stand where container engines look.
+# The run directory of the machine's own agent; container engines look for its CDI specs.
 SYSTEM_RUN_DIR = "/run/gpucloud"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """`line` runs on the claim's node as it stands, but for the words in capitals."""
+class LaunchMethod:
+    """One launch method. `line` runs on the claim's node as it is, but for the words in capitals."""
 
     name: str
     title: str
@@ -30,7 +30,7 @@ class Way:
 
 
 def agent_command(node: Node) -> str:
-    """Return how the agent's commands begin on this node: installed, in a checkout, or in our image."""
+    """Return the beginning of the agent's commands on this node: installed, in a checkout, or in our image."""
     if not node.library.endswith(BUILT):
         return INSTALLED
     root = node.library.removesuffix(BUILT)
@@ -38,20 +38,23 @@ def agent_command(node: Node) -> str:
     return f"PYTHONPATH={root} {python} -m agent"
 
 
-def ways_in(claim: Claim) -> list[Way]:
-    """Every way; none before the claim is placed. Its assignments' GPUs and nodes are to be at hand."""
+def launch_methods(claim: Claim) -> list[LaunchMethod]:
+    """Return every launch method; none before the claim is placed.
+
+    Its assignments, GPUs and nodes should be prefetched.
+    """
     assignments = [item for item in claim.assignments.all() if item.state != "released"]
     if claim.state not in PLACED or not assignments:
         return []
     node, uid = assignments[0].gpu.node, str(claim.uid)
     return [
-        Way(
+        LaunchMethod(
             "exec",
             _("Run a program"),
             _("As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim."),
             f"{agent_command(node)} exec {uid} -- COMMAND",
         ),
-        Way(
+        LaunchMethod(
             "gpucloud",
             _("Run a program by the command line"),
             _("As any user, where `gpucloud login` was done."),
@@ -62,11 +65,11 @@ def ways_in(claim: Claim) -> list[Way]:
     ]
 
 
-def _containers(node: Node, uid: str, gpus: Sequence[str]) -> list[Way]:
-    # Driver's libraries and devices are the NVIDIA container toolkit's part; a simulated node has none.
+def _containers(node: Node, uid: str, gpus: Sequence[str]) -> list[LaunchMethod]:
+    # The NVIDIA container toolkit adds the driver's libraries and devices; a simulated node has none.
     drivers = "" if node.simulated else "".join(f"--device nvidia.com/gpu={gpu} " for gpu in gpus)
     engine = "docker run" if node.run_dir == SYSTEM_RUN_DIR else f"podman --cdi-spec-dir {node.run_dir}/cdi run"
-    by_cdi = Way(
+    by_cdi = LaunchMethod(
         "cdi",
         "Docker, Podman, nerdctl",
         _(
@@ -74,19 +77,19 @@ def _containers(node: Node, uid: str, gpus: Sequence[str]) -> list[Way]:
         ).format(_give(node, uid)),
         f"{engine} {drivers}--device {wire.CDI_KIND}={uid} IMAGE COMMAND",
     )
-    # The simulated driver and its node's file have places that only the agent knows: its CDI spec names them.
+    # The paths of the simulated driver and its node's file are known to the agent only: its CDI spec names them.
     return [by_cdi] if node.simulated else [by_cdi, _by_env_file(node, uid, gpus)]
 
 
-def _by_env_file(node: Node, uid: str, gpus: Sequence[str]) -> Way:
+def _by_env_file(node: Node, uid: str, gpus: Sequence[str]) -> LaunchMethod:
     directory, library = f"{node.run_dir}/claims/{uid}", node.library
-    # The last one: a process that lost its environment gets no GPU instead of one without limits.
+    # The last mount: a process that lost its environment gets no GPU instead of one without limits.
     mounts = (
         f"-v {directory}:{directory}:ro -v {directory}/usage:{directory}/usage -v {library}:{library}:ro "
         f"-v {_required(node)}:ro"
     )
     visible = ",".join(gpus)
-    return Way(
+    return LaunchMethod(
         "env-file",
         _("Docker without CDI"),
         _("The same by an environment file and mounts."),
@@ -94,7 +97,7 @@ def _by_env_file(node: Node, uid: str, gpus: Sequence[str]) -> Way:
     )
 
 
-def _units(node: Node, uid: str) -> list[Way]:
+def _units(node: Node, uid: str) -> list[LaunchMethod]:
     directory = f"{node.run_dir}/claims/{uid}"
     properties = (
         f"EnvironmentFile={directory}/env",
@@ -105,13 +108,13 @@ def _units(node: Node, uid: str) -> list[Way]:
         f"ReadWritePaths={directory}/usage",
     )
     return [
-        Way(
+        LaunchMethod(
             "systemd-run",
             _("A transient unit"),
             _("As root, for a service that runs as root; another user’s first needs `{0}`.").format(_give(node, uid)),
             f"systemd-run {' '.join(f'--property={one}' for one in properties)} COMMAND",
         ),
-        Way(
+        LaunchMethod(
             "systemd-unit",
             _("A systemd unit"),
             _("In its [Service] section; the unit does not start where the claim is not."),
@@ -125,5 +128,5 @@ def _give(node: Node, uid: str) -> str:
 
 
 def _required(node: Node) -> str:
-    """Return where the file that says that limits are required lies, and where a program looks for it."""
+    """Return the mount of the file that requires limits: its path, and the path at which a program looks for it."""
     return f"{node.run_dir}/container/require-limits:/etc/gpucloud/require-limits"

@@ -1,8 +1,8 @@
 """Leases: a claim whose holder may be killed ends by itself.
 
-The holder renews; who was killed does not, and the claim is released when its lease has run out, whether it is placed
-or still waits. A renewal is a heartbeat: it raises the version like any change and writes no audit row of its own (the
-decision on leases says why); that a lease ran out stands in the release's.
+The holder renews the lease; a killed holder does not, and the claim is released when its lease has run out, whether it
+is placed or still waits. A renewal is a heartbeat: it raises the version like any change and writes no audit row of its
+own (the decision on leases says why); the audit row of the release names a lapsed lease.
 """
 
 from datetime import datetime, timedelta
@@ -21,7 +21,7 @@ ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 
 
 class NoLease(Conflict):
-    """The claim has none, so there is nothing to renew."""
+    """The claim has no lease, so there is nothing to renew."""
 
     code = "no-lease"
     title = "The claim has no lease"
@@ -41,12 +41,12 @@ def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions 
 
 
 def release_lapsed(*, now: datetime) -> int:
-    """Release every claim whose lease has run out; returns how many."""
+    """Release every claim whose lease has run out; return the number of claims."""
     lapsed = Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now).select_related("tenant")
-    return each(lapsed, _released)
+    return each(lapsed, _release)
 
 
-def _released(claim: Claim) -> bool:
+def _release(claim: Claim) -> bool:
     why = f"its lease of {claim.lease_seconds} s was not renewed"
     try:
         # At this version only: a renewal that comes in between wins.

@@ -1,4 +1,4 @@
-"""Taking what an agent says is in force: the only place where confirmed shrinking and release give anything back."""
+"""Observed state: the limits that agents report as in force. Only a confirmed report of it frees anything."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 
 def take_observed(*, node: Node, frame: wire.Observed) -> None:
-    """Bring assignments, claims, GPUs and quotas in step with what is in force. Old and foreign uids change nothing."""
+    """Bring assignments, claims, GPUs and quotas in step with the reported state; ignore old and foreign uids."""
     said = {observation.uid: observation for observation in frame.assignments}
-    # Rows, not objects: an agent says all that is in force, and most of it is no news.
+    # Rows, not objects: an agent reports all that is in force, and most of it is no news.
     rows = map(_Known._make, _live_on(node.pk))
     news = [row.claim_id for row in rows if str(row.uid) in said and _is_news(row, said[str(row.uid)])]
     for claim_id in dict.fromkeys(news):
@@ -35,7 +35,7 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
 
 
 class _Known(NamedTuple):
-    """What tells whether there is news of an assignment."""
+    """The columns that decide whether a report is news of an assignment."""
 
     claim_id: int
     uid: UUID
@@ -57,7 +57,7 @@ def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
 
 def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
     if not row.observed_generation <= said.generation <= row.generation:
-        return False  # older than what was said before, or nothing that was ever wanted
+        return False  # older than the last report, or of a generation that was never wanted
     shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
     same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
     return not same or shrunk
@@ -66,7 +66,7 @@ def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
 @transaction.atomic
 def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
-    # Without those of before it was preempted.
+    # Without the assignments from before the claim was preempted.
     live = claim.assignments.exclude(state=AssignmentState.RELEASED)
     assignments = list(live.select_related("gpu").order_by("gpu_id"))
     changed = [item for item in assignments if str(item.uid) in said and _take_one(item, said[str(item.uid)])]
@@ -90,7 +90,7 @@ IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 
 def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
-    """Bring the row, not yet saved, in step with what was said under the claim's lock; True where that changed it."""
+    """Bring the unsaved row in step with the report, under the claim's lock; return True if that changed it."""
     if not _is_news(assignment, said):
         return False
     before = [getattr(assignment, name) for name in FIELDS]
@@ -105,18 +105,18 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
             _shrink(assignment, said.memory_bytes)
             if comes_into_force:
                 assignment.in_force_at = timezone.now()
-                # What it waited for was the last thing written: the change of its limits.
+                # The last write was the change of its limits, for which it waited.
                 waited = (assignment.in_force_at - assignment.updated_at).total_seconds()
                 transaction.on_commit(partial(counters.PUSH_SECONDS.observe, waited))
     else:
-        return False  # it is wanted, so its end is not what it comes to: the next push says so
+        return False  # the assignment is wanted, so a report of its end is outdated: the next push corrects it
     assignment.observed_generation = said.generation
     assignment.reason = said.reason
     return before != [getattr(assignment, name) for name in FIELDS]
 
 
 def _write(assignment: Assignment) -> None:
-    """Save the row and free what it no longer holds of its GPU."""
+    """Save the row, and free what it no longer holds of its GPU."""
     held = Assignment.objects.values_list("held_core", "held_memory_mib").get(pk=assignment.pk)
     core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
     assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
@@ -125,8 +125,8 @@ def _write(assignment: Assignment) -> None:
 
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:
-    """Core is free as soon as the smaller share is in force; memory when it is measured to be free."""
-    # What it borrows it does not hold.
+    """Free core as soon as the smaller share is in force, and memory when the use measured is small enough."""
+    # Borrowed core is not held.
     assignment.held_core = min(assignment.held_core, assignment.core_request)
     if memory_bytes <= assignment.memory_mib * MIB:
         assignment.held_memory_mib = assignment.memory_mib

@@ -141,7 +141,7 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
 def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
     """Raises NoRoom where the claim would take what a reservation will need before it ends."""
     keys = [assignment.gpu_id for assignment in assignments]
-    if reserved := Guard(keys, now=timezone.now()).promised(claim):
+    if reserved := Guard(keys, now=timezone.now()).find_conflicts(claim):
         raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
 
 

@@ -1,4 +1,4 @@
-"""How the claims of a GPU share its compute: the pool's policy, changed while they run."""
+"""The sharing policy of a pool's GPUs, changed while claims run."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from apps.quotas.services.tenants import require_lending, require_parts
 from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
-# What the agents must know of.
+# The settings that agents need.
 SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift"})
 
 
 @transaction.atomic
 def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = None, **values: Any) -> Pool:
-    """Change a pool's description and how its GPUs are shared. Raises PartsMissing, ShrinkNeedsLending,
-    Overcommitted, PreconditionFailed.
+    """Change a pool's description and how its GPUs are shared.
 
-    What is shared anew is pushed to every node of the pool. No claim's generation changes: nobody's own limits did.
+    The new settings are pushed to every node of the pool. No claim's generation changes, as no claim's own limits do.
+    Raises PartsMissing, ShrinkNeedsLending, Overcommitted, PreconditionFailed.
     """
     principal.require_operator()
     # Not FOR UPDATE: claims that are made meanwhile refer to the pool and must not wait.

@@ -1,1 +1,1 @@
-"""Scheduling cycles: a pool cached in memory, one round over its queue, and the commit of what the core decided."""
+"""Scheduling cycles: the cached pool, the queue's order, rounds, their commits, records and replays."""

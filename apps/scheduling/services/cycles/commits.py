@@ -1,9 +1,9 @@
-"""Making a round's decisions true, or dropping them: many placements in one transaction.
+"""Commits of a round's decisions: many placements in one transaction, each made true or dropped.
 
-Every row that a decision rests on is locked and looked at again: the claim as the round saw it, room on the GPUs, nodes
-that are ready. What no longer holds loses and is decided anew; the rest is written in a few statements, whatever their
-number. Claims that are still to be charged go in batches of one member's each: in the order of locks, all quotas come
-before all GPUs, and what one member is charged to is locked at once.
+Every row that a decision rests on is locked and checked again: the claim as the round saw it, room on the GPUs, nodes
+that are ready. A placement that no longer holds is lost and decided anew; the rest is written in a few statements,
+whatever their number. Claims that are still to be charged go in batches of one member's each: in the order of locks,
+all quotas come before all GPUs, and all that one member is charged to is locked at once.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
-from apps.scheduling.services.cycles.records import told
+from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SESSION_LOST
 from apps.scheduling.services.fleet.reserved import Guard
 
@@ -40,36 +40,36 @@ TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A claim as the round saw it, and the GPUs, by key, that the core chose."""
+    """A claim as the round saw it, and the keys of the GPUs that the core chose."""
 
     claim: Claim
     gpus: tuple[int, ...]
-    # Picks of one group are placed all or none.
+    # The picks of one group are placed all or none.
     group: tuple[int, str, int] | None = None
 
     @property
     def charged(self) -> bool:
-        """Whether its quotas bear it already."""
+        """True if the claim is charged to its quotas already."""
         return self.claim.charged_vgpus > 0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the picks: placed, refused by quota or budget, or lost because something had changed."""
+    """The picks by outcome: placed, refused by quota or budget, or lost because something had changed."""
 
     placed: list[Pick] = field(default_factory=list)
     refused: list[tuple[Pick, Refused]] = field(default_factory=list)
     lost: list[Pick] = field(default_factory=list)
-    # Those over which the commit itself raised, a group as a whole.
+    # Picks over which the commit itself raised, a group as a whole.
     failed: list[tuple[tuple[Pick, ...], Exception]] = field(default_factory=list)
 
 
-class _Again(Exception):
-    """Something was charged for what then found no room: all of it is taken back, and the rest tried without it."""
+class _Retry(Exception):
+    """A claim was charged and then found no room: all is rolled back, and the rest is tried without it."""
 
 
 def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
-    """Write the picks. `fence` raises, within each transaction, where the caller may commit no longer."""
+    """Write the picks. `fence` raises, within each transaction, if the caller may no longer commit."""
     outcome = Outcome()
     alone = [pick for pick in picks if pick.group is None]
     groups: dict[tuple[int, str, int], list[Pick]] = defaultdict(list)
@@ -86,21 +86,21 @@ def commit(picks: Sequence[Pick], *, fence: Callable[[], None]) -> Outcome:
 
 
 def _batches(picks: Iterable[Pick]) -> Iterable[list[Pick]]:
-    """What is committed together: all that is charged already, and of the rest what has the same quotas and limits."""
+    """Return the picks that are committed together: all that are charged already, and the rest by quotas and limits."""
     batches: dict[Hashable, list[Pick]] = {}
     for pick in picks:
         claim, key = pick.claim, None
         if not pick.charged:
-            # Within a reservation each is counted against what those before it have left.
+            # Within a reservation each claim is counted against the room that those before it have left.
             key = (claim.tenant_id, claim.user_id, claim.reservation_id and claim.pk)
         batches.setdefault(key, []).append(pick)
     return batches.values()
 
 
 def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) -> None:
-    """Write what holds. Where that raises, find by halves over which claims it does: the others are written."""
+    """Write the picks that hold; if that raises, bisect for the claims that cause it, and write the others."""
     try:
-        batch = _written(picks, fence)
+        batch = _write(picks, fence)
     except SESSION_LOST:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is these claims' own and must not hold up the others
@@ -116,19 +116,20 @@ def _commit(picks: Sequence[Pick], outcome: Outcome, fence: Callable[[], None]) 
     outcome.lost += batch.lost
 
 
-def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
+def _write(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Transaction":
+    """Write the picks in one transaction; roll back and repeat without those that were charged and then lost."""
     dropped: list[Pick] = []
     while True:
-        batch = _Batch(picks)
+        batch = _Transaction(picks)
         try:
             with transaction.atomic():
                 fence()
                 batch.write()
         except (QuotaExceeded, ReservationFull) as error:
-            # Of a group, for which it is all or nothing.
+            # A group is placed all or none.
             batch.placed, batch.lost = [], []
             batch.refused = [(pick, refusal(error)) for pick in picks]
-        except _Again:
+        except _Retry:
             dropped += batch.lost
             picks = [pick for pick in picks if pick not in batch.lost]
             continue
@@ -137,12 +138,12 @@ def _written(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Batch":
 
 
 def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
-    """In the words of a round."""
+    """Return the error as a refusal."""
     return Refused((Reason(error.code, 0, error.detail),))
 
 
-class _Batch:
-    """One transaction's picks. Locks in the order of all: claims, quotas, GPUs, nodes."""
+class _Transaction:
+    """One transaction's picks. Locks are taken in the order of all: claims, quotas, GPUs, nodes."""
 
     def __init__(self, picks: Sequence[Pick]) -> None:
         self.placed: list[Pick] = []
@@ -151,9 +152,9 @@ class _Batch:
         self._picks = picks
 
     def write(self) -> None:
-        """Everything that still holds; of a group all or nothing.
+        """Write every pick that still holds; a group all or none.
 
-        Raises QuotaExceeded or ReservationFull of a group, and _Again.
+        Raises QuotaExceeded or ReservationFull for a group, and _Retry.
         """
         charged, candidates = self._charge(self._within_budget(self._unchanged(self._picks)))
         self._choose(candidates)
@@ -161,7 +162,7 @@ class _Batch:
             self._drop_group()
             return
         if any(pick.claim.pk in charged for pick in self.lost):
-            raise _Again
+            raise _Retry
         if not self.placed:
             transaction.set_rollback(bool(charged))
             return
@@ -171,14 +172,14 @@ class _Batch:
         events.claims_changed_on_commit([pick.claim for pick in self.placed])
 
     def _charge(self, picks: Sequence[Pick]) -> tuple[set[int], list[Pick]]:
-        """Charge what is still to be charged; the keys of that, and the picks that are charged now."""
+        """Charge the picks that are not charged; return the keys of those, and the picks that are charged now."""
         due = [pick for pick in picks if not pick.charged]
         if len(due) > 1:
             _lock_for_charges(due)
         kept = [pick for pick in picks if pick.charged]
         for pick in due:
             try:
-                # Of several, one is taken back where it exceeds the quota.
+                # Among several, one that exceeds the quota is rolled back by itself.
                 with transaction.atomic() if len(due) > 1 else nullcontext():
                     _charge(pick)
             except (QuotaExceeded, ReservationFull) as error:
@@ -190,7 +191,7 @@ class _Batch:
         return {pick.claim.pk for pick in due}, kept
 
     def _drop_group(self) -> None:
-        """One of it cannot be placed, so none is."""
+        """Drop the whole group, as one of it cannot be placed."""
         transaction.set_rollback(True)
         if self.refused:
             _, why = self.refused[0]
@@ -205,7 +206,7 @@ class _Batch:
         return self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
 
     def _within_budget(self, picks: Iterable[Pick]) -> list[Pick]:
-        """What was in the queue when the budget was spent reserves nothing before."""
+        """Return the picks whose tenants have budget left; a budget may be spent since a claim was queued."""
         picks, spent = list(picks), {}
         tenants = {pick.claim.tenant_id for pick in picks}
         for tenant in Tenant.objects.filter(pk__in=Budget.objects.filter(tenant__in=tenants).values("tenant")):
@@ -217,7 +218,7 @@ class _Batch:
         return [pick for pick in picks if pick.claim.tenant_id not in spent]
 
     def _choose(self, picks: Iterable[Pick]) -> None:
-        """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take it."""
+        """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take that room."""
         rows = Gpu.objects.select_for_update(no_key=True).filter(pk__in={key for pick in picks for key in pick.gpus})
         gpus = {gpu.pk: gpu for gpu in rows.order_by("pk")}
         node_ids = {gpu.node_id for gpu in gpus.values()}
@@ -255,7 +256,7 @@ class _Batch:
 
 
 def _lock_for_charges(picks: Sequence[Pick]) -> None:
-    """All that their charges lock, in the order of all: one after the other they would not keep it."""
+    """Lock all that these charges need, in the order of locks; one charge after the other would not keep it."""
     claims = list(Claim.objects.select_related("tenant", "pool").filter(pk__in=[pick.claim.pk for pick in picks]))
     reservation_charges.lock_of(claims)
     everything = dict.fromkeys(Resource.values, 1)
@@ -294,32 +295,32 @@ def _write_assignments(picks: Iterable[Pick]) -> None:
 def _write_claims(picks: Sequence[Pick]) -> None:
     now = timezone.now()
     Claim.objects.filter(pk__in=[pick.claim.pk for pick in picks]).update(
-        assigned_at=now, **_moved(ClaimState.ASSIGNED, reasons=[])
+        assigned_at=now, **_state_change(ClaimState.ASSIGNED, reasons=[])
     )
 
 
-def _moved(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """As `states.move` has it, for many claims in one statement."""
+def _state_change(state: str, *, reasons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the updates of `states.move`, for many claims in one statement."""
     now = timezone.now()
     return {
         "state": state,
         "reasons": reasons,
-        "timeline": _later(state, now.isoformat()),
+        "timeline": _append_to_timeline(state, now.isoformat()),
         "version": F("version") + 1,
         "updated_at": now,
     }
 
 
-def _later(state: str, at: str) -> Func:
+def _append_to_timeline(state: str, at: str) -> Func:
     return Func(F("timeline"), Value([[state, at]], output_field=TIMELINE), function="array_cat")
 
 
 @transaction.atomic
-def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
-    """Write to claims, by key, why they go on waiting; the claims to which that was news.
+def write_refusals(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], None]) -> list[Claim]:
+    """Write to claims, by key, why they wait; return the claims whose reasons changed.
 
-    Claims that have changed since they were read are passed over. The claims given are brought up to date. `fence`
-    raises where the caller may commit no longer: who leads no more knows no more why somebody waits.
+    Claims that have changed since they were read are skipped. The given claims are updated in place. `fence` raises if
+    the caller may no longer commit: a scheduler that no longer leads does not know why a claim waits.
     """
     fence()
     rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=refusals, state__in=WAITING).order_by("pk")
@@ -330,12 +331,12 @@ def tell(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Callable[[], N
         if claim.version == version:
             alike[why, claim.state == ClaimState.PENDING].append(claim)
     for (why, pending), claims in alike.items():
-        values = _moved(ClaimState.QUEUED, reasons=told(why))
+        values = _state_change(ClaimState.QUEUED, reasons=reasons_as_json(why))
         if not pending:
             del values["timeline"]
         Claim.objects.filter(pk__in=[claim.pk for claim in claims]).update(**values)
         for claim in claims:
-            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, told(why), claim.version + 1
+            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, reasons_as_json(why), claim.version + 1
             claim.updated_at = values["updated_at"]
     changed = [claim for claims in alike.values() for claim in claims]
     if changed:

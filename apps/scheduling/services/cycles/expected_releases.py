@@ -1,4 +1,4 @@
-"""What a pool gives back by itself, and when: by the time limits of what runs."""
+"""Releases that a pool can expect, by the time limits of its running claims."""
 
 from collections.abc import Collection
 from itertools import groupby
@@ -6,15 +6,15 @@ from itertools import groupby
 from django.db.models import Q
 
 from apps.quotas.models import Pool
-from apps.scheduling.core.backfill import Running
+from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, ClaimState
 
 
-def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
-    """Placed claims of the pool, on these GPUs, that end by themselves; those that are being released end now.
+def ending(pool: Pool, uuids: Collection[str], now: float) -> list[ExpectedRelease]:
+    """Return the placed claims of the pool on these GPUs that end by themselves; claims being released end now.
 
-    Times in Unix seconds.
+    Times are in Unix seconds.
     """
     ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
     live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(
@@ -30,11 +30,11 @@ def ending(pool: Pool, uuids: Collection[str], now: float) -> list[Running]:
         "held_core",
         "held_memory_mib",
     )
-    found: list[Running] = []
+    found: list[ExpectedRelease] = []
     for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
         gpus = tuple(row[5] for row in parts)
         ends = now
         if state != ClaimState.RELEASING:
             ends = max(ends, begun.timestamp() + limit)
-        found.append(Running(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
+        found.append(ExpectedRelease(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
     return found

@@ -1,7 +1,7 @@
-"""What the database says has changed (migration 0009), and the one session on which a scheduler hears it and acts.
+"""Notices of changes from the database (migration 0009), and the session that receives them and commits.
 
-A scheduler listens, holds its pools' locks and commits on the same session. A session dies as a whole: who can still
-commit still leads, and has missed no notice. A new session knows nothing and reads everything anew.
+A scheduler listens, holds its pools' locks and commits on the same session. A session dies as a whole: a scheduler that
+can still commit still leads, and has missed no notice. A new session knows nothing and reads everything anew.
 """
 
 from collections import defaultdict
@@ -15,33 +15,36 @@ from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.services.failures import NoLongerLeader
 from gpucloud.locks import number_of
 
-# Ids by what they are of: `gpu`, `node`, `claim`, `tenant`, `cohort` or `pool`.
+# Ids by kind: `gpu`, `node`, `claim`, `tenant`, `cohort` or `pool`.
 Notices = Mapping[str, set[str]]
 
 
 class Session:
-    """Listens from the start on. Made anew after any error of the database."""
+    """A database session that listens from its start. It is made anew after any error of the database."""
 
     def __init__(self) -> None:
         connection.close()
         connection.ensure_connection()
         self._link: Any = connection.connection
         self._pid = self._link.info.backend_pid
-        # Notices of one's own commits that are still to come, and say nothing new.
+        # Notices of commits on this session that are still to come and carry no news.
         self._own: set[str] = set()
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {ROUNDS_CHANNEL}")
 
     def fence(self) -> None:
-        """Within a transaction: raises NoLongerLeader where it is not one of this session.
+        """Raise NoLongerLeader if the current transaction is not one of this session.
 
-        Django opens another session by itself where the old one broke. That one holds no lock.
+        Django opens another session by itself if the old one broke. That one holds no lock.
         """
         if connection.connection is not self._link:
             raise NoLongerLeader
 
     def leads(self, pool: Pool) -> bool:
-        """Take the pool's lock or keep it. One's own lock would be counted twice, so ask first."""
+        """Take the pool's lock or keep it; return False if another session has it.
+
+        A lock that is taken twice on a session is counted twice, so `pg_locks` is read first.
+        """
         number = _lock_of(pool)
         held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1 "
         held += "AND ((classid::bigint << 32) | objid::bigint) = %s"
@@ -53,22 +56,22 @@ class Session:
         return bool(row and row[0])
 
     def leave(self, pool: Pool) -> None:
-        """Lead the pool no longer."""
+        """Release the pool's lock."""
         with connection.cursor() as cursor:
             self.fence()
             cursor.execute("SELECT pg_advisory_unlock(%s)", [_lock_of(pool)])
 
-    def heard(self, *, seconds: float = 0) -> Notices:
-        """What has changed since it was asked last; waits so long for the first notice."""
+    def receive(self, *, seconds: float = 0) -> Notices:
+        """Return the changes since the last call; wait up to `seconds` for the first notice."""
         self.fence()
         found = list(self._link.notifies(timeout=seconds, stop_after=1))
         if found:
-            # What else has come meanwhile belongs to the same round.
+            # Notices that came meanwhile belong to the same round.
             found += self._link.notifies(timeout=0)
         return by_kind(item.payload for item in found if not (item.pid == self._pid and self._is_own(item.payload)))
 
     def ignore(self, payloads: Iterable[str]) -> None:
-        """These were just committed here, and are known."""
+        """Ignore one notice of each payload: they were just committed here, and are known."""
         self._own.update(payloads)
 
     def _is_own(self, payload: str) -> bool:
@@ -82,7 +85,7 @@ def _lock_of(pool: Pool) -> int:
 
 
 def by_kind(payloads: Iterable[str]) -> Notices:
-    """Notices by what they name."""
+    """Return the ids that notices name, by kind."""
     found: dict[str, set[str]] = defaultdict(set)
     for payload in payloads:
         kind, _, name = payload.partition(" ")

@@ -1,4 +1,4 @@
-"""Other pools that could carry a claim now: one query, by what GPUs have free."""
+"""Other pools that could carry a claim now: one query over the free room of GPUs."""
 
 from django.db.models import Count, F
 from django.utils import timezone
@@ -14,9 +14,9 @@ MOST_POOLS = 3
 
 
 def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
-    """The first few pools, by name, where a node has the GPUs free; the tenant's quota there is another matter.
+    """Return the first few pools, by name, in which one node has the GPUs free. The tenant's quota there is not read.
 
-    Nothing for claims with labels: what other claims stand on those GPUs is not asked.
+    Claims with labels get nothing: the labels of other pools' claims are not read.
     """
     request = request_of(claim)
     if request.labels:

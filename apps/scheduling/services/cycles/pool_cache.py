@@ -1,7 +1,8 @@
-"""A pool as its scheduler keeps it in memory: GPUs, waiting claims, and what was refused.
+"""A scheduler's cache of one pool: GPUs, waiting claims, and remembered refusals.
 
-Read once, then kept by what the notices name: each named row is read again, so a notice that comes twice or late does
-no harm. A refusal is remembered until something that could change the answer was freed, so a long queue costs little.
+It is read once and then updated from notices: each row that a notice names is read again, so a notice that comes twice
+or late does no harm. A refusal is remembered until something that could change the answer was freed, so a long queue
+costs little.
 """
 
 from collections import Counter, defaultdict
@@ -17,9 +18,9 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.scheduling.core.backfill import BlockedHead
 from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.front import Front
 from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
@@ -28,22 +29,22 @@ from apps.scheduling.services.charging.reservation_charges import ReservationFul
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
-from apps.scheduling.services.cycles.records import Journal, plain
-from apps.scheduling.services.cycles.waiting_claims import Group, Kind, Waiting, asks, group_of, shape
-from apps.scheduling.services.failures import Aside, set_aside
+from apps.scheduling.services.cycles.records import Journal, value_as_json
+from apps.scheduling.services.cycles.waiting_claims import Group, Kind, WaitingClaim, asks, group_of, shape
+from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Terms, read_reserved
 
-# What is typically asked for is known from so many claims at the start, and learned from then on.
+# The mix of typical requests is learned from this many claims at the start, and from each arrival afterwards.
 MIX_OF = 2000
-# How long a claim over which the core raised is left alone, at first and at last.
+# The first and the longest pause of a claim over which the core raised.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 30.0, 3600.0
 OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code)
 NONE: set[int] = set()
 
 
-class Picture:
-    """One pool in memory."""
+class PoolCache:
+    """One pool in memory, for the scheduler that leads it."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -55,24 +56,24 @@ class Picture:
         self._machines = {node.name: node for node in read_nodes(pool)}
         self.fleet = Fleet((), self._machines.values(), policy=self.policy)
         self.journal = Journal(self.fleet, policy=self.policy, mix=[])
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, WaitingClaim] = {}
         self._by_kind: dict[Kind, set[int]] = defaultdict(set)
-        # Claims that take what others lend, where there is no room of their own.
+        # Keys of the claims that borrow core if there is no room of their own.
         self.best_effort: set[int] = set()
-        # The turn at which the last go at that ended; None: at the end of the queue.
+        # The position at which the last placement on lent core stopped; None: it reached the end of the queue.
         self.lent_to: tuple[int, int] | None = None
-        # Claims that no round has answered yet.
+        # Keys of the claims that no round has answered yet.
         self._unanswered: set[int] = set()
         self._no_room: dict[tuple[Request, Terms | None], Refused] = {}
         self._over_quota: dict[Kind, Refused] = {}
-        # Groups are asked as wholes, and so are refused; claims whose time has not come, with their time.
+        # Claims by group, and refusals of whole groups; and the start times of claims that start later.
         self._groups: dict[Group, set[int]] = defaultdict(set)
         self._no_group: dict[Group, Refused] = {}
         self._early: dict[int, float] = {}
-        # Over these the core raised: what is said of them, and until when.
+        # Refusals of claims over which the core raised, and the times until which they stand.
         self._failed: dict[Hashable, tuple[Refused, float]] = {}
-        self._pauses = Aside(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
-        self.front = Front(partial(ending, pool))
+        self._pauses = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
+        self.blocked_head = BlockedHead(partial(ending, pool))
         self._spent: dict[int, Refused] = {}
         self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))
@@ -80,7 +81,7 @@ class Picture:
         self.begin_record()
 
     def begin_record(self) -> None:
-        """Begin another snapshot, with a fleet that knows no more than the snapshot says."""
+        """Begin another recorded snapshot, with a fleet that knows no more than the snapshot says."""
         self.fleet, self.journal = self._begin(self.fleet.gpus(), self.fleet.nodes())
 
     def _begin(self, gpus: Iterable[GpuState], nodes: Iterable[NodeState] = ()) -> tuple[Fleet, Journal]:
@@ -90,19 +91,20 @@ class Picture:
         fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
 
-    def candidates(self, *, now: float) -> list[Waiting]:
-        """Claims that may fit, as far as is known, and those that nobody has answered yet; in no order.
+    def candidates(self, *, now: float) -> list[WaitingClaim]:
+        """Return the claims that may fit, as far as is known, and those that no round has answered yet; in no order.
 
-        Of a group all or none. `now` is in Unix seconds: claims whose time has come are asked from then on.
+        A group is returned as a whole or not at all. `now` is in Unix seconds: claims with a start time are returned
+        from then on.
         """
         for key in [key for key, at in self._early.items() if at <= now]:
             self._keep_waiting(self.waiting[key], early=None)
         self._failed = {key: kept for key, kept in self._failed.items() if kept[1] > now}
         keys = set[int]()
         for kind, members in self._by_kind.items():
-            if self.refusal_of(kind) is None:
+            if self.find_refusal(kind) is None:
                 keys |= members
-        keys = keys - self.front.kept_out() | self._unanswered
+        keys = keys - self.blocked_head.held_back_keys() | self._unanswered
         for group, members in self._groups.items():
             if self._failed and self._as_group(members) in self._failed:
                 keys -= members
@@ -110,34 +112,37 @@ class Picture:
                 keys |= members
         return [self.waiting[key] for key in keys]
 
-    def look_at_reservations(self) -> None:
-        """What is reserved now. Whether anything is decides which claims are alike."""
+    def refresh_reservations(self) -> None:
+        """Read the pool's reservations.
+
+        Whether there are any decides which claims are alike, so claims are read again then.
+        """
         before, self.reserved = self.reserved, read_reserved(self.pool, now=timezone.now())
         if bool(before.holds) != bool(self.reserved.holds):
             self.refresh_claims(set(self.waiting))
 
-    def held(self, claim: Claim) -> Mapping[str, Room]:
-        """What of the fleet is kept from the claim, by GPU: (core, memory_mib)."""
-        return self.reserved.held(claim, lambda: (device.state for device in self.devices.values()))
+    def withheld_from(self, claim: Claim) -> Mapping[str, Room]:
+        """Return the room that is withheld from the claim, by GPU uuid: (core, memory_mib)."""
+        return self.reserved.withheld_from(claim, lambda: (device.state for device in self.devices.values()))
 
-    def somebody_is_due(self, *, now: float) -> bool:
-        """Whether a claim's time has come that no round knows of."""
+    def has_due_claims(self, *, now: float) -> bool:
+        """Return True if the start time, or the end of the pause, of a claim has passed that no round knows of."""
         failed = (until for _, until in self._failed.values())
         return any(at <= now for at in (*self._early.values(), *failed))
 
-    def first_refused(self) -> Waiting | None:
-        """The most urgent, then oldest, of the single claims for which there is no room."""
+    def find_first_refused(self) -> WaitingClaim | None:
+        """Return the most urgent, then oldest, single claim for which there is no room; None if there is none."""
         no_room = self._no_room.keys() - self._failed.keys()
         kinds = [keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) in no_room]
         waiting = [self.waiting[key] for keys in kinds for key in keys]
-        # Who has a reservation waits for that.
+        # A claim in a reservation waits for room there.
         alone = [item for item in waiting if item.claim.reservation_id is None]
         return min(alone, key=lambda item: (-item.claim.priority, item.claim.pk), default=None)
 
     # Refusals
 
-    def refusal_of(self, kind: Kind) -> Refused | None:
-        """What was refused before, and nothing was freed since that could change it."""
+    def find_refusal(self, kind: Kind) -> Refused | None:
+        """Return the remembered refusal of this kind of claim, None if it may have become wrong."""
         if (failed := self._failed.get((kind.request, kind.terms))) is not None:
             return failed[0]
         return (
@@ -146,8 +151,8 @@ class Picture:
             or (None if kind.charged else self._over_quota.get(kind))
         )
 
-    def remember(self, kind: Kind, why: Refused) -> None:
-        """Refuse claims like this one until something that could change it was freed."""
+    def remember_refusal(self, kind: Kind, why: Refused) -> None:
+        """Refuse claims of this kind until something that could change the answer was freed."""
         code = why.reasons[0].code
         if code == "budget-exceeded":
             self._spent[kind.tenant_id] = why
@@ -156,14 +161,14 @@ class Picture:
         else:
             self._no_room[kind.request, kind.terms] = why
 
-    def remember_group(self, group: Group, why: Refused) -> None:
-        """Refuse the group until something was freed, or one of it comes or goes."""
+    def remember_group_refusal(self, group: Group, why: Refused) -> None:
+        """Refuse the group until something was freed, or one of its claims comes or goes."""
         self._no_group[group] = why
 
-    def set_aside(self, members: Sequence[Waiting], *, now: float) -> tuple[Refused, list[Waiting]]:
-        """Leave claims over which something raised alone for a while, and all that ask alike: why, and which.
+    def set_aside(self, members: Sequence[WaitingClaim], *, now: float) -> tuple[Refused, list[WaitingClaim]]:
+        """Set aside claims over which something raised, and all claims alike; return the refusal, and those claims.
 
-        A group is asked again also when another claim of it comes, or one goes or asks for something else.
+        A group is asked again also if another claim of it comes, or one goes or changes its request.
         """
         if (group := group_of(members[0].claim)) is not None:
             alike = [self.waiting[key] for key in self._groups[group]]
@@ -172,46 +177,49 @@ class Picture:
             key = (members[0].kind.request, members[0].kind.terms)
             found = (keys for kind, keys in self._by_kind.items() if (kind.request, kind.terms) == key)
             alike = [self.waiting[one] for keys in found for one in keys]
-        until = self._pauses.add(key, now=now)
-        self._failed[key] = why, _ = set_aside(until), until
+        until = self._pauses.record_failure(key, now=now)
+        self._failed[key] = why, _ = set_aside_refusal(until), until
         return why, alike
 
     def _as_group(self, members: Iterable[int]) -> Hashable:
         return frozenset((key, self.waiting[key].request) for key in members)
 
-    def mend(self) -> None:
-        """The fleet may be half changed: another, of what is known beside it. `begin_record` has to follow."""
+    def repair_fleet(self) -> None:
+        """Rebuild the fleet, which may be half changed, from the cached devices.
+
+        The caller must then call `begin_record`.
+        """
         states = [device.state for device in self.devices.values()]
         self.fleet = Fleet(states, self._machines.values(), policy=self.policy)
 
     def forget_refusals(self) -> None:
-        """Ask everything again but what is over quota: that is asked when the quota says so."""
+        """Forget all refusals but those over quota: those end with a notice of the quota."""
         self._no_room.clear()
         self._no_group.clear()
-        self.front.forget()
+        self.blocked_head.invalidate()
         self._spent.clear()
 
-    def answered(self, key: int) -> None:
-        """A round has said how this claim stands."""
+    def mark_answered(self, key: int) -> None:
+        """Record that a round has answered this claim."""
         self._unanswered.discard(key)
 
-    # What the rounds do
+    # Changes by rounds
 
     def take(self, answer: Placed, request: Request) -> None:
-        """The request is where the answer says."""
+        """Record that the request is placed as answered."""
         self.fleet.take(answer.gpus, request, node=answer.node)
         for uuid in answer.gpus:
             self.devices[uuid] = self.devices[uuid].carrying(request)
 
-    def let_go(self, key: int, *, back: bool = False) -> None:
-        """The claim waits no longer, or is `back` in a moment as it is now."""
+    def remove_claim(self, key: int, *, requeued: bool = False) -> None:
+        """Remove the claim from the queue; `requeued`: it is added again at once, as it is then."""
         self._unanswered.discard(key)
         self.best_effort.discard(key)
         self._early.pop(key, None)
         if waiting := self.waiting.pop(key, None):
-            self.front.left(key, str(waiting.claim.uid), back=back)
-            if self.front.head is None:
-                # What was kept for it may be a group's now.
+            self.blocked_head.remove_claim(key, str(waiting.claim.uid), requeued=requeued)
+            if self.blocked_head.head is None:
+                # What was withheld for the head may be a group's now.
                 self._no_group.clear()
             if group := group_of(waiting.claim):
                 self._groups[group].discard(key)
@@ -220,10 +228,10 @@ class Picture:
             if not self._by_kind[waiting.kind]:
                 del self._by_kind[waiting.kind]
 
-    # What others did
+    # Changes by others
 
     def apply(self, notices: Notices) -> None:
-        """Read again what the notices name, and forget the refusals that it may change."""
+        """Read again what the notices name, and forget the refusals that this may change."""
         named = {kind: {int(key) for key in notices.get(kind, ())} for kind in ("gpu", "node", "claim", "tenant")}
         if named["gpu"] or named["node"]:
             self.refresh_devices(gpus=named["gpu"], nodes=named["node"])
@@ -243,13 +251,13 @@ class Picture:
             self._follow_policy()
 
     def _follow_policy(self) -> None:
-        """Place by what the pool says now."""
+        """Begin another record if the pool's placement policy has changed."""
         if self.policy != self.pool.placement_policy:
             self.policy = self.pool.placement_policy
             self.begin_record()
 
     def refresh_devices(self, *, gpus: set[int] = NONE, nodes: set[int] = NONE) -> int:
-        """Read these GPUs, and all of these nodes, again; how many of them differ from what was kept."""
+        """Read these GPUs, and all GPUs of these nodes, again; return how many of them differ from the cache."""
         for node in read_nodes(self.pool, Q(pk__in=nodes)) if nodes else ():
             self._keep_node(node)
         uuids = {self._uuids[key] for key in gpus & self._uuids.keys()}
@@ -258,20 +266,21 @@ class Picture:
         return self._keep_devices([self.devices[uuid] for uuid in uuids], read_devices(self.pool, which))
 
     def refresh_claims(self, keys: set[int]) -> None:
-        """Read these claims again; those of other pools, and those that wait no longer, are let go."""
+        """Read these claims again; remove those of other pools, and those that no longer wait."""
         before = {key: self.waiting[key] for key in keys & self.waiting.keys()}
         for key in keys:
-            self.let_go(key, back=True)
+            self.remove_claim(key, requeued=True)
         self._keep_claims(Q(pk__in=keys))
         for key, waiting in before.items():
             now = self.waiting.get(key)
             if now is None or now.request != waiting.request:
-                self.front.left(key, str(waiting.claim.uid))
+                self.blocked_head.remove_claim(key, str(waiting.claim.uid))
 
-    def listen_for_silence(self) -> int:
-        """Only silence sends no notice. Read nodes again that went silent or came back; how many GPUs differed.
+    def refresh_silent_nodes(self) -> int:
+        """Read nodes again that fell silent or came back; return how many GPUs differed from the cache.
 
-        A node that comes back is told of; but its last sign of life may be by another machine's clock.
+        Silence sends no notice. A node that comes back sends one; but its last sign of life may be by another machine's
+        clock.
         """
         kept = {key: any(self.devices[uuid].state.schedulable for uuid in on) for key, on in self._on_node.items()}
         since, nodes = timezone.now() - FRESH, Node.objects.filter(pool=self.pool)
@@ -284,7 +293,7 @@ class Picture:
         return self.refresh_devices(nodes=news) if news else 0
 
     def compare(self) -> int:
-        """Read everything again; returns how much differed from what was kept."""
+        """Read everything again; return how many rows differed from the cache."""
         differed = self._keep_devices(list(self.devices.values()), read_devices(self.pool))
         kept = {(key, waiting.claim.version) for key, waiting in self.waiting.items()}
         there = set(self._queue(Q()).values_list("pk", "version"))
@@ -311,7 +320,7 @@ class Picture:
         self._uuids[device.pk] = uuid
         self._on_node[device.node_id].add(uuid)
         self.fleet.set_gpu(device.state)
-        self.journal.changed({"gpu": plain(device.state)})
+        self.journal.record_change({"gpu": value_as_json(device.state)})
         self._may_help(device.state)
 
     def _keep_node(self, node: NodeState) -> None:
@@ -319,7 +328,7 @@ class Picture:
             return
         self._machines[node.name] = node
         self.fleet.set_node(node)
-        self.journal.changed({"machine": plain(node)})
+        self.journal.record_change({"machine": value_as_json(node)})
         for key in [key for key in self._no_room if key[0].node_selector]:
             del self._no_room[key]
 
@@ -328,16 +337,16 @@ class Picture:
         del self.devices[uuid], self._uuids[device.pk]
         self._on_node[device.node_id].discard(uuid)
         self.fleet.remove_gpu(uuid)
-        self.journal.changed({"gone": uuid})
+        self.journal.record_change({"gone": uuid})
         self._may_help(replace(device.state, schedulable=False))
 
     def _may_help(self, gpu: GpuState) -> None:
-        self.front.changed(gpu)
+        self.blocked_head.record_change(gpu)
         self._no_group.clear()
         for key in [key for key in self._no_room if could_help(gpu, key[0])]:
             del self._no_room[key]
 
-    def _keep_waiting(self, waiting: Waiting, *, early: datetime | None) -> None:
+    def _keep_waiting(self, waiting: WaitingClaim, *, early: datetime | None) -> None:
         claim = waiting.claim
         self.waiting[claim.pk] = waiting
         self._early.pop(claim.pk, None)
@@ -357,7 +366,7 @@ class Picture:
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
             kind = Kind(asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
-            self._keep_waiting(Waiting(claim, kind), early=claim.start_at)
+            self._keep_waiting(WaitingClaim(claim, kind), early=claim.start_at)
             if claim.best_effort:
                 self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:
@@ -365,4 +374,4 @@ class Picture:
             if claim.pk > self._learned_to:
                 self._learned_to = claim.pk
                 self.fleet.learn(kind.request)
-                self.journal.learned(kind.request)
+                self.journal.record_arrival(kind.request)

@@ -1,7 +1,7 @@
-"""The queue of a pool as it stands: places, estimates of start, and what would fit instead. Reads; decides nothing.
+"""The queue of a pool at one moment: positions, estimates of start, and changes that would fit. Reads only.
 
-All of it is worked out by the core from one look at the pool (`read`), at the price of a few queries whatever the
-length of the queue. What was read of a large pool is used again for some seconds: who polls costs little.
+The core computes all of it from one snapshot of the pool, for a few queries whatever the length of the queue. The
+snapshot of a large pool is used again for some seconds, so polling costs little.
 """
 
 import time
@@ -17,12 +17,12 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
-from apps.scheduling.core.backfill import Running, Shadow
-from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Freed, Standing
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan
+from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Release, Standing
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held, both
 from apps.scheduling.core.nearest import Suggestion, nearest_changes
-from apps.scheduling.core.queue import Amounts, Ask, Waiting, in_order
+from apps.scheduling.core.queue import Amounts, Ask, QueueEntry, in_order
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
@@ -35,25 +35,25 @@ from apps.scheduling.services.failures import SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 
-# What was given back in this time tells the rate; of more than so many claims the latest do.
+# Releases of this period give the rate; of more than this many, the latest.
 LATELY = timedelta(hours=24)
 MOST_FREED = 500
-# A pool with more GPUs and waiting claims than this is not read for every question.
+# The snapshot of a pool with more GPUs and waiting claims than this is cached.
 LARGE = 1000
-KEPT_SECONDS = 20.0
-# What keeps a claim waiting that no GPU can change, by the code of its reason.
+CACHE_SECONDS = 20.0
+# Reasons, by code, that no GPU can change.
 NOT_THE_FLEET = {
-    "quota-exceeded": "It waits for room in its tenant's quota; nobody can say when that comes.",
-    "member-limit-exceeded": "It waits for room in its member's limit; nobody can say when that comes.",
-    "reservation-full": "It waits for room in its reservation; nobody can say when that comes.",
-    SET_ASIDE: "The scheduler failed over it and tries again after a while; nobody can say what comes of that.",
+    "quota-exceeded": "It waits for room in its tenant's quota; the time cannot be estimated.",
+    "member-limit-exceeded": "It waits for room in its member's limit; the time cannot be estimated.",
+    "reservation-full": "It waits for room in its reservation; the time cannot be estimated.",
+    SET_ASIDE: "The scheduler failed over it and tries again after a while; its start cannot be estimated.",
     "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a waiting claim stands in its pool. `position` is None while it is not in line at all."""
+    """The position of a waiting claim in its pool. `position` is None while it is not in line."""
 
     position: int | None
     length: int
@@ -62,34 +62,34 @@ class Place:
 
     @property
     def starts_at(self) -> datetime | None:
-        """The estimate as a moment."""
+        """The estimate as a datetime."""
         return None if self.estimate.at is None else datetime.fromtimestamp(self.estimate.at, UTC)
 
 
 @dataclass(frozen=True)
-class Line:
-    """A pool at one moment, as the core wants it."""
+class QueueSnapshot:
+    """A pool at one moment, as the core takes it."""
 
     now: float
     policy: str
     gpus: tuple[GpuState, ...]
     nodes: tuple[NodeState, ...]
     claims: Mapping[str, Claim]
-    waiting: tuple[Waiting, ...]
-    running: tuple[Running, ...]
+    waiting: tuple[QueueEntry, ...]
+    running: tuple[ExpectedRelease, ...]
     standing: Standing
-    freed: tuple[Freed, ...]
+    freed: tuple[Release, ...]
     freed_since: float
-    # Over these the core has raised: it is not asked of them here either.
+    # Claims that are set aside because the core raised over them: it is not asked about them here either.
     aside: Mapping[str, Refused]
     reserved: Reserved
     _later: dict[float, Reserved] = field(init=False, default_factory=dict)
     positions: dict[str, int] = field(init=False)
     order: list[Ask] = field(init=False)
     early: dict[str, Refused] = field(init=False)
-    # Of each claim in line, which ask of the order it belongs to.
-    turns: dict[str, int] = field(init=False)
-    # The core of each ask of the order.
+    # The index in `order` of the ask of each claim in line.
+    ask_numbers: dict[str, int] = field(init=False)
+    # The core of each ask of `order`.
     cores: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,8 +100,8 @@ class Line:
         object.__setattr__(self, "positions", {uid: place for place, uid in enumerate(ids, start=1)})
         object.__setattr__(self, "order", order)
         object.__setattr__(self, "early", early)
-        turns = {claim.id: number for number, ask in enumerate(order) for claim in ask.members}
-        object.__setattr__(self, "turns", turns)
+        numbers = {claim.id: number for number, ask in enumerate(order) for claim in ask.members}
+        object.__setattr__(self, "ask_numbers", numbers)
         object.__setattr__(self, "cores", [ask.amounts.core_percent for ask in order])
 
     def _fleet(self) -> Fleet:
@@ -109,7 +109,7 @@ class Line:
 
     @cached_property
     def starts(self) -> dict[str, float]:
-        """When claims start, by time limits: those first in line, and those that wait for their time."""
+        """Expected starts by time limits: of the first claims in line, and of those with a start time."""
         first = [claim for ask in self.order[:MOST_CLAIMS] for claim in ask.members][:MOST_CLAIMS]
         early = self.early.keys() - self.aside.keys()
         timed = [claim for claim in self.waiting if claim.id in early and claim.start_at is not None]
@@ -124,26 +124,26 @@ class Line:
             changes=self.reserved.changes(),
         )
 
-    def _reserved_at(self, waiting: Waiting, at: float) -> Held:
-        """What is kept from the claim at that moment."""
+    def _reserved_at(self, waiting: QueueEntry, at: float) -> Held:
+        """Return the amounts by GPU that are withheld from the claim at that moment (Unix seconds)."""
         if at not in self._later:
             self._later[at] = self.reserved.at(datetime.fromtimestamp(at, UTC))
-        return self._later[at].held(self.claims[waiting.id], lambda: self.gpus)
+        return self._later[at].withheld_from(self.claims[waiting.id], lambda: self.gpus)
 
-    def _reserved(self, waiting: Waiting) -> Held:
+    def _reserved(self, waiting: QueueEntry) -> Held:
         return self._reserved_at(waiting, self.now)
 
     @cached_property
-    def shadow(self) -> Shadow | None:
-        """What is kept for the head of the queue."""
+    def head_plan(self) -> HeadPlan | None:
+        """The plan of the head of the queue."""
         queue = self.standing.queue(self.order[:MOST_CLAIMS], now=self.now)
         walk = Walk(self._fleet(), queue, running=self.running, now=self.now, reserved=self._reserved)
         for _ in walk:
             pass
-        return walk.shadow
+        return walk.head_plan
 
     def estimate(self, uid: str) -> Estimate:
-        """When the claim starts, as far as can be known."""
+        """Return the estimated start of the claim, as far as it can be known."""
         if uid in self.starts:
             if uid in self.early:
                 return Estimate(self.starts[uid], "time-limits", f"{self.early[uid].reasons[0].detail}.")
@@ -151,20 +151,20 @@ class Line:
             return estimates.from_time_limits(self.starts[uid], running=len(self.running), ahead=ahead, now=self.now)
         if uid in self.early:
             return estimates.unknown(f"{self.early[uid].reasons[0].detail}.")
-        turn = self.turns[uid]
+        number = self.ask_numbers[uid]
         return estimates.from_recent_rate(
-            self.order[turn], self.cores[:turn], self.freed, since=self.freed_since, now=self.now
+            self.order[number], self.cores[:number], self.freed, since=self.freed_since, now=self.now
         )
 
-    def suggestions(self, claim: Waiting) -> tuple[Suggestion, ...]:
-        """What else would fit now; of a gang no claim alone."""
+    def suggestions(self, claim: QueueEntry) -> tuple[Suggestion, ...]:
+        """Return changes with which the claim would fit now; nothing for the claims of a gang."""
         if claim.group is not None or claim.id in self.early:
             return ()
-        fleet, shadow, reserved = self._fleet(), self.shadow, self._reserved(claim)
-        if shadow is None or any(one.id == claim.id for one in shadow.ask.members):
+        fleet, plan, reserved = self._fleet(), self.head_plan, self._reserved(claim)
+        if plan is None or any(one.id == claim.id for one in plan.ask.members):
             return nearest_changes(fleet, claim.request, held=reserved)
-        held = both(reserved, shadow.held_from(claim, now=self.now))
-        seconds = int(shadow.start - self.now)
+        held = both(reserved, plan.withheld_from(claim, now=self.now))
+        seconds = int(plan.start - self.now)
         passing: tuple[Suggestion, ...] = ()
         kept_out = isinstance(fleet.place(claim.request, held=held), Refused)
         if kept_out and seconds > 0 and isinstance(fleet.place(claim.request, held=reserved), Placed):
@@ -173,54 +173,57 @@ class Line:
         return passing + nearest_changes(fleet, claim.request, held=held)
 
 
-_kept: dict[int, tuple[float, Line]] = {}
+_snapshots: dict[int, tuple[float, QueueSnapshot]] = {}
 
 
-def line(pool: Pool) -> Line:
-    """The pool now, or, of a large one, as it was some seconds ago."""
-    made_at, kept = _kept.get(pool.pk, (0.0, None))
-    if kept is not None and time.monotonic() - made_at < KEPT_SECONDS:
+def get_snapshot(pool: Pool) -> QueueSnapshot:
+    """Return the pool as it is now, or, for a large pool, as it was some seconds ago."""
+    made_at, kept = _snapshots.get(pool.pk, (0.0, None))
+    if kept is not None and time.monotonic() - made_at < CACHE_SECONDS:
         return kept
-    fresh = read(pool)
+    fresh = read_snapshot(pool)
     if len(fresh.gpus) + len(fresh.waiting) > LARGE:
-        _kept[pool.pk] = time.monotonic(), fresh
+        _snapshots[pool.pk] = time.monotonic(), fresh
     return fresh
 
 
-def place_of(claim: Claim) -> Place | None:
-    """Where the claim stands; None where it does not wait."""
+def find_place(claim: Claim) -> Place | None:
+    """Return the claim's place; None if it does not wait."""
     if not claim.waiting:
         return None
-    seen = line(claim.pool)
+    seen = get_snapshot(claim.pool)
     uid = str(claim.uid)
     length = len(seen.waiting)
     position = seen.positions.get(uid)
     if position is None and uid not in seen.early:
-        return Place(None, length, estimates.unknown("It has just come, or just got its place: look again."))
+        return Place(None, length, estimates.unknown("It was just created or just placed: read it again."))
     estimate = _estimate(seen, claim)
     if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate)
-    suggestions = seen.suggestions(waiting_of(claim))
-    # Another pool would let a claim wait for its own time, too.
+    suggestions = seen.suggestions(queue_entry(claim))
+    # A claim that waits for its own start time would wait in another pool, too.
     if claim.state == ClaimState.QUEUED and claim.group is None and uid not in seen.early:
         suggestions += pools_with_room(claim)
     return Place(position, length, estimate, suggestions)
 
 
-def in_line(seen: Line, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
-    """What the caller may see, next first, and after it what is not in line, oldest first; of `uids`, where given."""
+def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
+    """Return the claims that the caller may see, next first, then those that are not in line, oldest first.
+
+    `uids`: only these.
+    """
     wanted = None if uids is None else {str(uid) for uid in uids}
 
-    def shown(uid: str) -> bool:
+    def is_shown(uid: str) -> bool:
         claim = seen.claims[uid]
         visible = principal.is_operator or claim.tenant_id in principal.roles
         return visible and (wanted is None or uid in wanted)
 
-    return [uid for uid in (*seen.positions, *seen.early) if shown(uid)]
+    return [uid for uid in (*seen.positions, *seen.early) if is_shown(uid)]
 
 
-def placed_in(seen: Line, uids: Sequence[str]) -> list[Claim]:
-    """The claims, in this order, each with its `position` and `place`."""
+def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
+    """Return the claims, in this order, each with its `position` and `place` set."""
     claims = [seen.claims[uid] for uid in uids]
     for claim in claims:
         position = seen.positions.get(str(claim.uid))
@@ -229,16 +232,16 @@ def placed_in(seen: Line, uids: Sequence[str]) -> list[Claim]:
     return claims
 
 
-def _estimate(seen: Line, claim: Claim) -> Estimate:
+def _estimate(seen: QueueSnapshot, claim: Claim) -> Estimate:
     codes = [reason["code"] for reason in claim.reasons]
     if words := next((NOT_THE_FLEET[code] for code in codes if code in NOT_THE_FLEET), None):
         return estimates.unknown(words)
     return seen.estimate(str(claim.uid))
 
 
-def waiting_of(claim: Claim) -> Waiting:
-    """The claim as the queue's decisions see it."""
-    return Waiting(
+def queue_entry(claim: Claim) -> QueueEntry:
+    """Return the claim as the core's queue has it, with the tenant's slug as its tenant."""
+    return QueueEntry(
         id=str(claim.uid),
         tenant=claim.tenant.slug,
         request=request_of(claim),
@@ -252,23 +255,23 @@ def waiting_of(claim: Claim) -> Waiting:
     )
 
 
-def read(pool: Pool) -> Line:
-    """The pool from the database."""
+def read_snapshot(pool: Pool) -> QueueSnapshot:
+    """Read the pool from the database."""
     now = timezone.now()
     rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
     gpus = tuple(read_fleet(pool))
-    freed, since = _freed(pool, now)
-    return Line(
+    freed, since = _read_freed(pool, now)
+    return QueueSnapshot(
         now=now.timestamp(),
         policy=pool.placement_policy,
         gpus=gpus,
-        # Nodes are read only where somebody chooses between them.
+        # Nodes are read only if a claim selects among them.
         nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
-        waiting=tuple(waiting_of(claim) for claim in claims),
+        waiting=tuple(queue_entry(claim) for claim in claims),
         running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now.timestamp())),
-        standing=standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
+        standing=read_standing(pool, gpus, {claim.tenant.slug: claim.tenant.weight for claim in claims}),
         freed=freed,
         freed_since=since.timestamp(),
         reserved=read_reserved(pool, now=now),
@@ -281,8 +284,8 @@ def _aside(claim: Claim) -> Refused | None:
     return Refused(reasons) if reasons else None
 
 
-def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
-    """What the pool has, and what its tenants hold of it; the weights are those of the tenants that wait."""
+def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
+    """Return the pool's capacity and its tenants' holdings; `weights` are those of the tenants that wait."""
     capacity = Amounts(100 * len(gpus), sum(gpu.memory_mib for gpu in gpus), len(gpus))
     live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
     sums = live.values("claim__tenant__slug").annotate(
@@ -292,12 +295,12 @@ def standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -
     return Standing(capacity, held, weights, pool.patience_seconds)
 
 
-def _freed(pool: Pool, now: datetime) -> tuple[tuple[Freed, ...], datetime]:
-    """What was given back lately, and since when that was counted."""
+def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Release, ...], datetime]:
+    """Return the claims that were released lately, and since when they were counted."""
     over = Claim.objects.filter(pool=pool, state=ClaimState.RELEASED, assigned_at__isnull=False)
     latest = over.filter(released_at__gte=now - LATELY).order_by("-released_at")[:MOST_FREED]
     rows = latest.values_list("released_at", "gpu_count", "core_request", "memory_mib")
     times = [at or now for at, *_ in rows]
     since = times[-1] if len(times) == MOST_FREED else max(now - LATELY, pool.created_at)
     freed = (Request(gpu_count, core, memory) for _, gpu_count, core, memory in rows)
-    return tuple(Freed(at.timestamp(), request) for at, request in zip(times, freed, strict=True)), since
+    return tuple(Release(at.timestamp(), request) for at, request in zip(times, freed, strict=True)), since

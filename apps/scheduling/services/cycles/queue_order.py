@@ -1,4 +1,4 @@
-"""Whose turn it is in a round: the core's order (`core.queue`, `core.gangs`) over claims as a picture keeps them."""
+"""The order of a round's candidates: the order of `core.queue` and `core.gangs` over the claims of a pool's cache."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -8,46 +8,53 @@ from django.db.models import Count, Q, Sum
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import PlacementPolicy
 from apps.scheduling.core import gangs
-from apps.scheduling.core.queue import Amounts, Ask, Queue
-from apps.scheduling.core.queue import Waiting as Waits
+from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import GpuState, Refused
 from apps.scheduling.models import Assignment, AssignmentState, Claim
-from apps.scheduling.services.cycles.waiting_claims import Waiting
+from apps.scheduling.services.cycles.waiting_claims import WaitingClaim
 
 
-class Turns:
-    """Candidates of one round, in their turn, while shares move; the early ones beside them, with the reason."""
+class QueueOrder:
+    """The candidates of one round in the queue's order, while shares move.
 
-    def __init__(self, pool: Pool, candidates: Iterable[Waiting], gpus: Iterable[GpuState], *, now: float) -> None:
-        self._of = {str(waiting.claim.uid): waiting for waiting in candidates}
+    `early`: claims that may not be asked yet, and why.
+    """
+
+    def __init__(self, pool: Pool, candidates: Iterable[WaitingClaim], gpus: Iterable[GpuState], *, now: float) -> None:
+        self._by_uid = {str(waiting.claim.uid): waiting for waiting in candidates}
         by_chance = pool.placement_policy == PlacementPolicy.RANDOM
-        asks, early = gangs.ready((waits(waiting, by_chance=by_chance) for waiting in self._of.values()), now=now)
-        self.early: list[tuple[Waiting, Refused]] = [(self._of[uid], why) for uid, why in early.items()]
+        asks, early = gangs.ready(
+            (queue_entry(waiting, by_chance=by_chance) for waiting in self._by_uid.values()), now=now
+        )
+        self.early: list[tuple[WaitingClaim, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
-        # One tenant's claims have one order, whatever it holds: most rounds are of one new claim.
+        # The claims of one tenant have one order, whatever it holds: most rounds are of one new claim.
         held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
         capacity = capacity_of(gpus) if len(tenants) > 1 else Amounts()
         long_before = None if pool.patience_seconds is None else now - pool.patience_seconds
         self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before)
-        self.next, self.placed = self._queue.next, self._queue.placed
+        self.next, self.record_placement = self._queue.next, self._queue.record_placement
 
-    def members(self, ask: Ask) -> list[Waiting]:
-        """The claims of the ask, in its order."""
-        return [self._of[claim.id] for claim in ask.members]
+    def members(self, ask: Ask) -> list[WaitingClaim]:
+        """Return the claims of the ask, in its order."""
+        return [self._by_uid[claim.id] for claim in ask.members]
 
 
-def waits(waiting: Waiting, *, by_chance: bool = False) -> Waits:
-    """The claim as the core's queue has it; a tenant is known by its key. Where chance places, each draws a number."""
+def queue_entry(waiting: WaitingClaim, *, by_chance: bool = False) -> QueueEntry:
+    """Return the claim as the core's queue has it, with the tenant's key as its tenant.
+
+    `by_chance`: the policy places at random, and each claim draws by its own id.
+    """
     claim = waiting.claim
     request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
-    return Waits(
+    return QueueEntry(
         id=str(claim.uid),
         tenant=str(claim.tenant_id),
         request=request,
         since=claim.pk,
         priority=claim.priority,
         time_limit_seconds=claim.time_limit_seconds,
-        start_at=starts(claim),
+        start_at=start_time(claim),
         group=claim.group,
         group_size=claim.group_size or 1,
         waits_since=waits_since(claim),
@@ -55,23 +62,23 @@ def waits(waiting: Waiting, *, by_chance: bool = False) -> Waits:
 
 
 def waits_since(claim: Claim) -> float:
-    """Since when, in Unix seconds; who waits for a time of its own has not waited before that."""
+    """Return the time, in Unix seconds, since when the claim waits; a claim with a start time waits from then on."""
     return max(claim.created_at, claim.start_at or claim.created_at).timestamp()
 
 
-def starts(claim: Claim) -> float | None:
-    """Its start time in Unix seconds, where it has one."""
+def start_time(claim: Claim) -> float | None:
+    """Return the claim's start time in Unix seconds, None if it has none."""
     return None if claim.start_at is None else claim.start_at.timestamp()
 
 
 def capacity_of(gpus: Iterable[GpuState]) -> Amounts:
-    """What a pool of these GPUs has."""
+    """Return the capacity of a pool of these GPUs."""
     sizes = [gpu.memory_mib for gpu in gpus]
     return Amounts(100 * len(sizes), sum(sizes), len(sizes))
 
 
 def holdings(pool: Pool) -> dict[str, Amounts]:
-    """What each tenant, by key, holds of the pool."""
+    """Return the amounts that each tenant, by key, holds of the pool."""
     live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
     sums = live.values("claim__tenant").annotate(
         core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))

@@ -1,4 +1,4 @@
-"""Deciding a recorded round once more: as it was, or as another policy would have."""
+"""Replays of recorded rounds: as they were decided, or as another policy would have decided."""
 
 import json
 import zlib
@@ -9,15 +9,15 @@ from typing import Any
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import place_all
-from apps.scheduling.core.queue import Ask, Waiting
+from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
-from apps.scheduling.services.cycles.records import Mix, Step, gpu_of, node_of, request_of, said
+from apps.scheduling.services.cycles.records import Mix, Step, answer_as_json, gpu_of, node_of, request_of
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One claim of the round: what was answered then, and what is answered now."""
+class Comparison:
+    """One claim of the round: the answer then, and the answer now."""
 
     claim: str
     then: dict[str, Any]
@@ -25,28 +25,28 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the same, to the last number."""
+        """True if both answers are the same, to the last number."""
         return self.then == self.now
 
 
-def replay(done: Round) -> list[Compared]:
-    """Ask again what was asked, each time with the fleet as the record has it."""
-    return list(_asked_again(fleet_before(done), done.steps))
+def replay(done: Round) -> list[Comparison]:
+    """Decide the round's claims again, each with the fleet as the record has it."""
+    return list(_decide_again(fleet_before(done), done.steps))
 
 
-def replay_with(done: Round, policy: str) -> list[Compared]:
-    """Ask another policy, which goes on from its own answers."""
+def replay_with(done: Round, policy: str) -> list[Comparison]:
+    """Decide the round's claims by another policy, which continues from its own answers."""
     seen, mix = fleet_before(done), Counter(dict(_contents(done.base)[2]))
     steps = [step for earlier in [*_before(done), done] for step in earlier.steps]
     mix.update(request_of(step["learn"]) for step in steps if "learn" in step)
     for step in _first_changes(done.steps):
         apply(seen, step)
     fleet = Fleet(seen.gpus(), seen.nodes(), policy=policy, mix=mix.items())
-    return list(_asked_anew(fleet, [step for step in done.steps if "claim" in step]))
+    return list(_decide_anew(fleet, [step for step in done.steps if "claim" in step]))
 
 
 def gpus_seen(done: Round) -> list[GpuState]:
-    """The GPUs as the round found them."""
+    """Return the GPUs as the round found them."""
     fleet = fleet_before(done)
     for step in _first_changes(done.steps):
         apply(fleet, step)
@@ -54,7 +54,7 @@ def gpus_seen(done: Round) -> list[GpuState]:
 
 
 def fleet_before(done: Round) -> Fleet:
-    """The fleet as the round before left it."""
+    """Return the fleet as the round before left it."""
     gpus, nodes, mix = _contents(done.base)
     fleet = Fleet(gpus, nodes, policy=done.base.policy, mix=mix)
     for earlier in _before(done):
@@ -64,7 +64,7 @@ def fleet_before(done: Round) -> Fleet:
 
 
 def apply(fleet: Fleet, step: Step) -> None:
-    """What the step did."""
+    """Apply a recorded step to the fleet."""
     if "gpu" in step:
         fleet.set_gpu(gpu_of(step["gpu"]))
     elif "gone" in step:
@@ -77,43 +77,45 @@ def apply(fleet: Fleet, step: Step) -> None:
         fleet.take(step["gpus"], request_of(step["request"]), node=step.get("node", ""))
 
 
-def _asked_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_again(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Comparison]:
     for step in steps:
         if "claim" in step:
-            yield Compared(step["claim"], _then(step), said(_answer(fleet, step)))
+            yield Comparison(step["claim"], _recorded(step), answer_as_json(_answer(fleet, step)))
         apply(fleet, step)
 
 
 def _answer(fleet: Fleet, step: Step) -> Placed | Refused:
-    held = _held(step)
+    held = _withheld(step)
     if "gang" not in step:
         return fleet.place(request_of(step["request"]), held=held)
     requests = [request_of(row) for row in step["gang"]]
     group, size = step["group"], len(requests)
-    members = tuple(Waiting(str(n), "", request, n, group=group, group_size=size) for n, request in enumerate(requests))
+    members = tuple(
+        QueueEntry(str(n), "", request, n, group=group, group_size=size) for n, request in enumerate(requests)
+    )
     answer = place_all(fleet, Ask(members), held=held)
     return answer if isinstance(answer, Refused) else answer[0]
 
 
-def _asked_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Compared]:
+def _decide_anew(fleet: Fleet, steps: Iterable[Step]) -> Iterator[Comparison]:
     for step in steps:
         request: Request = request_of(step["request"])
-        answer: Placed | Refused = fleet.place(request, held=_held(step))
+        answer: Placed | Refused = fleet.place(request, held=_withheld(step))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request, node=answer.node)
-        yield Compared(step["claim"], _then(step), said(answer))
+        yield Comparison(step["claim"], _recorded(step), answer_as_json(answer))
 
 
-def _held(step: Step) -> dict[str, tuple[int, int]]:
+def _withheld(step: Step) -> dict[str, tuple[int, int]]:
     return {uuid: (core, memory_mib) for uuid, (core, memory_mib) in step.get("held", {}).items()}
 
 
-def _then(step: Step) -> dict[str, Any]:
+def _recorded(step: Step) -> dict[str, Any]:
     return {name: step[name] for name in ("gpus", "node", "reasons") if name in step}
 
 
 def _first_changes(steps: Iterable[Step]) -> Iterator[Step]:
-    """What changed before anything was asked."""
+    """Return the steps before the first decision."""
     for step in steps:
         if "claim" in step:
             return

@@ -1,4 +1,4 @@
-"""Waiting claims as a picture keeps them: what each asks, and which of them are alike."""
+"""Waiting claims as a pool's cache has them: the request of each, and which of them are alike."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,40 +10,43 @@ from apps.scheduling.services.fleet.reserved import Terms
 
 
 class Kind(NamedTuple):
-    """Claims of one kind get one answer at one moment."""
+    """The properties by which claims are alike: claims of one kind get one answer at one moment."""
 
     request: Request
     tenant_id: int
     user_id: int | None
     charged: bool
-    # What of it decides which room is kept from it, where something is reserved.
+    # The properties that decide which room is withheld from the claim, if anything is reserved.
     terms: Terms | None = None
 
 
 def shape(request: Request) -> Request:
-    """What of a request makes it like others."""
+    """Return the part of the request by which typical requests are counted."""
     return Request(
         request.gpu_count, request.core_request, request.memory_mib, request.gpu_model, cpu_milli=request.cpu_milli
     )
 
 
-# A tenant's claims of one group and size.
+# The key of a group: tenant, name and size.
 Group = tuple[int, str, int]
 
 
 def group_of(claim: Claim) -> Group | None:
-    """The group it is placed with; None: it is placed alone."""
+    """Return the group that the claim is placed with; None if it is placed alone."""
     return None if claim.group is None else (claim.tenant_id, claim.group, claim.group_size or 1)
 
 
 def asks(claim: Claim) -> Request:
-    """What it asks; for whom room is being made is alike to nobody else."""
+    """Return the claim's request.
+
+    A claim for which room is being freed is alike to no other, so its request carries its own key.
+    """
     request = request_of(claim)
     return request if claim.nominated_gpus is None else replace(request, key=str(claim.uid))
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingClaim:
     """A claim of the queue as it was read last."""
 
     claim: Claim
@@ -51,5 +54,5 @@ class Waiting:
 
     @property
     def request(self) -> Request:
-        """What it asks of the fleet."""
+        """The claim's request to the fleet."""
         return self.kind.request

@@ -1,1 +1,1 @@
-"""A pool as the core needs it: its GPUs and nodes, and what reservations keep of them."""
+"""A pool as the core takes it: its GPUs and nodes, and the room that reservations withhold."""

@@ -1,4 +1,4 @@
-"""Reading a pool's GPUs and nodes as the core wants them: a few queries, whatever the size."""
+"""A pool's GPUs and nodes read for the core: a few queries, whatever the size."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
-# What a GPU's state takes from its node.
+# The fields of a node on which the state of its GPUs depends.
 OF_NODE = ("name", "cordoned", "unhealthy", "fenced_at", "last_seen_at")
-# Of two linked GPUs: their ids, and the link.
+# A link between two GPUs: their uuids, and the kind of link.
 Pair = tuple[str, str, str]
 LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
 
 
 def could_carry(pool: Pool, request: Request) -> bool:
-    """Whether one node of the pool has the GPUs for it, were they all free: one query, up to the first such node.
+    """Return True if one node of the pool has the GPUs for the request, were they all free: one query.
 
-    `never_fits` says the same of the whole fleet, and why; a claim that can be carried need not wait for that.
+    `never_fits` says the same for the whole fleet, and why; a claim that can be carried need not wait for that.
     """
     if request.gpu_count == 1 and request.gpu_model is None and not request.node_selector:
         return bool(_large_enough(pool.pk, request.memory_mib))
@@ -46,19 +46,19 @@ def _large_enough(pool: Any, memory_mib: Any) -> QuerySet[Gpu, tuple[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as the core wants it, and the keys of its rows."""
+    """A GPU as the core takes it, and the keys of its rows."""
 
     pk: int
     node_id: int
     state: GpuState
 
     def carrying(self, request: Request) -> "Device":
-        """The same once it carries the request too."""
+        """Return the device carrying the request too."""
         return replace(self, state=carrying(self.state, request))
 
 
 def carrying(gpu: GpuState, request: Request) -> GpuState:
-    """The GPU once it carries the request too."""
+    """Return the GPU carrying the request too."""
     return replace(
         gpu,
         core_free=gpu.core_free - request.core_request,
@@ -67,18 +67,18 @@ def carrying(gpu: GpuState, request: Request) -> GpuState:
     )
 
 
-def taken(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
-    """The fleet as it is once the request is placed."""
+def with_placement(fleet: dict[str, GpuState], answer: Placed, request: Request) -> dict[str, GpuState]:
+    """Return the fleet after the request is placed."""
     return {**fleet, **{uuid: carrying(fleet[uuid], request) for uuid in answer.gpus}}
 
 
 def read_fleet(pool: Pool) -> list[GpuState]:
-    """Every GPU of the pool, in a fixed order."""
+    """Read every GPU of the pool, in a fixed order."""
     return [device.state for device in read_devices(pool)]
 
 
 def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
-    """The pool's GPUs, all or those asked for, in the order of nodes' names and GPUs' indexes."""
+    """Read the pool's GPUs, all or those selected, ordered by node name and GPU index."""
     rows = gpu_rows(Gpu.objects.filter(which or Q(), node__pool=pool).order_by("node__name", "index"))
     labels = labels_on(pool, None if which is None else [gpu.pk for gpu in rows])
     nodes = Node.objects.only(*OF_NODE).in_bulk({gpu.node_id for gpu in rows})
@@ -107,7 +107,7 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
 
 
 def _ails(gpu: GpuRow, node: Node, state: str) -> str:
-    """What keeps claims off a GPU that is there, on a node that is there."""
+    """Return the problem that keeps claims off a GPU that is there, on a node that is there; empty if none."""
     if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
         return ""
     if node.fenced_at is not None:
@@ -116,12 +116,12 @@ def _ails(gpu: GpuRow, node: Node, state: str) -> str:
 
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
-    """The pool's nodes, all or those asked for: their labels, and the links between their GPUs."""
+    """Read the pool's nodes, all or those selected: their labels, and the links between their GPUs."""
     nodes = Node.objects.filter(which or Q(), pool=pool)
     linked = Gpu.objects.filter(node__in=nodes).exclude(links={})
     pairs: dict[int, list[Pair]] = {}
     for node, uuid, links in linked.values_list("node", "uuid", "links"):
-        # Each pair once, as the one of the smaller id has it.
+        # Each pair once, from the row of the smaller uuid.
         pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
     return [
         NodeState(node.name, tuple(sorted(node.labels.items())), tuple(sorted(pairs.get(node.pk, ()))))
@@ -130,8 +130,8 @@ def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
 
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
-    """The labels of the claims on the pool's GPUs, all or those given, by GPU."""
-    # By where the GPU is: a claim may be of the pool that its node was in before.
+    """Read the labels of the claims on the pool's GPUs, all or those given, by GPU."""
+    # Selected by the GPU's pool: a claim may be of the pool that its node was in before.
     here = Q(gpu__node__pool=pool) if gpus is None else Q(gpu__in=gpus)
     rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released")
     found: dict[int, list[Label]] = {}

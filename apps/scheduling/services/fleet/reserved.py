@@ -1,4 +1,4 @@
-"""Reading who takes which GPU when, as the core's calendar wants it, and what of it concerns a claim to be placed."""
+"""Reservations, claims and other uses of a pool's GPUs, as holds of the core's calendar."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,11 @@ from apps.scheduling.models.claim import WAITING
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-# How long before a reservation begins those who borrow its room are told, and borrow no more of it.
+# Borrowers of reserved room get this notice before the reservation begins, and from then on may borrow no more of it.
 NOTICE = timedelta(minutes=2)
-# A claim that is being released, or whose time is over, still has its processes ended: 10 s and the agent's answer.
+# A claim that is being released, or past its time limit, still needs 10 s for its processes and the agent's answer.
 ENDING = timedelta(seconds=30)
-# What is read to know what an assignment takes, and until when.
+# The columns from which a hold of an assignment is made.
 OF_ASSIGNMENT = (
     "state", "held_core", "held_memory_mib", "gpu__uuid",
     "claim__uid", "claim__best_effort", "claim__time_limit_seconds", "claim__assigned_at", "claim__yields_at",
@@ -31,19 +31,19 @@ OF_ASSIGNMENT = (
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970, exactly."""
+    """Return the moment as microseconds since 1970, exactly."""
     return (moment - EPOCH) // MICROSECOND
 
 
 def moment(at_us: int) -> datetime:
-    """The other way round."""
+    """Return the datetime of microseconds since 1970."""
     return EPOCH + at_us * MICROSECOND
 
 
 def holds_of(gpus: Q, *, now: datetime, but: Reservation | None = None, lent: bool = False) -> list[Hold]:
-    """All that takes room on these GPUs from now on (`gpus` filters Gpu): three queries.
+    """Return all holds on these GPUs from now on (`gpus` filters Gpu): three queries.
 
-    `but`: without one reservation and its claims. `lent`: all best-effort claims give way, whatever their pool says.
+    `but`: without one reservation and its claims. `lent`: all best-effort claims yield, whatever their pool's setting.
     """
     own = None if but is None else str(but.uid)
     return [
@@ -62,7 +62,7 @@ def _of_reservations(gpus: Q, now: datetime, but: Reservation | None) -> Iterabl
     columns = ("gpu__uuid", "core_request", "memory_mib", "start_at", "end_at", "uid", "tenant__slug", "state")
     for row in links.order_by("pk").values_list(columns[0], *(f"reservation__{name}" for name in columns[1:])):
         gpu, core, memory_mib, start_at, end_at, uid, tenant, state = row
-        # What should have ended is not there any more but for the clock's next turn.
+        # A reservation past its end remains only until the clock's next run.
         begin = min(start_at, now) if state == ReservationState.ACTIVE else start_at
         yield Hold(
             gpu, core, memory_mib, microseconds(begin), microseconds(end_at), calendar.RESERVATION, str(uid), tenant
@@ -70,7 +70,7 @@ def _of_reservations(gpus: Q, now: datetime, but: Reservation | None) -> Iterabl
 
 
 def _of_nobody(gpus: Q) -> Iterable[Hold]:
-    """What is used of them without a claim."""
+    """Return holds for the use of GPUs without a claim."""
     rows = Gpu.objects.filter(Q(core_outside__gt=0) | Q(memory_outside_mib__gt=0), gpus)
     for gpu, core, memory_mib in rows.order_by("pk").values_list("uuid", "core_outside", "memory_outside_mib"):
         yield Hold(gpu, core, memory_mib, 0, FOREVER, calendar.OUTSIDE, calendar.OUTSIDE, "")
@@ -106,7 +106,7 @@ def _end_of(row: Assignment, now: datetime) -> int:
 
 
 def limit_of(claim: Claim, begin: datetime) -> datetime | None:
-    """When a claim that begins then is over by itself; None: never."""
+    """Return the end of a claim that begins then, by its time limit or reservation; None if it has none."""
     limits = [] if claim.time_limit_seconds is None else [begin + timedelta(seconds=claim.time_limit_seconds)]
     if claim.reservation is not None:
         limits.append(claim.reservation.end_at)
@@ -114,41 +114,41 @@ def limit_of(claim: Claim, begin: datetime) -> datetime | None:
 
 
 def borrows(claim: Claim, pool: Pool) -> bool:
-    """Whether it may use reserved room, and then gives way."""
+    """Return True if the claim may use reserved room, and yields it."""
     return claim.best_effort and pool.lend_reserved and claim.reservation_id is None
 
 
-# Claims that ask alike and have the same terms get one answer at one moment.
+# Claims with the same request and the same terms get one answer at one moment.
 Terms = tuple[int | None, bool, int | None]
 
 
 @dataclass(slots=True)
 class Reserved:
-    """What is reserved in a pool at one moment, for a round: `read_reserved`."""
+    """The reservations of a pool at one moment, for a round; made by `read_reserved`."""
 
     pool: Pool
     now: datetime
     holds: list[Hold]
-    # GPUs that are being freed for a claim, by its uid (`services.preemption`).
+    # GPUs that are being freed for a claim, by its uid (`services.reclaiming.preemption`).
     nominated: Mapping[str, Mapping[str, Room]] = field(default_factory=dict)
-    # What is held until a moment: asked for every claim of a queue, and different only where one was placed.
+    # Withheld room by end, computed once for all claims of a queue and updated by placements.
     _until: dict[int, dict[str, Room]] = field(default_factory=dict)
 
     def terms(self, claim: Claim) -> Terms | None:
-        """All of the claim that decides what it may not count on; None where there is nothing of that kind."""
+        """Return all of the claim that decides the room withheld from it; None if nothing is reserved."""
         if not self.holds and claim.reservation_id is None:
             return None
         return claim.reservation_id, borrows(claim, self.pool), claim.time_limit_seconds
 
-    def held(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
-        """(core, memory_mib) by GPU uuid that this claim may not count on, of what is free on `gpus` now."""
+    def withheld_from(self, claim: Claim, gpus: Callable[[], Iterable[GpuState]]) -> Mapping[str, Room]:
+        """Return (core, memory_mib) by GPU uuid that this claim may not use, of the room that is free on `gpus` now."""
         held: Mapping[str, Room] = {}
         if claim.reservation is not None:
             held = self._outside(claim.reservation, list(gpus()))
         elif self.holds:
             end = until(claim, self.pool, self.now)
             if end not in self._until:
-                self._until[end] = calendar.held(self.holds, microseconds(self.now), end)
+                self._until[end] = calendar.withheld(self.holds, microseconds(self.now), end)
             held = self._until[end]
         for uid, rooms in self.nominated.items():
             if uid != str(claim.uid):
@@ -156,16 +156,16 @@ class Reserved:
         return held
 
     def at(self, moment: datetime) -> "Reserved":
-        """The same at another moment, as far as it is known now."""
+        """Return the reservations at another moment, as far as they are known now."""
         return replace(self, now=moment, holds=list(self.holds), _until={})
 
     def changes(self) -> list[float]:
-        """When something reserved begins or ends, in Unix seconds."""
+        """Return the times at which something reserved begins or ends, in Unix seconds."""
         times = {at for hold in self.holds if hold.kind == calendar.RESERVATION for at in (hold.begin_us, hold.end_us)}
         return sorted(at / 1_000_000 for at in times)
 
-    def took(self, claim: Claim, gpus: Iterable[str]) -> None:
-        """The claim is on these GPUs from now on, for who is asked after it."""
+    def record_placement(self, claim: Claim, gpus: Iterable[str]) -> None:
+        """Record a tentative placement of the claim for later decisions of this cycle."""
         touched = {hold.gpu for hold in self.holds}.intersection(gpus) if self.holds else set[str]()
         if not touched:
             return
@@ -173,11 +173,11 @@ class Reserved:
         there = [hold for hold in self.holds if hold.gpu in touched]
         for end, room in self._until.items():
             left = {uuid: held for uuid, held in room.items() if uuid not in touched}
-            # Another mapping: the round's record has the one before.
-            self._until[end] = left | calendar.held(there, microseconds(self.now), end)
+            # The mapping is replaced, not changed: the round's record refers to the one before.
+            self._until[end] = left | calendar.withheld(there, microseconds(self.now), end)
 
     def _outside(self, reservation: Reservation, gpus: list[GpuState]) -> dict[str, Room]:
-        """All but what the reservation has left: a claim in it runs nowhere else."""
+        """Return all room but what the reservation has left: a claim in it runs nowhere else."""
         left = {gpu.uuid: gpu for gpu in calendar.room_within(gpus, self.holds, str(reservation.uid))}
         answer: dict[str, Room] = {}
         for gpu in gpus:
@@ -188,7 +188,10 @@ class Reserved:
 
 
 def until(claim: Claim, pool: Pool, now: datetime) -> int:
-    """Until when a claim placed now would want its room. A borrower's is over when the owner is about to come."""
+    """Return the end, in microseconds, of the room that a claim placed now needs.
+
+    A borrower must yield before the owner comes.
+    """
     if borrows(claim, pool):
         return microseconds(now + NOTICE)
     end = limit_of(claim, now)
@@ -196,8 +199,8 @@ def until(claim: Claim, pool: Pool, now: datetime) -> int:
 
 
 def read_reserved(pool: Pool, *, now: datetime, which: Q | None = None) -> Reserved:
-    """One query where nothing is reserved. `which`: of these GPUs only."""
-    # Of the GPUs that are in the pool now: a node may have come with what was booked on it in another.
+    """Read the reservations of the pool: one query if nothing is reserved. `which`: only of these GPUs."""
+    # Selected by the GPUs that are in the pool now: a node may come with bookings made in another pool.
     reserved = Gpu.objects.filter(which or Q(), node__pool=pool, reservations__in=Reservation.objects.open())
     keys = list(reserved.values_list("pk", flat=True).distinct())
     return Reserved(pool, now, holds_of(Q(pk__in=keys), now=now) if keys else [], _nominated(pool))
@@ -210,16 +213,16 @@ def _nominated(pool: Pool) -> dict[str, Mapping[str, Room]]:
 
 
 def _of_new(claim: Claim, pool: Pool, gpus: Iterable[str], now: datetime) -> list[Hold]:
-    """What a claim takes that is being placed."""
+    """Return the holds of a claim that is being placed."""
     end, within = until(claim, pool, now), str(claim.reservation.uid) if claim.reservation else None
     size, whose = (claim.core_request, claim.memory_mib), (calendar.CLAIM, str(claim.uid), "")
     return [Hold(gpu, *size, 0, end, *whose, within=within) for gpu in gpus]
 
 
 class Guard:
-    """What is promised of some GPUs whose rows are locked, and whether a claim may come beside it.
+    """The holds on some locked GPUs, to check that a claim leaves reserved room alone.
 
-    A booking locks the rows too, before it is written: what is booked is seen here, and who is placed is seen there.
+    A booking locks the rows too, before it is written: what is booked is seen here, and what is placed is seen there.
     """
 
     def __init__(self, gpu_ids: Iterable[int], *, now: datetime) -> None:
@@ -230,7 +233,7 @@ class Guard:
         self._uuids = dict(Gpu.objects.filter(pk__in=keys).values_list("pk", "uuid")) if reserved else {}
 
     def admits(self, claim: Claim, gpu_ids: Iterable[int]) -> bool:
-        """Whether the claim, not yet written, leaves what is reserved alone; it then counts for the next one."""
+        """Return True if the claim, not yet written, leaves reserved room alone; it then counts for the next one."""
         if self._holds is None:
             return True
         new = _of_new(claim, claim.pool, [self._uuids[key] for key in gpu_ids], self._now)
@@ -239,11 +242,11 @@ class Guard:
         self._holds += new
         return True
 
-    def promised(self, claim: Claim) -> list[str]:
-        """The GPUs on which the claim, as it is written now, is in the way of what is reserved."""
+    def find_conflicts(self, claim: Claim) -> list[str]:
+        """Return the uuids of the GPUs on which the claim, as it is written now, takes reserved room."""
         if self._holds is None:
             return []
-        # It counts fully here, though it would give way.
+        # It counts fully here, though it would yield.
         holds = [replace(hold, yields=False) if hold.holder == str(claim.uid) else hold for hold in self._holds]
         return self._broken(claim, {hold.gpu for hold in holds if hold.holder == str(claim.uid)}, holds)
 
@@ -261,9 +264,10 @@ def _free(gpu: GpuState) -> Room:
 
 
 def overrun(*, now: datetime) -> dict[str, datetime]:
-    """Which best-effort claims must go, by uid, and when: a reservation is about to begin on the room they use.
+    """Return the best-effort claims that must yield, by uid, and when: a reservation is about to begin on their room.
 
-    Whoever was placed first stays longest. Also claims of pools that lend no more: they came while it did.
+    The claims placed first stay longest. Claims of pools that no longer lend reserved room are included: they were
+    placed while the pool did.
     """
     soon = now + NOTICE
     near = Reservation.objects.open().filter(start_at__lte=soon)

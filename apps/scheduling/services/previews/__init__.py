@@ -1,1 +1,1 @@
-"""Dry runs of changes: the real services in a transaction that is rolled back."""
+"""Previews: the real services in a transaction that is rolled back."""

@@ -1,4 +1,4 @@
-"""Dry runs: the real services in a transaction that is taken back, so a preview cannot differ from the act."""
+"""Dry runs: the real services in a transaction that is rolled back, so a preview cannot differ from the act."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from apps.scheduling.core.values import Placed, Refused
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import request_of
-from apps.scheduling.services.cycles.queue import waiting_of
+from apps.scheduling.services.cycles.queue import queue_entry
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
 from apps.scheduling.services.reclaiming.reclaim import would_reclaim
@@ -23,10 +23,11 @@ from apps.scheduling.services.reclaiming.reclaim import would_reclaim
 def rehearse(
     act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, asks_anew: Principal | None = None
 ) -> dict[str, Any]:
-    """What the claim would be after `act`. Nothing is kept, nobody is told. Raises whatever `act` raises.
+    """Return the claim as it would be after `act`. Nothing is stored or sent. Raises whatever `act` raises.
 
-    A claim that waits is tried on the pool as it is now, before anyone else in the queue: `state`, `reasons` and `gpus`
-    say where it would be. Of a new claim, and who asks for it: `reclaims` says who would have to go for it.
+    A waiting claim is tried on the pool as it is now, before all others in the queue: `state`, `reasons` and `gpus` say
+    where it would be. For a new claim, `asks_anew` is the caller, and `reclaims` lists the claims that would have to go
+    for it.
     """
     with transaction.atomic():
         claim = act()
@@ -34,7 +35,7 @@ def rehearse(
         transaction.set_rollback(True)
     if claim.waiting:
         pool, gpus = claim.pool, read_fleet(claim.pool)
-        held = read_reserved(pool, now=timezone.now()).held(claim, lambda: gpus)
+        held = read_reserved(pool, now=timezone.now()).withheld_from(claim, lambda: gpus)
         fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
         answer = _not_yet(claim) or fleet.place(request_of(claim), held=held)
         shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
@@ -46,10 +47,10 @@ def rehearse(
 
 
 def _not_yet(claim: Claim) -> Refused | None:
-    """Why it would not be asked now: its time has not come, or others of its group are missing."""
+    """Return why the claim would not be asked now: its start time has not come, or its group is not complete."""
     others = Claim.objects.none()
     if claim.group is not None:
         others = Claim.objects.filter(tenant=claim.tenant_id, group=claim.group, state__in=WAITING)
     waiting = {other.uid: other for other in [*others.filter(pool=claim.pool_id).select_related("tenant"), claim]}
-    _, early = gangs.ready(map(waiting_of, waiting.values()), now=timezone.now().timestamp())
+    _, early = gangs.ready(map(queue_entry, waiting.values()), now=timezone.now().timestamp())
     return early.get(str(claim.uid))

@@ -1,7 +1,7 @@
-"""Previews of changed quotas: who would hold more than they may, and which waiting claims could start, or no longer.
+"""Previews of changed quotas: quotas exceeded, and waiting claims that could start, or no longer.
 
-The change itself is the real one, in a transaction that is taken back. What it does to the queue is worked out on the
-numbers before and after it, not by a round: a round locks GPUs and nodes, and a question must not hold up anybody.
+The change itself is the real one, in a transaction that is rolled back. Its effect on the queue is computed from the
+numbers before and after it, not by a round: a round locks GPUs and nodes, and a preview must not hold up anybody.
 Claims are tried in the order of the queue on the GPUs as they are free now, before those of other tenants.
 """
 
@@ -21,35 +21,35 @@ from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.accounting.sums import Kept as KeptSums
+from apps.scheduling.services.accounting.sums import Saved as SavedSums
 from apps.scheduling.services.accounting.sums import Sums
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims.lifecycle import request_of
-from apps.scheduling.services.cycles.queue import waiting_of
-from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, taken
+from apps.scheduling.services.cycles.queue import queue_entry
+from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_placement
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 from gpucloud.errors import GpucloudError
 
-# An operator reads no longer list; what is behind it is counted.
+# The most claims listed; the rest is counted.
 MOST_CLAIMS = 200
 
 Reasons = list[dict[str, Any]]
 Fleets = dict[int, dict[str, GpuState]]
 Nodes = dict[int, list[NodeState]]
-Kept = tuple[Fleets, dict[int, Reserved], KeptSums]
+Saved = tuple[Fleets, dict[int, Reserved], SavedSums]
 
 
 def preview(
     act: Callable[[], Any], *, tenant: Tenant, show: Callable[[Any], dict[str, Any]], joins: str | None = None
 ) -> dict[str, Any]:
-    """What a change of the tenant's quotas would do, beside what it would answer. Raises whatever `act` raises.
+    """Return the effects of a change of the tenant's quotas, and its answer. Raises whatever `act` raises.
 
-    With the tenant the others of its cohort are looked at, and of the one that it `joins`: they lend to it and borrow
-    from it.
+    Beside the tenant, the others of its cohort are included, and those of the cohort that it `joins`: they lend to it
+    and borrow from it.
     """
     tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
     queue = _Queue(tenants)
-    spent = {item.pk: _spent(item) for item in tenants}
+    spent = {item.pk: _spent_reasons(item) for item in tenants}
     with transaction.atomic():
         before = queue.outlook().of(queue.claims, spent)
         shown = show(act())
@@ -60,21 +60,22 @@ def preview(
 
 
 def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, Any]:
-    """The same of a change of a budget or of a member's limit; `row` is what the change answers. Raises what it raises.
+    """Return the effects of a change of a budget or of a member's limit; `row` is its answer. Raises what `act` raises.
 
-    They are asked for claim by claim, so the change stays in place that long: it locks nothing that a charge needs.
+    Budgets and limits are read claim by claim, so the change stays in place that long: it locks nothing that a charge
+    needs.
     """
     queue = _Queue([tenant])
-    before = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+    before = queue.outlook().of(queue.claims, {tenant.pk: _spent_reasons(tenant)})
     with transaction.atomic():
         row = act()
-        after = queue.outlook().of(queue.claims, {tenant.pk: _spent(tenant)})
+        after = queue.outlook().of(queue.claims, {tenant.pk: _spent_reasons(tenant)})
         transaction.set_rollback(True)
     return {"row": row, **queue.compared(before, after)}
 
 
 class _Queue:
-    """The first of what waits for these tenants, and the GPUs that it waits for."""
+    """The first claims that wait for these tenants, and the GPUs that they wait for."""
 
     def __init__(self, tenants: list[Tenant]) -> None:
         self.tenants = tenants
@@ -88,12 +89,12 @@ class _Queue:
         self.left_out = waiting.count() - len(self.claims)
 
     def outlook(self) -> "_Outlook":
-        """The quotas as they are at this moment."""
+        """Return the quotas as they are at this moment."""
         return _Outlook(self.tenants, self.fleets, self.nodes, self.line)
 
     def compared(self, before: Mapping[UUID, Reasons], after: Mapping[UUID, Reasons]) -> dict[str, Any]:
-        """Which claims could start after a change, which would wait and why, and for which that is new."""
-        told = [(_told(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
+        """Return the claims that could start after a change, those that would wait, and for which that is new."""
+        told = [(_claim_facts(claim), before[claim.uid], after[claim.uid]) for claim in self.claims]
         return {
             "runnable": [{**facts, "changed": bool(old)} for facts, old, new in told if not new],
             "pending": [{**facts, "changed": not old, "reasons": new} for facts, old, new in told if new],
@@ -102,21 +103,21 @@ class _Queue:
 
 
 class _Line:
-    """What of the queue is asked together, what not at all by now, and what is reserved."""
+    """The gangs of the queue, the claims that may not be asked yet, and the reservations."""
 
     def __init__(self, waiting: QuerySet[Claim], claims: Iterable[Claim], pools: Mapping[int, Pool]) -> None:
         now = timezone.now()
         self.reserved = {pk: read_reserved(pool, now=now) for pk, pool in pools.items()}
         self.early: dict[str, Reasons] = {}
-        # By each member's uid: all claims of its gang.
+        # All claims of a gang, by each member's uid.
         self.gangs: dict[str, list[Claim]] = {}
         there = {str(claim.uid): claim for claim in claims}
-        # Also those beyond what is looked at: they may be what a gang waits for.
+        # Also claims beyond the first ones: a gang may wait for them.
         special = list(waiting.filter(Q(group__isnull=False) | Q(start_at__gt=now)))
         for pk in pools:
             of_pool = [there.get(str(claim.uid), claim) for claim in special if claim.pool_id == pk]
             by_uid = {str(claim.uid): claim for claim in of_pool}
-            asks, early = gangs.ready(map(waiting_of, of_pool), now=now.timestamp())
+            asks, early = gangs.ready(map(queue_entry, of_pool), now=now.timestamp())
             self.early |= {uid: [asdict(reason) for reason in why.reasons] for uid, why in early.items()}
             for ask in asks:
                 members = [by_uid[claim.id] for claim in gangs.placing_order(ask)]
@@ -129,43 +130,43 @@ class _Outlook:
     def __init__(self, tenants: Iterable[Tenant], fleets: Fleets, nodes: Nodes, line: _Line) -> None:
         self.line = line
         self.reserved = {pk: reserved.at(reserved.now) for pk, reserved in line.reserved.items()}
-        # Of gangs that were tried: why each waits as a whole.
+        # The reasons for which gangs that were tried wait, by member.
         self.tried: dict[str, Reasons] = {}
         rows = ResourceQuota.objects.filter(tenant__in=tenants).select_related("tenant", "pool", "share")
         self.sums = Sums(rows.order_by("pk"))
         self.fleets, self.nodes = dict(fleets), nodes
 
     def of(self, claims: Iterable[Claim], spent: dict[int, Reasons]) -> dict[UUID, Reasons]:
-        """Why each of these claims would go on waiting; nothing where it could start."""
+        """Return the reasons for which each claim would go on waiting; none if it could start."""
         return {claim.uid: spent[claim.tenant_id] or self._together(claim) for claim in claims}
 
     def _together(self, claim: Claim) -> Reasons:
-        """Alone, or with its gang: all of it or nothing."""
+        """Try the claim alone, or with its gang: all of it or nothing."""
         uid = str(claim.uid)
         if uid in self.line.early:
             return self.line.early[uid]
         if uid not in self.line.gangs:
             return self._start(claim)
         if uid not in self.tried:
-            members, kept = self.line.gangs[uid], self._kept()
+            members, saved = self.line.gangs[uid], self._save()
             why = next((reasons for member in members if (reasons := self._start(member))), [])
             if why:
-                self._undo(kept)
+                self._undo(saved)
             self.tried |= {str(member.uid): why for member in members}
         return self.tried[uid]
 
-    def _kept(self) -> Kept:
+    def _save(self) -> Saved:
         reserved = {pk: replace(item, holds=list(item.holds), _until={}) for pk, item in self.reserved.items()}
-        return dict(self.fleets), reserved, self.sums.kept()
+        return dict(self.fleets), reserved, self.sums.save()
 
-    def _undo(self, kept: Kept) -> None:
-        self.fleets, self.reserved, before = kept
+    def _undo(self, saved: Saved) -> None:
+        self.fleets, self.reserved, before = saved
         self.sums.undo(before)
 
     def _start(self, claim: Claim) -> Reasons:
-        """As a round does it: what does not fit is not charged."""
+        """Try the claim as a round does: a claim that does not fit is not charged."""
         fleet, reserved = self.fleets[claim.pool_id], self.reserved[claim.pool_id]
-        held = reserved.held(claim, fleet.values)
+        held = reserved.withheld_from(claim, fleet.values)
         answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
         if not isinstance(answer, Placed):
             return [asdict(reason) for reason in answer.reasons]
@@ -174,8 +175,8 @@ class _Outlook:
                 self.sums.charge(claim)
             except QuotaExceeded as error:
                 return [_reason(error)]
-        reserved.took(claim, answer.gpus)
-        self.fleets[claim.pool_id] = taken(fleet, answer, request_of(claim))
+        reserved.record_placement(claim, answer.gpus)
+        self.fleets[claim.pool_id] = with_placement(fleet, answer, request_of(claim))
         return []
 
 
@@ -183,7 +184,7 @@ def _reason(error: GpucloudError) -> dict[str, Any]:
     return {"code": error.code, "gpus": 0, "detail": error.detail}
 
 
-def _spent(tenant: Tenant) -> Reasons:
+def _spent_reasons(tenant: Tenant) -> Reasons:
     try:
         refuse_spent(tenant)
     except BudgetExceeded as error:
@@ -192,7 +193,7 @@ def _spent(tenant: Tenant) -> Reasons:
 
 
 def _share_excess(quota: ResourceQuota) -> int:
-    """What the cohort has taken above what it lends; those that borrow would have to give it back."""
+    """Return what the cohort has taken above what it lends; its borrowers would have to give that back."""
     return quota.share.excess if quota.share is not None else 0
 
 
@@ -208,5 +209,5 @@ def _over(quota: ResourceQuota) -> dict[str, Any]:
     }
 
 
-def _told(claim: Claim) -> dict[str, Any]:
+def _claim_facts(claim: Claim) -> dict[str, Any]:
     return {"claim": str(claim.uid), "tenant": claim.tenant.slug, "name": claim.name}

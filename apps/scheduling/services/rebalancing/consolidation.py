@@ -1,4 +1,7 @@
-"""What moving claims would free in a pool. Proposals only: nothing here, or anywhere yet, moves a running program."""
+"""Consolidation: the moves of claims that would free GPUs of a pool.
+
+Proposals only: nothing moves a running program.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +15,7 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core import calendar
-from apps.scheduling.core.consolidation import MoveBounds, Plan, Sitting, free_gpus, make_room
+from apps.scheduling.core.consolidation import MoveBounds, PlacedClaim, Plan, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import request_of
@@ -20,15 +23,15 @@ from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import microseconds, read_reserved
 
 MIB = 1 << 20
-# A sample comes every second: of what was not measured for so long, all that it may use is taken as used.
+# A sample comes every second: if there is none of this period, the whole limit counts as used.
 LATELY = timedelta(minutes=1)
-# Of the queue's head, each by itself: a plan for many at once would be no proposal any more but a rebuilding.
+# The claims at the queue's head, each by itself: a plan for many at once would be a rebuilding.
 MOST_WAITING = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
-    """A plan, and for which waiting claim; None: for whoever comes."""
+class ConsolidationPlan:
+    """A plan, and the waiting claim that it serves; None: no particular one."""
 
     claim: Claim | None
     plan: Plan
@@ -36,7 +39,7 @@ class Proposed:
 
     @property
     def explanation(self) -> str:
-        """In words and numbers."""
+        """The plan in words and numbers."""
         moves, frees = len(self.plan.moves), len(self.plan.frees)
         what = f"{moves} claim{'s' * (moves > 1)} with {self.plan.cost_mib} MiB in use would move"
         left = f"{frees} GPU{'s' * (frees != 1)} would be wholly free"
@@ -46,18 +49,18 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What was found, and where that is nothing, why."""
+class SearchResult:
+    """The plans found, and the reason if there are none."""
 
-    plans: list[Proposed]
+    plans: list[ConsolidationPlan]
     why: str | None
 
 
 @transaction.atomic
-def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked:
-    """What moves would let claims of the queue's head start, each alone, and which GPUs could be left whole.
+def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> SearchResult:
+    """Return the moves that would let claims of the queue's head start, each alone, or that would free whole GPUs.
 
-    Who asked is in the audit log. Raises RoleMissing.
+    The request is recorded in the audit log. Raises RoleMissing.
     """
     principal.require_operator()
     sitting, claims = _sitting(pool)
@@ -67,25 +70,25 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Looked
     fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
     head = list(waiting.order_by("-priority", "pk")[:MOST_WAITING])
     now = timezone.now()
-    held = calendar.held(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
+    held = calendar.withheld(read_reserved(pool, now=now).holds, microseconds(now), calendar.FOREVER)
     plans = [(claim, make_room(fleet, sitting, request_of(claim), bounds, held=held)) for claim in head]
-    found = [Proposed(claim, plan, claims) for claim, plan in plans if plan]
+    found = [ConsolidationPlan(claim, plan, claims) for claim, plan in plans if plan]
     if plan := free_gpus(fleet, sitting, bounds, held=held):
-        found.append(Proposed(None, plan, claims))
-    looked = Looked(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
+        found.append(ConsolidationPlan(None, plan, claims))
+    result = SearchResult(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
     after = {"most_moves": bounds.most_moves, "most_memory_mib": bounds.most_memory_mib, "plans": len(found)}
     audit.record(
         principal=principal,
         action="pool.consolidation",
         object_type="pool",
         object_id=pool.name,
-        after={**after, "why": looked.why},
+        after={**after, "why": result.why},
     )
-    return looked
+    return result
 
 
 def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> str:
-    """Why no moves are proposed."""
+    """Return why no moves are proposed."""
     if not could_move:
         return (
             f"No claim of pool {pool.name} could be moved: only active ones can that neither borrow core nor run in a "
@@ -98,8 +101,8 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
     )
 
 
-def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
-    """Active claims that could go elsewhere: not what borrows, runs in reserved room, or ends with its pod."""
+def _sitting(pool: Pool) -> tuple[list[PlacedClaim], dict[str, Claim]]:
+    """Return the active claims that could move: not those that borrow, are in a reservation, or end with a pod."""
     rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
     rows = rows.filter(Q(pod__isnull=True) | ~Q(pod__has_key="uid"))
     rows = rows.select_related("tenant", "pool")
@@ -110,7 +113,7 @@ def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
         gpus.setdefault(str(item.claim.uid), []).append(item)
     used = _in_use([item for items in gpus.values() for item in items])
     sitting = [
-        Sitting(
+        PlacedClaim(
             uid,
             request_of(claims[uid]),
             tuple(item.gpu.uuid for item in items),
@@ -122,7 +125,7 @@ def _sitting(pool: Pool) -> tuple[list[Sitting], dict[str, Claim]]:
 
 
 def _in_use(live: list[Assignment]) -> dict[int, int]:
-    """MiB in use by the latest sample, by the assignment's key; of what was never measured, nothing is said."""
+    """Return MiB in use by the latest sample, by the assignment's key; assignments without one are left out."""
     rows = {item.uid: item for item in live}
     nodes = {item.gpu.node_id for item in live}
     since = timezone.now() - LATELY

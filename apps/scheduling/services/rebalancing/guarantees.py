@@ -1,4 +1,4 @@
-"""Lending idle guarantees to best-effort claims, giving them back, and placing claims on what is lent."""
+"""Guarantees: lending the idle part to best-effort claims, giving it back, and placing claims on lent core."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -27,14 +27,14 @@ from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
 from gpucloud.errors import Conflict
 
-# So often the core is asked in one go; claims that ask alike are asked of once.
+# The core is asked this often in one call; claims alike are asked about once.
 MOST_ASKED = 100
-# A claim's turn: most urgent, then oldest first.
-Turn = tuple[int, int]
+# A claim's position: most urgent, then oldest first.
+Position = tuple[int, int]
 
 
 class NothingLent(Conflict):
-    """The pool's sharing policy does not let others use what is idle."""
+    """The pool's sharing policy does not let others use idle core."""
 
     code = "nothing-lent"
     title = "Idle core is of no use to others here"
@@ -42,9 +42,10 @@ class NothingLent(Conflict):
 
 @transaction.atomic
 def lend(*, principal: Principal, claim: Claim, core: int, why: str) -> Claim:
-    """Lend `core` points of the claim's guarantee on each of its GPUs, instead of what it lends now; 0 gives all back.
+    """Lend `core` points of the claim's guarantee on each of its GPUs, instead of the present number; 0 gives all back.
 
-    Its guarantee, its charges and its page stay as they are (`borrowing` says why). Raises WrongState, NothingLent.
+    Its guarantee, its charges and its limits page stay as they are (`charging.borrowing` says why). Raises WrongState,
+    NothingLent.
     """
     claim = locked(claim)
     principal.require_role(claim.tenant, "member")
@@ -82,54 +83,55 @@ def _refuse_unlendable(claim: Claim, core: int) -> None:
 
 
 def place_on_lent(
-    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Turn | None = None
-) -> Turn | None:
-    """Place these best-effort claims, in the queue's order, on what others lend; None once all had their turn.
+    pool: Pool, waiting: Iterable[Claim], *, fence: Callable[[], None], after: Position | None = None
+) -> Position | None:
+    """Place these best-effort claims, in the queue's order, on lent core; return None when all were tried.
 
-    After a round, which found no room of their own for them: what they get is not theirs, so it is no round's decision.
-    It asks a bounded number; the next go goes on `after` the turn at which this one ended, so that what is ahead and
-    does not fit starves nobody behind it. `fence` raises, within a transaction, where this may commit no longer.
+    It runs after a round that found no room of their own for them: borrowed core is not theirs, so it is no round's
+    decision. It asks about a bounded number of claims, and returns the position at which it stopped; the next call
+    continues `after` it, so that claims ahead that do not fit starve nobody behind them. `fence` raises, within a
+    transaction, if the caller may no longer commit.
     """
     if not borrowing.lends(pool) or not _lending(pool).exists():
         return None
     now = timezone.now()
-    turns = sorted(((_turn(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
+    ordered = sorted(((_position(claim), claim) for claim in waiting if _borrows_now(claim, now)), key=itemgetter(0))
     tries, last = _Tries(pool, now, fence), after
-    for turn, claim in turns:
-        if after is not None and turn <= after:
+    for position, claim in ordered:
+        if after is not None and position <= after:
             continue
         if tries.asked >= MOST_ASKED:
             return last
         tries.place(claim)
-        last = turn
+        last = position
     return None
 
 
-def _turn(claim: Claim) -> Turn:
+def _position(claim: Claim) -> Position:
     return -claim.priority, claim.pk
 
 
 def _borrows_now(claim: Claim, now: datetime) -> bool:
-    """Of a group all are placed or none, and what is reserved for a claim is not borrowed."""
+    """Return True if the claim may borrow now. A group is placed all or none, and a reserved claim has its own room."""
     alone = claim.best_effort and claim.group is None and claim.reservation_id is None
     aside = any(reason["code"] == SET_ASIDE for reason in claim.reasons)
     return alone and not aside and (claim.start_at is None or claim.start_at <= now)
 
 
 class _Tries:
-    """One go at a pool: its GPUs are read again only after something may have changed there."""
+    """One attempt at a pool: its GPUs are read again only after something may have changed there."""
 
     def __init__(self, pool: Pool, now: datetime, fence: Callable[[], None]) -> None:
         self._pool, self._fence = pool, fence
         self._reserved, self._nodes = read_reserved(pool, now=now), read_nodes(pool)
         self._fleet: list[GpuState] | None = None
-        # Room only gets less meanwhile: who asks alike, on the same terms, is refused alike.
+        # Room only shrinks meanwhile: a claim with the same request and terms as a refused one is refused, too.
         self._no_room: set[object] = set()
         self.asked = 0
         self._over_quota: set[object] = set()
 
     def place(self, claim: Claim) -> bool:
-        """Place one claim; whether there was room for it, and its quotas bear it."""
+        """Place one claim; return True if there was room for it and its quotas allow it."""
         alike = request_of(claim), self._reserved.terms(claim)
         whose = claim.tenant_id, claim.user_id, alike
         if alike in self._no_room or whose in self._over_quota:
@@ -138,7 +140,7 @@ class _Tries:
             self._fleet = _lent_fleet(self._pool)
         fleet = self._fleet
         self.asked += 1
-        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.held(claim, lambda: fleet))
+        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.withheld_from(claim, lambda: fleet))
         if not isinstance(answer, Placed):
             self._no_room.add(alike)
             return False
@@ -162,9 +164,9 @@ def _lending(pool: Pool) -> QuerySet[Gpu]:
 
 
 def _lent_fleet(pool: Pool) -> list[GpuState]:
-    """The pool's GPUs with what is lent as if it were free, and what is borrowed as if it were not.
+    """Return the pool's GPUs with lent core counted as free, and borrowed core as used.
 
-    Borrowed may be more than lent: an owner has taken its own back. Then free core carries what is left.
+    More may be borrowed than is lent: an owner has taken its own back. Then free core carries the rest.
     """
     either = Gpu.objects.filter(Q(core_lent__gt=0) | Q(core_borrowed__gt=0), node__pool=pool)
     more = {gpu.uuid: gpu.core_lent - gpu.core_borrowed for gpu in either}
@@ -173,7 +175,7 @@ def _lent_fleet(pool: Pool) -> list[GpuState]:
 
 @transaction.atomic
 def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
-    """As a round commits, but for the core: that is borrowed. False where the claim changed meanwhile."""
+    """Commit as a round does, but borrow the core; return False if the claim changed meanwhile."""
     fence()
     claim = locked(seen)
     if claim.version != seen.version or claim.state not in WAITING:
@@ -196,7 +198,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
             borrowed_core=claim.core_request,
             generation=claim.generation,
         )
-    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).promised(claim):
+    if Guard([gpu.pk for gpu in gpus], now=timezone.now()).find_conflicts(claim):
         raise _Changed
     claim.borrowed_core = claim.core_request
     states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
@@ -208,12 +210,12 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
 
 
 def own_what_is_free() -> int:
-    """Claims that borrow, where their GPUs have become free enough, get a guarantee of their own there; how many."""
+    """Give borrowing claims a guarantee of their own if their GPUs have enough free core; return the number given."""
     borrowers = Claim.objects.filter(borrowed_core__gt=0, state=ClaimState.ACTIVE).select_related("tenant", "pool")
-    return each(borrowers.order_by("-priority", "pk"), _owned)
+    return each(borrowers.order_by("-priority", "pk"), _try_own)
 
 
-def _owned(seen: Claim) -> bool:
+def _try_own(seen: Claim) -> bool:
     try:
         _own(seen)
     except _Changed:
@@ -233,9 +235,9 @@ def _own(seen: Claim) -> None:
             raise _Changed
         assignment.change(held_core=core, borrowed_core=0, generation=assignment.generation + 1)
     # After the GPUs are locked: a booking that came before is seen now, and a later one sees this.
-    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).promised(claim):
+    if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).find_conflicts(claim):
         raise _Changed
-    # Nor what others were preempted for: it would be freed for one and given to another.
+    # Room freed by preemption is withheld: it would be freed for one claim and given to another.
     kept = Claim.objects.filter(state__in=WAITING, nominated_gpus__overlap=[row.gpu.uuid for row in assignments])
     if kept.exists():
         raise _Changed

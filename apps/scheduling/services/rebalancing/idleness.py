@@ -1,8 +1,8 @@
-"""Pools' rules for claims that do nothing: they are told of, lend, or are released after a notice.
+"""Pools' rules for idle claims: they are reported, lend, or are released after a notice.
 
-Level-triggered: each look reads what was measured, decides anew (`core.idleness`), and makes it so, each claim in a
-transaction of its own. So what a killed worker left undone is done by the next look, and a claim that works within its
-notice is kept. Who lends has its guarantee back by the arbiter and by `waking`, not by this.
+Level-triggered: each run reads the measurements, decides anew (`core.idleness`), and applies the decision, each claim
+in a transaction of its own. So the next run does what a killed worker left undone, and a claim that works within its
+notice is kept. A claim that lends gets its guarantee back from the arbiter and `waking`, not from this.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from apps.quotas.models import EventKind, Pool
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
-from apps.scheduling.core.idleness import Peak, Rule, Seen, Step, decide
+from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.charging import borrowing, states
@@ -29,16 +29,16 @@ from apps.scheduling.services.claims.lifecycle import locked, release_claim
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
 from gpucloud.locks import exclusive
 
-# So often within its shortest window a pool is looked at, and no more often than this: what is read grows with both.
+# A pool is checked this often within its shortest window, and no more often than this: what is read grows with both.
 LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
 IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 
 def drive() -> int:
-    """A look at every pool whose time has come; returns how many claims changed. Two at once are one."""
+    """Check every pool that is due; return the number of claims changed. A second run at the same time does nothing."""
     with exclusive("idleness") as free:
         if not free:
             return 0
@@ -46,32 +46,32 @@ def drive() -> int:
         ruled = ~Q(idle_rule=IdleRule.OFF) | Q(unused_seconds__isnull=False) | Q(claims__idle_since__isnull=False)
         pools = Pool.objects.filter(ruled).distinct().order_by("pk")
         due = [pool for pool in pools if pool.idle_looked_at is None or pool.idle_looked_at + _between(pool) <= now]
-        return each(due, lambda pool: look(pool, now=now))
+        return each(due, lambda pool: apply_rule(pool, now=now))
 
 
-def look(pool: Pool, *, now: datetime) -> int:
-    """Make so what the pool's rule says of each of its claims; returns how many changed."""
+def apply_rule(pool: Pool, *, now: datetime) -> int:
+    """Apply the pool's rule to each of its claims; return the number of claims changed."""
     rule, bounds = rule_of(pool), bounds_of(pool)
     seen = observe(pool, now=now)
     if pool.idle_looked_at is not None and now - pool.idle_looked_at > _shortest(pool):
-        # Nobody looked for longer than a window: who worked in between and rests again has its notice anew.
+        # No check for longer than a window: a claim that worked in between and rests again gets a new notice.
         seen = [(claim, replace(one, release_at=None)) for claim, one in seen]
     found = [(claim, decide(one, rule, bounds, int(now.timestamp()))) for claim, one in seen]
     news = [(claim, step) for claim, step in found if step.reason is not None or claim.idle_since is not None]
     changed = each(news, lambda pair: _take(*pair, now=now))
-    # Last, so that the next look knows what one that was killed has left undone.
+    # Last, so that the next run does what a killed one has left undone.
     Pool.objects.filter(pk=pool.pk).update(idle_looked_at=now)
     return changed
 
 
 def rule_of(pool: Pool) -> Rule:
-    """As the core takes it."""
+    """Return the pool's rule as the core takes it."""
     action = cast(Any, pool.idle_rule)
     return Rule(action, pool.idle_seconds, pool.idle_grace_seconds, pool.unused_seconds)
 
 
-def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, Seen]]:
-    """Every active claim of the pool, with what was measured of it: a few queries, whatever their number."""
+def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, MeasuredClaim]]:
+    """Return every active claim of the pool with its measurements: a few queries, whatever their number."""
     rule = rule_of(pool)
     claims = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).select_related("tenant", "pool").order_by("pk")
     windows = {"unused": rule.unused_seconds, "idle": None if rule.action == "off" else rule.idle_seconds}
@@ -87,7 +87,7 @@ def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, Seen]]:
 
 
 def _peaks(by_claim: dict[int, list[Assignment]], seconds: int, now: datetime) -> dict[int, list[Peak]]:
-    """Of the claims that can be judged: wholly in force for the whole window, on nodes that are heard."""
+    """Return the peaks of the claims that can be judged: in force for the whole window, on nodes that are online."""
     begin = beginning(seconds, now=now)
     known = {claim: rows for claim, rows in by_claim.items() if all(_known(row, begin, now) for row in rows)}
     order = [(claim, row) for claim, rows in known.items() for row in rows]
@@ -105,9 +105,9 @@ def _known(row: Assignment, begin: datetime, now: datetime) -> bool:
     return in_force and seen is not None and seen >= now - FRESH
 
 
-def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> Seen:
+def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> MeasuredClaim:
     release_at = claim.idle_release_at
-    return Seen(
+    return MeasuredClaim(
         idle=found.get("idle", {}).get(claim.pk, ()),
         unused=found.get("unused", {}).get(claim.pk, ()),
         opted_out=not claim.rebalance,
@@ -119,7 +119,7 @@ def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> Seen:
 
 @transaction.atomic
 def _take(seen: Claim, step: Step, *, now: datetime) -> bool:
-    """Make it so; whoever changed the claim meanwhile wins, and the next look sees what they made of it."""
+    """Apply the step; a claim that was changed meanwhile is left, and the next run sees the change."""
     claim = locked(seen)
     if claim.version != seen.version or claim.state != ClaimState.ACTIVE:
         return False
@@ -134,7 +134,7 @@ def _take(seen: Claim, step: Step, *, now: datetime) -> bool:
 
 
 def _tell(claim: Claim, step: Step, now: datetime) -> bool:
-    """Note that it is idle, and when it is released; once for each."""
+    """Record that the claim is idle, and when it is released; once for each."""
     release_at = None if step.release_at is None else datetime.fromtimestamp(step.release_at, tz=UTC)
     said = (claim.idle_reason, claim.idle_release_at and int(claim.idle_release_at.timestamp()))
     if said == (step.reason, step.release_at):
@@ -150,7 +150,7 @@ def _tell(claim: Claim, step: Step, now: datetime) -> bool:
 
 
 def _over(claim: Claim, step: Step) -> bool:
-    """It is used again, or nobody can tell: what it lent is its own."""
+    """Record that the claim is used again, or cannot be judged; it gets back what it lent."""
     if claim.idle_since is None:
         return False
     _note(claim, "awake", why=step.why)
@@ -173,13 +173,13 @@ def _shrink(claim: Claim, step: Step) -> bool:
 
 
 def _lend(claim: Claim, core: int, why: str, *, kind: ProposalKind) -> None:
-    """As the rebalancer does, and in the list of what it has done."""
+    """Lend as the rebalancer does, and record it in the list of proposals."""
     before, after = {"lent_core": claim.lent_core}, {"lent_core": core}
     guarantees.lend(principal=REBALANCER, claim=claim, core=core, why=why)
     done = Proposal(
         pool=claim.pool, claim=claim, kind=kind, policy="idle", before=before, after=after, explanation=why, numbers={}
     )
-    decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
+    mark_decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
 
 
 def _note(claim: Claim, what: str, **facts: object) -> None:

@@ -1,4 +1,4 @@
-"""What the rebalancer looks at: the measured use of a pool's claims in a window, in one query whatever their number."""
+"""Observations for the rebalancer: the measured use of a pool's claims in a window, in one query."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,11 +10,11 @@ from apps.scheduling.core.rebalancing.values import Bounds, Hours, Observation
 from apps.scheduling.services.charging import borrowing
 
 MIB = 1 << 20
-# Samples come once a second: an older one does not say what a claim does now.
+# Samples come once a second: an older one does not show the present use.
 LATEST = timedelta(seconds=5)
 
-# Of several GPUs, the one on which most was done counts; of what was measured, the one with the least. Nothing from
-# before its last change counts: what a claim did under other limits does not say what it does under these.
+# Among several GPUs, the busiest counts; among their measured times, the shortest. Nothing from before a claim's last
+# change counts: its use under other limits says nothing about these.
 MEASURED = """
 WITH use AS (
     SELECT assignment.id, extract(epoch FROM max(at) - min(at)) + 1 AS measured,
@@ -53,7 +53,7 @@ ORDER BY claim.id
 
 
 def bounds_of(pool: Pool) -> Bounds:
-    """The pool's own, and for the rest the defaults."""
+    """Return the pool's bounds: its own, and the defaults for the rest."""
     said: dict[str, Any] = dict(pool.rebalance_bounds)
     hours = tuple(
         Hours(tuple(row["days"]), _minute(row["from"]), _minute(row["to"]), row["share_percent"])
@@ -68,7 +68,7 @@ def _minute(text: str) -> int:
 
 
 def observe(pool: Pool, *, now: datetime) -> list[Observation]:
-    """Every claim of the pool that the rebalancer may touch and of which something was measured."""
+    """Return an observation of every claim of the pool that the rebalancer may change and that was measured."""
     bounds = bounds_of(pool)
     asked: dict[str, Any] = {
         "pool": pool.pk,

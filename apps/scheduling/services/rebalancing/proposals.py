@@ -1,8 +1,8 @@
-"""The rebalancer: finds changes by the pool's policy, proposes them, and carries out what it may.
+"""The rebalancer: it finds changes by the pool's policy, proposes them, and applies those that it may.
 
-What it carries out by itself, where the pool allows it, costs the owner nothing and can be had back at any moment:
-lending, giving back, and `core_limit`. What charges (a larger guarantee), or is gone when it is wanted again (less
-memory, a smaller guarantee), waits for the yes of somebody who might have asked for it.
+In a pool that allows it, it applies changes that cost the owner nothing and can be undone at any moment: lending,
+giving back, and `core_limit`. A change that charges (a larger guarantee), or cannot be undone at will (less memory, a
+smaller guarantee), waits for the consent of somebody who might have asked for it.
 """
 
 from collections.abc import Sequence
@@ -46,15 +46,15 @@ class RebalancingOff(Conflict):
 
 
 class ProposalStale(Conflict):
-    """The claim is no longer as it was when the change was proposed."""
+    """The claim has changed since the change was proposed."""
 
     code = "proposal-stale"
     title = "The claim has changed since"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A run: which claims were looked at, what came of each change, and where there is none, why."""
+class RunResult:
+    """The result of a run: the number of claims considered, the outcome of each change, or why there are none."""
 
     pool: Pool
     considered: int
@@ -63,10 +63,10 @@ class Found:
     why: str | None = None
 
 
-def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> Found:
-    """One run over a pool's claims; a dry run keeps nothing. Raises RebalancingOff, RoleMissing.
+def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> RunResult:
+    """Run the rebalancer over a pool's claims; a dry run stores nothing. Raises RebalancingOff, RoleMissing.
 
-    One run of a pool at a time: where another is under way this one finds nothing.
+    One run of a pool at a time: a second one finds nothing.
     """
     principal.require_operator()
     if pool.rebalance_mode == RebalanceMode.OFF and not dry_run:
@@ -79,8 +79,8 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         return _plan(pool, now)
     with exclusive(lock_name(pool)) as free:
         if not free:
-            return Found(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
-        # In a savepoint: an error of the database would else keep the lock from being let go.
+            return RunResult(pool, 0, [], why="Another run of this pool is under way: ask again in a moment.")
+        # In a savepoint: an error of the database would otherwise prevent the release of the lock.
         with transaction.atomic():
             found = _plan(pool, now)
             if principal != REBALANCER:
@@ -90,38 +90,44 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         return replace(found, proposals=taken, dry_run=False)
 
 
-def end_loans() -> int:
-    """Give back what is lent in pools that are rebalanced no longer, or whose policy lends nothing; how many claims."""
+def end_lending() -> int:
+    """Give back lent core in pools that are no longer rebalanced, or whose policy lends nothing.
+
+    Return the number of claims.
+    """
     lent = Claim.objects.filter(lent_core__gt=0).select_related("tenant", "pool").order_by("pk")
     over = [claim for claim in lent if not (_lends_still(claim.pool) and borrowing.lends(claim.pool))]
-    return each(over, _end_loan)
+    return each(over, _end_one)
 
 
 def _lends_still(pool: Pool) -> bool:
-    """Whether anything in the pool may lend: the rebalancer, or its rule for idle claims."""
+    """Return True if anything in the pool may lend: the rebalancer, or its rule for idle claims."""
     return pool.rebalance_mode != RebalanceMode.OFF or pool.idle_rule == IdleRule.SHRINK
 
 
-def _end_loan(claim: Claim) -> bool:
+def _end_one(claim: Claim) -> bool:
     why = f"Pool {claim.pool.name} has rebalance_mode {claim.pool.rebalance_mode} and shares by "
     guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=f"{why}{claim.pool.sharing_policy}.")
     return True
 
 
-def close_of_released() -> int:
-    """Proposals for claims that are gone, or are going: nobody can say yes to them any more; how many."""
+def expire_proposals() -> int:
+    """Expire the proposals for claims that are gone, or going; return the number of proposals."""
     gone = Proposal.objects.filter(state=ProposalState.PROPOSED, claim__state__in=ENDED)
     return each(gone.order_by("pk"), _close)
 
 
 @transaction.atomic
 def _close(seen: Proposal) -> bool:
-    """Claim before proposal, as everywhere: one that is being preempted may come back meanwhile."""
+    """Expire the proposal.
+
+    The claim is locked first, as everywhere: one that is being preempted may come back meanwhile.
+    """
     claim = locked(seen.claim)
     proposal = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
     if proposal is None or claim.state not in ENDED:
         return False
-    decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
+    mark_decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
     proposal.change(**_decision(proposal))
     return True
 
@@ -131,8 +137,8 @@ def lock_name(pool: Pool) -> str:
     return f"rebalancer:{pool.name}"
 
 
-def _plan(pool: Pool, now: datetime) -> Found:
-    """What the policy says, as proposals that are not saved yet."""
+def _plan(pool: Pool, now: datetime) -> RunResult:
+    """Return the policy's changes as proposals that are not saved yet."""
     seen = observe(pool, now=now)
     policy = core.POLICIES[pool.rebalance_policy]
     changes = core.decide(policy, seen, bounds_of(pool), int(now.timestamp()))
@@ -142,11 +148,11 @@ def _plan(pool: Pool, now: datetime) -> Found:
     by_uid = {str(uid): claim for uid, claim in claims.items()}
     proposals = [_proposal(pool, by_uid[change.claim], change) for change in changes if change.claim in by_uid]
     why = None if proposals else _nothing(pool, seen, now)
-    return Found(pool, len(seen), proposals, dry_run=True, why=why)
+    return RunResult(pool, len(seen), proposals, dry_run=True, why=why)
 
 
 def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
-    """Why a run finds nothing to change."""
+    """Return why a run finds nothing to change."""
     bounds = bounds_of(pool)
     if not seen:
         active = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE).count()
@@ -164,8 +170,8 @@ def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
     return f"{len(seen)} claims were looked at, and {how} none needs another share{rested}."
 
 
-def _note(found: Found, principal: Principal) -> None:
-    """Somebody had it run; what it changed has rows of its own."""
+def _note(found: RunResult, principal: Principal) -> None:
+    """Record that somebody started the run; its changes have rows of their own."""
     audit.record(
         principal=principal,
         action="pool.rebalance",
@@ -195,30 +201,30 @@ def _take_into(taken: list[Proposal], proposal: Proposal) -> int:
 
 @transaction.atomic
 def _take(proposal: Proposal) -> Proposal:
-    """Carry it out where the pool and its kind allow that, else propose it."""
+    """Apply the proposal if the pool and its kind allow that, else propose it."""
     allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
-    # Who wants a guarantee back is asked nothing: it is theirs.
+    # A guarantee is given back in any case: it is the owner's.
     if not allowed and proposal.kind != ProposalKind.GIVE_BACK:
-        return _proposed(proposal)
+        return _propose(proposal)
     words = ""
     try:
         act(proposal, principal=REBALANCER)
         state = ProposalState.APPLIED
     except GpucloudError as error:
         state, words = ProposalState.FAILED, error.detail[:2000]
-    decided(proposal, state, by=REBALANCER.name, words=words)
+    mark_decided(proposal, state, by=REBALANCER.name, words=words)
     proposal.save()
     return proposal
 
 
 @transaction.atomic
-def _proposed(proposal: Proposal) -> Proposal:
-    """One open proposal a claim: the same is kept, another takes its place."""
+def _propose(proposal: Proposal) -> Proposal:
+    """Store the proposal, one a claim: an equal one is kept, another one is replaced."""
     old = Proposal.objects.select_for_update().filter(claim=proposal.claim, state=ProposalState.PROPOSED).first()
     if old is not None:
         if (old.kind, old.after) == (proposal.kind, proposal.after):
             return old
-        decided(old, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run found something else.")
+        mark_decided(old, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run found something else.")
         old.change(**_decision(old))
     proposal.save()
     return proposal
@@ -226,9 +232,9 @@ def _proposed(proposal: Proposal) -> Proposal:
 
 @transaction.atomic
 def act(proposal: Proposal, *, principal: Principal) -> None:
-    """Change the claim as proposed, by the services that anybody uses. Raises ProposalStale, and whatever they raise.
+    """Change the claim as proposed, by the services that everybody uses. Raises ProposalStale, and what these raise.
 
-    Under the claim's lock: what its owner, or anybody, has set since the run looked stands.
+    Under the claim's lock: values set since the run looked stand.
     """
     claim = locked(proposal.claim)
     _refuse_stale(proposal, claim, principal)
@@ -248,7 +254,7 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
     if principal == REBALANCER and not claim.rebalance:
         stale.append("rebalance")
     if stale:
-        # One that was tried by itself is over; one that somebody accepts is still open.
+        # A proposal that the rebalancer tried has ended; one that somebody accepts is still open.
         cure = "the next run looks anew" if principal == REBALANCER else "dismiss this, the next run looks anew"
         words = f"The claim has changed since ({', '.join(sorted(stale))}): {cure}."
         raise ProposalStale(words, before=proposal.before)
@@ -256,22 +262,22 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
 
 @transaction.atomic
 def accept(*, principal: Principal, proposal: Proposal, versions: etags.Versions = None) -> Proposal:
-    """Say yes: the claim is changed now. Raises WrongState, and what `act` raises."""
+    """Accept the proposal: the claim is changed now. Raises WrongState, and what `act` raises."""
     proposal = _locked(proposal, principal, versions)
     act(proposal, principal=principal)
-    return _answered(proposal, ProposalState.APPLIED, principal)
+    return _record_answer(proposal, ProposalState.APPLIED, principal)
 
 
 @transaction.atomic
 def dismiss(*, principal: Principal, proposal: Proposal, words: str = "", versions: etags.Versions = None) -> Proposal:
-    """Say no; within the cool-down nothing is proposed for this claim. Raises WrongState."""
+    """Dismiss the proposal; within the cool-down nothing is proposed for this claim. Raises WrongState."""
     proposal = _locked(proposal, principal, versions)
     proposal.claim.change(rebalanced_at=timezone.now())
-    return _answered(proposal, ProposalState.DISMISSED, principal, words)
+    return _record_answer(proposal, ProposalState.DISMISSED, principal, words)
 
 
 def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) -> Proposal:
-    """The claim before the proposal: the order of locks."""
+    """Return the proposal under its lock. The claim is locked before it: the order of locks."""
     claim = locked(proposal.claim)
     principal.require_role(claim.tenant, "member")
     proposal = Proposal.objects.select_for_update(of=("self",)).select_related("pool").get(pk=proposal.pk)
@@ -282,8 +288,8 @@ def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) 
     return proposal
 
 
-def _answered(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
-    decided(proposal, state, by=principal.name, words=words)
+def _record_answer(proposal: Proposal, state: str, principal: Principal, words: str = "") -> Proposal:
+    mark_decided(proposal, state, by=principal.name, words=words)
     proposal.change(**_decision(proposal))
     audit.record(
         principal=principal,
@@ -297,8 +303,8 @@ def _answered(proposal: Proposal, state: str, principal: Principal, words: str =
     return proposal
 
 
-def decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
-    """The proposal in this end state; not saved."""
+def mark_decided(proposal: Proposal, state: str, *, by: str, words: str = "") -> Proposal:
+    """Set the proposal to this end state, and return it; not saved."""
     proposal.state, proposal.words = state, words
     proposal.decided_by, proposal.decided_at = by, timezone.now()
     return proposal

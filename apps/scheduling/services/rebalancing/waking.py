@@ -1,7 +1,7 @@
-"""The fast path: a claim that is seen to work has what it lent back in the books at once, not at the next run.
+"""The fast path of waking: a lending claim that is measured to work gets its core back in the books at once.
 
-Its compute it has already: the node's arbiter gave that in the round in which it woke. This stops more from being
-placed on what is its own.
+It has its compute already: the node's arbiter gave that back in the round in which it woke. This stops placements on
+what is its own before the next run of the rebalancer.
 """
 
 from collections.abc import Mapping
@@ -16,23 +16,23 @@ from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, decided
+from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
 from gpucloud.errors import GpucloudError
 
 
 def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
-    """Give back to those of these lending claims, by uid, that are awake by this measurement; how many.
+    """Give back to the lending claims, by uid, that this measurement shows awake; return the number of claims.
 
-    An agent that was away sends what it kept: what was measured before a claim lent says nothing of it.
+    An agent that was away sends what it stored: a measurement from before a claim lent says nothing about it.
     """
     claims = Claim.objects.filter(uid__in=lenders, lent_core__gt=0, rebalanced_at__lt=at)
     claims = claims.select_related("tenant", "pool").order_by("pk")
-    return sum(_woken(claim, lenders[str(claim.uid)]) for claim in claims)
+    return sum(_wake(claim, lenders[str(claim.uid)]) for claim in claims)
 
 
 @transaction.atomic
-def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
-    """Whether this measurement gave back, and wrote it down: of several at once one does."""
+def _wake(seen: Claim, used: wire.AssignmentUsage) -> bool:
+    """Give back and record it; return True if this measurement did so: of several at once one does."""
     if not is_awake(used.core_percent, used.throttled_percent, bounds_of(seen.pool)):
         return False
     claim = locked(seen)
@@ -57,5 +57,5 @@ def _woken(seen: Claim, used: wire.AssignmentUsage) -> bool:
         explanation=why,
         numbers={"core_percent": used.core_percent, "throttled_percent": used.throttled_percent},
     )
-    decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
+    mark_decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
     return True

@@ -1,1 +1,1 @@
-"""Taking placements back: reclaim, preemption, drains, and nodes that are given up."""
+"""Reclaiming of placements: reclaim, preemption, drains, and nodes that are given up."""

@@ -1,8 +1,8 @@
-"""Draining a node: it takes no new claims, and those on it are told, get a grace, and go back to the queue.
+"""Draining of nodes: a draining node takes no new claims; those on it get notice, a grace, and go back to the queue.
 
-Level-triggered, as preemption is: the node says that it is to be empty, and each turn tells who is not told yet and
-ends whose time has come, each claim in a transaction that looks at it again under its lock. A node that is uncordoned
-drains no longer; who was told and still runs is spared by the next turn of preemption.
+Level-triggered, as preemption is: the node has a flag, and each run gives notice to the claims without one and ends
+those whose time has come, each claim in a transaction that checks it again under its lock. A node that is uncordoned no
+longer drains; a claim that got notice and still runs is spared by the next run of preemption.
 
 Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
 moved by its cluster.
@@ -33,13 +33,13 @@ from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
 from gpucloud.api import etags
 
-# Where the pool never takes shares back and so has no grace of its own.
+# The grace if the pool has none of its own, as it never preempts.
 GRACE_SECONDS = 30
 WHY = "Its node is being drained"
 
 
 def grace_of(node: Node, asked: int | None = None) -> int:
-    """How long claims on it have after the notice, in seconds: as asked, else as their pool gives."""
+    """Return the seconds between notice and end of claims on the node: as asked, else the pool's."""
     given = asked if asked is not None else node.pool.preemption_grace_seconds
     return GRACE_SECONDS if given is None else given
 
@@ -64,7 +64,7 @@ def drain_node(
 
 
 def leaving(nodes: QuerySet[Node]) -> QuerySet[Claim]:
-    """The claims that must go for these nodes to be empty, with the rest of their groups."""
+    """Return the claims that must go for these nodes to be empty, with the rest of their groups."""
     live = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(gpu__node__in=nodes)
     here = Claim.objects.filter(state__in=PLACED, pod__isnull=True, pk__in=live.values("claim"))
     group = here.filter(group__isnull=False, tenant=OuterRef("tenant"), pool=OuterRef("pool"), group=OuterRef("group"))
@@ -73,14 +73,17 @@ def leaving(nodes: QuerySet[Node]) -> QuerySet[Claim]:
 
 
 def drive() -> int:
-    """Tell who is not told, end whose time has come; returns how many claims it changed. May run twice."""
+    """Give notice to claims without one, and end those whose time has come; return the number changed.
+
+    May run twice.
+    """
     changed = 0
     for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
-        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_turn, node))
+        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_advance, node))
     return changed
 
 
-def _turn(node: Node, claim: Claim) -> bool:
+def _advance(node: Node, claim: Claim) -> bool:
     if claim.preempt_at is not None:
         return _end(claim, node)
     return _tell(claim, node, grace_of(node, node.drain_grace_seconds))
@@ -110,7 +113,7 @@ def _end(seen: Claim, node: Node) -> bool:
 
 
 def _must_go(seen: Claim, node: Node) -> Claim | None:
-    """The claim under its lock, where the node still drains and the claim is still placed."""
+    """Return the claim under its lock if the node still drains and the claim is still placed; else None."""
     claim = locked(seen)
     drains = Node.objects.filter(pk=node.pk, draining_at__isnull=False).exists()
     return claim if drains and claim.state in PLACED else None
@@ -128,9 +131,9 @@ def _note(claim: Claim, what: str, **facts: object) -> None:
 
 
 def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
-    """What draining the node would do now: who goes and to where, who stays, and who would be told.
+    """Return what draining the node would do now: claims that go and their new places, claims that stay, and notices.
 
-    Places are looked for in the queue's order on the pool as it is, after its reservations; the rounds that place the
+    Places are searched in the queue's order on the pool as it is, after its reservations; the rounds that place the
     claims decide anew.
     """
     now = timezone.now()
@@ -146,7 +149,7 @@ def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
         "moves": _moves(node, claims, now),
         "stays": [_named(claim) for claim in pods],
         "webhooks_told": hooks.filter(events__contains=[EventKind.CLAIM_PREEMPTION_NOTICE]).count() if claims else 0,
-        # They stay where they are booked, and so their claims would wait for this node.
+        # They stay where they are booked, so their claims would wait for this node.
         "reservations": Reservation.objects.filter(state__in=OPEN, gpus__node=node).distinct().count(),
     }
 
@@ -158,7 +161,7 @@ def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any
     where, told = {state.uuid: state.node for state in gpus}, list[dict[str, Any]]()
     for claim in claims:
         request = request_of(claim)
-        answer = fleet.place(request, held=reserved.held(claim, lambda: gpus))
+        answer = fleet.place(request, held=reserved.withheld_from(claim, lambda: gpus))
         if isinstance(answer, Placed):
             fleet.take(answer.gpus, request)
             told.append({**_named(claim), "to": where[answer.gpus[0]], "reasons": []})

@@ -1,4 +1,4 @@
-"""Forgetting a lost node: an operator says that the machine will not come back with what it carried."""
+"""Forgetting of lost nodes: an operator states that the machine will not come back with what it carried."""
 
 from django.db import transaction
 from django.db.models import Q
@@ -18,7 +18,7 @@ from gpucloud.errors import Conflict
 
 
 class NodeOnline(Conflict):
-    """The node is there; what it carries can be released."""
+    """The node is online; the claims on it can be released."""
 
     code = "node-online"
     title = "The node is not lost"
@@ -28,13 +28,13 @@ class NodeOnline(Conflict):
 def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
     """Give back everything that a lost node holds, and shut its agent out until it is enrolled again.
 
-    Only a node that nothing has been heard of can be forgotten: processes on it may still be running, and the operator
-    answers for that. Raises NodeOnline, PreconditionFailed.
+    Only a silent node can be forgotten: processes on it may still be running, and the operator answers for that. Raises
+    NodeOnline, PreconditionFailed.
     """
     principal.require_operator()
     _refuse_online(node)
     live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
-    # All claims before their reservations before all quotas before all GPUs before the node: the order of locks.
+    # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
     reservations = reservation_charges.lock_of(claims, Q(state=ReservationState.ACTIVE, gpus__node=node))
     ending = [row for row in reservations if row.state == ReservationState.ACTIVE]
@@ -53,7 +53,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         states.move(claim, ClaimState.RELEASED, **states.NOT_PREEMPTED)
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
-    _refuse_online(node)  # it may have come back meanwhile; then nothing of this happened
+    _refuse_online(node)  # it may have come back meanwhile; then all of this is rolled back
     node.gpus.update(present=False)
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)
     if live.exclude(claim__in=claims).exists():

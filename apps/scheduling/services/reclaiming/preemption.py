@@ -1,12 +1,12 @@
-"""Carrying out what `reclaim` finds: claims are told, and after a grace go back to the queue, for a nominee.
+"""Preemption: claims chosen by `reclaim` get notice, and after a grace go back to the queue, for a nominee.
 
-Level-triggered. Each turn decides anew, on what is so now; who was told already is chosen first. So a turn that never
-ended, and a victim or a nominee that is gone, need no repair: the next turn tells who must be told, spares who need not
-go, and ends whose time has come, each in a transaction that looks at both claims again under their locks. A pod's claim
-is told like any other, and ends with its pod, which its cluster ends (`due_with_their_pods`).
+Level-triggered. Each run decides anew on the present state; claims with a notice are chosen first. So a run that never
+ended, and a victim or a nominee that is gone, need no repair: the next run gives notice to new victims, spares those
+that need not go, and ends those whose time has come, each in a transaction that checks both claims again under their
+locks. A pod's claim gets notice like any other, and ends with its pod, which its cluster ends (`due_with_their_pods`).
 
-Until the nominee is placed, nobody else may count on its GPUs (`reserved`), and nobody borrows more in the shares that
-it is still to be charged to (`CohortShare.reclaimed_until`).
+Until the nominee is placed, its GPUs are withheld from all others (`reserved`), and nobody borrows more in the shares
+that it is still to be charged to (`CohortShare.reclaimed_until`).
 """
 
 from collections.abc import Iterable
@@ -30,40 +30,40 @@ from apps.scheduling.services.reclaiming.draining import leaving
 from apps.scheduling.services.reclaiming.reclaim import Plan, asking, plans
 from gpucloud.locks import exclusive
 
-# Renewed by every turn; over by itself where there are no more turns.
+# Renewed by every run; it ends by itself if there are no more runs.
 BORROWING_STOPS = timedelta(seconds=30)
 CHOSEN = "A tenant of its cohort needs back what it lent"
 OUTRANKED = "A claim of its tenant with a higher priority needs the room"
-SPARED = "The room is needed no longer, or is there without it."
+SPARED = "Its room is no longer needed, or was found elsewhere."
 
 
 def drive() -> int:
-    """One turn of every pool; returns how many claims it changed. Two at once are one."""
+    """Run preemption in every pool; return the number of claims changed. A second run at the same time does nothing."""
     with exclusive("preemption") as free:
-        return _turns() if free else 0
+        return _run_pools() if free else 0
 
 
-def _turns() -> int:
+def _run_pools() -> int:
     pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
 
-    def turn(pool: Pool) -> int:
+    def run(pool: Pool) -> int:
         now = timezone.now()
         may = pool.preemption_grace_seconds is not None
         found = plans(pool, asking(pool, now=now), now=now) if may else []
         making_room = [plan for plan in found if plan.found.claims or plan.claim.nominated_gpus is not None]
         shares.update(*(plan.share_ids for plan in making_room))
-        changed = _turn(pool, making_room, now)
+        changed = _run_pool(pool, making_room, now)
         gone_well.append(pool)
         return changed
 
-    changed = each(pools, turn)
-    # Which shares a pool that failed needs is not known; what it has renewed ends by itself.
+    changed = each(pools, run)
+    # The shares that a failed pool needs are not known; what it has renewed ends by itself.
     if gone_well == pools:
         _let_borrow(but=shares)
     return changed
 
 
-def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
+def _run_pool(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
     changed, wanted, nominees = 0, set[int](), set[int]()
     for plan in making_room:
         nominees.add(plan.claim.pk)
@@ -84,14 +84,14 @@ def _turn(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
 
 
 def _locked(*claims: Claim) -> dict[int, Claim]:
-    """The claims under their row locks, taken in key order."""
+    """Return the claims under their row locks, taken in key order."""
     rows = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
     return {claim.pk: claim for claim in rows.filter(pk__in=[claim.pk for claim in claims]).order_by("pk")}
 
 
 @transaction.atomic
 def _nominate(plan: Plan, now: datetime) -> bool:
-    """Keep its GPUs for it, and let nobody borrow more in the shares that it still has to be charged to."""
+    """Withhold its GPUs for the nominee, and stop borrowing in the shares that it still has to be charged to."""
     claim = _locked(plan.claim)[plan.claim.pk]
     if not claim.waiting:
         return False
@@ -110,7 +110,7 @@ def _nominate(plan: Plan, now: datetime) -> bool:
 
 @transaction.atomic
 def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
-    """Give the victim notice, once; what only waits needs none."""
+    """Give the victim notice, once; a claim that only waits gets no grace."""
     found = _locked(seen, plan.claim)
     claim, nominee = found[seen.pk], found[plan.claim.pk]
     if claim.preempt_at is not None or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
@@ -129,7 +129,7 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
 
 @transaction.atomic
 def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
-    """When its time has come, and somebody still waits for its room."""
+    """Preempt the victim if its time has come and the nominee still waits."""
     found = _locked(seen, seen_nominee)
     claim, nominee = found[seen.pk], found[seen_nominee.pk]
     due = claim.preempt_at is not None and claim.preempt_at <= timezone.now()
@@ -146,14 +146,14 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
 
 
 def due_with_their_pods() -> QuerySet[Claim]:
-    """Claims whose pods are to end now, as somebody still waits for their room."""
+    """Return the claims whose pods are to end now, as their nominees still wait."""
     due = Claim.objects.filter(preempt_at__lte=timezone.now(), state__in=PLACED, preempted_for__state__in=WAITING)
     return due.filter(pod__has_key="uid")
 
 
 @transaction.atomic
 def end_with_pod(seen: Claim) -> None:
-    """Its cluster has begun to end its pod: said as of every claim that is preempted. With the pod it is released."""
+    """Record the preemption of a claim whose pod its cluster has begun to end. It is released with the pod."""
     claim = Claim.objects.select_related("tenant", "pool", "preempted_for").get(pk=seen.pk)
     if claim.preempted_for is not None:
         (_, why), pod = _why(claim, claim.preempted_for), claim.pod or {}
@@ -162,7 +162,7 @@ def end_with_pod(seen: Claim) -> None:
 
 
 def _why(claim: Claim, nominee: Claim) -> tuple[str, str]:
-    """As a reason's code, and in words; another tenant is not named."""
+    """Return the reason's code and text; another tenant is not named."""
     return ("outranked", OUTRANKED) if claim.tenant_id == nominee.tenant_id else ("reclaimed", CHOSEN)
 
 
@@ -179,7 +179,7 @@ def _spare(seen: Claim) -> bool:
 
 @transaction.atomic
 def _forget(seen: Claim) -> bool:
-    """It is placed, or gone, or there is no more room to be made for it: others may count on its GPUs."""
+    """Remove the nomination of a claim that is placed or gone, or for which no more room can be made."""
     claim = _locked(seen)[seen.pk]
     claim.change(nominated_gpus=None)
     events.wake_scheduler(claim.pool)

@@ -1,9 +1,9 @@
-"""Who would have to go so that tenants get back what they lent: reads a pool and its cohorts, and asks the core.
+"""Reclaim: the claims that would have to go so that tenants get back what they lent, decided by the core.
 
-Only for claims that a round has refused, and that no other rule holds back. From others takes only whose tenant stays
-within `hard` with the claim. Where the pool says so, claims of the same tenant with a lower priority go as well; that
-asks nothing of the tenant's quota but that the claim fits in it afterwards. What is being released already counts as
-free, so nobody goes for room that comes anyway.
+Only claims that a round has refused, and that no other rule holds back, reclaim. They take from other tenants only if
+their own tenant stays within `hard` with the claim. If the pool allows it, claims of the same tenant with a lower
+priority go as well; that needs no more of the tenant's quota than that the claim fits in it afterwards. A claim that is
+being released already counts as gone, so nobody goes for room that comes anyway.
 """
 
 import logging
@@ -22,7 +22,7 @@ from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.services import member_limits
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.reclaim import Account, Books, Living, ReclaimBounds, Scene, Victims, Wanting, reclaim
+from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
@@ -35,17 +35,17 @@ from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 
 logger = logging.getLogger(__name__)
 
-# Of the queue, so many in one turn: each may be an end to somebody's work.
+# The claims of the queue that one run serves: each may end somebody's work.
 MOST_ASKING = 32
-# What no other claim's end would change.
+# Reasons that no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
-# Has GPUs, or is charged.
+# Claims that have GPUs, or are charged.
 _HOLDS = Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one waiting claim: whose claims would go, and which shares it is still to be charged to."""
+    """The plan for one waiting claim: the claims that would go, and the shares that it is still to be charged to."""
 
     claim: Claim
     found: Victims
@@ -54,10 +54,10 @@ class Plan:
 
 
 def asking(pool: Pool, *, now: datetime) -> list[Claim]:
-    """Refused claims that may reclaim something: those for whom room is being made first, then in the queue's order."""
+    """Return the refused claims that may reclaim: those for which room is being made, then in the queue's order."""
     rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
     rows = rows.filter(best_effort=False, group=None, reservation=None)
-    # Where nobody borrows, or runs at a lower priority, nothing is to be had, and the pool need not be read.
+    # If nobody borrows, or runs at a lower priority, nothing can be reclaimed, and the pool need not be read.
     borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
     may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))
     if pool.preempt_by_priority:
@@ -69,9 +69,9 @@ def asking(pool: Pool, *, now: datetime) -> list[Claim]:
 
 
 def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | None:
-    """Who would have to go for a claim that is not made: numbers, and those that the caller may see.
+    """Return what would have to go for a claim that is not made: numbers, and the claims that the caller may see.
 
-    None where nobody would: it fits, or nobody may be asked to go for it.
+    None if nothing would go: it fits, or nothing may be reclaimed for it.
     """
     waits = claim.start_at is not None and claim.start_at > timezone.now()
     own_way = claim.best_effort or claim.group is not None or claim.reservation_id is not None
@@ -100,9 +100,9 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
 
 
 def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
-    """What each would need, in turn, those before it having what they need. Without those for whom nothing would do.
+    """Return the plan of each claim, in turn, given the plans before it. Claims without a plan that works are left out.
 
-    Without those, too, over which something raises: it is logged, and the others are looked at anew.
+    Claims over which something raises are logged and left out, and the others are planned anew.
     """
     left = list(claims)
     while left:
@@ -124,18 +124,18 @@ def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -
 
 
 class _View:
-    """A pool, who asks, and their cohorts, at one moment."""
+    """A pool, the claims that reclaim, and their cohorts, at one moment."""
 
     def __init__(self, pool: Pool, claims: Sequence[Claim], now: datetime) -> None:
         self.pool, self.now = pool, now
         self.cohorts = {claim.tenant.cohort for claim in claims if claim.tenant.cohort is not None}
         self.asking = {claim.tenant_id for claim in claims}
         self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
-        # What members with a limit hold, with those that were planned for.
+        # The holdings of members with a limit, including the claims planned for.
         self.members_hold: dict[tuple[int, int | None], dict[str, int]] = {}
         for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
             self.quotas[quota.tenant_id].append(quota)
-        # Nominations are decided anew here, so they hold nothing.
+        # Nominations are decided anew here, so they withhold nothing.
         self.reserved: Reserved = replace(read_reserved(pool, now=now), nominated={})
         fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
         books = self._books()
@@ -148,7 +148,7 @@ class _View:
             self.scene.leave(gone)
 
     def plan(self, claim: Claim) -> Plan | None:
-        """For one claim; what is found counts for the next."""
+        """Return the plan for one claim; it counts for the next one."""
         amounts = self._due(claim)
         if amounts is None:
             return None
@@ -157,8 +157,8 @@ class _View:
         )
         if not (bounds.own_by_priority or bounds.from_others):
             return None
-        wanting = Wanting(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
-        self.scene.held = self.reserved.held(claim, self.scene.fleet.gpus)
+        wanting = Claimant(str(claim.uid), str(claim.tenant_id), request_of(claim), amounts, claim.priority)
+        self.scene.held = self.reserved.withheld_from(claim, self.scene.fleet.gpus)
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
         victims = tuple(member for item in found.claims for member in self.members[item.claim])
@@ -169,7 +169,7 @@ class _View:
         return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
 
     def _due(self, claim: Claim) -> dict[str, int] | None:
-        """What is still to be charged for it; None where that can never be."""
+        """Return what is still to be charged for the claim; None if that can never be."""
         quotas = self.quotas[claim.tenant_id]
         total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         due = {resource: amount - claim.charged[resource] for resource, amount in total.items()}
@@ -183,7 +183,7 @@ class _View:
         return _amounts(quotas, due)
 
     def _within_member(self, claim: Claim, victims: Iterable[Claim]) -> bool:
-        """Whether its member may hold it once these have gone: nobody goes for what would then be refused."""
+        """Return True if its member may hold the claim once these have gone: else it would be refused then."""
         limits, whose = member_limits.seen(claim.tenant, claim.user_id), (claim.tenant_id, claim.user_id)
         if not limits or claim.user_id is None:
             return True
@@ -200,7 +200,7 @@ class _View:
         return True
 
     def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
-        """Whether its tenant lends, and has a right to so much more."""
+        """Return True if the claim's tenant lends, and stays within its own quota with the claim."""
         lends = any(quota.share_id and quota.hard for quota in self.quotas[claim.tenant_id])
         return lends and self.scene.books.within_nominal(str(claim.tenant_id), amounts)
 
@@ -213,7 +213,7 @@ class _View:
                 if quota.hard is None:
                     continue
                 if quota.share is None:
-                    # Without a cohort: all of it is kept, and nothing comes to it.
+                    # Without a cohort: all of it is kept, and nothing is added.
                     lendable[_name(quota)] = 0
                     mine[_name(quota)] = Account(quota.hard, quota.hard, quota.hard, quota.used)
                 else:
@@ -222,8 +222,8 @@ class _View:
         weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
         return Books(lendable, accounts, {str(key): weight for key, weight in weights})
 
-    def _living(self, tenants: Iterable[str]) -> list[Living]:
-        """What these tenants' claims hold: claims that run in reserved room go with that, and by nothing else."""
+    def _living(self, tenants: Iterable[str]) -> list[Holder]:
+        """Return the holdings of these tenants' claims; claims in reservations are not reclaimed."""
         whose = Q(tenant__in=map(int, tenants))
         if self.pool.preempt_by_priority:
             whose |= Q(tenant__in=self.asking, pool=self.pool)
@@ -233,13 +233,13 @@ class _View:
             self.members[_unit(claim)].append(claim)
         return [self._one(unit, members, parts) for unit, members in self.members.items()]
 
-    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Living:
+    def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Holder:
         first = members[0]
         amounts: dict[str, int] = defaultdict(int)
         for claim in members:
             for key, amount in _amounts(self.quotas[claim.tenant_id], claim.charged, pool_id=claim.pool_id).items():
                 amounts[key] += amount
-        return Living(
+        return Holder(
             unit,
             str(first.tenant_id),
             amounts,
@@ -251,8 +251,8 @@ class _View:
             noticed=any(claim.preempt_at is not None for claim in members),
         )
 
-    def _leaving(self) -> list[Living]:
-        """What is being released on nodes that can say so, whoever's it is."""
+    def _leaving(self) -> list[Holder]:
+        """Return the claims, of any tenant, that are being released on nodes that are online."""
         whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
         rows = Claim.objects.filter(whose, state=ClaimState.RELEASING)
         away = Assignment.objects.filter(gpu__node__last_seen_at__lt=self.now - FRESH, claim__in=rows)
@@ -261,7 +261,7 @@ class _View:
         return [self._one(_unit(claim), [claim], parts) for claim in rows]
 
     def _parts(self, claims: QuerySet[Claim]) -> dict[int, list[tuple[str, Request]]]:
-        """What each of them has of which GPU of the pool."""
+        """Return the holdings of each claim on each GPU of the pool."""
         live = Assignment.objects.filter(claim__in=claims, gpu__node__pool=self.pool)
         found: dict[int, list[tuple[str, Request]]] = defaultdict(list)
         for row in live.exclude(state=AssignmentState.RELEASED).select_related("claim", "gpu").order_by("pk"):
@@ -278,14 +278,14 @@ def _quotas(pool: Pool) -> QuerySet[ResourceQuota]:
 
 
 def _name(quota: ResourceQuota) -> str:
-    """Of the quota's share, or of itself where it has none; shown."""
+    """Return the name of the quota's share, or of the quota if it has none; shown to users."""
     where = f"in pool {quota.pool.name}" if quota.pool else "over all pools"
     whose = f"cohort {quota.tenant.cohort}" if quota.share_id else f"tenant {quota.tenant.slug}"
     return f"{quota.resource} of {whose} {where}"
 
 
 def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: int | None = None) -> dict[str, int]:
-    """By share, of the limited quotas that cover it; `pool_id`: where the claim is, unless it is in this pool."""
+    """Return the amounts by share, of the limited quotas that cover the claim; `pool_id`: its pool, if not this one."""
     covering = (quota for quota in quotas if quota.hard is not None)
     return {
         _name(quota): due[quota.resource]
@@ -295,7 +295,7 @@ def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: i
 
 
 def _unit(claim: Claim) -> str:
-    """A group goes as a whole, and so do the containers of a pod."""
+    """Return the key of what goes as a whole: a claim, a group, or the containers of a pod."""
     if claim.pod is not None and claim.ends_with_its_pod:
         return f"pod {claim.pod['uid']}"
     return str(claim.uid) if claim.group is None else f"group {claim.tenant_id} {claim.group}"

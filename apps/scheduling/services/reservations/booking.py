@@ -1,6 +1,6 @@
-"""Where and when a reservation can be: its GPUs, who stands in its way, and the nearest windows that are free.
+"""Booking of windows: the GPUs of a reservation, the obstacles to it, and the earliest free windows.
 
-Nothing of another tenant is told but that it holds something, and until when.
+Of another tenant only the fact that it holds something, and until when, is shown.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from apps.scheduling.services.fleet.devices import could_carry, read_fleet
 from apps.scheduling.services.fleet.reserved import holds_of, microseconds, moment
 from gpucloud.errors import Busy, Conflict, Invalid
 
-# A claim may take a GPU between its being chosen and its being locked; that it happens so often is no chance.
+# A claim may take a GPU between choice and lock; this many times in a row is no chance.
 ATTEMPTS = 5
-WINDOWS_TOLD = 3
-OBSTACLES_TOLD = 20
+MOST_WINDOWS = 3
+MOST_OBSTACLES = 20
 
 
 class WindowTaken(Conflict):
@@ -54,7 +54,7 @@ class _Changed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a booking would meet: `answer` says where it fits or why not."""
+    """The prospects of a booking: `answer` is where it fits, or why not."""
 
     answer: Placed | Refused
     obstacles: list[Obstacle]
@@ -62,20 +62,20 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A pool's GPUs, and all that takes room on them, at one moment: for any number of windows."""
+class PoolState:
+    """A pool's GPUs, and all holds on them, at one moment: for any number of windows."""
 
     gpus: list[GpuState]
     holds: list[Hold]
 
 
 def request_for(row: Reservation) -> Request:
-    """What it asks, as the core sees it."""
+    """Return the reservation's request to the core."""
     return Request(row.gpu_count, row.core_request, row.memory_mib, row.gpu_model)
 
 
 def refuse_impossible(row: Reservation) -> None:
-    """Raises ImpossibleReservation where the pool has GPUs and none could carry it, were they all there and free."""
+    """Raise ImpossibleReservation if the pool has GPUs and none could carry it, were they all there and free."""
     if could_carry(row.pool, request_for(row)):
         return
     fleet = read_fleet(row.pool)
@@ -88,8 +88,8 @@ def refuse_impossible(row: Reservation) -> None:
         )
 
 
-def outlook(row: Reservation, seen: Seen) -> Outlook:
-    """Whether and where the reservation fits as everything stands; else what is in its way and when it would fit."""
+def outlook(row: Reservation, seen: PoolState) -> Outlook:
+    """Return where the reservation fits as everything stands; else what is in its way and when it would fit."""
     gpus, holds, request, (begin, end) = seen.gpus, seen.holds, request_for(row), window_of(row)
     answer = calendar.book(gpus, holds, request, begin, end)
     if isinstance(answer, Placed):
@@ -97,14 +97,14 @@ def outlook(row: Reservation, seen: Seen) -> Outlook:
     return Outlook(
         answer,
         calendar.obstacles(gpus, holds, request, begin, end),
-        calendar.windows(gpus, holds, request, length=end - begin, after=begin, count=WINDOWS_TOLD),
+        calendar.windows(gpus, holds, request, length=end - begin, after=begin, count=MOST_WINDOWS),
     )
 
 
-def read(rows: Sequence[Reservation], *, ready: bool = False) -> Seen:
-    """For these, which are of one pool, and new but where it is one alone.
+def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
+    """Read what these reservations need; they are of one pool, and new unless there is only one.
 
-    `ready`: only nodes that are there now. A node that is lost may be back in time, a cordoned one may not be used.
+    `ready`: only nodes that are online. A node that is lost may be back in time, a cordoned one may not be used.
     """
     row = rows[0]
     gpus = read_fleet(row.pool)
@@ -112,22 +112,22 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> Seen:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
         gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
-    return Seen(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
+    return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
 
 
 def _itself(rows: Sequence[Reservation]) -> Reservation | None:
-    """What is booked already is not in its own way; new ones are not there yet."""
+    """Return the reservation that is not in its own way: a booked one; None for new ones."""
     assert len(rows) == 1 or all(row.pk is None for row in rows)
     return rows[0] if rows[0].pk else None
 
 
 def window_of(row: Reservation) -> tuple[int, int]:
-    """What of its window is still to come."""
+    """Return the part of the window that is still to come, in microseconds."""
     return microseconds(max(row.start_at, timezone.now())), microseconds(row.end_at)
 
 
 def choose(rows: Sequence[Reservation], *, principal: Principal, ready: bool = False) -> list[list[Gpu]]:
-    """GPUs for each reservation, locked. None of the windows may overlap another. Raises WindowTaken."""
+    """Return locked GPUs for each reservation. None of the windows may overlap another. Raises WindowTaken."""
     for _ in range(ATTEMPTS):
         seen = read(rows, ready=ready)
         found = [_fitting(row, principal, seen) for row in rows]
@@ -139,7 +139,7 @@ def choose(rows: Sequence[Reservation], *, principal: Principal, ready: bool = F
     raise Busy("Claims keep taking the GPUs that were chosen: try again.")
 
 
-def _fitting(row: Reservation, principal: Principal, seen: Seen) -> Placed:
+def _fitting(row: Reservation, principal: Principal, seen: PoolState) -> Placed:
     found = outlook(row, seen)
     if isinstance(found.answer, Refused):
         raise WindowTaken(words(row, found), **facts_of(row, found, principal))
@@ -147,7 +147,7 @@ def _fitting(row: Reservation, principal: Principal, seen: Seen) -> Placed:
 
 
 def keep(row: Reservation) -> bool:
-    """Lock the GPUs that the reservation has, and say whether they have the room in its new window."""
+    """Lock the reservation's own GPUs; return True if they have the room in its new window."""
     try:
         with transaction.atomic():
             _locked([(row, tuple(row.gpus.values_list("uuid", flat=True)))])
@@ -157,7 +157,7 @@ def keep(row: Reservation) -> bool:
 
 
 def stuck(row: Reservation, principal: Principal) -> WindowTaken:
-    """The refusal of a longer window for one that has begun: it cannot move to other GPUs."""
+    """Return the refusal of a longer window for a reservation that has begun: it cannot move to other GPUs."""
     own = list(row.gpus.values_list("uuid", flat=True))
     pool = read([row])
     there = [gpu for gpu in pool.gpus if gpu.uuid in own]
@@ -167,7 +167,7 @@ def stuck(row: Reservation, principal: Principal) -> WindowTaken:
 
 
 def _locked(wanted: Sequence[tuple[Reservation, tuple[str, ...]]]) -> list[list[Gpu]]:
-    """The GPUs under their locks, taken in key order, asked again under them.
+    """Lock the GPUs, in key order, and check them again under the locks.
 
     Raises _Changed; the locks are then given up.
     """
@@ -186,7 +186,7 @@ def _locked(wanted: Sequence[tuple[Reservation, tuple[str, ...]]]) -> list[list[
 
 
 def words(row: Reservation, seen: Outlook) -> str:
-    """Why it is refused, and what would do instead."""
+    """Return why it is refused, and what would fit instead."""
     assert isinstance(seen.answer, Refused)
     why = "; ".join(reason.detail for reason in seen.answer.reasons)
     length = timedelta(seconds=round((window_of(row)[1] - window_of(row)[0]) / 1_000_000))
@@ -199,11 +199,11 @@ def words(row: Reservation, seen: Outlook) -> str:
 
 
 def facts_of(row: Reservation, seen: Outlook, principal: Principal) -> dict[str, Any]:
-    """What stands in the way and which windows are free, as far as the caller may know."""
+    """Return the obstacles and the free windows, as far as the caller may see them."""
     reasons = [] if isinstance(seen.answer, Placed) else [asdict(reason) for reason in seen.answer.reasons]
     return {
         "reasons": reasons,
-        "conflicts": [_told(item, row, principal) for item in seen.obstacles[:OBSTACLES_TOLD]],
+        "conflicts": [_describe(item, row, principal) for item in seen.obstacles[:MOST_OBSTACLES]],
         "windows": [
             {"start_at": moment(item.begin_us), "end_at": moment(item.end_us), "gpus": list(item.gpus)}
             for item in seen.windows
@@ -211,12 +211,12 @@ def facts_of(row: Reservation, seen: Outlook, principal: Principal) -> dict[str,
     }
 
 
-def _told(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, Any]:
+def _describe(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, Any]:
     until = None if item.until_us is None else moment(item.until_us)
     ends = f"until {until:%Y-%m-%d %H:%M:%S} UTC" if until else "without an end"
     facts = {"kind": item.kind, "tenant": None, "uid": None, "name": None, "gpus": item.gpus, "until": until}
     if item.kind == calendar.OUTSIDE:
-        return {**facts, "detail": f"Used by pods for which no claim stands, {ends}"}
+        return {**facts, "detail": f"Used by pods without a claim, {ends}"}
     model: Any = Claim if item.kind == calendar.CLAIM else Reservation
     own = model.objects.visible_to(principal).filter(uid=item.holder).first()
     if own is None:
@@ -226,10 +226,10 @@ def _told(item: Obstacle, row: Reservation, principal: Principal) -> dict[str, A
 
 
 def refuse_over_quota(rows: Sequence[Reservation]) -> None:
-    """Raises QuotaExceeded where the tenant's reservations together would pass its quota within one of the windows.
+    """Raise QuotaExceeded if the tenant's reservations together would pass its quota within one of the windows.
 
-    A booking charges nothing: this says early what would otherwise be said when it begins. The rows are alike but for
-    their windows, which do not overlap.
+    A booking charges nothing: this refuses early what would otherwise be refused when it begins. The rows are alike but
+    for their windows, which do not overlap.
     """
     row = rows[0]
     wanted = {resource: amount for resource, amount in full(row).items() if amount}
@@ -256,7 +256,7 @@ def refuse_over_quota(rows: Sequence[Reservation]) -> None:
 
 
 def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation]) -> int:
-    """The most of the quota's resource that the tenant's other reservations have at one time of the window."""
+    """Return the most of the quota's resource that the tenant's other reservations have at one time of the window."""
     booked = [
         (other.start_at, other.end_at, full(other)[quota.resource])
         for other in others
@@ -267,6 +267,6 @@ def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation
 
 
 def without_gpus(row: Reservation) -> bool:
-    """Whether a GPU of the reservation is gone, or is sick, or on a node that is cordoned or lost."""
+    """Return True if a GPU of the reservation is gone, or unhealthy, or on a node that is cordoned or lost."""
     states = {gpu.uuid: gpu.schedulable for gpu in read_fleet(row.pool)}
     return not all(states.get(uuid, False) for uuid in row.gpus.values_list("uuid", flat=True))

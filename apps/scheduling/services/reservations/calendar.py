@@ -1,4 +1,4 @@
-"""A pool's calendar: each GPU with what is taken of it when, and by whom as far as the caller may know."""
+"""A pool's calendar: the holds on each GPU over time, with their holders as far as the caller may see them."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from apps.scheduling.services.fleet.reserved import holds_of, microseconds, mome
 from gpucloud.errors import Invalid, Missing
 
 MOST_DAYS = timedelta(days=92)
-# A page shows no more rows; `node` asks for others.
+# The most rows; `node` selects others.
 MOST_GPUS = 512
 
 
@@ -34,7 +34,10 @@ class NodeMissing(Missing):
 def pool_calendar(
     *, principal: Principal, pool: Pool, begin: datetime, end: datetime, node: str | None = None, most: int = MOST_GPUS
 ) -> dict[str, Any]:
-    """From now on what is to come, before now what is held; of so many GPUs. Raises PeriodInvalid, NodeMissing."""
+    """Return the calendar of at most this many GPUs: future holds, and for the past the present ones.
+
+    Raises PeriodInvalid, NodeMissing.
+    """
     if not timedelta() < end - begin <= MOST_DAYS:
         days = MOST_DAYS.days
         raise PeriodInvalid(f"It must end after it begins, and be {days} days at most.", max_days=days)
@@ -59,7 +62,7 @@ def pool_calendar(
 
 
 def _names(principal: Principal, holds: list[Hold]) -> dict[str, str]:
-    """By uid, of what the caller may see."""
+    """Return the names, by uid, of the holders that the caller may see."""
     found: dict[str, str] = {}
     holders = {hold.holder for hold in holds if hold.kind != calendar.OUTSIDE}
     for model in (Claim, Reservation):
@@ -81,11 +84,11 @@ def _row(gpu: Gpu, holds: list[Hold], names: dict[str, str], window: tuple[int, 
             {"from": moment(begin), "to": moment(end), "core": core, "memory_mib": memory_mib}
             for begin, end, core, memory_mib in calendar.profile(inside, *window)
         ],
-        "holds": [_told(hold, names) for hold in sorted(inside, key=lambda hold: (hold.begin_us, hold.holder))],
+        "holds": [_describe(hold, names) for hold in sorted(inside, key=lambda hold: (hold.begin_us, hold.holder))],
     }
 
 
-def _told(hold: Hold, names: dict[str, str]) -> dict[str, Any]:
+def _describe(hold: Hold, names: dict[str, str]) -> dict[str, Any]:
     own = hold.holder in names
     return {
         "kind": hold.kind,

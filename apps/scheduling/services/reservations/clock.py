@@ -1,7 +1,8 @@
-"""What time does to reservations: they begin, are found unclaimed or idle, and end.
+"""The clock of reservations: it begins them, finds them unclaimed or idle, and ends them.
 
-Level-triggered: each turn looks at what should be so now and makes it so, each change under the reservation's lock and
-in a transaction of its own. After a downtime what should have begun begins late, once; what is over ends.
+Level-triggered: each run compares the present state with the one that should be, and applies each change under the
+reservation's lock and in a transaction of its own. After a downtime a reservation begins late, once; one whose window
+is over ends.
 """
 
 from collections.abc import Callable
@@ -30,29 +31,29 @@ from apps.scheduling.services.reservations.idleness import used_percent
 from apps.scheduling.services.reservations.lifecycle import lock, locked, note, release_reservation, tell_of
 from gpucloud.errors import Busy
 
-# So often within its `idle_seconds` a reservation is looked at for being idle.
+# A reservation is checked for being idle this often within its `idle_seconds`.
 LOOKS = 30
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 
 
 def drive() -> int:
-    """One turn; returns how many reservations and claims it changed."""
+    """Run the clock once; return the number of reservations and claims changed."""
     now = timezone.now()
     open_ = Reservation.objects.open().order_by("pk")
     steps: list[tuple[Q, Callable[[Reservation, datetime], bool]]] = [
         (Q(end_at__lte=now), _end),
-        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _forgotten),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at=None), _end_forgotten),
         (Q(state=ReservationState.BOOKED, start_at__lte=now), _begin),
         (Q(state=ReservationState.ACTIVE), _settle),
-        (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _no_show),
-        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _lost),
-        (Q(lost_since__isnull=False), _found),
-        # After these: of a machine that is not heard nobody knows what is used.
+        (Q(state=ReservationState.ACTIVE, claimed_at=None, grace_seconds__isnull=False), _end_unclaimed),
+        (Q(state=ReservationState.ACTIVE, gpus__node__last_seen_at__lt=now - FRESH, lost_since=None), _record_loss),
+        (Q(lost_since__isnull=False), _record_return),
+        # After these: the use of a silent machine is not known.
         (Q(state=ReservationState.ACTIVE, claimed_at__isnull=False, idle_percent__isnull=False), _idle),
     ]
     changed = 0
     for which, act in steps:
-        # One that fails is left for the next turn, and holds up no other.
+        # One that fails is left for the next run, and holds up no other.
         changed += each(open_.filter(pk__in=open_.filter(which).values("pk")), partial(_at, act, now))
     return changed + _warn_borrowers(now) + _end_borrowers(now) + _end_claims()
 
@@ -81,7 +82,7 @@ def _begin(seen: Reservation, now: datetime) -> bool:
     try:
         with transaction.atomic():
             row.change(state=ReservationState.ACTIVE, started_at=now, reason=None)
-            reservation_charges.lift(row, reservation_charges.due(row))
+            reservation_charges.lift(row, reservation_charges.compute_charge(row))
     except QuotaExceeded as error:
         row.refresh_from_db()
         return _cannot_begin(row, error, now)
@@ -93,7 +94,7 @@ def _begin(seen: Reservation, now: datetime) -> bool:
 
 
 def _cannot_begin(row: Reservation, error: QuotaExceeded, now: datetime) -> bool:
-    """Say so once; give it back when its grace is over, and has been tried before."""
+    """Record once that it cannot begin; release it when its grace is over and it was tried before."""
     if row.reason is None:
         row.change(reason=error.detail)
         note(row, principal=SYSTEM, action="wait", why=error.detail)
@@ -110,7 +111,7 @@ def _cannot_begin(row: Reservation, error: QuotaExceeded, now: datetime) -> bool
 
 
 def _move(row: Reservation) -> None:
-    """Its machines are gone or cordoned: others, where there are any, else it waits on its own."""
+    """Move a reservation whose machines are gone or cordoned to others, if there are any; else it waits on its own."""
     before = sorted(row.gpus.values_list("uuid", flat=True))
     try:
         with transaction.atomic():
@@ -124,8 +125,8 @@ def _move(row: Reservation) -> None:
 
 
 @transaction.atomic
-def _forgotten(seen: Reservation, now: datetime) -> bool:
-    """An operator has said that its machine does not come back: it costs its tenant nothing any more."""
+def _end_forgotten(seen: Reservation, now: datetime) -> bool:
+    """Release a reservation on a machine that an operator has given up: it charges its tenant nothing any more."""
     row = locked(seen)
     if row.state != ReservationState.ACTIVE or not row.gpus.filter(node__last_seen_at=None).exists():
         return False
@@ -134,8 +135,8 @@ def _forgotten(seen: Reservation, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _lost(seen: Reservation, now: datetime) -> bool:
-    """Tell its owner; it is charged until the node is back or forgotten, or the owner gives it back."""
+def _record_loss(seen: Reservation, now: datetime) -> bool:
+    """Record that its machine is silent; it is charged until the node is back or forgotten, or it is released."""
     row = locked(seen)
     silent = _silent(row, now)
     if row.state != ReservationState.ACTIVE or row.lost_since is not None or not silent:
@@ -146,7 +147,7 @@ def _lost(seen: Reservation, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _found(seen: Reservation, now: datetime) -> bool:
+def _record_return(seen: Reservation, now: datetime) -> bool:
     row = locked(seen)
     if row.lost_since is None or _silent(row, now):
         return False
@@ -156,26 +157,26 @@ def _found(seen: Reservation, now: datetime) -> bool:
 
 
 def _silent(row: Reservation, now: datetime) -> list[str]:
-    """Those of its nodes that nothing is heard of."""
+    """Return its nodes that are silent."""
     silent = row.gpus.filter(node__last_seen_at__lt=now - FRESH)
     return sorted(set(silent.values_list("node__name", flat=True)))
 
 
 def _settle(seen: Reservation, now: datetime) -> bool:
-    """What could not be charged again when a claim ended is tried once more."""
-    if reservation_charges.due(seen) == seen.charged:
+    """Charge again what could not be charged when a claim ended."""
+    if reservation_charges.compute_charge(seen) == seen.charged:
         return False
     with transaction.atomic():
         row = locked(seen)
         if row.state != ReservationState.ACTIVE:
             return False
         before = row.charged
-        reservation_charges.lift_if_possible(row, reservation_charges.due(row))
+        reservation_charges.lift_if_possible(row, reservation_charges.compute_charge(row))
         return row.charged != before
 
 
 @transaction.atomic
-def _no_show(seen: Reservation, now: datetime) -> bool:
+def _end_unclaimed(seen: Reservation, now: datetime) -> bool:
     row = locked(seen)
     if row.state != ReservationState.ACTIVE or row.claimed_at is not None:
         return False
@@ -188,11 +189,11 @@ def _no_show(seen: Reservation, now: datetime) -> bool:
 
 @transaction.atomic
 def _idle(seen: Reservation, now: datetime) -> bool:
-    """Report it once; where the pool says so, take it back when it was told and is still idle."""
+    """Report it once; if the pool says so, release it when it was reported and is still idle."""
     if seen.idle_checked_at is not None and now < seen.idle_checked_at + _between(seen):
         return False
     row = locked(seen)
-    # No news to anybody: neither the version nor the time of the last change.
+    # Neither the version nor the time of the last change is news.
     Reservation.objects.filter(pk=row.pk).update(idle_checked_at=now)
     used = used_percent(row, now=now) if row.state == ReservationState.ACTIVE else None
     if used is None or row.idle_percent is None:
@@ -221,12 +222,15 @@ def _idle(seen: Reservation, now: datetime) -> bool:
 
 
 def _between(row: Reservation) -> timedelta:
-    """Its samples are added up so often while they are all of its window; nobody needs to know it to the second."""
+    """Return the time between two checks.
+
+    All samples of its window are summed each time; nobody needs that to the second.
+    """
     return timedelta(seconds=row.idle_seconds / LOOKS)
 
 
 def _warn_borrowers(now: datetime) -> int:
-    """Tell those who must go when they go, and those who need not that they may stay."""
+    """Give notice to borrowers that must yield, and withdraw it from those that need not."""
     wanted = overrun(now=now)
     told = Q(yields_at__isnull=False) | Q(uid__in=wanted)
     claims = Claim.objects.filter(told, state__in=PLACED).order_by("pk")
@@ -255,18 +259,18 @@ def _warn(seen: Claim, yields_at: datetime | None) -> bool:
 
 def _end_borrowers(now: datetime) -> int:
     over = Claim.objects.filter(yields_at__lte=now, state__in=PLACED).select_related("tenant")
-    return each(over, lambda claim: _released(claim, "the room that it borrowed is reserved from now on"))
+    return each(over, lambda claim: _release(claim, "the room that it borrowed is reserved from now on"))
 
 
 def _end_claims() -> int:
     left = Claim.objects.exclude(state__in=ENDED).filter(reservation__state=ReservationState.RELEASED)
-    return each(left.select_related("tenant", "reservation"), _ended_with_it)
+    return each(left.select_related("tenant", "reservation"), _release_with_reservation)
 
 
-def _ended_with_it(claim: Claim) -> bool:
-    return _released(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
+def _release_with_reservation(claim: Claim) -> bool:
+    return _release(claim, f"its reservation {claim.reservation and claim.reservation.name} has ended")
 
 
-def _released(claim: Claim, why: str) -> bool:
+def _release(claim: Claim, why: str) -> bool:
     release_claim(principal=SYSTEM, claim=claim, why=why)
     return True

@@ -1,4 +1,4 @@
-"""How much of what a reservation holds its claims have used lately."""
+"""The measured use of a reservation by its claims."""
 
 from datetime import datetime, timedelta
 
@@ -7,14 +7,14 @@ from django.db.models import Count, Sum
 from apps.nodes.models import Sample
 from apps.scheduling.models import Assignment, AssignmentState, Reservation
 
-# Samples come once a second. With fewer than half of them nothing is known, and nobody loses a reservation for that.
+# Samples come once a second. With fewer than half of them nothing is known, and no reservation is released for that.
 ENOUGH = 0.5
 
 
 def used_percent(reservation: Reservation, *, now: datetime) -> float | None:
-    """Percent of the reserved core that its claims used in the last `idle_seconds`; None where it is not known.
+    """Return the percentage of the reserved core that its claims used in the last `idle_seconds`; None if not known.
 
-    It is known only where each share that is there was measured: a quiet one says nothing of one that is not heard.
+    It is known only if each share that is there was measured: a quiet share says nothing about a silent one.
     """
     begin = now - timedelta(seconds=reservation.idle_seconds)
     if reservation.lost_since is not None or reservation.started_at is None or reservation.started_at > begin:

@@ -1,4 +1,4 @@
-"""Booking, changing and giving back reservations.
+"""The life of reservations: booking, changing and releasing.
 
 The order of locks of a booking: the pool, so that two bookings never see the same free window; the tenant, so that two
 never see the same free quota; the chosen GPUs, which a round locks too when it places a claim.
@@ -28,12 +28,12 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
 WEEK = timedelta(days=7)
-# Nobody plans further, and each round reads what is booked.
+# The furthest end of a window: each round reads what is booked.
 MOST_AHEAD = timedelta(days=366)
 MOST_OPEN = 200
-# Clocks differ, and a request takes a while: what should begin so little ago begins now.
+# Clocks differ, and a request takes a while: a window that began this short a time ago begins now.
 LATE = timedelta(minutes=1)
-# What an owner may change of a booking.
+# The fields of a booking that an owner may change.
 SETTABLE = frozenset({"name", "start_at", "end_at", "grace_seconds", "idle_percent", "idle_seconds"})
 
 
@@ -66,7 +66,7 @@ def create_reservation(
     ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    first, rows = _asked(principal, tenant, pool, weekly_until, asked)
+    first, rows = _draft(principal, tenant, pool, weekly_until, asked)
     lock(pool, tenant)
     _refuse_many(tenant, len(rows))
     booking.refuse_over_quota(rows)
@@ -87,12 +87,12 @@ def preview_reservation(
     weekly_until: datetime | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
-    """What booking would meet, as everything stands; of a series, the first that does not fit. Changes nothing.
+    """Return the outcome that booking would have now; of a series, that of the first that does not fit.
 
-    Raises WindowInvalid, RoleMissing, FieldMissing, OutOfRange, ImpossibleReservation.
+    Changes nothing. Raises WindowInvalid, RoleMissing, FieldMissing, OutOfRange, ImpossibleReservation.
     """
     principal.require_role(tenant, "member")
-    _, rows = _asked(principal, tenant, pool, weekly_until, asked)
+    _, rows = _draft(principal, tenant, pool, weekly_until, asked)
     gpus, facts, seen = list[str](), dict[str, Any](), booking.read(rows)
     for row in rows:
         outlook = booking.outlook(row, seen)
@@ -111,12 +111,14 @@ def preview_reservation(
     return {"dry_run": True, "fits": True, "detail": all_of_it, "gpus": gpus, **facts}
 
 
-def _asked(
+def _draft(
     principal: Principal, tenant: Tenant, pool: Pool, weekly_until: datetime | None, asked: dict[str, Any]
 ) -> tuple[Reservation, list[Reservation]]:
-    """The reservation with the tenant's defaults, and with it those a week apart, where they can be at all."""
+    """Return the reservation with the tenant's defaults, and its weekly series, after checking windows and sizes."""
     length = asked["end_at"] - asked["start_at"]
-    first = Reservation(tenant=tenant, pool=pool, created_by=principal.name, **_filled(tenant, pool, asked, length))
+    first = Reservation(
+        tenant=tenant, pool=pool, created_by=principal.name, **_with_defaults(tenant, pool, asked, length)
+    )
     rows = weekly(first, weekly_until)
     for row in rows:
         refuse_window(row.start_at, row.end_at)
@@ -124,8 +126,8 @@ def _asked(
     return first, rows
 
 
-def _filled(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta) -> dict[str, Any]:
-    """What may be asked for of one claim bounds what is reserved for claims; its window is their time limit."""
+def _with_defaults(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta) -> dict[str, Any]:
+    """Fill in the tenant's defaults. The limits of one claim bound a reservation; its window counts as a time limit."""
     like = {**asked, "time_limit_seconds": int(length.total_seconds())}
     filled = limit_ranges.fill(
         tenant, pool, like | ({"core_limit": like["core_request"]} if "core_request" in like else {})
@@ -137,7 +139,7 @@ def _filled(tenant: Tenant, pool: Pool, asked: dict[str, Any], length: timedelta
 def change_reservation(
     *, principal: Principal, reservation: Reservation, versions: etags.Versions = None, **values: Any
 ) -> Reservation:
-    """Change its name, window or rules: it keeps its GPUs where they have the room, else moves while it is booked.
+    """Change its name, window or rules: it keeps its GPUs if they have the room, else it moves if it is only booked.
 
     Raises WrongState, WindowInvalid, WindowTaken, QuotaExceeded, PreconditionFailed.
     """
@@ -152,7 +154,7 @@ def change_reservation(
     if {"start_at", "end_at"} & values.keys():
         _rebook(reservation, principal, begins=values.get("start_at"))
         if reservation.state == ReservationState.BOOKED:
-            # Why it could not begin was said of the window before.
+            # The reason for which it could not begin was of the window before.
             told = {"reason": None}
     reservation.change(**values, **told)
     note(reservation, principal=principal, action="change", before=_plain(before), **_plain(values))
@@ -167,7 +169,7 @@ def release_reservation(
     versions: etags.Versions = None,
     ending: str | None = None,
 ) -> Reservation:
-    """Give it back: its room and its charge at once; its claims end with it a moment later. Repeatable."""
+    """Release it: its room and its charge at once; its claims end with it a moment later. Repeatable."""
     principal.require_role(reservation.tenant, "member")
     reservation = locked(reservation, versions)
     if reservation.state not in OPEN:
@@ -184,7 +186,7 @@ def release_reservation(
 
 
 def locked(reservation: Reservation, versions: etags.Versions = None) -> Reservation:
-    """The reservation under its row lock. Raises PreconditionFailed."""
+    """Return the reservation under its row lock. Raises PreconditionFailed."""
     rows = Reservation.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
     reservation = rows.get(pk=reservation.pk)
     etags.check(reservation.version, versions)
@@ -192,13 +194,13 @@ def locked(reservation: Reservation, versions: etags.Versions = None) -> Reserva
 
 
 def lock(pool: Pool, tenant: Tenant) -> None:
-    """One booking at a time in a pool, and of a tenant. Not FOR UPDATE: claims refer to both and must not wait."""
+    """Lock pool and tenant: one booking at a time. Not FOR UPDATE: claims refer to both and must not wait."""
     list(Pool.objects.select_for_update(no_key=True).filter(pk=pool.pk))
     list(Tenant.objects.select_for_update(no_key=True).filter(pk=tenant.pk))
 
 
 def refuse_window(start_at: datetime, end_at: datetime) -> None:
-    """Raises WindowInvalid."""
+    """Raise WindowInvalid if nobody could book the window."""
     now = timezone.now()
     if end_at <= start_at:
         raise WindowInvalid(f"It must end after it begins, {start_at:%Y-%m-%d %H:%M:%S} UTC.")
@@ -212,7 +214,7 @@ def refuse_window(start_at: datetime, end_at: datetime) -> None:
 
 
 def weekly(first: Reservation, until: datetime | None) -> list[Reservation]:
-    """The reservation, and again each week as long as it begins before `until`, with one `series`. Unsaved."""
+    """Return the reservation, and a copy for each week that begins before `until`, with one `series`. Unsaved."""
     # Before a week is added to it: the last year has no later one.
     refuse_window(first.start_at, first.end_at)
     rows = [first]
@@ -245,9 +247,9 @@ def _refuse_wrong_state(reservation: Reservation, values: dict[str, Any]) -> Non
 
 
 def _rebook(reservation: Reservation, principal: Principal, *, begins: datetime | None) -> None:
-    """Find room for the changed window: on its own GPUs, or, where nothing of it runs yet, on others.
+    """Find room for the changed window: on its own GPUs, or, if it has not begun, on others.
 
-    `begins`: None where its beginning is left as it is; that may be over, for one that waits for quota too.
+    `begins`: None if its beginning is unchanged; that may be past, also for one that waits for quota.
     """
     refuse_window(begins or max(reservation.start_at, timezone.now()), reservation.end_at)
     length = reservation.end_at - reservation.start_at
@@ -269,7 +271,7 @@ def note(
     before: dict[str, Any] | None = None,
     **after: Any,
 ) -> None:
-    """The audit row of a change."""
+    """Write the audit row of a change."""
     audit.record(
         principal=principal,
         action=f"reservation.{action}",
@@ -282,7 +284,7 @@ def note(
 
 
 def tell_of(row: Reservation, kind: str, **more: Any) -> None:
-    """Write down for webhooks what happened to it, in the caller's transaction."""
+    """Record an event of the reservation for webhooks, in the caller's transaction."""
     tell(kind, tenant=row.tenant, reservation={"uid": row.uid, "state": row.state, **_facts(row)}, **more)
 
 

@@ -1,4 +1,4 @@
-/* Which GPUs of a node fit, and what removed the others: filters.py. */
+/* Filters: the GPUs of a node that fit, and the filters that remove the others; see filters.py. */
 #include "kernel.h"
 
 #include <string.h>
@@ -37,7 +37,7 @@ static enum filter verdict(const struct board *b, const struct shape *s, int32_t
     return kept_off(b, at, want) ? EXCLUSION : NONE;
 }
 
-/* Whether more than room decides: a GPU that is down, a label that shuts others out, GPUs of several models. */
+/* Return 1 if only free room decides: every GPU is alive, none has an exclusion label, and all are of one model. */
 static int is_plain(const struct board *b, int32_t node)
 {
     int64_t first = (int64_t)node * b->width;
@@ -47,8 +47,8 @@ static int is_plain(const struct board *b, int32_t node)
     return b->count[node] > 0;
 }
 
-/* The counts of filters below 8, as they lie in fit->removed: whoever compares them next reads them at once, and would
- * wait for bytes that were written one by one. */
+/* Write the counts of the filters below 8 to fit->removed in one store: the next comparison loads them at once, and
+ * would wait for bytes stored one by one. */
 static void count(struct fit *fit, enum filter by, int32_t gpus, uint64_t others)
 {
     _Static_assert(NODE_RAM < 8, "one number holds the counts of the filters that a plain node knows");
@@ -56,7 +56,7 @@ static void count(struct fit *fit, enum filter by, int32_t gpus, uint64_t others
     memcpy(fit->removed, &counts, sizeof counts);
 }
 
-/* The same as verdict() of each GPU, for a plain node and a request that nothing is special to. */
+/* Compute verdict() of each GPU, for a plain node and a request without anything special. */
 static void look_plainly(const struct board *b, const struct shape *s, int32_t node, struct fit *fit)
 {
     int32_t n = b->count[node], enough_memory = 0, fitting = 0;

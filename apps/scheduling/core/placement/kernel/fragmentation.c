@@ -1,7 +1,7 @@
-/* What of a node's idle GPU the mix cannot use, by sums over the mix: fragmentation.py. */
+/* Fragmentation: the idle GPU of a node that the mix cannot use, by sums over the mix; see fragmentation.py. */
 #include "kernel.h"
 
-/* How many values of the axis are reached. */
+/* Return the number of values of the axis that are reached. */
 static int32_t reached(const int64_t *axis, int32_t n, int64_t amount)
 {
     int32_t low = 0, high = n;
@@ -20,7 +20,7 @@ static int32_t cpu_index(const struct mix *m, int64_t cpu)
     return cpu == UNKNOWN ? m->cpus : reached(m->cpu_axis, m->cpus, cpu);
 }
 
-/* The core of one GPU times the weight of the one-GPU types that it could carry. */
+/* Return the core of one GPU times the weight of the one-GPU types that it could carry. */
 static int64_t usable_by_one(const struct kernel *k, int32_t model, int32_t cpu, int64_t core, int64_t memory)
 {
     const struct mix *m = &k->mix;
@@ -41,7 +41,7 @@ static int64_t usable_by_class(const struct kernel *k, int32_t j, int32_t cpu, i
     return core * k->mix.several[((int64_t)j * (k->mix.cpus + 1) + cpu) * (k->board.width + 1) + count];
 }
 
-/* The types of several GPUs, of the whole node; the marked GPUs have so much less. */
+/* Sum the types of several GPUs, of the whole node; the marked GPUs have this much less. */
 static int64_t usable_by_several(const struct kernel *k, int32_t node, int32_t cpu, const struct shape *less,
                                  const uint8_t *marked, struct worth *kept)
 {
@@ -90,7 +90,7 @@ const struct worth *worth_of(struct kernel *k, int32_t node)
     return w;
 }
 
-/* From what is known of the node as it is: only the chosen GPUs are looked at. */
+/* Compute the fragmentation from the sums of the node as it is: only the chosen GPUs are examined. */
 static int64_t by_difference(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
 {
     const struct board *b = &k->board;

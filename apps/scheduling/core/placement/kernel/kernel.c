@@ -1,4 +1,4 @@
-/* Opening a kernel, its rows, its log of changes, and the choice among nodes. */
+/* The kernel: its rows, its log of changes, and the choice among nodes. */
 #include "kernel.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ void kernel_close(struct kernel *k)
     free(k);
 }
 
-/* Every score is out of date then, but not which GPUs fit. */
+/* Mark every score as out of date, but not which GPUs fit. */
 void kernel_set_mix(struct kernel *k, const struct mix *mix)
 {
     k->mix = *mix;
@@ -57,7 +57,7 @@ static void free_row(struct row *row)
     free(row);
 }
 
-/* The row's number, or -1 where there is no memory for it. */
+/* Add a row and return its number, or -1 if there is no memory for it. */
 int32_t kernel_add_row(struct kernel *k, const struct shape *shape)
 {
     size_t n = (size_t)k->board.nodes;
@@ -117,7 +117,8 @@ void kernel_move(struct kernel *k, const struct shape *shape, int32_t node, cons
     kernel_changed(k, node);
 }
 
-/* Many claims at once: `shapes[which[i]]` is the i-th one's, and `gpus` has its GPUs, numbered through the board. */
+/* Move many claims at once: `shapes[which[i]]` is the shape of the i-th, and `gpus` has its GPUs, numbered through
+ * the board. */
 void kernel_move_many(struct kernel *k, int32_t n, const struct shape *shapes, const int32_t *which,
                       const int32_t *gpus, int32_t sign)
 {
@@ -160,7 +161,7 @@ static void score_again(struct kernel *k, struct row *row)
     row->mixes = k->mixes;
 }
 
-/* Each node of the log since then once. A row's cells come in no order, so those that follow are asked for early. */
+/* Visit each node of the log since then once. A row's cells come in no order, so the following ones are prefetched. */
 static void follow_log(struct kernel *k, struct row *row)
 {
     int32_t nodes = k->board.nodes, next = (int32_t)(row->at % nodes);
@@ -202,7 +203,7 @@ static void catch_up(struct kernel *k, struct row *row)
     }
 }
 
-/* The first node with the best score; -1 where nothing fits. */
+/* Return the first node with the best score; -1 if nothing fits. */
 static int32_t best_of_row(const struct kernel *k, const struct row *row)
 {
     int64_t best = NO_FIT;
@@ -217,7 +218,7 @@ static int32_t best_of_row(const struct kernel *k, const struct row *row)
     return in;
 }
 
-/* The row's score, or what was worked out for this request alone. */
+/* Return the row's score, or the one computed for this request alone. */
 static int64_t score_of(const struct kernel *k, const struct row *row, const struct special *special, int32_t node)
 {
     if (special && k->stamp[node] == k->serial)
@@ -284,7 +285,7 @@ static void most_on_one_node(const struct kernel *k, const struct row *row, cons
         }
 }
 
-/* The node for the request and its GPUs there, or -1 and why; answer->removed counts all GPUs either way. */
+/* Return the node for the request and its GPUs there, or -1 and why; answer->removed counts all GPUs either way. */
 int32_t kernel_best(struct kernel *k, int32_t number, uint64_t draw, const struct special *special,
                     struct answer *answer, int32_t *gpus)
 {

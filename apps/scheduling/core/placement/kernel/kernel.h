@@ -13,7 +13,7 @@
 #define FAR 4
 #define BLOCK 32
 #define WIDEST 255
-/* Of so many classes each node's counts are kept. */
+/* Each node's counts are stored for this many classes. */
 #define CLASSES_KEPT 8
 
 enum policy { GPUCLOUD, FGD, BINPACK, SPREAD, TOPOLOGY, GPU_ADMISSION, RANDOM };
@@ -35,7 +35,8 @@ enum filter {
     FILTERS
 };
 
-/* `exclusion`: the label's number, 0 for none, -1 for more than one. What a GPU that is not alive has free is nobody's. */
+/* `exclusion`: the label's number, 0 for none, -1 for more than one. The free room of a GPU that is not alive counts
+ * for nothing. */
 struct board {
     int32_t nodes, width, whole, policy;
     const int32_t *count;
@@ -46,13 +47,14 @@ struct board {
     const int64_t *size;
     const uint8_t *alive;
     const int32_t *exclusion, *model;
-    /* Which of `matrices` (width × width distances) is the node's; -1: nothing is known of its links. */
+    /* The number of the node's matrix in `matrices` (width × width distances); -1: its links are not known. */
     const int32_t *near;
     const uint8_t *matrices;
 };
 
-/* The mix of typical requests as sums: `single` by model and by how many of the axes' values the CPU, core and memory of
- * a GPU reach; types of several GPUs by class (core, memory, models), CPU and how many GPUs of the node carry the class. */
+/* The mix of typical requests as sums: `single` by model and the number of the axes' values that the CPU, core and
+ * memory of a GPU reach; types of several GPUs by class (core, memory, models), CPU and the number of the node's
+ * GPUs that carry the class. */
 struct mix {
     int64_t total;
     int32_t cores, memories, cpus, classes;
@@ -74,8 +76,8 @@ struct shape {
     const uint8_t *models, *nodes;
 };
 
-/* What differs from the row for one request: `extra` holds, for each listed node, a filter (or 0) for each GPU; `want` is
- * the number of the request's exclusion label; `only`: no other node will do, its GPUs count under AFFINITY. */
+/* The differences from the row for one request: `extra` holds, for each listed node, a filter (or 0) for each GPU;
+ * `want` is the number of the request's exclusion label; `only`: no other node fits, its GPUs count under AFFINITY. */
 struct special {
     int32_t listed, want, only;
     const int32_t *nodes;
@@ -93,7 +95,7 @@ struct cell {
     uint8_t removed[FILTERS];
 };
 
-/* `block` is the best score of so many nodes; `stale` marks those whose best was lowered. */
+/* `block` is the best score of BLOCK nodes; `stale` marks those whose best was lowered. */
 struct row {
     struct shape shape;
     int64_t at, mixes, totals[FILTERS];
@@ -102,13 +104,13 @@ struct row {
     uint8_t *stale;
 };
 
-/* What the mix makes of a node as it is: `usable` core times weight of each GPU, and by class the GPUs that carry it. */
+/* The mix's sums for a node as it is: `usable` core times weight of each GPU, and by class the GPUs that carry it. */
 struct worth {
     int64_t fragmentation, idle, usable, class_core[CLASSES_KEPT];
     int32_t cpu, class_count[CLASSES_KEPT];
 };
 
-/* Of each node: whether nothing but room and models decides which of its GPUs fit. */
+/* For each node, 1 if only room and models decide which of its GPUs fit. */
 enum plainness { UNSURE, PLAIN, PECULIAR };
 
 struct kernel {
@@ -139,7 +141,7 @@ int32_t kernel_best(struct kernel *k, int32_t row, uint64_t draw, const struct s
 void kernel_place_many(struct kernel *k, int32_t n, const int32_t *rows, const uint64_t *draws, struct answer *answers,
                        int32_t *gpus);
 
-/* One node: which of its GPUs fit, how good it is, and which are chosen. */
+/* One node: its GPUs that fit, its score, and its GPUs that are chosen. */
 struct fit {
     uint8_t removed[FILTERS];
     int32_t count, gpus[WIDEST + 1];
@@ -153,7 +155,7 @@ int64_t fragmentation_after(struct kernel *k, const struct shape *s, int32_t nod
 int64_t nearest(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t count, int32_t *chosen);
 int64_t least_broken(const uint8_t *near, int32_t width, const int32_t *free, int32_t n, int32_t *chosen);
 
-/* So many GPUs of a node must fit; CPU alone is given out where some GPU would do, too. */
+/* The number of GPUs of a node that must fit; a request for CPU alone needs a GPU that fits, too. */
 static inline int32_t needed(const struct shape *s)
 {
     return s->count ? s->count : 1;

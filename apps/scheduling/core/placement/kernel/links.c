@@ -1,4 +1,4 @@
-/* Which GPUs of a node are near one another: topology.py. Without known links every GPU is as far as can be. */
+/* Distances between the GPUs of a node; see topology.py. Without known links every GPU is as far as can be. */
 #include "kernel.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static int32_t distance(const uint8_t *near, int32_t width, int32_t a, int32_t b
     return near ? near[a * width + b] : FAR;
 }
 
-/* The group of `first` among the members that are not in one yet, in the members' order. */
+/* Find the group of `first` among the members that are not in one yet, in the members' order. */
 static void reach(const uint8_t *near, int32_t width, const struct group *members, int32_t most, int32_t first,
                   uint8_t *seen, struct group *group)
 {
@@ -38,7 +38,7 @@ static void reach(const uint8_t *near, int32_t width, const struct group *member
         }
 }
 
-/* The smallest group of at least `count`, the first of equals; 0 where there is none. */
+/* Find the smallest group of at least `count`, the first of equals; 0 if there is none. */
 static int smallest(const uint8_t *near, int32_t width, const struct group *members, int32_t most, int32_t count,
                     uint8_t *seen, struct group *best)
 {
@@ -54,7 +54,7 @@ static int smallest(const uint8_t *near, int32_t width, const struct group *memb
     return best->n > 0;
 }
 
-/* The largest group of those not marked in `done`, the first of equals; 0 where there is none. */
+/* Find the largest group of those not marked in `done`, the first of equals; 0 if there is none. */
 static int largest(const uint8_t *near, int32_t width, const struct group *members, int32_t most, const uint8_t *done,
                    struct group *best)
 {
@@ -72,7 +72,7 @@ static int largest(const uint8_t *near, int32_t width, const struct group *membe
     return best->n > 0;
 }
 
-/* `count` of the group: whole inner groups, the largest first, the rest from the smallest that has it. */
+/* Choose `count` of the group: whole inner groups, the largest first, the rest from the smallest that has it. */
 static void part(const uint8_t *near, int32_t width, const struct group *group, int32_t count, int32_t most,
                  uint8_t *taken)
 {

@@ -1,9 +1,9 @@
-/* The policies: policies.py says what each of them means. Places of GPUs are in order wherever they are listed. */
+/* The policies, as policies.py defines them. Places of GPUs are in order wherever they are listed. */
 #include "kernel.h"
 
 #include <string.h>
 
-/* The first `count` of the fitting GPUs by core and then memory: least first, or with `sign` -1 most first. */
+/* Choose the first `count` of the fitting GPUs by core and then memory: least first, or with `sign` -1 most first. */
 static void pick(const struct board *b, int32_t node, const struct fit *fit, int32_t count, int32_t sign,
                  int32_t *chosen)
 {
@@ -111,7 +111,7 @@ static int64_t bucket(const struct mix *m, int64_t fall)
     return low;
 }
 
-/* How far the shares of core and of CPU that are free lie apart: fragmentation.py. */
+/* Return the imbalance between the free shares of core and of CPU; see fragmentation.py. */
 static int64_t imbalance(const struct board *b, int32_t node, int64_t idle, int64_t cpu)
 {
     const int64_t parts = 1024;
@@ -124,7 +124,7 @@ static int64_t imbalance(const struct board *b, int32_t node, int64_t idle, int6
     return b->count[node] * apart * apart;
 }
 
-/* What the mix makes of the node with the request on these GPUs. */
+/* Return the score of the node with the request on these GPUs, by the fall of its fragmentation. */
 static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
 {
     const struct board *b = &k->board;
@@ -146,7 +146,8 @@ static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, co
     return floor_div(25 * fall - left, gpu);
 }
 
-/* A part of one GPU: the best of those that fit. Equal GPUs score alike, so only the first of them is tried. */
+/* Choose the best of the GPUs that fit, for a part of one. Equal GPUs score alike, so only the first of them is
+ * tried. */
 static int64_t best_single(struct kernel *k, const struct shape *s, int32_t node, const struct fit *fit,
                            int32_t *chosen)
 {
