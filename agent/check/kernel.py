@@ -1,4 +1,4 @@
-"""What the kernel lets the agent see and do: cgroups, other processes, user."""
+"""Checks of what the kernel lets the agent see and do: cgroups, other processes, user."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from agent.wire import Check
 
 
 def cgroup(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Check:
-    """Which cgroups there are, by which processes are told apart, and whether the agent's own may be divided."""
+    """Check which cgroup version identifies processes, and whether the agent's own group is delegated to it."""
     if (root / "cgroup.controllers").exists():
         mine = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
         delegated = os.access(root / mine.lstrip("/") / "cgroup.procs", os.W_OK)
@@ -25,7 +25,7 @@ def cgroup(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
 
 
 def visibility(*, pids_are_ours: bool) -> Check:
-    """Whether the agent sees the processes that NVML names."""
+    """Check that the agent sees the processes that NVML lists."""
     if not processes.find(1):
         return failed(
             "processes",
@@ -42,7 +42,7 @@ def visibility(*, pids_are_ours: bool) -> Check:
 
 
 def user() -> Check:
-    """Whether tenants are other users than the agent."""
+    """Check that tenants run as other users than the agent."""
     if os.getuid() == 0:
         return ok("user", "root")
     return warning(

@@ -14,9 +14,9 @@ NAME = "kernel-memory-limits"
 def memory_limits(
     inventory: Inventory, *, has_groups: bool = True, sees_all: bool = True, root: Path = Path("/sys/fs/cgroup")
 ) -> Check:
-    """Tell whether limits also hold programs that do not load libvcuda.
+    """Check whether limits also apply to programs that do not load libvcuda.
 
-    `has_groups`: whether claims get control groups; `sees_all`: whether the agent can name those of containers.
+    `has_groups`: True if claims get control groups; `sees_all`: True if the agent can name those of containers.
     """
     if not inventory.limits_memory:
         driver = "no driver" if inventory.problem is not None else f"driver {inventory.driver_version}"
@@ -27,7 +27,7 @@ def memory_limits(
 
 
 def _of_agent(*, has_groups: bool, sees_all: bool) -> Check | None:
-    """Return the obstacle to setting the driver's limits, in words."""
+    """Return the obstacle to setting the driver's limits on the agent's side; None if there is none."""
     if not has_groups:
         return warning(NAME, "available, but GPUCLOUD_CGROUPS is off", "Remove GPUCLOUD_CGROUPS=off.")
     if os.getuid() != 0:

@@ -1,4 +1,4 @@
-"""Where the agent keeps things: the run directory in memory, the state directory on a disk."""
+"""Checks of the agent's directories: the run directory in memory, the state directory on a disk."""
 
 import os
 import stat
@@ -11,13 +11,13 @@ from agent.host import mounts
 from agent.wire import Check
 
 MIB = 1 << 20
-# The agent stores kilobytes; so little means that others fill the disk.
+# The agent stores kilobytes; so little free space means that others fill the disk.
 LOW_BYTES = 256 * MIB
 TOO_LOW_BYTES = 16 * MIB
 
 
 def run_dir(path: Path) -> Check:
-    """Whether pages and sockets can live there: in memory, ours, with a path that a socket fits into."""
+    """Check that the run directory is in memory, owned by the agent, and short enough for a socket path."""
     try:
         rundir.RunDir(path).check_socket_path()
     except rundir.RunDirError as error:
@@ -46,7 +46,7 @@ def run_dir(path: Path) -> Check:
 
 
 def state_dir(path: Path) -> Check:
-    """Whether identity and last wanted state can be written, now."""
+    """Check that the identity and the last wanted state can be written now."""
     there = _nearest(path)
     try:
         with tempfile.TemporaryFile(dir=there) as trial:
@@ -64,7 +64,7 @@ def state_dir(path: Path) -> Check:
 
 
 def disk(path: Path) -> Check:
-    """Whether there is room left where the state is kept."""
+    """Check the free space of the state directory's disk."""
     there = _nearest(path)
     facts = os.statvfs(there)
     free = facts.f_bavail * facts.f_frsize
@@ -75,7 +75,7 @@ def disk(path: Path) -> Check:
 
 
 def file_system(path: Path) -> str | None:
-    """The kind of file system that the path lies on, by the kernel's list of mounts; None where it does not say."""
+    """Return the file system type of the path by the kernel's list of mounts; None if the list lacks it."""
     real = path.resolve()
     best, kind = -1, None
     for mount in mounts.read():
@@ -86,5 +86,5 @@ def file_system(path: Path) -> str | None:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what there is of it."""
+    """Return the path itself or its nearest existing parent."""
     return next(place for place in (path, *path.parents) if place.exists())

@@ -49,7 +49,7 @@ async def test_what_speaks_no_http_is_said_to(
     assert "speaks no HTTP" in capsys.readouterr().err
 
 
-def moved(root: Path) -> tuple[install.Asked, Path]:
+def moved(root: Path) -> tuple[install.Order, Path]:
     """A machine whose settings name its places; a claim lies there."""
     layout = Layout(root)
     (root / "etc").mkdir()
@@ -57,7 +57,7 @@ def moved(root: Path) -> tuple[install.Asked, Path]:
     layout.home.mkdir(parents=True)
     names = {"GPUCLOUD_RUN_DIR": root / "srv/run", "GPUCLOUD_STATE_DIR": root / "srv/state"}
     layout.settings.write_text("".join(f"{name}={path}\n" for name, path in names.items()))
-    return install.Asked(root, layout, "http://127.0.0.1:1", None, {}, force=False, patience_seconds=1), root / "srv"
+    return install.Order(root, layout, "http://127.0.0.1:1", None, {}, force=False, patience_seconds=1), root / "srv"
 
 
 def test_an_upgrade_leaves_the_machines_places_where_its_settings_have_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Forms of the pages of clusters, made from the API's own fields: bounds and words are said once."""
+"""Forms of the clusters' pages, made from the API's own fields: bounds and help texts are defined once."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 SETTABLE = ("enabled", "placement", "sync_quotas", "strict", "agent_account")
 TEXT = {"class": "form-control", "autocomplete": "off"}
-# A password field would be kept and offered by browsers; what is typed here is never shown again.
+# Browsers would store and offer a password field; the text typed here is never shown again.
 KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
 
 
 def text(
     label: "StrPromise", help_text: "str | StrPromise", *, example: str = "", pattern: str = "", **more: Any
 ) -> forms.CharField:
-    """A line that may be empty."""
+    """Return an optional text field."""
     widget = forms.TextInput(attrs={**TEXT, "placeholder": example})
     checks = [RegexValidator(pattern)] if pattern else []
     more = {"required": False, "max_length": 500, **more}
@@ -38,13 +38,13 @@ def text(
 
 
 def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
-    """Credentials, as kubectl prints them."""
+    """Return a field for credentials, as kubectl prints them."""
     area = forms.Textarea(attrs=KUBECONFIG)
     return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
 
 
 def payer() -> "forms.ModelChoiceField[Tenant]":
-    """The tenant that pays."""
+    """Return a field for the tenant that pays."""
     return forms.ModelChoiceField(
         Tenant.objects.order_by("slug"),
         to_field_name="slug",
@@ -55,7 +55,7 @@ def payer() -> "forms.ModelChoiceField[Tenant]":
 
 
 class SettingsForm(ServiceForm):
-    """How a cluster's pods are placed and its quotas kept."""
+    """The settings of a cluster: placement of its pods and its quotas."""
 
     placement = choice(
         _("Placement"), [(name, name) for name in Placement.values], words(ClusterSerializer, "placement")
@@ -88,12 +88,12 @@ class NewClusterForm(SettingsForm):
 
     @property
     def values(self) -> dict[str, Any]:
-        """For the service."""
+        """The arguments for the service."""
         return self.cleaned_data | {"kubeconfig": self.cleaned_data["kubeconfig"] or None}
 
 
 class ClusterForm(SettingsForm):
-    """What can be changed of one."""
+    """The changeable settings of a cluster."""
 
     enabled = switch(_("Watched"), words(ClusterSerializer, "enabled"))
     kubeconfig = kubeconfig(_("Only to replace the credentials; empty: they stay."))
@@ -108,7 +108,7 @@ class ClusterForm(SettingsForm):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """For the service: what differs from the cluster as it is."""
+        """The fields that differ from the cluster, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         changed = {name: value for name, value in values.items() if getattr(self.cluster, name) != value}
         given = self.cleaned_data.get("kubeconfig")
@@ -116,7 +116,7 @@ class ClusterForm(SettingsForm):
 
 
 class BindingForm(ServiceForm):
-    """Which tenant pays for which namespaces."""
+    """A binding of namespaces to the tenant that pays for them."""
 
     namespace = text(_("Namespace"), _("One by its name."), pattern=LABEL_NAME, max_length=63, example="research")
     labels = text(
@@ -125,29 +125,29 @@ class BindingForm(ServiceForm):
     tenant = payer()
 
     def clean_labels(self) -> dict[str, str] | None:
-        """As a selector; None: no labels are given."""
-        said = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
-        parts = dict(part.split("=", 1) for part in said if "=" in part)
-        if len(parts) < len(said) or not all(name.strip() for name in parts):
+        """Return the labels as a selector; None without labels."""
+        labels = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
+        parts = dict(part.split("=", 1) for part in labels if "=" in part)
+        if len(parts) < len(labels) or not all(name.strip() for name in parts):
             raise ValidationError(_("Each label is NAME=VALUE, and each name stands once."))
         return {name.strip(): value.strip() for name, value in parts.items()} or None
 
     @property
     def values(self) -> dict[str, Any]:
-        """For the service."""
+        """The arguments for the service."""
         given = self.cleaned_data
         return {"namespace": given["namespace"] or None, "selector": given["labels"], "tenant": given["tenant"]}
 
 
 class RebindForm(ServiceForm):
-    """Which tenant pays for them instead."""
+    """Another tenant for a binding."""
 
     tenant = payer()
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 class ImportForm(ServiceForm):
-    """How to read what is there."""
+    """The units of the objects to import."""
 
     gpushare_unit_mib = forms.TypedChoiceField(
         label=_("One aliyun.com/gpu-mem is"),
@@ -159,7 +159,7 @@ class ImportForm(ServiceForm):
 
 
 class SchedulerForm(forms.Form):
-    """How kube-scheduler is to ask; it lives in the URL."""
+    """The parameters of kube-scheduler's configuration, in the URL."""
 
     form = choice(
         _("For"),
@@ -186,8 +186,8 @@ class SchedulerForm(forms.Form):
     key_file = text(_("Key’s file"), words(SchedulerQuestion, "key_file"))
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """For the service."""
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
         values = dict(self.cleaned_data)
         files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
         at, form = values.pop("url"), values.pop("form") or "configuration"
@@ -195,7 +195,7 @@ class SchedulerForm(forms.Form):
 
 
 class WebhookForm(forms.Form):
-    """How API servers reach the webhooks; it lives in the URL."""
+    """The address at which API servers reach the webhooks, in the URL."""
 
     service = text(_("Service"), words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
     webhook_url = text(_("Or address"), words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
@@ -203,7 +203,7 @@ class WebhookForm(forms.Form):
 
 
 class ConvertForm(ServiceForm):
-    """A configuration to be converted."""
+    """A configuration to convert."""
 
     document = forms.CharField(
         label=_("Policy or KubeSchedulerConfiguration"),
@@ -213,7 +213,7 @@ class ConvertForm(ServiceForm):
     )
 
     def clean_document(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Return the parsed file."""
         try:
             document = yaml.safe_load(self.cleaned_data["document"])
         except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Taking over a cluster that others shared: rehearsed first, then done."""
+"""The import of a cluster that other software shared: a dry run first, then the import."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpucloud.errors import GpucloudError
 @require_http_methods(["GET", "POST"])
 @page
 def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """What would be made, as a table; `act=take` makes it. No pod is restarted either way."""
+    """Show the objects to import as a table; `act=take` imports them. No pod is restarted either way."""
     principal.require_operator()
     cluster, form = find(name), ImportForm(request.POST or None)
     shown: dict[str, Any] = {"cluster": cluster, "form": form}

@@ -1,4 +1,4 @@
-"""What is wrong, worst first: the first thing that the overview says."""
+"""Problems, worst first: the first panel of the overview."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,15 +24,15 @@ from gpucloud.web.tags import amount
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.
 MOST: Final = 6
-# A push is in force within 100 ms; after this long somebody should look.
+# A push is in force within 100 ms; after this time an operator should check.
 SLOW: Final = timedelta(seconds=5)
-# Of a webhook's server: longer than it takes to begin anew.
+# Of a webhook's server: longer than a restart takes.
 LONG: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to look at."""
+    """One problem to look at."""
 
     tone: Tone
     icon: str
@@ -43,9 +43,9 @@ class Notice:
 
 
 def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
-    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each.
+    """Return up to six notices of each kind, of nodes, claims, webhooks, requests, idle and queued claims.
 
-    Of the fleet as it was read; None for whom nodes do not concern.
+    `fleet`: the fleet as it was read; None for readers without access to nodes.
     """
     found = _nodes(fleet) if fleet is not None else []
     found += [*_assignments(principal), *_webhooks(principal), *_requests(principal)]
@@ -125,7 +125,7 @@ def _of_assignment(row: Assignment) -> Notice:
 
 
 def _webhooks(principal: Principal) -> list[Notice]:
-    """To who may mend them, those that were stopped or have failed for a while."""
+    """Return the stopped and failing webhooks that the reader may repair."""
     if not principal.may_administer:
         return []
     stopped = Q(enabled=False, disabled_reason__isnull=False)
@@ -143,7 +143,7 @@ def _of_webhook(hook: Webhook) -> Notice:
 
 
 def _requests(principal: Principal) -> list[Notice]:
-    """To operators what waits for their answer, to a tenant's admins what waits for theirs."""
+    """Return the requests that wait for operators, or for the tenant's admins."""
     rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
     if principal.is_operator:
         rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
@@ -166,7 +166,7 @@ def _requests(principal: Principal) -> list[Notice]:
 
 def _idle(principal: Principal) -> list[Notice]:
     idle = Claim.objects.visible_to(principal).filter(idle_since__isnull=False).select_related("tenant")
-    # Who is released first goes first.
+    # The claim that is released first comes first.
     rows = idle.order_by(F("idle_release_at").asc(nulls_last=True), "idle_since", "pk")
     return [_of_idle(claim) for claim in rows[:MOST]]
 
@@ -188,7 +188,7 @@ def _of_idle(claim: Claim) -> Notice:
 
 def _queued(principal: Principal) -> list[Notice]:
     waiting = Claim.objects.visible_to(principal).filter(state=ClaimState.QUEUED).select_related("tenant")
-    # Who asked to start later waits as it should.
+    # A claim with a later start waits as it should.
     waiting = waiting.exclude(start_at__gt=timezone.now())
     return [
         Notice(
