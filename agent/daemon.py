@@ -77,7 +77,7 @@ class Daemon:
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._outbox = Outbox(self._observed, self._conditions)
+        self._outbox = Outbox(self._observe, self._conditions)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
@@ -156,7 +156,7 @@ class Daemon:
             self._follow(stored)
             self._node.apply(stored, now=time.monotonic())
 
-    def _desired(self, desired: wire.Desired, first: bool) -> None:
+    def _apply_desired(self, desired: wire.Desired, first: bool) -> None:
         """Apply a desired state; the first after a welcome counts whatever its number (a restored server)."""
         held = self._node.desired
         if not first and held is not None and desired.frame <= held.frame:
@@ -201,7 +201,7 @@ class Daemon:
         observed = tuple(
             # The bytes over a limit change all the time; that it is over is the news.
             (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None)
-            for one in self._node.observed().assignments
+            for one in self._node.observe().assignments
         )
         if observed != self._reported:
             self._reported = observed
@@ -213,9 +213,9 @@ class Daemon:
         log.warning(code, detail=words)
         self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000]))
 
-    def _observed(self) -> wire.Observed:
+    def _observe(self) -> wire.Observed:
         drifts = self._drifts.to_wire()
-        return structs.replace(self._node.observed(), drifts=drifts) if drifts else self._node.observed()
+        return structs.replace(self._node.observe(), drifts=drifts) if drifts else self._node.observe()
 
     async def _watch_drift(self) -> None:
         while True:
@@ -242,7 +242,7 @@ class Daemon:
             server=self._settings.server,
             credential=me.credential,
             outbox=self._outbox,
-            callbacks=Callbacks(self._hello, self._desired, self._checkup.clock.record_server_time),
+            callbacks=Callbacks(self._hello, self._apply_desired, self._checkup.clock.record_server_time),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
         await self._link.run()
@@ -258,7 +258,7 @@ class Daemon:
             simulated=self._settings.library.simulated_node is not None,
             arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
-            checks=await self._self_check.of_machine(self._inventory),
+            checks=await self._self_check.check_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
         )
 
@@ -328,7 +328,7 @@ class Daemon:
     async def _audits(self) -> None:
         while True:
             await asyncio.sleep(audit.LOOK_SECONDS)
-            listed, drawing, measured = await self._in_nvml_thread(self._nvml.listed)
+            listed, drawing, measured = await self._in_nvml_thread(self._nvml.list_processes)
             now = time.monotonic()
             if listed:
                 # The audit must not compare the GPU's present processes with a page of a second ago.
@@ -371,7 +371,7 @@ class Daemon:
             hostname=socket.gethostname(),
             gpus=self._inventory.gpus,
             wanted=self._node.desired,
-            observed=self._node.observed(),
+            observed=self._node.observe(),
             usage=self._usage,
             connected=self._link is not None and self._link.connected,
             unacknowledged=self._outbox.unacknowledged,

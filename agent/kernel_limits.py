@@ -66,7 +66,7 @@ class KernelLimits:
             if not changed:
                 self._attributed = self._node.attribute(await asyncio.to_thread(attribution.read_processes))
             # 2. Set and clear limits.
-            wanted = self._wanted()
+            wanted = self._wanted_limits()
             await self._in_nvml_thread(lambda: self._groups.sync(wanted, self._nvml.handles))  # noqa: B023 - awaited
             # 3. Report the limits that could not be set.
             self._report_failures(asyncio.get_running_loop().time())
@@ -98,7 +98,7 @@ class KernelLimits:
             self._reported.add(key)
             self._report("kernel-limit-not-set", _describe(key, failures[key]))
 
-    def _wanted(self) -> dict[Key, int]:
+    def _wanted_limits(self) -> dict[Key, int]:
         capacity = {gpu.uuid: gpu.memory_bytes for gpu in self._nvml.latest.gpus}
         wanted: dict[Key, int] = {}
         for group, claims in self._claims_of_groups().items():

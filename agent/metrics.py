@@ -78,7 +78,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; called in a thread of the server's."""
         facts = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(ANSWER_SECONDS)
-        for families in (_shares(facts), _devices(facts), _own(facts)):
+        for families in (_shares(facts), _devices(facts), _agent_metrics(facts)):
             yield from families
 
     async def _take(self) -> Facts:
@@ -137,7 +137,7 @@ def _devices(facts: Facts) -> Iterable[Metric]:
     return families.values()
 
 
-def _own(facts: Facts) -> Iterable[Metric]:
+def _agent_metrics(facts: Facts) -> Iterable[Metric]:
     states = GaugeMetricFamily("gpucloud_agent_assignments", "Assignments on the node by state.", labels=["state"])
     numbers: dict[str, int] = defaultdict(int)
     for one in facts.observed.assignments:

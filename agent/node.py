@@ -236,7 +236,7 @@ class Node:
         for runtime in self.runtimes.values():
             runtime.heartbeat()
 
-    def observed(self) -> wire.Observed:
+    def observe(self) -> wire.Observed:
         """Return everything in force, as far as the last `apply` and `step` know."""
         observations: dict[str, wire.Observation] = {}
         for runtime in self.runtimes.values():

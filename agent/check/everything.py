@@ -17,7 +17,7 @@ from agent.wire import Check
 NVML_SECONDS = 30.0
 
 
-def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
+def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
     """Run the checks that need no server; the hello carries their findings."""
     simulated = settings.library.simulated_node is not None
     checks: list[tuple[str, Callable[[], Check]]] = [
@@ -42,10 +42,10 @@ def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
     return [_run_check(name, check) for name, check in checks]
 
 
-def of_everything(settings: Settings, inventory: Inventory | None = None) -> list[Check]:
+def check_everything(settings: Settings, inventory: Inventory | None = None) -> list[Check]:
     """Run all checks, as `agent check` prints them; a running agent passes its own inventory."""
-    found = of_machine(settings, _inventory(settings.nvml_library) if inventory is None else inventory)
-    found.append(_run_check("enrolled", lambda: server.enrolled(settings.state_dir)))
+    found = check_machine(settings, _inventory(settings.nvml_library) if inventory is None else inventory)
+    found.append(_run_check("enrolled", lambda: server.enrolment(settings.state_dir)))
     return found + server.reachable(settings.server)
 
 

@@ -27,7 +27,7 @@ def find(settings: Settings, *, here: bool) -> Findings:
         words = f"Seen by the running agent (pid {answer.pid}), with the rights and the sandbox that it has."
         return Findings(answer.checks, "agent", words)
     words = f"Seen by this command, not by a running agent ({answer}): in the sandbox of its unit it may see less."
-    return Findings(everything.of_everything(settings), "command", words)
+    return Findings(everything.check_everything(settings), "command", words)
 
 
 def _ask(settings: Settings) -> Checked | str:

@@ -30,11 +30,11 @@ class SelfCheck:
         self._last: list[Check] = []
         self._whole: asyncio.Task[list[Check]] | None = None
 
-    async def of_machine(self, inventory: Inventory) -> list[Check]:
+    async def check_machine(self, inventory: Inventory) -> list[Check]:
         """Return the findings about the machine; the last known ones if a check takes too long (a hung disk, say)."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                self._last = await asyncio.to_thread(everything.of_machine, self._settings, inventory)
+                self._last = await asyncio.to_thread(everything.check_machine, self._settings, inventory)
         except TimeoutError:
             log.warning("check-abandoned", reason=f"it took more than {HELLO_SECONDS:g} s")
         return self._last
@@ -54,4 +54,4 @@ class SelfCheck:
 
     async def _run(self) -> list[Check]:
         inventory = await self._take_inventory()
-        return await asyncio.to_thread(everything.of_everything, self._settings, inventory)
+        return await asyncio.to_thread(everything.check_everything, self._settings, inventory)

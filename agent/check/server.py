@@ -32,7 +32,7 @@ class Answered(NamedTuple):
     skew_seconds: float | None
 
 
-def enrolled(state_dir: Path) -> Check:
+def enrolment(state_dir: Path) -> Check:
     """Check that this machine is enrolled as a node."""
     try:
         me = identity.load(state_dir)

@@ -131,7 +131,7 @@ class GpuAttribution:
         known = self._claims.get(process)
         if known in runtimes:
             return known
-        members = self._known(runtimes)
+        members = self._living_members(runtimes)
         found = _by_descent(process, members) or _by_directory(process, runtimes) or self._by_container(process)
         if found is not None:
             self._claims[process] = found
@@ -139,9 +139,9 @@ class GpuAttribution:
 
     def is_member(self, process: Process, claim_uid: str, runtimes: Mapping[str, ClaimRuntime]) -> bool:
         """Return whether it is a known member of the claim: more than its own environment names the claim."""
-        return self._known(runtimes).get(process) == claim_uid
+        return self._living_members(runtimes).get(process) == claim_uid
 
-    def _known(self, runtimes: Mapping[str, ClaimRuntime]) -> dict[Process, str]:
+    def _living_members(self, runtimes: Mapping[str, ClaimRuntime]) -> dict[Process, str]:
         if self._members is None:
             self._members = {member: uid for uid, one in runtimes.items() for member in one.members.living()}
         return self._members

@@ -75,7 +75,7 @@ class Members:
     @property
     def known(self) -> set[Process]:
         """The processes that were living when they were last checked."""
-        return set(self._proven.values()) | self._attributed | self._registry.registered(self._claim_uid)
+        return set(self._proven.values()) | self._attributed | self._registry.find_registered(self._claim_uid)
 
     @property
     def any_left(self) -> bool:

@@ -33,7 +33,7 @@ class Registry:
         self._claims.setdefault(claim_uid, set()).add(process)
         self._store()
 
-    def registered(self, claim_uid: str) -> set[Process]:
+    def find_registered(self, claim_uid: str) -> set[Process]:
         """Return the claim's processes that were living when they were last checked."""
         return self._claims.get(claim_uid, set())
 

@@ -112,7 +112,7 @@ class Checkup:
         """Return an event for each new XID error, limited per minute."""
         found = [(one.gpu_uuid, number) for one in (reading.metrics if reading else ()) for number in one.xids]
         return [
-            wire.Event(at=at, code="xid", detail=f"XID {number} on {uuid}: {xids.words(number)}.")
+            wire.Event(at=at, code="xid", detail=f"XID {number} on {uuid}: {xids.describe(number)}.")
             for uuid, number in found
             if self._limiter.admits(now)
         ]

@@ -50,9 +50,9 @@ class ExitWatcher:
             os.close(descriptor)
             return
         self._watched[process] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._ended, process)
+        asyncio.get_running_loop().add_reader(descriptor, self._on_exit, process)
 
-    def _ended(self, process: Process) -> None:
+    def _on_exit(self, process: Process) -> None:
         self._forget(process)
         if self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(NEAREST_SECONDS, self._call)

@@ -135,7 +135,7 @@ class Nvml:
             return inventory
         except (nvml.NVMLError, OSError) as error:
             self._close()
-            return Inventory(problem=_words(error))
+            return Inventory(problem=_describe_error(error))
 
     def sample(self) -> list[wire.GpuUsage]:
         """Return the present usage of each GPU of the last inventory; leave out one that does not answer."""
@@ -160,7 +160,7 @@ class Nvml:
         lists = (optional(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) for handle in self._handles.values())
         return {int(one.pid) for running in lists for one in running or ()}
 
-    def listed(self) -> tuple[list[Listed], set[int], dict[str, dict[int, float]]]:
+    def list_processes(self) -> tuple[list[Listed], set[int], dict[str, dict[int, float]]]:
         """Return the computing processes, the drawing pids, and at every second call the processes' shares."""
         running = self.processes()
         self._looks += 1
@@ -290,7 +290,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, nvml.NVMLError_LibraryNotFound):
         return "NVML (libnvidia-ml.so.1) is not on this machine: no NVIDIA driver is installed"
     return f"NVML does not answer: {error}"

@@ -142,11 +142,11 @@ class Health:
         kind = ConditionType.NO_XID_ERRORS
         error = self._uncured.get(one.gpu_uuid)
         if error is not None:
-            words = f"XID {error.number}: {xids.words(error.number)}. Reset the GPU or the machine, then clear it."
+            words = f"XID {error.number}: {xids.describe(error.number)}. Reset the GPU or the machine, then clear it."
             return Verdict(kind, f"Xid{error.number}", words, one.gpu_uuid, unschedulable=True)
         number, came = self._recent.get(one.gpu_uuid, (0, 0.0))
         if number and now - came < self._hold_seconds:
-            words = f"XID {number}: {xids.words(number)}."
+            words = f"XID {number}: {xids.describe(number)}."
             return Verdict(kind, f"Xid{number}", words, one.gpu_uuid, unschedulable=True, at_once=True)
         # An error that time cures has waited for its time already.
         return Verdict(kind, gpu_uuid=one.gpu_uuid, at_once=bool(number))

@@ -92,6 +92,6 @@ def cure(number: int) -> Cure:
     return Cure.RESET if number in _RESET else Cure.TIME
 
 
-def words(number: int) -> str:
+def describe(number: int) -> str:
     """Return the meaning of this XID, as a sentence's end."""
     return _PROGRAM.get(number) or _RESET.get(number) or "see NVIDIA's catalogue of XID errors"

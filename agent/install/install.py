@@ -46,7 +46,7 @@ def install(order: Order, say: Callable[[str], None]) -> None:
     kept = layout.settings.read_text() if layout.settings.exists() else None
     try:
         _settle(order, kept)
-        _look(order, place, say)
+        _self_check(order, place, say)
         _enrol(order, place, say)
     except BaseException:
         _undo(layout, place, before, kept)
@@ -89,7 +89,7 @@ def _settle(order: Order, kept: str | None) -> None:
     write(layout.settings, head + "".join(f"{name}={value}\n" for name, value in chosen.items()), mode=0o644)
 
 
-def _look(order: Order, place: Path, say: Callable[[str], None]) -> None:
+def _self_check(order: Order, place: Path, say: Callable[[str], None]) -> None:
     """Run the self-check of the new version, before anything is changed for it."""
     result = _run(order, place, "check", "--here", text=True)
     say(result.stdout.rstrip() or result.stderr.rstrip())

@@ -46,12 +46,12 @@ class Layout(NamedTuple):
     @property
     def state(self) -> Path:
         """The agent's key and the last wanted state; the settings may name another directory."""
-        return self._chosen("GPUCLOUD_STATE_DIR") or self.own_state
+        return self._read_setting("GPUCLOUD_STATE_DIR") or self.own_state
 
     @property
     def run(self) -> Path:
         """Pages and sockets; the settings may name another directory."""
-        return self._chosen("GPUCLOUD_RUN_DIR") or self.own_run
+        return self._read_setting("GPUCLOUD_RUN_DIR") or self.own_run
 
     @property
     def own_state(self) -> Path:
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         directory = self.run / "claims"
         return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
-    def _chosen(self, name: str) -> Path | None:
+    def _read_setting(self, name: str) -> Path | None:
         try:
             value = settings_of(self.settings.read_text()).get(name)
         except FileNotFoundError:

@@ -67,7 +67,7 @@ def wishes(resource: str, assignments: Iterable[wire.Assignment], served: Collec
     return [Wish(sum(gpus.values()), tuple(gpus)) for gpus in sizes.values()]
 
 
-def preferred(
+def choose_ids(
     offered: Mapping[str, Sequence[str]],
     wished: Sequence[Wish],
     *,

@@ -28,7 +28,7 @@ def create(
     from agent.kubelet.pods import Pods  # noqa: PLC0415
     from agent.kubelet.registration import Registration  # noqa: PLC0415
 
-    def offered(resource: str) -> devices.Offer:
+    def current_offer(resource: str) -> devices.Offer:
         gpus = inventory().gpus
         return devices.offer(resource, gpus, devices.unhealthy_gpus(gpus, health.conditions))
 
@@ -49,4 +49,4 @@ def create(
         )
         for resource in (devices.CORE, devices.MEMORY)
     ]
-    return Registration(settings.kubelet.directory, plugins, offered)
+    return Registration(settings.kubelet.directory, plugins, current_offer)

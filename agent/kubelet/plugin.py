@@ -28,7 +28,7 @@ CDI_ANNOTATION = "cdi.k8s.io/gpucloud"
 
 
 class Plugin(calls.DevicePlugin):
-    """The plugin of `resource`. `offered` is the present offer; `changed()` replaces it."""
+    """The plugin of `resource`. `offered` is the present offer; `update()` replaces it."""
 
     def __init__(
         self, resource: str, pods: Pods, *, offered: Offer, assignments: Callable[[], Collection[wire.Assignment]]
@@ -39,7 +39,7 @@ class Plugin(calls.DevicePlugin):
         self._assignments = assignments
         self._news = asyncio.Event()
 
-    def changed(self, offered: Offer) -> None:
+    def update(self, offered: Offer) -> None:
         """Send the offer to the kubelet if it differs from the last one."""
         if offered != self._offered:
             self._offered = offered
@@ -71,7 +71,7 @@ class Plugin(calls.DevicePlugin):
             if not len(required) <= one.allocation_size <= len(available | set(required)):
                 await _refuse(context, f"{one.allocation_size} of {len(available)} devices cannot be had")
             await self._check(available | set(required), context)
-            chosen = devices.preferred(
+            chosen = devices.choose_ids(
                 self._offered.ids, wished, available=available, required=required, size=one.allocation_size
             )
             answer.container_responses.add(deviceIDs=chosen)

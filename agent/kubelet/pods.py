@@ -84,7 +84,7 @@ class Pods:
             if not why:
                 return
             if time.monotonic() >= end:
-                raise NotAdmitted(f"gpucloud: {_named(pod)}: {why}.")
+                raise NotAdmitted(f"gpucloud: {_describe(pod)}: {why}.")
             await asyncio.sleep(LOOK_SECONDS)
 
     def _try(self, pod: wire.Pod, ids: Collection[str]) -> str:
@@ -130,5 +130,5 @@ def owner(listed: resources.ListPodResourcesResponse, ids: frozenset[str]) -> wi
     return found[0] if len(found) == 1 else None
 
 
-def _named(pod: wire.Pod | None) -> str:
+def _describe(pod: wire.Pod | None) -> str:
     return "a container" if pod is None else f"container {pod.container} of pod {pod.namespace}/{pod.name}"

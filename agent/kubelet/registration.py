@@ -60,7 +60,7 @@ class Registration:
         if kubelet is None:
             raise FileNotFoundError(f"{self._kubelet} is not there: is the kubelet running?")
         for one in self._plugins:
-            one.changed(self._offered(one.resource))
+            one.update(self._offered(one.resource))
             self._remove(one)
             self._servers.append(await calls.serve(self._socket(one), one))
         own = [_identity(self._socket(one)) for one in self._plugins]
@@ -73,7 +73,7 @@ class Registration:
         self._problem = None
         while _identity(self._kubelet) == kubelet and [_identity(self._socket(one)) for one in self._plugins] == own:
             for one in self._plugins:
-                one.changed(self._offered(one.resource))
+                one.update(self._offered(one.resource))
             await asyncio.sleep(LOOK_SECONDS)
         log.info("kubelet-restarted")
 

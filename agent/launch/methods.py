@@ -76,7 +76,7 @@ class LaunchMethods:
             if runtime.ending_since is not None or not gpus or runtime.lost:
                 continue
             try:
-                made[uid] = self._made_for(runtime, gpus, names, minors)
+                made[uid] = self._build_files(runtime, gpus, names, minors)
                 wanted |= made[uid].files
             except environment.NotPlain as error:
                 problems.append(f"{error}.")
@@ -86,7 +86,7 @@ class LaunchMethods:
             problems.append(f"The library that holds programs to their limits is not at {self._library.path}.")
             wanted = {}
         elif wanted:
-            wanted |= self._shared()
+            wanted |= self._shared_files()
         problems += self._match(wanted, node.runtimes)
         problem = problems[0] if problems else None
         if problem is not None and problem != self.problem:
@@ -125,7 +125,7 @@ class LaunchMethods:
             statefile.replace(path, content, mode=MODE)
         self._written[path] = _Written(content, _inode(path))
 
-    def _made_for(
+    def _build_files(
         self, runtime: ClaimRuntime, gpus: list[str], names: Mapping[str, str], minors: Mapping[str, int]
     ) -> _Made:
         numbers = tuple(minors[gpu] for gpu in gpus if gpu in minors)
@@ -147,7 +147,7 @@ class LaunchMethods:
             files[self._cdi_dir / cdi.file_name(runtime.claim_uid)] = msgspec.json.encode(made) + b"\n"
         return _Made(tuple(gpus), numbers, name, files)
 
-    def _shared(self) -> dict[Path, bytes]:
+    def _shared_files(self) -> dict[Path, bytes]:
         preload = f"{self._library.path}\n".encode()
         return {self._run_dir.container / cdi.PRELOAD_FILE: preload, self._run_dir.container / cdi.REQUIRE_FILE: b""}
 

@@ -69,7 +69,7 @@ class Listener:
             # Before the first wait: the caller still exists, and the pid is its own.
             pid, uid, gid = _credentials(writer)
             process = processes.find(pid)
-            with self._counted(uid):
+            with self._count_caller(uid):
                 caller = None if process is None else Caller(process, uid, gid)
                 reply = self._full(uid) or await self._reply(reader, caller)
                 writer.write(msgspec.json.encode(reply) + b"\n")
@@ -84,7 +84,7 @@ class Listener:
             writer.close()
 
     @contextlib.contextmanager
-    def _counted(self, uid: int) -> Iterator[None]:
+    def _count_caller(self, uid: int) -> Iterator[None]:
         if uid in (0, os.getuid()):
             yield
             return

@@ -9,7 +9,7 @@ from agent.node import Node
 def list_assignments(node: Node) -> list[Held]:
     """Return every assignment that the agent manages, as it stands now, by claim."""
     wanted = {one.uid: one for one in node.desired.assignments} if node.desired else {}
-    rows = [_row(node, one, wanted.get(one.uid)) for one in node.observed().assignments]
+    rows = [_row(node, one, wanted.get(one.uid)) for one in node.observe().assignments]
     return sorted(rows, key=lambda row: (row.claim, row.assignment))
 
 

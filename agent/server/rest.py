@@ -37,7 +37,7 @@ def request(url: str, *, body: object = None, headers: Mapping[str, str] | None 
             text = answer.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
-            words = _words(error)
+            words = _describe_problem(error)
         if error.code >= 500 or error.code == 429:
             raise Unreachable(words) from error
         raise Refused(error.code, words) from error
@@ -68,7 +68,7 @@ def opener(url: str) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener()
 
 
-def _words(error: urllib.error.HTTPError) -> str:
+def _describe_problem(error: urllib.error.HTTPError) -> str:
     """Return the problem+json's title, detail and field errors, or the status line if there are none."""
     try:
         problem = json.loads(error.read(MAX_ANSWER_BYTES))

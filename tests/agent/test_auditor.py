@@ -98,7 +98,7 @@ def test_who_draws_is_left_alone_and_nothing_is_done_in_silence(monkeypatch: pyt
     monkeypatch.setattr(processes, "send", send)
     events: list[wire.Event] = []
     it = Auditor(Audit(pids_are_ours=True), mode="kill", grace_seconds=0, tell=events.append)
-    monkeypatch.setattr(it.audit, "look", lambda *_, **__: [])
+    monkeypatch.setattr(it.audit, "run", lambda *_, **__: [])
     it.audit.findings = [finding(4242, CLAIM), finding(4243, CLAIM)]
     it.take([], {4242}, {}, now=0.0, at=0.0)
     assert sent == [4243]

@@ -266,7 +266,7 @@ def test_the_agent_ends_no_group_in_which_it_is(group: Group) -> None:
 import os
 from pathlib import Path
 from agent.host.cgroups import Group
-from agent.machine import processes
+from agent.host import processes
 group = Group(Path({str(group.path)!r}))
 group.enter(processes.myself())
 try:

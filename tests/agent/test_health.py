@@ -280,4 +280,4 @@ def test_each_xid_is_treated_as_nvidias_catalogue_acts_on_it() -> None:
     assert by_cure[xids.Cure.PROGRAM] == program
     assert by_cure[xids.Cure.RESET] == reset
     # Each has words of its own.
-    assert all("catalogue" not in xids.words(number) for number in program | reset)
+    assert all("catalogue" not in xids.describe(number) for number in program | reset)

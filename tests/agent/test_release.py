@@ -228,7 +228,7 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
         looks.append(None)
         return []
 
-    monkeypatch.setattr(attribution, "take", take)
+    monkeypatch.setattr(attribution, "read_processes", take)
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
         node.end_processes(now=10 + tenth / 10)

@@ -65,7 +65,7 @@ def test_a_claims_part_is_changed_while_it_runs(cast: Cast, machine: Machine, br
     page = text(max_, path)
     assert "Becoming guaranteed is refused where a reservation needs" in page
     status, page = sent(max_, path, {**asked, "version": hidden_version(page)})
-    assert "Nothing was to be changed." in page
+    assert "Nothing has changed." in page
     assert AuditEvent.objects.filter(action="claim.resize").count() == 1
 
 
@@ -157,7 +157,7 @@ def test_a_nodes_settings_are_the_operators(cast: Cast, machine: Machine, browse
     assert sent(olga, SETTINGS, {**asked, "pool": "none"})[0] == 422
     assert olga.get("/nodes/none/settings/").status_code == 404
     assert Node.objects.get(name="gpu1").repair_drift
-    assert "Nothing was to be changed." in sent(olga, SETTINGS, {**asked, "repair_drift": "on"})[1]
+    assert "Nothing has changed." in sent(olga, SETTINGS, {**asked, "repair_drift": "on"})[1]
     assert not AuditEvent.objects.filter(action="node.change").exists()
 
 
@@ -168,7 +168,7 @@ def test_another_tenant_pays_for_a_namespace(cast: Cast, cluster: Cluster, brows
     page = text(olga, path)
     assert "No pod there is charged to acme" in page
     asked = {"tenant": "globex", "version": hidden_version(page)}
-    assert "Nothing was to be changed." in sent(olga, path, {**asked, "tenant": "acme"})[1]
+    assert "Nothing has changed." in sent(olga, path, {**asked, "tenant": "acme"})[1]
     status, page = sent(olga, path, asked)
     assert (status, "globex pays for namespace ml from now on." in page) == (302, True)
     assert cluster.bindings.get().tenant == cast.globex

@@ -37,7 +37,7 @@ class NodeForm(ServiceForm):
     name = forms.CharField(
         label=_("Name"),
         max_length=63,
-        help_text=_("As it will be called here: a–z, 0–9 and hyphens."),
+        help_text=_("The node’s name here: a–z, 0–9 and hyphens."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "gpu1"}),
         validators=[RegexValidator(SLUG)],
     )

@@ -19,7 +19,7 @@ from apps.quotas.principals import Principal
 from gpucloud.web.keyset import keyset_page
 
 COLUMNS = [*tokens.COLUMNS, "standing"]
-STATES: Final = [("", _("All")), ("alive", _("Those that work")), ("ended", _("Those that have ended"))]
+STATES: Final = [("", _("All")), ("alive", _("Active")), ("ended", _("Ended"))]
 
 
 class FilterForm(OwnerFilterForm):

@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.shell.checkbox_groups import boxes, grouped
+from apps.console.shell.checkbox_groups import boxes, group_boxes
 from apps.console.shell.forms import ServiceForm, describe_error, flatten, posted_versions
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
@@ -112,7 +112,7 @@ class TokenForm(ServiceForm):
     @property
     def groups(self) -> Any:
         """The check boxes in groups."""
-        return grouped(self["scopes"])
+        return group_boxes(self["scopes"])
 
     def clean(self) -> dict[str, Any]:
         """Require a scope if the reader chooses scopes."""

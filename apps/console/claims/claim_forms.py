@@ -116,7 +116,9 @@ class ClaimForm(MoreForm, TenantForm):
         _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
     )
     memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
-    weight = number(_("Weight"), most=MOST_WEIGHT, help_text=_("Its part, among those that want the GPU."), initial=1)
+    weight = number(
+        _("Weight"), most=MOST_WEIGHT, help_text=_("Its part among the claims that compete for the GPU."), initial=1
+    )
     best_effort = forms.BooleanField(
         label=_("Best effort"),
         required=False,

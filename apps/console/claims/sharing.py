@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from apps.console.claims.claims import find
-from apps.console.shell.fields import choice, switch, words
+from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.forms import ServiceForm, number
 from apps.console.shell.page_access import page
 from apps.quotas.models import AuditEvent
@@ -36,11 +36,11 @@ class SharingForm(ServiceForm):
     too.
     """
 
-    weight = number(_("Weight"), most=MOST_WEIGHT, help_text=words(ResizeSerializer, "weight"))
-    best_effort = choice(_("Class"), CLASSES, words(ResizeSerializer, "class"))
+    weight = number(_("Weight"), most=MOST_WEIGHT, help_text=api_help(ResizeSerializer, "weight"))
+    best_effort = choice(_("Class"), CLASSES, api_help(ResizeSerializer, "class"))
     rebalance = switch(
         _("May be rebalanced"),
-        _("Otherwise rebalancing and the pool’s idle rule only tell of it, and what it lends is back at once."),
+        _("Otherwise rebalancing and the pool’s idle rule only report it, and it gets lent core back at once."),
     )
     version = forms.CharField(required=False, widget=forms.HiddenInput)
 
@@ -68,7 +68,7 @@ def sharing(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpR
     claim = find(principal, uid)
     principal.require_role(claim.tenant, "member")
     if not claim.waiting and claim.state not in PLACED:
-        messages.info(request, gettext("{0} has ended, or is ending: nothing of it can be changed.").format(claim))
+        messages.info(request, gettext("{0} has ended or is ending: it cannot be changed.").format(claim))
         return redirect("claim", uid=uid)
     form = SharingForm(request.POST or None, initial=initial_of(claim))
     shown: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def _handle_post(
         form.refuse(error)
         return {}, False
     labels = ", ".join(str(form.fields[name].label).lower() for name in UNCHARGED if name in changes)
-    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing was to be changed.")
+    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing has changed.")
     messages.success(request, said.format(claim, labels))
     return {}, True
 

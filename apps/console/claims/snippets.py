@@ -44,7 +44,7 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
             f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
         ),
         *_launch_snippets(claim),
-        Snippet(_("Release by API"), _("Gives the share back."), f"curl -sS -X DELETE {auth} '{url}'"),
+        Snippet(_("Release by API"), _("Releases the claim."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]
 
 

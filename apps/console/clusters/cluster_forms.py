@@ -13,7 +13,7 @@ from apps.clusters.api.configurations import ADDRESS, TLS_FILES, SchedulerQuesti
 from apps.clusters.api.namespaces import LABEL_NAME
 from apps.clusters.formats import gpushare
 from apps.clusters.models import Cluster, Placement
-from apps.console.shell.fields import choice, switch, words
+from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.forms import ServiceForm
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.tenant import SLUG
@@ -49,7 +49,7 @@ def payer() -> "forms.ModelChoiceField[Tenant]":
         Tenant.objects.order_by("slug"),
         to_field_name="slug",
         label=_("Tenant"),
-        help_text=_("It pays for their pods from now on."),
+        help_text=_("It is charged for their pods from now on."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 
@@ -58,13 +58,13 @@ class SettingsForm(ServiceForm):
     """The settings of a cluster: placement of its pods and its quotas."""
 
     placement = choice(
-        _("Placement"), [(name, name) for name in Placement.values], words(ClusterSerializer, "placement")
+        _("Placement"), [(name, name) for name in Placement.values], api_help(ClusterSerializer, "placement")
     )
-    sync_quotas = switch(_("Write quotas"), words(ClusterSerializer, "sync_quotas"))
-    strict = switch(_("Strict"), words(ClusterSerializer, "strict"))
+    sync_quotas = switch(_("Write quotas"), api_help(ClusterSerializer, "sync_quotas"))
+    strict = switch(_("Strict"), api_help(ClusterSerializer, "strict"))
     agent_account = text(
         _("Agents’ account"),
-        words(ClusterSerializer, "agent_account"),
+        api_help(ClusterSerializer, "agent_account"),
         pattern=ACCOUNT,
         max_length=127,
         example="gpucloud-agents/gpucloud-agent",
@@ -74,16 +74,18 @@ class SettingsForm(ServiceForm):
 class NewClusterForm(SettingsForm):
     """A cluster that is not connected yet."""
 
-    name = text(_("Name"), words(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod")
+    name = text(
+        _("Name"), api_help(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod"
+    )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
         to_field_name="name",
         label=_("Pool"),
-        help_text=words(ClusterSerializer, "pool"),
+        help_text=api_help(ClusterSerializer, "pool"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    in_cluster = switch(_("From within"), words(ClusterSerializer, "in_cluster"))
-    kubeconfig = kubeconfig(words(ClusterSerializer, "kubeconfig"))
+    in_cluster = switch(_("From within"), api_help(ClusterSerializer, "in_cluster"))
+    kubeconfig = kubeconfig(api_help(ClusterSerializer, "kubeconfig"))
     field_order = ("name", "pool", "kubeconfig", "in_cluster")
 
     @property
@@ -95,8 +97,8 @@ class NewClusterForm(SettingsForm):
 class ClusterForm(SettingsForm):
     """The changeable settings of a cluster."""
 
-    enabled = switch(_("Watched"), words(ClusterSerializer, "enabled"))
-    kubeconfig = kubeconfig(_("Only to replace the credentials; empty: they stay."))
+    enabled = switch(_("Watched"), api_help(ClusterSerializer, "enabled"))
+    kubeconfig = kubeconfig(_("Fill in to replace the credentials. Empty: unchanged."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     field_order = (*SETTABLE, "kubeconfig")
 
@@ -118,7 +120,9 @@ class ClusterForm(SettingsForm):
 class BindingForm(ServiceForm):
     """A binding of namespaces to the tenant that pays for them."""
 
-    namespace = text(_("Namespace"), _("One by its name."), pattern=LABEL_NAME, max_length=63, example="research")
+    namespace = text(
+        _("Namespace"), _("The name of one namespace."), pattern=LABEL_NAME, max_length=63, example="research"
+    )
     labels = text(
         _("Or all with labels"), _("Such as team=vision, stage=prod. A name wins, then the oldest."), max_length=2000
     )
@@ -129,7 +133,7 @@ class BindingForm(ServiceForm):
         labels = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
         parts = dict(part.split("=", 1) for part in labels if "=" in part)
         if len(parts) < len(labels) or not all(name.strip() for name in parts):
-            raise ValidationError(_("Each label is NAME=VALUE, and each name stands once."))
+            raise ValidationError(_("Each label is NAME=VALUE, and each name appears once."))
         return {name.strip(): value.strip() for name, value in parts.items()} or None
 
     @property
@@ -166,24 +170,24 @@ class SchedulerForm(forms.Form):
         [("configuration", _("Kubernetes 1.23 and later")), ("policy", _("Kubernetes before 1.23"))],
         required=False,
     )
-    url = text(_("Extender at"), words(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
+    url = text(_("Extender at"), api_help(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
     cluster = forms.ModelChoiceField(
         Cluster.objects.order_by("name"),
         to_field_name="name",
         required=False,
         label=_("Cluster"),
         empty_label=_("The only one"),
-        help_text=words(SchedulerQuestion, "cluster"),
+        help_text=api_help(SchedulerQuestion, "cluster"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    scheduler_name = text(_("Scheduler’s name"), words(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
-    by_name = switch(_("Nodes by name"), words(SchedulerQuestion, "by_name"))
-    everything = switch(_("Everything"), words(SchedulerQuestion, "everything"))
+    scheduler_name = text(_("Scheduler’s name"), api_help(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
+    by_name = switch(_("Nodes by name"), api_help(SchedulerQuestion, "by_name"))
+    everything = switch(_("Everything"), api_help(SchedulerQuestion, "everything"))
     ca_file = text(
-        _("Authority’s file"), words(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
+        _("Authority’s file"), api_help(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
     )
-    cert_file = text(_("Certificate’s file"), words(SchedulerQuestion, "cert_file"))
-    key_file = text(_("Key’s file"), words(SchedulerQuestion, "key_file"))
+    cert_file = text(_("Certificate’s file"), api_help(SchedulerQuestion, "cert_file"))
+    key_file = text(_("Key’s file"), api_help(SchedulerQuestion, "key_file"))
 
     @property
     def service_arguments(self) -> dict[str, Any]:
@@ -197,9 +201,9 @@ class SchedulerForm(forms.Form):
 class WebhookForm(forms.Form):
     """The address at which API servers reach the webhooks, in the URL."""
 
-    service = text(_("Service"), words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
-    webhook_url = text(_("Or address"), words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
-    before_1_28 = switch(_("Before 1.28"), words(WebhookQuestion, "before_1_28"))
+    service = text(_("Service"), api_help(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
+    webhook_url = text(_("Or address"), api_help(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
+    before_1_28 = switch(_("Before 1.28"), api_help(WebhookQuestion, "before_1_28"))
 
 
 class ConvertForm(ServiceForm):
@@ -219,5 +223,5 @@ class ConvertForm(ServiceForm):
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ValidationError(_("It is not YAML that can be read.")) from error
         if not isinstance(document, dict):
-            raise ValidationError(_("It is no configuration: it has no kind."))
+            raise ValidationError(_("It is not a configuration: it has no kind."))
         return document

@@ -79,7 +79,7 @@ def new_cluster(request: HttpRequest, principal: Principal) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            said = _("Cluster {0} is kept. Test the connection, then bind its namespaces.")
+            said = _("Cluster {0} is stored. Test the connection, then bind its namespaces.")
             messages.success(request, said.format(made.name))
             return redirect("cluster", name=made.name)
     return render(request, "clusters/new.html", {"form": form}, status=422 if form.is_bound else 200)
@@ -111,17 +111,17 @@ def _table(file: str, principal: Principal, cluster: Cluster, table: str) -> Htt
         return as_file(file, f"{cluster}-quotas", QUOTAS, (facts_of(row, QUOTAS) for row in standing.amounts))
     if table == "sharepods":
         found = SharePod.objects.filter(cluster=cluster, ended_at=None).select_related("claim__tenant")
-        rows = (facts_of(row, SHAREPODS, **_of_claim(row.claim)) for row in found.order_by("namespace", "name"))
+        rows = (facts_of(row, SHAREPODS, **_claim_facts(row.claim)) for row in found.order_by("namespace", "name"))
         return as_file(file, f"{cluster}-sharepods", SHAREPODS, rows)
     if table == "namespaces":
         bound = cluster.bindings.select_related("tenant").order_by("namespace", "pk")
         rows = (facts_of(row, NAMESPACES, tenant=row.tenant.slug) for row in bound)
         return as_file(file, f"{cluster}-namespaces", NAMESPACES, rows)
     pods = PodClaim.objects.live().filter(cluster=cluster).select_related("claim__tenant").order_by("namespace", "pod")
-    return as_file(file, f"{cluster}-pods", PODS, (facts_of(row, PODS, **_of_claim(row.claim)) for row in pods))
+    return as_file(file, f"{cluster}-pods", PODS, (facts_of(row, PODS, **_claim_facts(row.claim)) for row in pods))
 
 
-def _of_claim(claim: Claim | None) -> dict[str, Any]:
+def _claim_facts(claim: Claim | None) -> dict[str, Any]:
     if claim is None:
         return dict.fromkeys(("claim", "state", "tenant"))
     return {"claim": claim.uid, "state": claim.state, "tenant": claim.tenant.slug}
@@ -176,7 +176,7 @@ def _apply_change(request: HttpRequest, principal: Principal, form: ClusterForm)
         form.refuse(error)
         return {}, False
     labels = ", ".join(str(form.fields[name].label).lower() for name in sorted(changes))
-    said = _("{0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    said = _("{0} is changed: {1}.") if changes else _("Nothing has changed.")
     messages.success(request, said.format(form.cluster, labels))
     return {}, True
 

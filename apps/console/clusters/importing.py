@@ -32,6 +32,6 @@ def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpRe
         else:
             shown |= {"report": report, "rehearsal": rehearsal}
             if not rehearsal:
-                messages.success(request, _("{0} is taken over, as far as the table says.").format(cluster))
+                messages.success(request, _("{0} is imported, as the table shows.").format(cluster))
     refused = form.is_bound and not form.is_valid()
     return render(request, "clusters/import.html", shown, status=422 if refused else 200)

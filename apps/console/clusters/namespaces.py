@@ -39,7 +39,7 @@ def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, describe(row)))
+            messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
             return redirect("cluster", name=name)
     return render_cluster(request, cluster, bind=form, refused=True)
 
@@ -60,7 +60,7 @@ def unbind(request: HttpRequest, principal: Principal, name: str, pk: int) -> Ht
     cluster, row = find(name), _binding(name, pk)
     if request.method == "POST":
         bindings.unbind(principal=principal, binding=row)
-        messages.success(request, _("{0} no longer pays for what comes to {1}.").format(row.tenant, describe(row)))
+        messages.success(request, _("{0} is no longer charged for new pods in {1}.").format(row.tenant, describe(row)))
         return redirect("cluster", name=name)
     return render(
         request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": describe(row), **_effect(row)}
@@ -98,7 +98,7 @@ def _apply_rebind(
     """Return the context beside the form, and True if another tenant pays."""
     tenant, versions = form.cleaned_data["tenant"], posted_versions(request)
     if tenant == row.tenant and row.version in versions:
-        messages.info(request, _("Nothing was to be changed."))
+        messages.info(request, _("Nothing has changed."))
         return {}, True
     try:
         row = bindings.change(principal=principal, binding=row, tenant=tenant, versions=versions)
@@ -110,7 +110,7 @@ def _apply_rebind(
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, describe(row)))
+    messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
     return {}, True
 
 

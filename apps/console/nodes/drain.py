@@ -38,7 +38,7 @@ class DrainForm(ServiceForm):
         required=False,
         min_value=0,
         max_value=7 * 86_400,
-        help_text=_("From the notice until a claim leaves. Empty: as the pool has it."),
+        help_text=_("Time from the notice until a claim is moved. Empty: the pool’s setting."),
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
     )
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -111,6 +111,6 @@ def _try_drain(request: HttpRequest, principal: Principal, node: Node, form: Dra
     except GpucloudError as error:
         form.refuse(error)
         return False
-    text = gettext("Node {0} is being drained: its claims are text within seconds.")
+    text = gettext("Node {0} is being drained: its claims are told within seconds.")
     messages.success(request, text.format(node.name))
     return True

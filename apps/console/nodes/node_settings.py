@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.shell.fields import switch, words
+from apps.console.shell.fields import api_help, switch
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.nodes.api.serializers import NodeSerializer
@@ -40,7 +40,7 @@ class SettingsForm(ServiceForm):
         help_text=_("Only an empty node can move to another."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    repair_drift = switch(_("Repair drift"), words(NodeSerializer, "repair_drift"))
+    repair_drift = switch(_("Repair drift"), api_help(NodeSerializer, "repair_drift"))
     version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     def changes(self, node: Node) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _handle_post(
         form.refuse(error)
         return {}, False
     labels = ", ".join(str(form.fields[field].label).lower() for field in SETTABLE if field in changes)
-    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing was to be changed.")
+    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing has changed.")
     messages.success(request, said.format(name, labels))
     return {}, True
 
@@ -102,6 +102,6 @@ def _resolve_conflict(node: Node, form: SettingsForm) -> dict[str, Any]:
     form.data = {**dict(form.data.items()), "version": version_of(node)}
     events = AuditEvent.objects.filter(object_type="node", object_id=node.name, action="node.change")
     events = events.filter(after__has_any_keys=SETTABLE)
-    drift = gettext("drift is put right at once") if node.repair_drift else gettext("drift waits for a word")
+    drift = gettext("drift is repaired at once") if node.repair_drift else gettext("drift waits for an operator")
     said = ", ".join([gettext("pool {0}").format(node.pool), drift])
     return {"conflict": events.order_by("-pk").first(), "said": said}

@@ -108,7 +108,7 @@ def repair(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     except NothingToRepair as error:
         messages.info(request, describe_error(error))
     else:
-        messages.success(request, _("The agent of {0} puts right what was changed.").format(node.name))
+        messages.success(request, _("The agent of {0} repairs the changes.").format(node.name))
     return redirect("node", name=node.name)
 
 

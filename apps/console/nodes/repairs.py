@@ -31,7 +31,7 @@ def clear(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse
     """Declare the GPU cured."""
     principal.require_operator()
     gpu = clear_gpu(principal=principal, gpu=get_object_or_404(Gpu, uuid=uuid))
-    messages.success(request, _("GPU {0} is told to be cured; its agent confirms it.").format(gpu.index))
+    messages.success(request, _("GPU {0} is declared cured; its agent will confirm it.").format(gpu.index))
     return redirect("node", name=gpu.node.name)
 
 

@@ -41,7 +41,7 @@ def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
 
 
 def _no_columns() -> SafeString:
-    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not said hello."))
+    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not connected."))
 
 
 def _columns(cells: list[Cell]) -> SafeString:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
     (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
-    (_("What is wrong on its machines"), ("audit_policy", "repair_drift")),
+    (_("Violations on its machines"), ("audit_policy", "repair_drift")),
     (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
     (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
 )

@@ -96,7 +96,7 @@ def rebalance_now(request: HttpRequest, principal: Principal, name: str) -> Http
     except GpucloudError as error:
         messages.error(request, describe_error(error))
         return redirect("pool", name=name)
-    said = ngettext("{0} claim looked at, {1} to change.", "{0} claims looked at, {1} to change.", found.considered)
+    said = ngettext("{0} claim checked, {1} to change.", "{0} claims checked, {1} to change.", found.considered)
     messages.success(request, " ".join([said.format(found.considered, len(found.proposals)), found.why or ""]).strip())
     return redirect(f"{reverse('proposals')}?{urlencode({'pool': name, 'state': 'all'})}")
 
@@ -144,7 +144,7 @@ def _handle_post(request: HttpRequest, principal: Principal, form: PoolForm) -> 
         form.refuse(error)
         return {}, False
     words = ", ".join(map(label_in_sentence, sorted(changes)))
-    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing has changed.")
     messages.success(request, said.format(form.pool, words))
     return {}, True
 

@@ -35,7 +35,7 @@ CHANGES: Final = {
     "lent_core": _("lent core"),
 }
 STATES: Final[list[tuple[str, Any]]] = [
-    ("", _("Waiting for a yes")),
+    ("", _("Waiting for a decision")),
     *((one.value, badge(one).label) for one in ProposalState if one != "proposed"),
     ("all", _("All")),
 ]
@@ -101,7 +101,7 @@ def accept(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
 @page
 def dismiss(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Leave the claim as it is."""
-    done = gettext("The claim is left as it is, for a while at least.")
+    done = gettext("The claim stays as it is, at least for a while.")
     return _answer(request, principal, uid, proposals.dismiss, done)
 
 

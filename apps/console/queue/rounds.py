@@ -66,7 +66,11 @@ def round_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     if file := file_format(request):
         rows = ({"gpus": None, "reasons": None, **one} for one in decisions)
         return as_file(file, f"round-{pk}", DECISIONS, rows)
-    shown = {"round": found, "decisions": _named(decisions[:MOST_SHOWN]), "left_out": len(decisions) - MOST_SHOWN}
+    shown = {
+        "round": found,
+        "decisions": _with_objects(decisions[:MOST_SHOWN]),
+        "left_out": len(decisions) - MOST_SHOWN,
+    }
     return render(request, "rounds/round.html", shown)
 
 
@@ -85,7 +89,7 @@ def placed_by(claim: Claim) -> int | None:
     return asked.values_list("pk", flat=True).first()
 
 
-def _named(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_objects(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the decisions with the claims and GPUs that still exist."""
     uids = [uuid.UUID(one["claim"]) for one in decisions]
     claims = {str(claim.uid): claim for claim in Claim.objects.filter(uid__in=uids).select_related("tenant")}

@@ -91,7 +91,7 @@ def remove(request: HttpRequest, principal: Principal, pk: int) -> HttpResponse:
     """Remove a price: the one before it applies again."""
     principal.require_operator()
     prices.remove_price(principal=principal, price=get_object_or_404(Price, pk=pk))
-    messages.success(request, gettext("The price is taken back; reports count with the one before it."))
+    messages.success(request, gettext("The price is removed; reports use the one before it."))
     return redirect("prices")
 
 

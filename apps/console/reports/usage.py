@@ -69,7 +69,9 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
             end = _midnight(values["end"]) + timedelta(days=1)
             report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end)
         except (GpucloudError, OverflowError) as error:
-            form.add_error("end", gettext(getattr(error, "detail", "")) or gettext("No calendar reaches as far."))
+            form.add_error(
+                "end", gettext(getattr(error, "detail", "")) or gettext("The date is too far in the future.")
+            )
     if report is not None and (file := file_format(request)):
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
     return render(request, "reports/usage.html", {"form": form, "report": report})

@@ -46,7 +46,7 @@ class ChangeForm(ServiceForm):
         _("Idle below"),
         most=100,
         required=False,
-        help_text=_("Percent of its core; said of it when its claims use less. Empty: not watched."),
+        help_text=_("Percent of its core; reported idle when its claims use less. Empty: not watched."),
     )
     idle_minutes = number(_("Idle for"), most=A_DAY, help_text=_("Minutes."))
     version = forms.CharField(required=False, widget=forms.HiddenInput)

@@ -127,7 +127,7 @@ def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUI
 def give_back(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Release the reservation."""
     row = release_reservation(principal=principal, reservation=find(principal, uid))
-    messages.success(request, gettext("{0} is given back: its room is free, and claims in it end.").format(row))
+    messages.success(request, gettext("{0} is released: its capacity is free, and claims in it end.").format(row))
     return redirect("reservation", uid=uid)
 
 

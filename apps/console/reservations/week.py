@@ -95,17 +95,17 @@ def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
 
 
 def _title(hold: Mapping[str, Any]) -> str:
-    return f"{_owner(hold)}, {hold['core']} % {_when(hold)}"
+    return f"{_owner(hold)}, {hold['core']} % {_period(hold)}"
 
 
 def _owner(hold: Mapping[str, Any]) -> str:
     if hold["kind"] == "outside":
-        return _("pods for which no claim stands")
+        return _("pods without a claim")
     others = _("a claim of another tenant") if hold["kind"] == "claim" else _("a reservation of another tenant")
     return f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else others
 
 
-def _when(hold: Mapping[str, Any]) -> str:
+def _period(hold: Mapping[str, Any]) -> str:
     begin, end = hold["start_at"], hold["end_at"]
     if end:
         said = _("from {0} to {1}") if begin else _("to {1}")

@@ -18,7 +18,7 @@ def boxes(label: "StrPromise", groups: Groups, **more: Any) -> forms.MultipleCho
     return forms.MultipleChoiceField(label=label, choices=list(groups), widget=widget, **more)
 
 
-def grouped(field: forms.BoundField) -> list[tuple[Any, list[dict[str, Any]]]]:
+def group_boxes(field: forms.BoundField) -> list[tuple[Any, list[dict[str, Any]]]]:
     """Return the groups with the state of each box: `name`, `value`, `label`, `selected`, `id`."""
     shown = field.field.widget.optgroups(field.html_name, [str(one) for one in field.value() or []])
     return [

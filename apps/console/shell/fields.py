@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
 
 
-def words(serializer: Any, name: str) -> str:
+def api_help(serializer: Any, name: str) -> str:
     """Return the API's help text of the field, translated when it is shown."""
     return _plain(serializer().fields[name].help_text)
 

@@ -91,20 +91,20 @@ class TenantForm(ServiceForm):
         label=_("Tenant"),
         to_field_name="slug",
         empty_label=_("Choose one"),
-        help_text=_("Whose quota bears it."),
+        help_text=_("The tenant whose quota is charged."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     name = forms.CharField(
         label=_("Name"),
         max_length=200,
-        help_text=_("What you will recognise it by."),
+        help_text=_("A name by which you recognise it."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "train-7"}),
     )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
         label=_("Pool"),
         to_field_name="name",
-        help_text=_("Which nodes may carry it."),
+        help_text=_("The pool whose nodes run it."),
         empty_label=None,
         widget=forms.Select(attrs={"class": "form-select"}),
     )

@@ -58,7 +58,7 @@ def find(principal: Principal, words: list[str]) -> list[Group]:
         return [group for group in (pages, Group("actions", _("Actions"), _actions(principal))) if group.hits]
     rows, own = claims(principal, words)
     teams = tenants(principal, words)
-    actions = [*_match(words, _actions(principal)), *_on_claim(principal, own), *teams.actions]
+    actions = [*_match(words, _actions(principal)), *_claim_actions(principal, own), *teams.actions]
     found = [Group("claims", _("Claims"), rows), Group("tenants", _("Tenants"), teams.hits)]
     found += [*fleet(principal, words), Group("quotas", _("Quotas"), quotas(principal, words))]
     found += [Group("reservations", _("Reservations"), reservations(principal, words))]
@@ -86,7 +86,7 @@ def _actions(principal: Principal) -> list[Hit]:
     if principal.is_operator or principal.with_role(Role.MEMBER):
         offered += [
             Hit(
-                _("New claim"), _("Ask for pieces of GPUs"), reverse("new-claim"), "plus", words="make create start run"
+                _("New claim"), _("Request shares of GPUs"), reverse("new-claim"), "plus", words="make create start run"
             ),
             Hit(
                 _("New reservation"),
@@ -99,9 +99,7 @@ def _actions(principal: Principal) -> list[Hit]:
     if principal.may_administer:
         offered += [
             Hit(_("New token"), _("For a program"), reverse("new-token"), "lock", words="make create key"),
-            Hit(
-                _("New webhook"), _("Be told of what happens"), reverse("new-webhook"), "activity", words="make create"
-            ),
+            Hit(_("New webhook"), _("Receive events"), reverse("new-webhook"), "activity", words="make create"),
         ]
     if principal.is_operator:
         offered.append(
@@ -110,7 +108,7 @@ def _actions(principal: Principal) -> list[Hit]:
     return offered
 
 
-def _on_claim(principal: Principal, claim: Claim | None) -> list[Hit]:
+def _claim_actions(principal: Principal, claim: Claim | None) -> list[Hit]:
     """Return the actions on the claim that was found first."""
     if claim is None or not (principal.is_operator or claim.tenant_id in principal.with_role(Role.MEMBER)):
         return []

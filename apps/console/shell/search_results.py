@@ -85,11 +85,11 @@ def tenants(principal: Principal, words: list[str]) -> Tenants:
     for row in rows[:MOST]:
         found.hits.append(Hit(row.slug, row.name, reverse("tenant", args=[row.slug]), "building"))
         if len(found.hits) == 1:
-            found.actions.extend(_for_tenant(principal, row))
+            found.actions.extend(_tenant_actions(principal, row))
     return found
 
 
-def _for_tenant(principal: Principal, tenant: Tenant) -> list[Hit]:
+def _tenant_actions(principal: Principal, tenant: Tenant) -> list[Hit]:
     offered = []
     if principal.is_operator or tenant.pk in principal.with_role(Role.MEMBER):
         offered.append(
@@ -111,8 +111,8 @@ def fleet(principal: Principal, words: list[str]) -> list[Group]:
     )
     pools = filter_by_words(Pool.objects.all(), "pool", ["name"], words, name="name")
     return [
-        Group("nodes", _("Nodes"), [_of_node(row) for row in nodes[:MOST]]),
-        Group("gpus", "GPUs", [_of_gpu(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
+        Group("nodes", _("Nodes"), [_node_hit(row) for row in nodes[:MOST]]),
+        Group("gpus", "GPUs", [_gpu_hit(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
         Group(
             "pools",
             _("Pools"),
@@ -121,11 +121,11 @@ def fleet(principal: Principal, words: list[str]) -> list[Group]:
     ]
 
 
-def _of_node(row: Node) -> Hit:
+def _node_hit(row: Node) -> Hit:
     return Hit(row.name, _("pool {0}").format(row.pool), reverse("node", args=[row.name]), "server-2", state=row.state)
 
 
-def _of_gpu(row: Gpu) -> Hit:
+def _gpu_hit(row: Gpu) -> Hit:
     title = _("GPU {0} of {1}").format(row.index, row.node.name)
     return Hit(title, f"{row.model} · {row.uuid}", reverse("gpu", args=[row.uuid]), "cpu")
 
@@ -134,10 +134,10 @@ def quotas(principal: Principal, words: list[str]) -> list[Hit]:
     """Return quotas by tenant, resource and pool."""
     rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool")
     rows = filter_by_words(rows, "quota", ["tenant__slug", "resource", "pool__name"], words, name="tenant__slug")
-    return [_of_quota(row) for row in rows[:MOST]]
+    return [_quota_hit(row) for row in rows[:MOST]]
 
 
-def _of_quota(row: ResourceQuota) -> Hit:
+def _quota_hit(row: ResourceQuota) -> Hit:
     where = " " + _("in {pool}").format(pool=row.pool) if row.pool else ""
     detail = _("{0} of {1}").format(amount(row.used, row.resource), amount(row.hard, row.resource))
     return Hit(f"{row.tenant}, {RESOURCES[row.resource]}{where}", detail, reverse("quota", args=[row.pk]), "gauge")

@@ -98,7 +98,7 @@ class RangeForm(BoundForm):
     minimum = number(_("At least"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
     maximum = number(_("At most"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
     default = number(
-        _("Unless said"), most=MAX_AMOUNT, required=False, help_text=_("What a claim gets that does not say it.")
+        _("Unless said"), most=MAX_AMOUNT, required=False, help_text=_("The default for claims that do not set it.")
     )
 
     def __init__(self, *args: Any, row: Any = None, **kwargs: Any) -> None:
@@ -165,7 +165,7 @@ class NewBudgetForm(BudgetForm):
         begin, end = values.get("starts_at"), values.get("ends_at")
         once = values.get("period") == Period.CUSTOM
         if once and not self.errors and (begin is None or end is None or begin >= end):
-            self.add_error("ends_at", _("Give when it begins, and an end after that."))
+            self.add_error("ends_at", _("Enter a beginning, and an end after it."))
         if not once and (begin, end) != (None, None):
             self.add_error("starts_at", _("Only for a budget that is there once."))
         return values

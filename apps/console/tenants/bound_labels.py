@@ -79,7 +79,7 @@ class Members:
         return (pk for pk in self.names if (pk, resource) not in self.own)
 
 
-def of_limit(row: MemberLimit) -> str:
+def describe_limit(row: MemberLimit) -> str:
     """Return the limit in words: `max: core 200 %`."""
     who = row.user.get_username() if row.user else gettext("Each member")
     return f"{who}: {RESOURCE_WORDS[row.resource]} {amount(row.hard, row.resource)}"
@@ -96,7 +96,7 @@ def value_of(field: str, value: int | None) -> str:
     return str(value) if field == ClaimField.GPU_COUNT else percent(value)
 
 
-def of_range(row: LimitRange) -> str:
+def describe_range(row: LimitRange) -> str:
     """Return the range in words: `Memory: at least 1 GiB, at most 16 GiB, 4 GiB unless said`."""
     said = {name: value_of(row.field, getattr(row, name)) for name in ("minimum", "maximum", "default")}
     words = [
@@ -108,7 +108,7 @@ def of_range(row: LimitRange) -> str:
     return f"{where}: " + ", ".join(filter(None, words)).format(**said)
 
 
-def of_budget(row: Budget) -> str:
+def describe_budget(row: Budget) -> str:
     """Return the budget in words: `Each month: 100 GPU-hours`."""
     return f"{PERIODS[row.period]}: {gettext('{0} GPU-hours').format(f'{row.gpu_hours.normalize():f}')}"
 
@@ -127,7 +127,7 @@ def limits_effects(row: MemberLimit) -> list[Effect]:
         more = len(over) - MOST_HOLDERS
         said.append(ngettext("So does {0} more.", "So do {0} more.", more).format(more))
     if not over:
-        return [("check", gettext("Nobody whom it bounds holds more than that."))]
+        return [("check", gettext("Nobody under this limit holds more."))]
     return [("alert-triangle", words) for words in said]
 
 
@@ -154,9 +154,9 @@ def ranges_effects(row: LimitRange) -> list[Effect]:
     )
     said = [("alert-triangle", stay.format(number))] if number else []
     if not number:
-        said.append(("check", gettext("Every live claim keeps to it.")))
+        said.append(("check", gettext("Every live claim is within it.")))
     if row.default is not None:
-        words = gettext("A new claim that does not say it gets {0}.").format(value_of(row.field, row.default))
+        words = gettext("A new claim that does not set it gets {0}.").format(value_of(row.field, row.default))
         said.append(("check", words))
     return said
 
@@ -165,7 +165,7 @@ def budgets_effects(row: Budget) -> list[Effect]:
     """Return the present spending of the budget, and its effect."""
     standing = standing_of(row, now=timezone.now())
     if standing is None:
-        return [("clock", gettext("No period of it is now: it bounds nothing until it begins, or is over."))]
+        return [("clock", gettext("It has no current period: it has not begun, or has ended, and limits nothing."))]
     facts = {
         "spent": hours(standing.gpu_hours_spent),
         "whole": f"{row.gpu_hours.normalize():f}",

@@ -9,7 +9,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, table_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.console.tenants.bound_labels import FIELDS, MOST_HOLDERS, PERIODS, Members, hours, value_of
 from apps.console.tenants.tenants import find as find_tenant
@@ -36,7 +36,7 @@ def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpRespons
     of_members, members = _member_limits(tenant), Members(tenant)
     ranges = list(tenant.limit_ranges.select_related("pool").order_by("field", F("pool__name").asc(nulls_first=True)))
     budgets = [(row, _standing(row)) for row in tenant.budgets.prefetch_related("periods").order_by("period", "pk")]
-    if file := table_as_file(request):
+    if file := file_format(request):
         table = request.GET.get("table", "")
         name = table if table in COLUMNS else "members"
         rows = {
@@ -50,9 +50,9 @@ def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpRespons
         "tenant": tenant,
         "may_administer": principal.is_operator or tenant.pk in principal.with_role(Role.ADMIN),
         "part": part,
-        "limits": [_context(row, members) for row in part.object_list],
-        "ranges": [_range_shown(row) for row in ranges],
-        "budgets": [_budget_shown(row, standing) for row, standing in budgets],
+        "limits": [_limit_row(row, members) for row in part.object_list],
+        "ranges": [_range_row(row) for row in ranges],
+        "budgets": [_budget_row(row, standing) for row, standing in budgets],
         "nearly": NEARLY_PERCENT,
         "yours": yours(principal, tenant),
     }
@@ -65,14 +65,14 @@ def _member_limits(tenant: Tenant) -> Any:
     return rows.order_by(F("user__username").asc(nulls_first=True), "resource")
 
 
-def _context(row: MemberLimit, members: Members) -> dict[str, Any]:
+def _limit_row(row: MemberLimit, members: Members) -> dict[str, Any]:
     """Return a row of the table: the limit, its largest holders, and the number of further ones."""
     holders = members.holders(row)
     gone = row.user_id is not None and row.user_id not in members.names
     return {"row": row, "holders": holders[:MOST_HOLDERS], "more": max(0, len(holders) - MOST_HOLDERS), "gone": gone}
 
 
-def _range_shown(row: LimitRange) -> dict[str, Any]:
+def _range_row(row: LimitRange) -> dict[str, Any]:
     said = {name: value_of(row.field, getattr(row, name)) for name in ("minimum", "default", "maximum")}
     return {"row": row, "field": FIELDS[row.field], **said}
 
@@ -89,7 +89,7 @@ def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
     ]
 
 
-def _budget_shown(row: Budget, standing: Standing | None) -> dict[str, Any]:
+def _budget_row(row: Budget, standing: Standing | None) -> dict[str, Any]:
     """Return a row of the table; a new budget is counted within a minute, and until then shows no amount."""
     known = standing is not None and (standing.as_of > standing.starts_at or standing.percent >= 100)
     spent = hours(standing.gpu_hours_spent) if standing and known else None

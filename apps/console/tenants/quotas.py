@@ -64,7 +64,7 @@ class QuotaForm(ServiceForm):
     """The numbers that an operator sets."""
 
     hard = amount(_("Quota"), _("What the tenant may hold. Empty: unlimited; 0: none."))
-    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has it idle. Empty: all of it."))
+    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has idle quota. Empty: all of it."))
     lending_limit = amount(_("Lends"), _("Of the quota, to its cohort while idle. Empty: all of it."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 

@@ -90,13 +90,20 @@ def remove_quota(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
     except GpucloudError as error:
         refusal = describe_error(error)
     quota = find_quota(principal, pk)
-    shown = {**effect, "quota": quota, "tenant": tenant, "refusal": refusal, "may": not quota.used, **_charged(quota)}
+    shown = {
+        **effect,
+        "quota": quota,
+        "tenant": tenant,
+        "refusal": refusal,
+        "may": not quota.used,
+        **_charged_rows(quota),
+    }
     shown["after"] = _after(quota)
     refused = refusal and request.method == "POST"
     return render(request, "tenants/remove_quota.html", shown, status=409 if refused else 200)
 
 
-def _charged(quota: ResourceQuota) -> dict[str, Any]:
+def _charged_rows(quota: ResourceQuota) -> dict[str, Any]:
     """Return the claims and reservations that are charged to it."""
     of = {"tenant": quota.tenant, f"charged_{quota.resource}__gt": 0} | ({"pool": quota.pool} if quota.pool else {})
     claims, reservations = Claim.objects.filter(**of).order_by("name"), Reservation.objects.filter(**of)

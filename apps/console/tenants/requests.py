@@ -87,7 +87,7 @@ class RequestForm(ServiceForm):
         empty_label=_("All pools together"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("Than the quota has now."))
+    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota."))
     until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
@@ -107,7 +107,7 @@ class AnswerForm(ServiceForm):
         label=_("In words"),
         required=False,
         max_length=2000,
-        help_text=_("Who asked reads them. A refusal needs some."),
+        help_text=_("Shown to the requester. A refusal needs a reason."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
     amount = number(
@@ -168,7 +168,7 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             row = requests.ask(principal=principal, **form.cleaned_data)
-            messages.success(request, gettext("Asked. Operators see it on their page of requests."))
+            messages.success(request, gettext("The request is sent. Operators see it on the page of requests."))
             return redirect("request", uid=row.uid)
         except GpucloudError as error:
             form.refuse(error)

@@ -100,7 +100,7 @@ def _effects(tenant: Tenant, changes: dict[str, Any]) -> list[Effect]:
 
 
 def _moves(tenant: Tenant, cohort: str | None) -> list[tuple[str, str]]:
-    left = gettext("It leaves cohort {0} ({1}): they lend each other nothing any more.")
+    left = gettext("It leaves cohort {0} ({1}): they no longer lend each other quota.")
     joined = gettext("It joins cohort {0} ({1}): it and they lend each other what is idle of their quotas.")
     return [(name, words) for name, words in ((tenant.cohort, left), (cohort, joined)) if name]
 

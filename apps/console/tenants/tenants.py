@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.console.access import tokens
-from apps.console.shell.export import as_file, table_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.people import MemberForm
@@ -88,11 +88,11 @@ def tenant_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     rows = with_pressure(principal)
     if wanted:
         rows = rows.filter(Q(slug__icontains=wanted) | Q(name__icontains=wanted))
-    if file := table_as_file(request):
+    if file := file_format(request):
         return as_file(file, "tenants", COLUMNS, map(_facts, rows.iterator()))
     part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     quotas: dict[int, list[ResourceQuota]] = {}
-    for quota in _by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
+    for quota in _order_by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
         quotas.setdefault(quota.tenant_id, []).append(quota)
     shown = [{"tenant": tenant, "quotas": quotas.get(tenant.pk, [])[:3]} for tenant in part.object_list]
     template = "tenants/_rows.html" if wants_fragment(request) else "tenants/list.html"
@@ -131,7 +131,7 @@ def _facts(tenant: Any) -> dict[str, Any]:
     }
 
 
-def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
+def _order_by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
     # A hard limit of zero must not be a divisor.
     percent = ExpressionWrapper(100.0 * F("used") / NullIf(F("hard"), 0), output_field=FloatField())
     rows = quotas.select_related("tenant", "pool", "share").annotate(percent=percent)
@@ -143,7 +143,7 @@ def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
 def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> HttpResponseBase:
     """Show one tenant, its live fragment, or one of its tables as a file."""
     tenant = find(principal, slug)
-    quotas = _by_pressure(ResourceQuota.objects.filter(tenant=tenant))
+    quotas = _order_by_pressure(ResourceQuota.objects.filter(tenant=tenant))
     shown: dict[str, Any] = {
         "tenant": tenant,
         "quotas": quotas,
@@ -158,7 +158,7 @@ def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> Http
         "members": (MEMBERS, tenant.memberships.select_related("user").order_by("user__username"), _member_facts),
         "tokens": (tokens.COLUMNS, alive.with_makers().order_by("-pk"), tokens.facts),
     }
-    if file := table_as_file(request):
+    if file := file_format(request):
         table = request.GET.get("table", "")
         name = table if table in tables else "quotas"
         columns, rows, facts = tables[name]

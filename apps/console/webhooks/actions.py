@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 
 from apps.console.shell.forms import describe_error, posted_versions
 from apps.console.shell.page_access import page
-from apps.console.webhooks.webhooks import find, shown_once
+from apps.console.webhooks.webhooks import find, render_secret
 from apps.quotas.models import WebhookDelivery
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import hooks
@@ -32,7 +32,10 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
         lambda: hooks.change(principal=principal, hook=hook, versions=posted_versions(request), enabled=enabled),
     )
     if done:
-        on, off = gettext("It is on: what waits is sent now."), gettext("It is off: it is told nothing more.")
+        on, off = (
+            gettext("It is on: waiting messages are sent now."),
+            gettext("It is off: it receives no more messages."),
+        )
         messages.success(request, on if enabled else off)
     return redirect("webhook", uid=uid)
 
@@ -43,7 +46,7 @@ def rotate(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     """Replace the secret; this answer alone shows the new one."""
     hook = find(principal, uid)
     made = _attempt(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=posted_versions(request)))
-    return shown_once(request, *made) if made else redirect("webhook", uid=uid)
+    return render_secret(request, *made) if made else redirect("webhook", uid=uid)
 
 
 @require_POST
@@ -52,7 +55,7 @@ def test(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResp
     """Send a test message."""
     hook = find(principal, uid)
     if _attempt(request, lambda: hooks.send_test(principal=principal, hook=hook)):
-        messages.success(request, gettext("A test is on its way. What becomes of it is said below."))
+        messages.success(request, gettext("A test message is being sent. Its result appears below."))
     return redirect("webhook", uid=uid)
 
 
@@ -65,7 +68,7 @@ def redeliver(request: HttpRequest, principal: Principal, uid: uuid.UUID, delive
     if row is None:
         raise Http404("There is no such delivery that you may see.")
     if _attempt(request, lambda: hooks.redeliver(principal=principal, hook=hook, delivery=row)):
-        messages.success(request, gettext("It is sent once more, under the same id."))
+        messages.success(request, gettext("It is sent again, under the same id."))
     query = request.GET.urlencode()
     return redirect(reverse("webhook", args=[uid]) + (f"?{query}" if query else ""))
 

@@ -7,7 +7,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.checkbox_groups import boxes, grouped
+from apps.console.shell.checkbox_groups import boxes, group_boxes
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.owner_filter import administered_tenants
 from apps.quotas.models import EventKind, Tenant, Webhook
@@ -51,7 +51,7 @@ class WebhookForm(ServiceForm):
         help_text=_("For people."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-    events = boxes(_("It is told when"), EVENTS, error_messages={"required": _("Choose one at least.")})
+    events = boxes(_("Events"), EVENTS, error_messages={"required": _("Choose one at least.")})
 
     @property
     def usual(self) -> list[forms.BoundField]:
@@ -61,7 +61,7 @@ class WebhookForm(ServiceForm):
     @property
     def groups(self) -> Any:
         """The check boxes in groups."""
-        return grouped(self["events"])
+        return group_boxes(self["events"])
 
     def refuse(self, error: GpucloudError) -> None:
         """Show a refused URL beside its field."""
@@ -79,7 +79,7 @@ class NewWebhookForm(WebhookForm):
         label=_("Tenant"),
         to_field_name="slug",
         required=False,
-        help_text=_("Whose events it is told of. It cannot be changed later."),
+        help_text=_("The tenant whose events it receives. It cannot be changed later."),
         widget=forms.Select(attrs=SELECT),
     )
     field_order = ("tenant", "url", "description", "events")

@@ -155,7 +155,7 @@ def _apply_change(request: HttpRequest, principal: Principal, form: ChangeForm) 
     version, changes, hook = form.cleaned_data["version"], form.changes, form.hook
     versions = None if version is None else frozenset({version})
     if not changes:
-        messages.success(request, gettext("Nothing was to be changed."))
+        messages.success(request, gettext("Nothing has changed."))
         return {}, True
     try:
         hooks.change(principal=principal, hook=hook, versions=versions, **changes)

@@ -29,7 +29,7 @@ def main() -> None:
     reader = HealthReader(nvml)
     questions: dict[str, tuple[float, Callable[[], object]]] = {
         "sample": (sampling.TICK_SECONDS, nvml.sample),
-        "listed": (audit.LOOK_SECONDS, nvml.listed),
+        "listed": (audit.LOOK_SECONDS, nvml.list_processes),
         "vitals": (checkup.LOOK_SECONDS, reader.read),
     }
     took: dict[str, list[float]] = {name: [] for name in questions}
