@@ -383,7 +383,7 @@ class Daemon:
 
     def _status(self, caller: Caller) -> Answer:
         if not authorization.is_operator(caller):
-            return Refusal(code="not-allowed", detail="Only the agent's own user and root may see what it holds.")
+            return Refusal(code="not-allowed", detail="Only the agent's own user and root may see its status.")
         return Status(
             node=self._node_name,
             server=self._settings.server,

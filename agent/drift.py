@@ -95,7 +95,7 @@ class Drifts:
             log.warning("drift-not-mended", kind=one.kind, claim=one.claim_uid, reason=str(error))
             return False
         log.info("drift-mended", kind=one.kind, claim=one.claim_uid)
-        self._report("drift-repaired", f"{one.detail} It was put right.")
+        self._report("drift-repaired", f"{one.detail} It was repaired.")
         return True
 
     def _find_all(self) -> Iterator[DriftFinding]:

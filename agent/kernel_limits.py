@@ -134,5 +134,5 @@ class KernelLimits:
 def _describe(key: Key, reason: str) -> str:
     return (
         f"The kernel does not limit the memory of {key.group} on {key.gpu_uuid}: {reason}. "
-        "There libvcuda alone holds the limit."
+        "There libvcuda alone enforces the limit."
     )

@@ -155,4 +155,4 @@ def ask(path: Path, request: Request, *, seconds: float = TIMEOUT_SECONDS) -> En
     try:
         return msgspec.json.decode(line, type=Environment | Refusal | Status | Checked)
     except msgspec.DecodeError as error:
-        raise Unreachable(f"What answers at {path} is no agent of this version: {error}.") from error
+        raise Unreachable(f"The process at {path} is not an agent of this version: {error}.") from error

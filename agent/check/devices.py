@@ -74,11 +74,11 @@ def others(root: Path = Path("/")) -> Check:
     text = preload.read_text(errors="replace") if preload.is_file() else ""
     found |= {f"{match.group()} in {preload}" for match in PRELOADED.finditer(text)}
     if not found:
-        return ok("other-sharing", "nothing else here shares out GPUs")
+        return ok("other-sharing", "no other software shares the GPUs")
     return warning(
         "other-sharing",
         f"found {', '.join(sorted(found))}",
-        "Two systems that share one GPU know nothing of each other: keep one of them on this machine.",
+        "Two systems that share one GPU do not coordinate: keep only one of them on this machine.",
     )
 
 

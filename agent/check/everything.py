@@ -53,7 +53,7 @@ def _run_check(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (OSError, ValueError) as error:
-        return warning(name, f"this could not be looked at: {error}", "Run the check as the agent's own user.")
+        return warning(name, f"this could not be checked: {error}", "Run the check as the agent's own user.")
 
 
 def _inventory(nvml_library: Path | None) -> Inventory:

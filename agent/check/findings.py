@@ -40,7 +40,7 @@ def _ask(settings: Settings) -> Checked | str:
     if isinstance(answer, Refusal):
         return answer.detail.rstrip(".")
     if not isinstance(answer, Checked):
-        return f"what answers at {path} makes no sense"
+        return f"the answer at {path} is not valid"
     if answer.server != settings.server:
         return f"the one at {path} belongs to {answer.server}"
     return answer

@@ -20,7 +20,7 @@ def cgroup(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
     return warning(
         "cgroup",
         f"no cgroups at {root}",
-        "Processes in containers cannot be told apart without: mount /sys/fs/cgroup, read-only will do.",
+        "Without cgroups, processes in containers cannot be identified: mount /sys/fs/cgroup, read-only is enough.",
     )
 
 
@@ -29,7 +29,7 @@ def visibility(*, pids_are_ours: bool) -> Check:
     if not processes.find(1):
         return failed(
             "processes",
-            "/proc shows other users' processes to nobody else (hidepid)",
+            "/proc hides the processes of other users (hidepid)",
             "Run the agent as root, or mount /proc with gid= of a group that it is in.",
         )
     if pids_are_ours or processes.sees_all():
@@ -37,7 +37,7 @@ def visibility(*, pids_are_ours: bool) -> Check:
     return warning(
         "processes",
         "the agent sees its own pid namespace only",
-        "Programs elsewhere cannot be told apart or ended: start the agent's container with --pid=host.",
+        "Other programs cannot be identified or ended: start the agent's container with --pid=host.",
     )
 
 
@@ -48,5 +48,5 @@ def user() -> Check:
     return warning(
         "user",
         f"uid {os.getuid()}",
-        "Programs of the same user can write the pages: limits then hold against mistakes only. Run it as root.",
+        "Programs of the same user can write the pages: limits then prevent mistakes only. Run it as root.",
     )

@@ -59,7 +59,7 @@ def state_dir(path: Path) -> Check:
             "Free space, or set GPUCLOUD_STATE_DIR.",
         )
     if there == path and path.stat().st_mode & 0o077:
-        return warning("state-dir", f"others may look into {path}", f"It holds the agent's key: chmod 700 {path}.")
+        return warning("state-dir", f"other users may read {path}", f"It holds the agent's key: chmod 700 {path}.")
     return ok("state-dir", f"{path}, writable")
 
 
@@ -70,7 +70,7 @@ def disk(path: Path) -> Check:
     free = facts.f_bavail * facts.f_frsize
     words = f"{free // MIB} MiB free at {there}"
     if free < TOO_LOW_BYTES:
-        return failed("disk", words, "Free some: what is wanted would no longer be known after a restart of the agent.")
+        return failed("disk", words, "Free some: otherwise the wanted state is lost at a restart of the agent.")
     return ok("disk", words) if free >= LOW_BYTES else warning("disk", words, "Free some before it is full.")
 
 

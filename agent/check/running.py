@@ -42,7 +42,7 @@ class SelfCheck:
     async def answer(self, caller: Caller) -> Answer:
         """Run the whole self-check for root or the agent's own user; callers at the same time share one run."""
         if not authorization.is_operator(caller):
-            return Refusal(code="not-allowed", detail="Only the agent's own user and root may let it check itself.")
+            return Refusal(code="not-allowed", detail="Only the agent's own user and root may run its self-check.")
         if self._whole is None or self._whole.done():
             self._whole = asyncio.create_task(self._run())
         try:

@@ -18,7 +18,7 @@ def as_table(findings: Findings) -> str:
             lines.append(f"{' ' * (width + 8)}→ {check.cure}")
     failed = sum(check.state == "failed" for check in checks)
     warned = sum(check.state == "warning" for check in checks)
-    lines.append(f"{failed} failed, {warned} to look at, {len(checks) - failed - warned} in order")
+    lines.append(f"{failed} failed, {warned} warnings, {len(checks) - failed - warned} in order")
     lines.append(findings.words)
     return "\n".join(lines)
 

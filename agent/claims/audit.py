@@ -228,7 +228,7 @@ def _describe_unlimited(runtime: ClaimRuntime | None) -> str:
     if runtime is None:
         return "uses a GPU of this node outside of every claim, so that nothing limits it"
     if runtime.damaged:
-        return "belongs to a claim whose usage page is damaged, so that nothing shows what it uses"
+        return "belongs to a claim whose usage page is damaged, so that its usage is unknown"
     return (
         "has no slot in the claim's usage page, so that nothing limits it: it was started without LD_PRELOAD, is "
         "linked statically, or forged or erased its slot"

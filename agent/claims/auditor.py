@@ -120,7 +120,7 @@ class Auditor:
             return
         self._ending[finding.process] = (now if begun is None else begun, begun is not None)
         whose = "this machine's GPUCLOUD_AUDIT" if self._set else "the pool's audit_policy"
-        words = f"{finding.detail} It got {number.name}, as {whose} wants it: kill."
+        words = f"{finding.detail} It got {number.name}, as {whose} orders: kill."
         code = "process-ended" if begun is None else "process-killed"
         log.warning(code, pid=finding.process.pid, why=finding.code)
         self._tell(wire.Event(at=at, code=code, detail=words, process=finding.facts))

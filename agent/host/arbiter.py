@@ -101,7 +101,7 @@ class Arbiter:
             await _end(self._process)
             self._process = None
         if code == EXIT_TAKEN:
-            return code, f"Another arbiter holds {self._lock}; it is waited for"
+            return code, f"Another arbiter holds {self._lock}; waiting for it"
         return code, f"The arbiter ended with code {code}" if code >= 0 else f"The arbiter was ended by signal {-code}"
 
 

@@ -96,7 +96,7 @@ def _upgrade(options: argparse.Namespace) -> int:
         path, digest = _find_bundle(server)
         content = _get(f"{server}{path}")
         if hashlib.sha256(content).hexdigest() != digest:
-            raise install.Refused("What the server sent is not what it says that it sends; nothing was changed.")
+            raise install.Refused("The bundle does not match the server's digest; nothing was changed.")
         with tempfile.NamedTemporaryFile(suffix=".pyz") as file:
             file.write(content)
             file.flush()
@@ -117,7 +117,7 @@ def _find_bundle(server: str) -> tuple[str, str]:
     except (ValueError, LookupError, TypeError):
         path = digest = None
     if not isinstance(digest, str) or not isinstance(path, str) or not path.startswith("/"):
-        raise install.Refused(f"What answers at {server} is no gpucloud server; nothing was changed.")
+        raise install.Refused(f"The server at {server} is not a gpucloud server; nothing was changed.")
     return path, digest
 
 

@@ -70,7 +70,7 @@ def _refuse_other_pages(order: Order) -> None:
         raise Refused(
             f"{len(claims)} claims lie on this machine with pages of version {now}, and this bundle's library reads "
             f"version {then}: their next programs would start without limits. Cordon the node and release them first; "
-            "--force goes on all the same."
+            "--force continues anyway."
         )
 
 

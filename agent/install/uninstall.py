@@ -30,7 +30,7 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
         raise Refused(
             f"{len(claims)} claims lie on this machine ({', '.join(claims[:4])}{', …' if len(claims) > 4 else ''}). "
             "Cordon the node, release them and try again. With --force their programs run on under their last limits, "
-            "which nobody can change or end any more."
+            "which can no longer be changed or ended."
         )
     if layout.has_systemd:
         systemd.take_away(layout)

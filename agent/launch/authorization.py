@@ -78,7 +78,7 @@ def find_obstacle(node: Node, library: Library, wanted: list[wire.Assignment]) -
         refusal = _not_in_force(node, wanted) or _unusable(node.runtimes[claim_uid])
     if refusal is None and not library.path.is_file():
         # ld.so would only warn, and the program would run without limits.
-        words = f"The library that holds programs to their limits is not at {library.path}."
+        words = f"The library that enforces limits is not at {library.path}."
         return Refusal(code="failed", detail=words)
     return refusal
 

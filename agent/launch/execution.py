@@ -132,9 +132,9 @@ def _ask_server(claim: str, url: str, token: str) -> Key:
             raise LaunchError(f"Unknown claim {claim}: there is none of this uid that your token may see.") from error
         raise LaunchError(f"The control plane refused: {error}") from error
     except rest.Unreachable as error:
-        raise LaunchError(f"The control plane does not help: {error}") from error
+        raise LaunchError(f"The control plane cannot be used: {error}") from error
     except msgspec.ValidationError as error:
-        raise LaunchError(f"The control plane's answer about claim {claim} makes no sense: {error}.") from error
+        raise LaunchError(f"The control plane's answer about claim {claim} is not valid: {error}.") from error
     return Key(claim_environment.secret, Path(claim_environment.agent_socket), claim_environment.node)
 
 
@@ -164,4 +164,4 @@ def _ask_agent(key: Key, request: Request) -> Environment | Refusal:
         raise LaunchError(f"{error}{where}") from error
     if isinstance(answer, Environment | Refusal):
         return answer
-    raise LaunchError(f"What answers at {key.socket} is not an agent.")
+    raise LaunchError(f"The process at {key.socket} is not an agent.")

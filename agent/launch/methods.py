@@ -83,7 +83,7 @@ class LaunchMethods:
         self._made = made
         if wanted and not self._library.path.is_file():
             # ld.so would only warn, and the program would run without limits.
-            problems.append(f"The library that holds programs to their limits is not at {self._library.path}.")
+            problems.append(f"The library that enforces limits is not at {self._library.path}.")
             wanted = {}
         elif wanted:
             wanted |= self._shared_files()

@@ -24,7 +24,7 @@ def ask(run_dir: Path) -> Status:
     if isinstance(answer, Refusal):
         raise StatusError(answer.detail)
     if not isinstance(answer, Status):
-        raise StatusError("The agent's answer makes no sense.")
+        raise StatusError("The agent's answer is not valid.")
     return answer
 
 

@@ -39,7 +39,7 @@ async def test_what_is_no_gpucloud_server_is_refused_in_words(
 ) -> None:
     said = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body
     assert await upgraded(said, tmp_path, monkeypatch) == command.REFUSED
-    assert "is no gpucloud server; nothing was changed" in capsys.readouterr().err
+    assert "is not a gpucloud server; nothing was changed" in capsys.readouterr().err
 
 
 async def test_what_speaks_no_http_is_said_to(

@@ -137,7 +137,7 @@ def test_an_empty_node_moves_and_one_with_claims_does_not(cast: Cast, machine: M
     status, page = sent(olga, SETTINGS, asked)
     assert (status, Node.objects.get(name="gpu1").pool.name) == (200, "spare")
     assert "Changed by user:olga at" in page
-    assert "It is now: pool spare, drift waits for a word." in page
+    assert "It is now: pool spare, drift waits for an operator." in page
     assert sent(olga, SETTINGS, {**asked, "version": hidden_version(page)})[0] == 302
     placed(cast, machine)
     page = text(olga, SETTINGS)
