@@ -175,7 +175,7 @@ def test_another_secret_is_shown_once_and_who_confirms_an_old_page_is_told(cast:
 
 def test_a_tests_outcome_is_in_the_living_part(cast: Cast, anna: Client, receiver: Receiver) -> None:
     hook = made(cast.acme, receiver.url)
-    assert "A test is on its way" in act(anna, hook, "test")
+    assert "A test message is being sent" in act(anna, hook, "test")
     sending.deliver()
     receiver.answer = lambda _: (500, {})
     outbox.tell("claim.active", tenant=cast.acme, claim={"name": "<b>"})
