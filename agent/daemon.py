@@ -84,11 +84,9 @@ class Daemon:
         self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)
+        report_files = partial(self._tell, "ways-not-written")
         self._launch_methods = LaunchMethods(
-            library=settings.library,
-            run_dir=run_dir,
-            cdi_dir=settings.cdi_dir,
-            report=partial(self._tell, "ways-not-written"),
+            library=settings.library, run_dir=run_dir, cdi_dir=settings.cdi_dir, report=report_files
         )
         health = self._checkup.health
         self._kubelet = kubelet.create(settings, self._node, self._launch_methods, health, lambda: self._inventory)

@@ -29,7 +29,7 @@ async def test_the_pool_says_what_becomes_of_what_is_found(
     os.kill(bad.pid, signal.SIGSTOP)
     policy = wire.NodePolicy(audit="kill")
     await link.send(wire.Desired(frame=2, assignments=[held], policy=policy))
-    assert "as the pool's audit_policy wants it" in (await found(link, "process-ended", bad.pid)).detail
+    assert "as the pool's audit_policy orders" in (await found(link, "process-ended", bad.pid)).detail
     assert "SIGKILL" in (await found(link, "process-killed", bad.pid)).detail
     assert await asyncio.to_thread(bad.wait, 5) == -9
 
