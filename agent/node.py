@@ -200,7 +200,7 @@ class Node:
             seen,
             {uid: one.members.living() for uid, one in self.runtimes.items()},
             {str(one.directory): uid for uid, one in self.runtimes.items()},
-            may_hold=lambda uid, process: self.runtimes[uid].may_hold(process),
+            accepts=lambda uid, process: self.runtimes[uid].accepts(process),
             me=os.getpid(),
         )
 

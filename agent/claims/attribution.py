@@ -45,13 +45,13 @@ def attribute(
     members: Mapping[str, Iterable[Process]],
     directories: Mapping[str, str],
     *,
-    may_hold: Callable[[str, Process], bool],
+    accepts: Callable[[str, Process], bool],
     me: int,
 ) -> dict[str, set[Process]]:
     """Return the processes of each claim. `members`: the known ones, by claim; `directories`: the claim of each.
 
-    `may_hold`: returns whether a process may name a claim in its environment. `me` and its ancestors belong to a claim
-    only as known members.
+    `accepts`: returns whether a claim accepts a process that names it in its environment. `me` and its ancestors belong
+    to a claim only as known members.
     """
     # 1. Attribute the known members, and processes that name a claim's directory and may do so.
     by_pid = {one.process.pid: one for one in seen}
@@ -59,7 +59,7 @@ def attribute(
     claims: dict[int, str] = {}
     for pid, one in by_pid.items():
         named = directories.get(one.directory or "")
-        claim = known.get(one.process) or (named if named is not None and may_hold(named, one.process) else None)
+        claim = known.get(one.process) or (named if named is not None and accepts(named, one.process) else None)
         if claim is not None:
             claims[pid] = claim
     spared = _with_ancestors(me, by_pid)
@@ -171,5 +171,5 @@ def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
 def _by_directory(process: Process, runtimes: Mapping[str, ClaimRuntime]) -> str | None:
     directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
     return next(
-        (uid for uid, one in runtimes.items() if str(one.directory) == directory and one.may_hold(process)), None
+        (uid for uid, one in runtimes.items() if str(one.directory) == directory and one.accepts(process)), None
     )

@@ -237,8 +237,8 @@ class ClaimRuntime:
         """The user whose processes may write the usage page."""
         return self._usage.owner_uid
 
-    def may_hold(self, process: Process) -> bool:
-        """Return whether the process may name this claim in its environment: its user may write the usage page."""
+    def accepts(self, process: Process) -> bool:
+        """Return whether to accept a process that names this claim in its environment: its user may write the page."""
         uid = processes.user(process)
         return uid is not None and self._usage.may_write(uid)
 

@@ -309,7 +309,7 @@ def test_processes_are_divided_by_membership_directory_container_and_descent() -
         seen(52, 1, container="of both"),
     ]
     divided = attribution.attribute(
-        machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, may_hold=anybody, me=10
+        machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, accepts=anybody, me=10
     )
     assert pids(divided) == {"a": [20, 21, 30, 31, 32, 33, 34, 50], "b": [22, 23, 51]}
 
@@ -317,7 +317,7 @@ def test_processes_are_divided_by_membership_directory_container_and_descent() -
 def test_whose_word_does_not_count_is_no_claims() -> None:
     machine = [seen(20, 1, directory="/b"), seen(21, 20)]
     divided = attribution.attribute(
-        machine, {"a": [], "b": []}, {"/b": "b"}, may_hold=lambda claim, _: claim != "b", me=10
+        machine, {"a": [], "b": []}, {"/b": "b"}, accepts=lambda claim, _: claim != "b", me=10
     )
     assert pids(divided) == {}
 
@@ -330,5 +330,5 @@ def test_neither_the_agent_nor_who_started_it_is_a_claims_by_descent_or_containe
         seen(4, 3, container="c"),
         seen(5, 1, container="c"),
     ]
-    divided = attribution.attribute(machine, {}, {"/a": "a"}, may_hold=anybody, me=4)
+    divided = attribution.attribute(machine, {}, {"/a": "a"}, accepts=anybody, me=4)
     assert pids(divided) == {"a": [2]}

@@ -185,12 +185,12 @@ async def test_a_programs_word_that_it_is_a_claims_counts_where_it_may_write_the
     counts = []
     for user in (0, os.getuid(), 61001, None):
         monkeypatch.setattr(processes, "user", lambda _, user=user: user)
-        counts.append(runtime.may_hold(processes.myself()))
+        counts.append(runtime.accepts(processes.myself()))
     assert counts == [True, True, False, False]
     # A pod's: its programs are of whatever users its images name.
     runtime.share()
     monkeypatch.setattr(processes, "user", lambda _: 61001)
-    assert runtime.may_hold(processes.myself())
+    assert runtime.accepts(processes.myself())
 
 
 def test_a_claim_without_a_hierarchy_has_no_groups_and_no_errors() -> None:

@@ -51,7 +51,7 @@ def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc
     proc(f"/proc/{PARENT}/cgroup", f"{user}/{ID}.scope\n".encode())
     machine = [ProcessInfo(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
     members = {"a": [Process(PARENT, 1)]}
-    assert attribution.attribute(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
+    assert attribution.attribute(machine, members, {}, accepts=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
     # The control: what runs further below is in the same container.
     proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
     assert container(PARENT) == container(ME)

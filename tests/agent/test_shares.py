@@ -169,15 +169,15 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
         program.wait()
 
 
-@pytest.mark.parametrize(("may_hold", "has_slot"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("accepts", "has_slot"), [(True, False), (False, False), (True, True)])
 def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_that_it_is_the_claims(
-    monkeypatch: pytest.MonkeyPatch, may_hold: bool, has_slot: bool
+    monkeypatch: pytest.MonkeyPatch, accepts: bool, has_slot: bool
 ) -> None:
     gpu, me = "GPU-00000000-0000-0000-0000-000000000000", processes.myself()
     monkeypatch.setattr(processes, "variable", lambda *_: "/claims/b")
     runtime: Any = SimpleNamespace(
         directory=Path("/claims/b"),
-        may_hold=lambda process: may_hold,
+        accepts=lambda process: accepts,
         members=SimpleNamespace(living=list),
         occupant=lambda key: "an assignment",
         alone_percent=lambda uid: 20,
@@ -189,4 +189,4 @@ def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_t
         it.run([Listed(gpu, me.pid, 0)], {"b": runtime}, now=float(now), measured={gpu: {me.pid: 100.0}})
     assert list(it._over) == ([("b", gpu)] if has_slot else [])
     # Whose it is said to be is told all the same, where its user may say so.
-    assert [one.facts.claim_uid for one in it.findings] == ["b" if may_hold else None]
+    assert [one.facts.claim_uid for one in it.findings] == ["b" if accepts else None]
