@@ -1,7 +1,7 @@
-"""The node daemon: makes one machine match what the control plane wants, and says what it sees.
+"""The node daemon: applies the state that the control plane wants on one machine, and reports what it measures.
 
-`python -m agent run` is the daemon; `python -m agent exec` starts a program under a claim's limits;
-`python -m agent status` shows what the daemon holds. Nothing here imports the control plane.
+`python -m agent run` is the daemon; `python -m agent exec` starts a program under a claim's limits; `python -m agent
+status` prints the claims that the daemon manages. Nothing here imports the control plane.
 """
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""The agent's command line; `python -m agent --help` says what there is."""
+"""The agent's command line; `python -m agent --help` lists the commands."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ EXIT_USAGE = 2
 
 RUN_WORDS = """\
 The daemon. Its first start enrols the node with the one-time token in GPUCLOUD_ENROL_TOKEN; later ones need none.
-SIGTERM ends it at once; pages and programs stay, under their last limits, and the next start takes them over."""
+SIGTERM ends it at once; pages and programs stay, under their last limits, and the next start adopts them."""
 RUN_MORE = """\
 environment:
   GPUCLOUD_ENROL_TOKEN   one-time token (gpe_...) of a new node
@@ -26,19 +26,19 @@ environment:
   GPUCLOUD_LIBRARY       libvcuda.so; libvcuda-pages.so and vcuda-arbiter lie beside it
   GPUCLOUD_SIM_NODE      a virtual node's file: simulated GPUs instead of NVML's
   GPUCLOUD_SIM_DRIVER    directory of the simulated driver (else sim/ beside GPUCLOUD_LIBRARY)
-  GPUCLOUD_AUDIT         warn, kill or off: of GPU processes that no limit holds, whatever the pool wants
-  GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager's is 5678
+  GPUCLOUD_AUDIT         warn, kill or off: what to do with unlimited GPU processes; overrides the pool
+  GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager uses 5678
   GPUCLOUD_KUBELET_DIR   directory of kubelet.sock, like /var/lib/kubelet/device-plugins: be its device plugin (off)
   GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else ../pod-resources/kubelet.sock from there)
-  GPUCLOUD_KUBERNETES_NODE  what the cluster calls this machine (else its host name)
-  GPUCLOUD_CLUSTER       enrol by the word of this cluster (its name at the server), without a one-time token
-  GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that (else /var/run/secrets/gpucloud/token)
-  GPUCLOUD_CGROUPS       off: a claim's programs stay in the control groups that they came from (on)
-  GPUCLOUD_HEALTH_HOLD_SECONDS  a GPU that recovered takes no new claims for so long (300)
-  GPUCLOUD_LEAST_FREE_MIB       with less room in the state or run directory the node says so (16)
-  GPUCLOUD_DRIFT_SECONDS between two looks for pages that somebody changed (5)
-  GPUCLOUD_RELEASE_GRACE_SECONDS  between SIGTERM and SIGKILL when a claim is released (10)
-  GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause between two tries to connect (8)
+  GPUCLOUD_KUBERNETES_NODE  this machine's node name in the cluster (else its host name)
+  GPUCLOUD_CLUSTER       enrol through this cluster (its name at the server), without a one-time token
+  GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that enrolment (else /var/run/secrets/gpucloud/token)
+  GPUCLOUD_CGROUPS       off: a claim's programs stay in their original control groups (on)
+  GPUCLOUD_HEALTH_HOLD_SECONDS  seconds that a recovered GPU takes no new claims (300)
+  GPUCLOUD_LEAST_FREE_MIB       the node reports less free space in the state or run directory (16)
+  GPUCLOUD_DRIFT_SECONDS seconds between two checks for changed pages (5)
+  GPUCLOUD_RELEASE_GRACE_SECONDS  seconds between SIGTERM and SIGKILL when a claim is released (10)
+  GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""
 EXEC_WORDS = """\
@@ -46,23 +46,23 @@ Start a program under a claim's limits. This process becomes the program: its pi
 EXEC_MORE = """\
 environment, either of:
   GPUCLOUD_URL with GPUCLOUD_TOKEN or GPUCLOUD_TOKEN_FILE      ask the control plane for the claim's secret
-  GPUCLOUD_CLAIM_SECRET with GPUCLOUD_AGENT_SOCKET             no control plane needed
+  GPUCLOUD_CLAIM_SECRET with GPUCLOUD_AGENT_SOCKET             needs no control plane
 The token and the secret are not passed on to the program.
 
 exit codes: the program's, or 125 the claim cannot be used, 126 the command cannot be run, 127 it was not found,
 2 bad usage"""
 CHECK_MORE = """\
-It changes nothing. Where an agent runs, that agent looks: what it finds holds in its unit's sandbox. Without one, or
-for another user than root and the agent's own, this command looks; the last line says which. The environment is that
-of `agent run`.
+It changes nothing. A running agent runs the checks itself, inside its unit's sandbox. Without a running agent, or for
+a user other than root and the agent's own, this command runs them; the last line says which. It reads the same
+environment variables as `agent run`.
 
 exit codes: 0 nothing failed, 1 something did, 2 bad usage or settings"""
 
 ENROL_WORDS = """\
-Give the one-time token in GPUCLOUD_ENROL_TOKEN for a key of this machine's own. A node stays what it is."""
+Exchange the one-time token in GPUCLOUD_ENROL_TOKEN for a key of this machine's own. An enrolled node stays enrolled."""
 GIVE_WORDS = """\
-Let another user's programs in under a claim, before a container or a unit of that user is started: its usage page
-becomes that user's. Without --user, yours. The claim is opened as by `agent exec`."""
+Let another user's programs run under a claim, before a container or a unit of that user starts: that user becomes the
+owner of the claim's usage page. Without --user, you do. The claim is opened as by `agent exec`."""
 
 RAW = argparse.RawDescriptionHelpFormatter
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
@@ -70,7 +70,7 @@ UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def main() -> int:
-    """Run the named command; the exit code."""
+    """Run the command named on the command line; return its exit code."""
     options = _parser().parse_args()
     command: Callable[[argparse.Namespace], int] = options.call
     return command(options)
@@ -81,16 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agent", description=words)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     run = commands.add_parser("run", help="the daemon", description=RUN_WORDS, epilog=RUN_MORE, formatter_class=RAW)
-    run.add_argument("--server", metavar="URL", help="the control plane's address, like http://127.0.0.1:8000")
-    run.add_argument("--state-dir", metavar="DIR", help="where identity and last wanted state are kept")
+    run.add_argument("--server", metavar="URL", help="address of the control plane, like http://127.0.0.1:8000")
+    run.add_argument("--state-dir", metavar="DIR", help="directory of the identity and the last wanted state")
     run.set_defaults(call=_run)
-    _add_ways_in(commands)
-    _add_questions(commands)
+    _add_launch_commands(commands)
+    _add_status_and_check(commands)
     _add_installation(commands)
     return parser
 
 
-def _add_ways_in(commands: Commands) -> None:
+def _add_launch_commands(commands: Commands) -> None:
     launch = commands.add_parser(
         "exec",
         help="start a program under a claim",
@@ -100,36 +100,38 @@ def _add_ways_in(commands: Commands) -> None:
         usage="agent exec [-h] [--wait SECONDS] CLAIM -- COMMAND [ARGUMENT ...]",
     )
     launch.add_argument(
-        "--wait", type=_seconds, default=10.0, metavar="SECONDS", help="for the claim to be in force (10)"
+        "--wait", type=_seconds, default=10.0, metavar="SECONDS", help="longest wait until the claim is in force (10)"
     )
     launch.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
     launch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     launch.set_defaults(call=_exec, parser=launch)
-    give = commands.add_parser("give", help="let a user's programs in", description=GIVE_WORDS, formatter_class=RAW)
+    give = commands.add_parser(
+        "give", help="let a user's programs run under a claim", description=GIVE_WORDS, formatter_class=RAW
+    )
     give.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
-    give.add_argument("--user", type=_user, metavar="UID[:GID]", help="whose; only root may name another than itself")
+    give.add_argument("--user", type=_user, metavar="UID[:GID]", help="the user; only root may name another user")
     give.set_defaults(call=_give)
 
 
-def _add_questions(commands: Commands) -> None:
+def _add_status_and_check(commands: Commands) -> None:
     status = commands.add_parser(
-        "status", help="what the agent holds", description="What the agent of this machine holds."
+        "status", help="list the agent's claims", description="Print the claims that this machine's agent manages."
     )
     status.add_argument("--run-dir", metavar="DIR", help="of the agent (else GPUCLOUD_RUN_DIR, or the default)")
     status.add_argument("--state-dir", metavar="DIR", help="of the agent, to find its default run directory")
-    status.add_argument("--json", action="store_true", help="for programs")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(call=_status)
     check = commands.add_parser(
         "check",
-        help="what this machine lacks for an agent",
-        description="Looks at everything that an agent needs, and says in words what is missing and what to do.",
+        help="check this machine for what an agent needs",
+        description="Check everything that an agent needs; print what is missing and how to fix it.",
         epilog=CHECK_MORE,
         formatter_class=RAW,
     )
     check.add_argument("--server", metavar="URL", help="the control plane's address (else GPUCLOUD_SERVER)")
     check.add_argument("--state-dir", metavar="DIR", help="of the agent (else GPUCLOUD_STATE_DIR, or the default)")
-    check.add_argument("--json", action="store_true", help="for programs")
-    check.add_argument("--here", action="store_true", help="look from this process, though an agent runs")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--here", action="store_true", help="run the checks in this process even if an agent runs")
     check.set_defaults(call=_check)
 
 
@@ -137,10 +139,10 @@ def _add_installation(commands: Commands) -> None:
     enrol = commands.add_parser("enrol", help="make this machine a node", description=ENROL_WORDS)
     enrol.add_argument("--server", metavar="URL", help="the control plane's address (else GPUCLOUD_SERVER)")
     enrol.add_argument("--state-dir", metavar="DIR", help="of the agent (else GPUCLOUD_STATE_DIR, or the default)")
-    enrol.add_argument("--anew", action="store_true", help="though it is one: drop its key first")
+    enrol.add_argument("--anew", action="store_true", help="enrol again: drop this machine's key first")
     enrol.set_defaults(call=_enrol)
-    installing.add_upgrade(commands.add_parser("upgrade", help="replace the agent by the server's version"))
-    installing.add_uninstall(commands.add_parser("uninstall", help="take the agent away from this machine"))
+    installing.add_upgrade(commands.add_parser("upgrade", help="replace the agent with the server's version"))
+    installing.add_uninstall(commands.add_parser("uninstall", help="remove the agent from this machine"))
 
 
 def _uid(text: str) -> str:
@@ -215,10 +217,10 @@ def _status(options: argparse.Namespace) -> int:
     run_dir = options.run_dir or os.environ.get("GPUCLOUD_RUN_DIR")
     state_dir = options.state_dir or os.environ.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent"
     try:
-        told = status.ask(Path(run_dir) if run_dir else rundir.default(Path(state_dir)))
+        found = status.ask(Path(run_dir) if run_dir else rundir.default(Path(state_dir)))
     except status.StatusError as error:
         return _fail(error, EXIT_FAILED)
-    sys.stdout.write((status.as_json(told) if options.json else status.as_table(told)) + "\n")
+    sys.stdout.write((status.as_json(found) if options.json else status.as_table(found)) + "\n")
     return 0
 
 

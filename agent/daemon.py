@@ -1,8 +1,8 @@
-"""The agent at work: its parts, and the loops that keep them going.
+"""The running agent: its parts, and the loops that drive them.
 
-Its loops. The link keeps the connection and applies what comes over it. The watch looks at the claims' processes, and
-more often while something is to end. The samples are taken once a second, the audit looks at the GPUs' processes,
-the arbiter is kept running. A stuck driver call can hold up samples and audit only: NVML has a thread of its own.
+The link keeps the connection and applies what it receives. The watch loop checks the claims' processes, more often
+while some are to end. Samples are taken once a second, the audit checks the GPUs' processes, the arbiter is kept
+running. A stuck driver call can hold up samples and audit only: NVML has a thread of its own.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from agent.backoff import Backoff
 from agent.check.running import SelfCheck
 from agent.claims import audit, auditor
 from agent.claims.abi import PagesLibrary
-from agent.claims.failures import Troubles, named
+from agent.claims.failures import ClaimFailures, describe_processes
 from agent.claims.meter import Meter
 from agent.claims.registry import Registry
 from agent.drift import Drifts
 from agent.host import cgroups, checkup
 from agent.host.arbiter import Arbiter
-from agent.host.checkup import Around
-from agent.host.exits import Deaths
+from agent.host.checkup import CheckupInputs
+from agent.host.exits import ExitWatcher
 from agent.host.gpus import Inventory, Nvml
 from agent.host.sampling import Schedule, pause
 from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
 from agent.launch import authorization
-from agent.launch.methods import Ways
+from agent.launch.methods import LaunchMethods
 from agent.local_api import report
-from agent.local_api.listener import Caller, Door
+from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
 from agent.metrics import Exporter, Facts
 from agent.node import Node
@@ -52,14 +52,14 @@ from agent.settings import Settings
 log = structlog.get_logger()
 T = TypeVar("T")
 
-# A driver that is installed or comes back later is found without a restart of the agent.
+# A driver that is installed or returns later is found without a restart of the agent.
 NVML_RETRY_SECONDS = 10.0
 # Without the persistence daemon, a machine of eight GPUs takes 10 to 20 s for its first answer.
 NVML_SECONDS = 30.0
 
 
 class Daemon:
-    """One node's agent. Made under the run directory's lock. Raises PageError where libvcuda's library is not there."""
+    """One node's agent, made under the run directory's lock. Raises PageError if libvcuda's library is missing."""
 
     def __init__(self, settings: Settings, run_dir: RunDir, *, token: str | None) -> None:
         self._settings = settings
@@ -76,29 +76,28 @@ class Daemon:
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
-        self._checkup = checkup.made(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._outbox = Outbox(self._observed, self._conditions)
+        self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
+        self._outbox = Outbox(self._observe, self._conditions)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
-        self._auditor = auditor.made(settings, self._outbox.put)
+        self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
-        self._door = Door(run_dir.socket, self._answer)
-        self._ways = Ways(
-            library=settings.library,
-            run_dir=run_dir,
-            cdi_dir=settings.cdi_dir,
-            report=partial(self._tell, "ways-not-written"),
+        self._listener = Listener(run_dir.socket, self._answer)
+        report_files = partial(self._tell, "ways-not-written")
+        self._launch_methods = LaunchMethods(
+            library=settings.library, run_dir=run_dir, cdi_dir=settings.cdi_dir, report=report_files
         )
-        self._kubelet = kubelet.made(settings, self._node, self._ways, self._checkup.health, lambda: self._inventory)
+        health = self._checkup.health
+        self._kubelet = kubelet.create(settings, self._node, self._launch_methods, health, lambda: self._inventory)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
-        self._troubles = Troubles(grace_seconds=settings.grace_seconds)
+        self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
         self._self_check = SelfCheck(settings, self._inventory_now)
-        self._told: Hashable = None
-        self._look_now = asyncio.Event()
-        self._deaths = Deaths(self._look_now.set)
+        self._reported: Hashable = None
+        self._check_now = asyncio.Event()
+        self._exits = ExitWatcher(self._check_now.set)
         self._sample_now = asyncio.Event()
         self._usage: wire.Usage | None = None
 
@@ -106,25 +105,25 @@ class Daemon:
         return wire.Conditions(conditions=self._checkup.health.conditions)
 
     async def run(self) -> None:
-        """Work until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
+        """Run until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         self._node.adopt()
         self._apply_stored()
         await self._take_inventory()
-        await self._door.open()
+        await self._listener.open()
         self._show_metrics()
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
         loops = [
             self._keep_link(),
             self._watch(),
-            self._look_for_drift(),
+            self._watch_drift(),
             self._samples(),
-            self._look_for_nvml(),
+            self._watch_nvml(),
             self._arbiter.run(),
             self._kernel_limits.run(),
-            self._checkup.run(self._around, self._outbox),
+            self._checkup.run(self._checkup_inputs, self._outbox),
         ]
         if self._settings.audit != "off":
             loops.append(self._audits())
@@ -140,12 +139,12 @@ class Daemon:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             # Pages and processes stay: the next agent adopts them.
-            self._deaths.close()
-            await self._door.close()
+            self._exits.close()
+            await self._listener.close()
             log.info("stopped")
 
     def _apply_stored(self) -> None:
-        """What was wanted when the agent last ran holds until the server says otherwise."""
+        """Apply the last stored desired state, which holds until the server sends another."""
         try:
             stored = statefile.read(self._settings.state_dir / "desired.json", wire.Desired)
         except statefile.Damaged as error:
@@ -155,80 +154,78 @@ class Daemon:
             self._follow(stored)
             self._node.apply(stored, now=time.monotonic())
 
-    def _desired(self, desired: wire.Desired, first: bool) -> None:
-        """The server's word; the first after a welcome counts whatever its number: the server may be a restored one."""
+    def _apply_desired(self, desired: wire.Desired, first: bool) -> None:
+        """Apply a desired state; the first after a welcome counts whatever its number (a restored server)."""
         held = self._node.desired
         if not first and held is not None and desired.frame <= held.frame:
             log.info("stale-frame-ignored", frame=desired.frame, held=held.frame)
-            # Whoever sends an old frame again has not heard what is in force.
+            # A server that sends an old frame again does not know what is in force.
             self._outbox.mark_observed()
             return
         try:
-            # Before the pages: an agent killed in between must not bring back what was wanted before.
+            # Before the pages: an agent killed in between must not bring back an earlier desired state.
             statefile.write(self._settings.state_dir / "desired.json", desired)
         except OSError as error:
             log.warning("state-not-stored", reason=str(error))
-            # Without it the next agent keeps what the pages say; by an old one it would take that back.
+            # Without the file the next agent keeps what the pages say; with an old file it would undo that.
             with contextlib.suppress(OSError):
                 (self._settings.state_dir / "desired.json").unlink(missing_ok=True)
         self._follow(desired)
         now = time.monotonic()
         if self._node.apply(desired, now=now):
-            self._schedule.changed(now=now)
+            self._schedule.note_change(now=now)
             self._sample_now.set()
-            self._kernel_limits.look_now.set()
+            self._kernel_limits.check_now.set()
         if self._drifts.found:
-            # Somebody may have just said that it is to be put right.
-            self._mend()
+            # An operator may have just ordered the repair.
+            self._check_drift()
         self._settle(now)
         self._outbox.mark_observed()
-        self._look_now.set()
+        self._check_now.set()
 
     def _follow(self, desired: wire.Desired) -> None:
-        """What is wanted of the agent beside assignments."""
+        """Apply the node policy of the desired state."""
         policy = wire.NodePolicy() if desired.policy is msgspec.UNSET else desired.policy
         self._checkup.health.clear(policy.cleared)
         self._auditor.follow(policy.audit)
 
     def _settle(self, now: float) -> None:
-        """Go on with releases; tell the server where that or anything else changed what it was last told."""
+        """Continue releases; report to the server if anything differs from the last report."""
         for killed in self._node.end_processes(now=now):
-            words = (
-                f"{named(killed.pids)} of claim {killed.claim_uid} did not end in {self._settings.grace_seconds:g} s"
-            )
-            self._tell("process-killed", f"{words} and got SIGKILL.")
-        for trouble in self._troubles.news(self._node.holdings, now=now):
-            self._tell(trouble.code, trouble.detail)
-        told = tuple(
-            # What is over a limit changes all the time; that it is over is the news.
+            words = f"{describe_processes(killed.pids)} of claim {killed.claim_uid} did not end"
+            self._tell("process-killed", f"{words} in {self._settings.grace_seconds:g} s and got SIGKILL.")
+        for failure in self._claim_failures.take_new(self._node.runtimes, now=now):
+            self._tell(failure.code, failure.detail)
+        observed = tuple(
+            # The bytes over a limit change all the time; that it is over is the news.
             (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None)
-            for one in self._node.observed().assignments
+            for one in self._node.observe().assignments
         )
-        if told != self._told:
-            self._told = told
+        if observed != self._reported:
+            self._reported = observed
             self._outbox.mark_observed()
-        self._ways.keep(self._node, self._inventory.minors)
-        self._deaths.watch({process for one in self._node.holdings.values() for process in one.members.known})
+        self._launch_methods.keep(self._node, self._inventory.minors)
+        self._exits.watch({process for one in self._node.runtimes.values() for process in one.members.known})
 
     def _tell(self, code: str, words: str) -> None:
         log.warning(code, detail=words)
         self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000]))
 
-    def _observed(self) -> wire.Observed:
-        drifts = self._drifts.told()
-        return structs.replace(self._node.observed(), drifts=drifts) if drifts else self._node.observed()
+    def _observe(self) -> wire.Observed:
+        drifts = self._drifts.to_wire()
+        return structs.replace(self._node.observe(), drifts=drifts) if drifts else self._node.observe()
 
-    async def _look_for_drift(self) -> None:
+    async def _watch_drift(self) -> None:
         while True:
             await asyncio.sleep(self._settings.drift_seconds)
-            self._mend()
+            self._check_drift()
 
-    def _mend(self) -> None:
+    def _check_drift(self) -> None:
         wanted = self._node.desired
-        mend = wanted is not None and wanted.mend is not False
-        if self._drifts.look(at=time.time(), mend=mend):
+        repair = wanted is not None and wanted.mend is not False
+        if self._drifts.check(at=time.time(), repair=repair):
             self._outbox.mark_observed()
-            self._look_now.set()
+            self._check_now.set()
 
     async def _keep_link(self) -> None:
         me = await enrolment.enrol(
@@ -243,7 +240,7 @@ class Daemon:
             server=self._settings.server,
             credential=me.credential,
             outbox=self._outbox,
-            callbacks=Callbacks(hello=self._hello, desired=self._desired, server_time=self._checkup.clock.told),
+            callbacks=Callbacks(self._hello, self._apply_desired, self._checkup.clock.record_server_time),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
         await self._link.run()
@@ -259,7 +256,7 @@ class Daemon:
             simulated=self._settings.library.simulated_node is not None,
             arbiter=self._arbiter.installed,
             gpus=list(self._inventory.gpus),
-            checks=await self._self_check.of_machine(self._inventory),
+            checks=await self._self_check.check_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
         )
 
@@ -268,13 +265,13 @@ class Daemon:
         return self._inventory
 
     async def _take_inventory(self) -> bool:
-        """Look at the GPUs; True if NVML answered."""
+        """Read the inventory of the GPUs; return True if NVML answered."""
         before = self._inventory
         try:
             async with asyncio.timeout(NVML_SECONDS):
                 self._inventory = await self._in_nvml_thread(self._nvml.inventory)
         except TimeoutError:
-            # What was known of the GPUs still holds; a hung driver must not keep limits from moving.
+            # The known GPUs stay; a hung driver must not block changes of limits.
             words = f"NVML has not answered within {NVML_SECONDS:g} s"
             self._inventory = before._replace(problem=words)
         self._node.know_gpus(frozenset(gpu.uuid for gpu in self._inventory.gpus), self._inventory.problem)
@@ -282,13 +279,13 @@ class Daemon:
             log.error("no-gpus", reason=self._inventory.problem)
         return self._inventory.problem is None
 
-    async def _look_for_nvml(self) -> None:
+    async def _watch_nvml(self) -> None:
         while True:
             await asyncio.sleep(NVML_RETRY_SECONDS)
             before = self._inventory
             if before.problem is None and self._nvml.complete:
                 continue
-            # A lost GPU that comes back is no news for the server: it never left the inventory.
+            # A lost GPU that returns is no news for the server: it never left the inventory.
             news = await self._take_inventory() and self._inventory != before
             if news and self._link is not None:
                 log.info("gpus-found", gpus=len(self._inventory.gpus))
@@ -296,7 +293,7 @@ class Daemon:
 
     async def _watch(self) -> None:
         while True:
-            await pause(self._look_now, self._node.pause_seconds(now=time.monotonic()))
+            await pause(self._check_now, self._node.pause_seconds(now=time.monotonic()))
             now = time.monotonic()
             if not self._node.is_fresh(now=now):
                 self._node.step(now=now)
@@ -306,35 +303,35 @@ class Daemon:
     async def _samples(self) -> None:
         # The first reading is only what the next is compared with.
         self._node.step(now=time.monotonic())
-        self._meter.read(self._node.holdings, now=time.monotonic())
+        self._meter.read(self._node.runtimes, now=time.monotonic())
         while True:
             await pause(self._sample_now, self._schedule.next - time.monotonic())
             now = time.monotonic()
             if now < self._schedule.next:
                 continue
-            self._schedule.taken(now=now)
+            self._schedule.note_sample(now=now)
             gpus = await self._in_nvml_thread(self._nvml.sample)
             now = time.monotonic()
             self._node.step(now=now)
-            assignments = self._meter.read(self._node.holdings, now=now)
+            assignments = self._meter.read(self._node.runtimes, now=now)
             self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
             self._outbox.keep(self._usage)
 
-    def _around(self) -> Around:
-        claims_run = any(holding.members.living() for holding in self._node.holdings.values())
+    def _checkup_inputs(self) -> CheckupInputs:
+        claims_run = any(runtime.members.living() for runtime in self._node.runtimes.values())
         more = [self._auditor.verdict()] if self._auditor.mode != "off" else []
         more += self._kernel_limits.verdicts()
-        return Around(inventory=self._inventory, arbiter=self._arbiter.status, claims_run=claims_run, more=more)
+        return CheckupInputs(inventory=self._inventory, arbiter=self._arbiter.status, claims_run=claims_run, more=more)
 
     async def _audits(self) -> None:
         while True:
             await asyncio.sleep(audit.LOOK_SECONDS)
-            listed, drawing, measured = await self._in_nvml_thread(self._nvml.listed)
+            listed, drawing, measured = await self._in_nvml_thread(self._nvml.list_processes)
             now = time.monotonic()
             if listed:
-                # What is on the GPU now must not be held against a page of a second ago.
+                # The audit must not compare the GPU's present processes with a page of a second ago.
                 self._node.step(now=now)
-            self._auditor.take(listed, drawing, self._node.holdings, now=now, at=time.time(), measured=measured)
+            self._auditor.take(listed, drawing, self._node.runtimes, now=now, at=time.time(), measured=measured)
 
     async def _in_nvml_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._nvml_thread, call)
@@ -346,14 +343,14 @@ class Daemon:
             return self._status(caller)
         if request.claim is None or request.secret is None:
             return Refusal(code="bad-request", detail="A request names a `claim` and its `secret`.")
-        asked = {"claim_uid": request.claim, "secret": request.secret}
+        claim = {"claim_uid": request.claim, "secret": request.secret}
         if request.ask == "page":
             return authorization.give_page(
-                self._node, self._settings.library, **asked, caller=caller, user=request.user
+                self._node, self._settings.library, **claim, caller=caller, user=request.user
             )
         # Its control group is new.
-        self._kernel_limits.look_now.set()
-        return authorization.admit(self._node, self._settings.library, **asked, caller=caller)
+        self._kernel_limits.check_now.set()
+        return authorization.admit(self._node, self._settings.library, **claim, caller=caller)
 
     def _show_metrics(self) -> None:
         if self._settings.metrics is None:
@@ -362,7 +359,7 @@ class Daemon:
         try:
             Exporter(self._facts, asyncio.get_running_loop()).listen(host, port)
         except OSError as error:
-            # The node's limits matter more than who watches them.
+            # The node's limits matter more than its metrics.
             log.error("metrics-not-served", host=host, port=port, reason=str(error))  # noqa: TRY400
 
     def _facts(self) -> Facts:
@@ -372,7 +369,7 @@ class Daemon:
             hostname=socket.gethostname(),
             gpus=self._inventory.gpus,
             wanted=self._node.desired,
-            observed=self._node.observed(),
+            observed=self._node.observe(),
             usage=self._usage,
             connected=self._link is not None and self._link.connected,
             unacknowledged=self._outbox.unacknowledged,
@@ -384,7 +381,7 @@ class Daemon:
 
     def _status(self, caller: Caller) -> Answer:
         if not authorization.is_operator(caller):
-            return Refusal(code="not-allowed", detail="Only the agent's own user and root may see what it holds.")
+            return Refusal(code="not-allowed", detail="Only the agent's own user and root may see its status.")
         return Status(
             node=self._node_name,
             server=self._settings.server,
@@ -394,6 +391,6 @@ class Daemon:
             gpu_problem=self._inventory.problem,
             usage_unacknowledged=self._outbox.unacknowledged,
             arbiter=self._arbiter.status,
-            audit=report.audited(self._auditor.audit, self._auditor.mode),
-            assignments=report.held(self._node),
+            audit=report.describe_audit(self._auditor.audit, self._auditor.mode),
+            assignments=report.list_assignments(self._node),
         )

@@ -1,11 +1,11 @@
-"""Claims' memory limits set in the kernel, beside libvcuda's own: they hold a program that does not load libvcuda, too.
+"""Claims' memory limits in the kernel, beside libvcuda's own: they also limit a program that does not load libvcuda.
 
 Each control group of a claim gets the claim's limit on each of its GPUs: the groups that the agent made for programs
-that came in by `agent exec`, and those of containers in which programs of the claim run. Several groups of one claim
-get the whole limit each, as nothing in the kernel sums them; libvcuda holds their sum. A container under several claims
-may use what these may together.
+that were started by `agent exec`, and those of containers in which programs of the claim run. Several groups of one
+claim get the whole limit each, as nothing in the kernel sums them; libvcuda limits their sum. A container under several
+claims may use the sum of their limits.
 
-Once a second, and at once after a change; where the driver is older than r615, never.
+The limits are set once a second, and at once after a change; with a driver older than r615, never.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from agent.host import cgroups
 from agent.host.gpus import Nvml
 from agent.host.health import Verdict
 from agent.host.processes import Process
-from agent.host.rate_limiter import Limiter
+from agent.host.rate_limiter import RateLimiter
 from agent.host.sampling import pause
 from agent.node import Node
 from agent.wire import ConditionType
@@ -33,7 +33,7 @@ MOST_REPORTS = 30
 
 
 class KernelLimits:
-    """Keeps the kernel's limits in step with one node's claims. `report` tells the server of each failure once."""
+    """The reconciler of the kernel's limits with one node's claims. `report` sends each failure to the server once."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class KernelLimits:
         self._groups = LimitedGroups(run_dir / "kernel-limits.json")
         self._in_nvml_thread = in_nvml_thread
         self._report = report
-        self._limiter = Limiter(MOST_REPORTS)
+        self._limiter = RateLimiter(MOST_REPORTS)
         self._reported: set[Key] = set()
         self._attributed: dict[str, set[Process]] = {}
         # Set: something changed that is to be in the kernel now.
-        self.look_now = asyncio.Event()
+        self.check_now = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep them for as long as the agent lives."""
+        """Keep the limits up to date until cancelled."""
         while True:
-            changed = await pause(self.look_now, LOOK_SECONDS)
+            changed = await pause(self.check_now, LOOK_SECONDS)
             if not self.is_available:
                 continue
-            if not self._node.holdings and self._groups.is_empty:
+            if not self._node.runtimes and self._groups.is_empty:
                 continue
             # 1. Attribute the machine's processes to claims; a change of a limit need not wait for that.
             if not changed:
-                self._attributed = self._node.attribute(await asyncio.to_thread(attribution.take))
+                self._attributed = self._node.attribute(await asyncio.to_thread(attribution.read_processes))
             # 2. Set and clear limits.
-            wanted = self._wanted()
+            wanted = self._wanted_limits()
             await self._in_nvml_thread(lambda: self._groups.sync(wanted, self._nvml.handles))  # noqa: B023 - awaited
-            # 3. Report what could not be.
+            # 3. Report the limits that could not be set.
             self._report_failures(asyncio.get_running_loop().time())
 
     @property
@@ -98,12 +98,12 @@ class KernelLimits:
             self._reported.add(key)
             self._report("kernel-limit-not-set", _describe(key, failures[key]))
 
-    def _wanted(self) -> dict[Key, int]:
+    def _wanted_limits(self) -> dict[Key, int]:
         capacity = {gpu.uuid: gpu.memory_bytes for gpu in self._nvml.latest.gpus}
         wanted: dict[Key, int] = {}
         for group, claims in self._claims_of_groups().items():
-            for slot in (slot for uid in claims for slot in self._node.holdings[uid].slots.values()):
-                # MIG instances have none.
+            for slot in (slot for uid in claims for slot in self._node.runtimes[uid].slots.values()):
+                # MIG instances have no such limit.
                 gpu_uuid = f"GPU-{slot.gpu}"
                 if gpu_uuid in capacity:
                     key = Key(str(group), gpu_uuid)
@@ -111,11 +111,11 @@ class KernelLimits:
         return wanted
 
     def _claims_of_groups(self) -> dict[Path, set[str]]:
-        holdings = self._node.holdings
-        found = {path: {uid} for uid, one in holdings.items() for path in one.members.group_paths}
-        # What only says itself that it is a claim's counts where nobody else is known.
-        members = self._containers({uid: one.members.living() for uid, one in holdings.items()})
-        others = self._containers({uid: them for uid, them in self._attributed.items() if uid in holdings})
+        runtimes = self._node.runtimes
+        found = {path: {uid} for uid, one in runtimes.items() for path in one.members.group_paths}
+        # A claim that only the process's own environment names counts if no other is known.
+        members = self._containers({uid: one.members.living() for uid, one in runtimes.items()})
+        others = self._containers({uid: them for uid, them in self._attributed.items() if uid in runtimes})
         return others | members | found
 
     def _containers(self, processes: Mapping[str, Iterable[Process]]) -> dict[Path, set[str]]:
@@ -125,7 +125,7 @@ class KernelLimits:
         found: dict[Path, set[str]] = {}
         for uid, them in processes.items():
             for path in {cgroups.container_of(process, hierarchy) for process in them}:
-                # Where the agent is in it too, it is no claim's container.
+                # The agent's own container belongs to no claim.
                 if path is not None and not (mine is not None and mine.is_relative_to(path)):
                     found.setdefault(path, set()).add(uid)
         return found
@@ -134,5 +134,5 @@ class KernelLimits:
 def _describe(key: Key, reason: str) -> str:
     return (
         f"The kernel does not limit the memory of {key.group} on {key.gpu_uuid}: {reason}. "
-        "There libvcuda alone holds the limit."
+        "There libvcuda alone enforces the limit."
     )

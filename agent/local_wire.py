@@ -1,6 +1,6 @@
 """The wire format of `<run dir>/agent.sock`: one JSON line each way, then the connection closes.
 
-Whoever can reach the socket may ask; the claim's secret is what opens a claim. `status` and `check` answer only the
+Everyone who can reach the socket may ask; the claim's secret opens a claim. `status` and `check` answer only the
 agent's own user and root: one names every tenant on the node, the other takes time.
 """
 
@@ -17,51 +17,53 @@ MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
 TIMEOUT_SECONDS = 5.0
 
-# Why a request was refused; the words beside it are for people.
+# The reason of a refusal; the words beside it are for people.
 Code = Literal[
     "bad-request", "too-large", "too-slow", "busy", "unknown-claim", "wrong-secret", "not-in-force", "releasing",
     "failed", "wrong-user", "not-allowed",
 ]  # fmt: skip
-# Refusals that time may cure: the agent may not have heard of a new claim yet.
+# Refusals that time may cure: the agent may not have received a new claim yet.
 PASSING: frozenset[str] = frozenset({"unknown-claim", "not-in-force", "busy"})
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`environment`: let me run under this claim. `page`: let this user's programs in. `status`: what do you hold.
-    `check`: look at what you need.
+    """A request: run under a claim, let a user's programs in, report the status, or run the self-check.
+
+    `environment`: register the caller under the claim. `page`: let the user's programs write its usage page. `status`:
+    list the assignments. `check`: run the self-check.
     """
 
     ask: Literal["environment", "page", "status", "check"] = "environment"
     claim: Uid | None = None
     secret: Annotated[str, Meta(max_length=512)] | None = None
-    # For `page`, a user and a group; the caller's own where it is left out.
+    # For `page`, a user and a group; the caller's own if it is left out.
     user: tuple[Count, Count] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="answer", tag=str.lower):
-    """What the agent says; its class's name in lower case is the `answer` field."""
+    """The agent's answer; its class's name in lower case is the `answer` field."""
 
 
 class Environment(Answer, frozen=True, kw_only=True):
-    """The caller is registered under the claim and may start its program with these variables."""
+    """Admission: the caller is registered under the claim and may start its program with these variables."""
 
     claim: Uid
     # Set as they are.
     set: dict[str, str]
-    # Put before, and after, what the caller has, separated by colons.
+    # Put before, and after, the caller's values, separated by colons.
     prepend: dict[str, str]
     append: dict[str, str]
 
 
 class Refusal(Answer, frozen=True, kw_only=True):
-    """Nothing was changed."""
+    """Refusal: nothing was changed."""
 
     code: Code
     detail: str
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """One assignment that the agent holds."""
+    """One assignment that the agent manages."""
 
     claim: str
     assignment: str
@@ -73,14 +75,14 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     core_request: int
     core_limit: int
     sharing: Sharing
-    # What the arbiter allots at present, in percent; null where none runs.
+    # The percent that the arbiter allots at present; null if none runs.
     allotted_percent: float | None
     memory_bytes: int
     memory_limit_bytes: int
     processes: list[int]
 
 
-# What becomes of a GPU process that no limit holds: it is told of, ended if it is a claim's, or not looked for.
+# The handling of a GPU process that no limit holds: reported, ended if it belongs to a claim, or not audited.
 AuditMode = Literal["warn", "kill", "off"]
 
 
@@ -93,27 +95,27 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit of the GPUs' processes sees now."""
+    """The present findings of the audit of the GPUs' processes."""
 
     mode: AuditMode | AuditPolicy
     findings: list[Found]
-    # Processes on the GPUs that cannot be seen from where the agent runs.
+    # Processes on the GPUs that the agent cannot see from its pid namespace.
     unseen: int
 
 
 class ArbiterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Who gives the claims of a GPU their turns."""
+    """The state of the arbiter, which gives the claims of a GPU their turns."""
 
     running: bool
     pid: int | None
-    # How often it was started again.
+    # The number of restarts.
     restarts: int
-    # Why it does not run, or how the one before ended.
+    # The reason why it does not run, or how the one before ended.
     problem: str | None
 
 
 class Status(Answer, frozen=True, kw_only=True):
-    """Everything that the agent holds."""
+    """The status of the whole agent."""
 
     node: str
     server: str
@@ -128,7 +130,7 @@ class Status(Answer, frozen=True, kw_only=True):
 
 
 class Checked(Answer, frozen=True, kw_only=True):
-    """What the agent's self-check found, and whose agent it is."""
+    """The self-check's findings, and the agent that ran it."""
 
     server: str
     pid: int
@@ -136,11 +138,11 @@ class Checked(Answer, frozen=True, kw_only=True):
 
 
 class Unreachable(Exception):
-    """No agent answers at this socket; the message says what was tried."""
+    """Failure to reach an agent at this socket; the message says what was tried."""
 
 
 def ask(path: Path, request: Request, *, seconds: float = TIMEOUT_SECONDS) -> Environment | Refusal | Status | Checked:
-    """Ask the agent; block for up to so many seconds. Raises Unreachable."""
+    """Ask the agent; block for up to `seconds`. Raises Unreachable."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(seconds)
@@ -153,4 +155,4 @@ def ask(path: Path, request: Request, *, seconds: float = TIMEOUT_SECONDS) -> En
     try:
         return msgspec.json.decode(line, type=Environment | Refusal | Status | Checked)
     except msgspec.DecodeError as error:
-        raise Unreachable(f"What answers at {path} is no agent of this version: {error}.") from error
+        raise Unreachable(f"The process at {path} is not an agent of this version: {error}.") from error

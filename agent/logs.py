@@ -11,7 +11,7 @@ STDERR = 2
 
 
 class _Stderr:
-    """Takes lines and never fails: a full disk under the log must not keep a limit from moving.
+    """A stream that never fails: a full disk under the log must not block a change of limits.
 
     Python's own stderr would keep what it could not write, and fail with it again at every later line.
     """
@@ -21,7 +21,7 @@ class _Stderr:
             os.write(STDERR, text.encode(errors="replace"))
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: no text is buffered."""
 
 
 def configure() -> None:

@@ -1,10 +1,9 @@
 """`/metrics` of one node for Prometheus: gpu-manager's and dcgm-exporter's names, and the agent's own.
 
 Off unless GPUCLOUD_METRICS names an address; on loopback unless it names another. The answer names every tenant on the
-node and needs no token, as with gpu-manager and dcgm-exporter: who may reach the port is the network's to say.
-
-The library's server answers in threads of its own. What it tells is taken in the event loop, which alone may touch the
-node, and costs no look at the machine: it is what the last sample of a second ago said.
+node and needs no token, as with gpu-manager and dcgm-exporter: the network decides who may reach the port. The
+library's server answers in threads of its own. Its facts are taken in the event loop, which alone may touch the node,
+and cost no reading of the machine: they are those of the last sample, at most a second old.
 """
 
 import asyncio
@@ -19,11 +18,11 @@ from prometheus_client.registry import Collector
 from agent import wire
 
 MIB = 1 << 20
-# The loop never stands still for so long, but for a machine that is out of breath.
+# The loop never blocks for so long, except on an overloaded machine.
 ANSWER_SECONDS = 5.0
 TOTAL = "total"
 POD = ("container_name", "namespace", "node", "pod_name")
-# gpu-manager's: the HELP text, and the label that says which GPU.
+# gpu-manager's: the HELP text, and the label for the GPU.
 SHARES = {
     "container_gpu_utilization": ("gpu utilization", "gpu"),
     "container_gpu_memory_total": ("gpu memory usage in MiB", "gpu_memory"),
@@ -45,7 +44,7 @@ DEVICES = {
 
 
 class Facts(NamedTuple):
-    """What the agent knows at this moment."""
+    """The agent's state at this moment."""
 
     node: str
     hostname: str
@@ -61,7 +60,7 @@ class Facts(NamedTuple):
     findings: int
     # The last XID error of each GPU since the agent started, by uuid.
     xids: Mapping[str, int]
-    # What the node's cluster calls it; None where it is in none.
+    # The node's name in its cluster; None if it is in none.
     kubernetes_node: str | None = None
 
 
@@ -73,13 +72,13 @@ class Exporter(Collector):
         self._loop = loop
 
     def listen(self, host: str, port: int) -> None:
-        """Answer there from now on, for as long as the process lives. Raises OSError."""
+        """Answer at this address for as long as the process lives. Raises OSError."""
         start_http_server(port, addr=host, registry=self)
 
     def collect(self) -> Iterator[Metric]:
-        """In a thread of the server's."""
+        """Yield the metrics; called in a thread of the server's."""
         facts = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(ANSWER_SECONDS)
-        for families in (_shares(facts), _devices(facts), _own(facts)):
+        for families in (_shares(facts), _devices(facts), _agent_metrics(facts)):
             yield from families
 
     async def _take(self) -> Facts:
@@ -90,7 +89,7 @@ def _shares(facts: Facts) -> Iterable[Metric]:
     families = {name: GaugeMetricFamily(name, words, labels=[*POD, label]) for name, (words, label) in SHARES.items()}
     used = {one.uid: one for one in facts.usage.assignments} if facts.usage else {}
     index = {gpu.uuid: gpu.index for gpu in facts.gpus}
-    # Summed by labels: a pod and the one before it, whose claim is being released, bear the same names.
+    # Summed by labels: a pod and the one before it, whose claim is being released, have the same names.
     sums: dict[str, dict[tuple[str, ...], float]] = {name: defaultdict(float) for name in SHARES}
     for wanted in facts.wanted.assignments if facts.wanted else ():
         pod = _pod(wanted, facts)
@@ -109,7 +108,7 @@ def _shares(facts: Facts) -> Iterable[Metric]:
 
 
 def _pod(wanted: wire.Assignment, facts: Facts) -> tuple[str, ...]:
-    """The values of POD: of a cluster's container its names, of any other claim what comes nearest."""
+    """Return the values of POD: the names of a cluster's container, or the nearest ones of any other claim."""
     if wanted.pod is not None:
         node = facts.kubernetes_node or facts.node
         return wanted.pod.container, wanted.pod.namespace, node, wanted.pod.name
@@ -138,7 +137,7 @@ def _devices(facts: Facts) -> Iterable[Metric]:
     return families.values()
 
 
-def _own(facts: Facts) -> Iterable[Metric]:
+def _agent_metrics(facts: Facts) -> Iterable[Metric]:
     states = GaugeMetricFamily("gpucloud_agent_assignments", "Assignments on the node by state.", labels=["state"])
     numbers: dict[str, int] = defaultdict(int)
     for one in facts.observed.assignments:

@@ -1,8 +1,8 @@
-"""Wanted → in force: makes the claims' directories match the desired state, again and again, until they do.
+"""The reconciler of one node: makes the claims' directories match the desired state, again and again, until they do.
 
-Level-triggered and idempotent: `apply` takes the whole wanted state, `step` goes on with what takes time (a release,
-use that is to fall, a write that failed). What is on the disk is adopted, never replaced, so the agent may be killed
-between any two lines. Before the first desired state is known, nothing that is found is taken away.
+Level-triggered and idempotent: `apply` takes the whole wanted state, `step` continues what takes time (a release, use
+that is to fall, a write that failed). Existing directories are adopted, never replaced, so the agent may be killed
+between any two lines. Before the first desired state is known, nothing is removed.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import structlog
 from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError, PagesLibrary
-from agent.claims.claim import Holding, gpu_key
+from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.claims.groups import Groups
 from agent.claims.pages import LimitSlot
 from agent.claims.registry import Registry
@@ -25,12 +25,12 @@ from agent.host.processes import Process
 
 log = structlog.get_logger()
 
-# A released claim's memory is waited for by the next one; a tenant over its limit may stay there for hours.
+# The next claim waits for a released claim's memory; a tenant over its limit may stay there for hours.
 ENDING_SECONDS = 0.1
 FALLING_SECONDS = 0.25
 STEADY_SECONDS = 1.0
-# A walk through every process's environment holds up the event loop.
-KIN_SECONDS = 0.5
+# A walk through every process's environment blocks the event loop.
+ATTRIBUTION_SECONDS = 0.5
 UID_CHARACTERS = frozenset("0123456789abcdef-")
 
 
@@ -42,7 +42,7 @@ class Killed(NamedTuple):
 
 
 class Node:
-    """Every claim on this machine. Not thread-safe: the event loop's."""
+    """The runtimes of all claims on this machine. Not thread-safe: the event loop's."""
 
     def __init__(
         self,
@@ -60,50 +60,50 @@ class Node:
         self._registry = registry
         self._grace_seconds = grace_seconds
         self.desired: wire.Desired | None = None
-        self.holdings: dict[str, Holding] = {}
+        self.runtimes: dict[str, ClaimRuntime] = {}
         self._gpus: frozenset[str] = frozenset()
         self._gpu_problem: str | None = None
-        # Why an assignment is not in force, by its uid.
+        # The reason why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
-        self._kin_looked_at = float("-inf")
+        self._attributed_at = float("-inf")
         self._stepped_at = float("-inf")
         # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
         self._unreadable: dict[str, str] = {}
-        # Released here and no longer wanted there; told until the next desired state.
+        # Released here and no longer wanted by the server; reported until the next desired state.
         self._released: dict[str, int] = {}
 
     def adopt(self) -> None:
-        """Take over what an earlier agent left in the run directory."""
+        """Adopt the claims that an earlier agent left in the run directory."""
         for directory in sorted(self._claims.iterdir()):
             if not _is_claim(directory):
                 continue
             try:
-                holding = self._open(directory.name)
+                runtime = self._open(directory.name)
             except PageError as error:
                 self._unreadable[directory.name] = str(error)
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
-            log.info("claim-adopted", claim=directory.name, assignments=len(holding.slots))
-        made = cgroups.named(self._hierarchy) if self._hierarchy is not None else {}
-        for holding in self.holdings.values():
-            holding.members.adopt_groups(made)
-        for group in (cgroups.Group(path) for uid, paths in made.items() if uid not in self.holdings for path in paths):
-            # Of agents that are gone; one in which somebody is stays, whosever it is.
+            log.info("claim-adopted", claim=directory.name, assignments=len(runtime.slots))
+        made = cgroups.find_claim_groups(self._hierarchy) if self._hierarchy is not None else {}
+        for runtime in self.runtimes.values():
+            runtime.members.adopt_groups(made)
+        for group in (cgroups.Group(path) for uid, paths in made.items() if uid not in self.runtimes for path in paths):
+            # Groups of earlier agents; one with a process in it stays, whatever its claim.
             group.remove()
 
-    def strangers(self) -> list[str]:
-        """Directories of claims that nobody holds: somebody made them, or brought them back."""
+    def unknown_directories(self) -> list[str]:
+        """Return the directories of claims without a runtime: somebody made them, or brought them back."""
         if self.desired is None:
             return []
         names = (path.name for path in self._claims.iterdir() if _is_claim(path))
-        return sorted(name for name in names if name not in self.holdings and name not in self._unreadable)
+        return sorted(name for name in names if name not in self.runtimes and name not in self._unreadable)
 
     def take_over(self, claim_uid: str) -> None:
-        """Hold such a directory: the next step ends whatever runs under it and takes it away. Raises PageError."""
+        """Open such a directory: the next step ends its programs and removes it. Raises PageError."""
         self._open(claim_uid)
 
     def unreadable(self) -> dict[str, str]:
-        """Claims that are wanted here and whose pages cannot be read, and why."""
+        """Return the claims that are wanted here and whose pages cannot be read, and why."""
         wanted = {one.claim_uid for one in self.desired.assignments if one.present} if self.desired else set()
         return {uid: reason for uid, reason in self._unreadable.items() if uid in wanted}
 
@@ -117,156 +117,155 @@ class Node:
 
     def repair_usage(self, claim_uid: str) -> None:
         """Make a damaged usage page usable again. Raises OSError; PageError while programs run on it."""
-        holding = self.holdings[claim_uid]
-        self._look_for_kin([holding], self._kin_looked_at)
-        holding.repair_usage()
+        runtime = self.runtimes[claim_uid]
+        self._attribute_now([runtime], self._attributed_at)
+        runtime.repair_usage()
 
     def repair_pages(self, claim_uid: str, *, now: float) -> None:
         """Make the claim's pages usable as far as that is possible at once, unless repairs wait for an operator.
 
-        To be called before a program starts on them. Raises nothing.
+        Call it before a program starts on them. Raises nothing.
         """
-        holding = self.holdings[claim_uid]
-        if not self._mends:
+        runtime = self.runtimes[claim_uid]
+        if not self._repairs_enabled:
             return
         try:
-            if holding.find_lost():
+            if runtime.find_lost():
                 self.step(now=now)
             else:
-                if holding.limits_fault() is not None:
-                    holding.rewrite_limits()
-                if holding.usage_fault() is not None:
+                if runtime.limits_fault() is not None:
+                    runtime.rewrite_limits()
+                if runtime.usage_fault() is not None:
                     self.repair_usage(claim_uid)
         except (PageError, OSError) as error:
             log.info("pages-not-repaired", claim=claim_uid, reason=str(error))
 
-    def make_again(self, claim_uid: str) -> None:
-        """New pages in the place of lost ones, if nobody has those mapped. Raises PageError."""
-        self._made_again(self.holdings[claim_uid])
+    def remake_pages(self, claim_uid: str) -> None:
+        """Make new pages in the place of lost ones, if nobody has those mapped. Raises PageError."""
+        self._remake_pages(self.runtimes[claim_uid])
 
     def directory(self, claim_uid: str) -> Path:
-        """Where the claim's pages are."""
+        """Return the directory of the claim's pages."""
         return self._claims / claim_uid
 
     def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
-        """What the inventory found, and why it found nothing."""
+        """Set the GPUs that the inventory found, and why it found none."""
         self._gpus = uuids
         self._gpu_problem = problem
 
     def apply(self, desired: wire.Desired, *, now: float) -> bool:
-        """Make the machine match as far as it goes at once; True if a page changed. Raises nothing."""
+        """Make the machine match as far as it goes at once; return True if a page changed. Raises nothing."""
         self.desired = desired
         self._released = {}
         return self._reconcile(now)
 
     def step(self, *, now: float) -> None:
-        """Read what the processes do and go on with what is not finished."""
+        """Read what the processes do and continue what is not finished."""
         self._stepped_at = now
-        for holding in list(self.holdings.values()):
-            holding.refresh()
+        for runtime in list(self.runtimes.values()):
+            runtime.refresh()
         if self.desired is not None:
             self._reconcile(now)
 
     def is_fresh(self, *, now: float) -> bool:
-        """Whether nothing is to be gone on with, and all was read a moment ago: by the samples, most seconds."""
+        """Return whether no work is pending and usage was read within STEADY_SECONDS, by the samples."""
         return now - self._stepped_at < STEADY_SECONDS and self.pause_seconds(now=now) == STEADY_SECONDS
 
     def end_processes(self, *, now: float) -> list[Killed]:
-        """Signal the processes of ending claims; returns whom SIGKILL reached now."""
-        ending = [holding for holding in self.holdings.values() if holding.ending_since is not None]
+        """Signal the processes of ending claims; return those that SIGKILL reached now."""
+        ending = [runtime for runtime in self.runtimes.values() if runtime.ending_since is not None]
         if not ending:
             return []
         killed = []
-        if self._must_look_for_kin(ending, now):
-            self._kin_looked_at = now
-            self._look_for_kin(ending, now)
-        for holding in ending:
-            victims = holding.end(now=now, grace_seconds=self._grace_seconds)
+        if self._must_attribute(ending, now):
+            self._attributed_at = now
+            self._attribute_now(ending, now)
+        for runtime in ending:
+            victims = runtime.end(now=now, grace_seconds=self._grace_seconds)
             if victims:
-                killed.append(Killed(holding.claim_uid, [process.pid for process in victims]))
-            # The last process may have started another just before it ended: never without a look of this moment.
-            if holding.kin_known_at == now and not holding.members.any_left:
-                self._finish(holding)
+                killed.append(Killed(runtime.claim_uid, [process.pid for process in victims]))
+            # The last process may have started another just before it ended: finish only after a walk of this moment.
+            if runtime.attributed_at == now and not runtime.members.any_left:
+                self._finish(runtime)
         return killed
 
     @property
     def hierarchy(self) -> Hierarchy | None:
-        """The tree in which claims get control groups; None where they get none."""
+        """The tree in which claims get control groups; None if they get none."""
         return self._hierarchy
 
-    def attribute(self, seen: list[attribution.Seen]) -> dict[str, set[Process]]:
+    def attribute(self, seen: list[attribution.ProcessInfo]) -> dict[str, set[Process]]:
         """Find the processes of each claim among those of the machine."""
-        return attribution.divide(
+        return attribution.attribute(
             seen,
-            {uid: one.members.living() for uid, one in self.holdings.items()},
-            {str(one.directory): uid for uid, one in self.holdings.items()},
-            may_hold=lambda uid, process: self.holdings[uid].may_hold(process),
+            {uid: one.members.living() for uid, one in self.runtimes.items()},
+            {str(one.directory): uid for uid, one in self.runtimes.items()},
+            accepts=lambda uid, process: self.runtimes[uid].accepts(process),
             me=os.getpid(),
         )
 
-    def _look_for_kin(self, ending: list[Holding], now: float) -> None:
-        divided = self.attribute(attribution.take())
-        for holding in ending:
-            holding.members.know_kin(divided.get(holding.claim_uid, set()))
-            holding.kin_known_at = now
+    def _attribute_now(self, ending: list[ClaimRuntime], now: float) -> None:
+        divided = self.attribute(attribution.read_processes())
+        for runtime in ending:
+            runtime.members.set_attributed(divided.get(runtime.claim_uid, set()))
+            runtime.attributed_at = now
 
-    def _must_look_for_kin(self, ending: list[Holding], now: float) -> bool:
-        """Now and then; at once where a release begins, nobody is left, or who is killed may have forked."""
-        return now - self._kin_looked_at >= KIN_SECONDS or any(
-            one.kin_known_at is None or not one.members.any_left or now - one.ending_since >= self._grace_seconds
+    def _must_attribute(self, ending: list[ClaimRuntime], now: float) -> bool:
+        """Return True now and then, at once if a release begins, no process is left, or a killed one may fork."""
+        return now - self._attributed_at >= ATTRIBUTION_SECONDS or any(
+            one.attributed_at is None or not one.members.any_left or now - one.ending_since >= self._grace_seconds
             for one in ending
             if one.ending_since is not None
         )
 
     def pause_seconds(self, *, now: float) -> float:
-        """How long the next look may wait: shorter while someone waits for what only a look can see."""
-        holdings = self.holdings.values()
-        # What SIGKILL does not end within a second sits in the kernel, maybe for long.
+        """Return how long the next check may wait: shorter while a release or a falling use needs one."""
+        runtimes = self.runtimes.values()
+        # A process that SIGKILL does not end within a second blocks in the kernel, maybe for long.
         patience = self._grace_seconds + 1.0
-        if any(one.ending_since is not None and now - one.ending_since < patience for one in holdings):
+        if any(one.ending_since is not None and now - one.ending_since < patience for one in runtimes):
             return ENDING_SECONDS
-        if any(one.reaping for one in holdings):
+        if any(one.reaping for one in runtimes):
             return ENDING_SECONDS
-        if any(not slot.is_open or self._over(one, slot) for one in holdings for slot in one.slots.values()):
+        if any(not slot.is_open or self._over(one, slot) for one in runtimes for slot in one.slots.values()):
             return FALLING_SECONDS
         return STEADY_SECONDS
 
     def heartbeat(self) -> None:
-        """Say on every limits page that the agent lives."""
-        for holding in self.holdings.values():
-            holding.heartbeat()
+        """Write the agent's heartbeat to every limits page."""
+        for runtime in self.runtimes.values():
+            runtime.heartbeat()
 
-    def observed(self) -> wire.Observed:
-        """Everything in force, as far as the last `apply` and `step` know."""
-        told: dict[str, wire.Observation] = {}
-        for holding in self.holdings.values():
-            for slot in holding.slots.values():
-                told[slot.assignment_uid] = self._observe(holding, slot)
+    def observe(self) -> wire.Observed:
+        """Return everything in force, as far as the last `apply` and `step` know."""
+        observations: dict[str, wire.Observation] = {}
+        for runtime in self.runtimes.values():
+            for slot in runtime.slots.values():
+                observations[slot.assignment_uid] = self._observe(runtime, slot)
         for uid, generation in self._released.items():
-            told.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
+            observations.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
         for wanted in self.desired.assignments if self.desired else ():
-            if not wanted.present and (wanted.uid not in told or wanted.uid in self._released):
-                told[wanted.uid] = self._observe_gone(wanted)
+            if not wanted.present and (wanted.uid not in observations or wanted.uid in self._released):
+                observations[wanted.uid] = self._observe_gone(wanted)
             elif wanted.uid in self._failures:
-                told[wanted.uid] = wire.Observation(
+                observations[wanted.uid] = wire.Observation(
                     uid=wanted.uid, generation=wanted.generation, state="failed", reason=self._failures[wanted.uid]
                 )
-        return wire.Observed(
-            frame=self.desired.frame if self.desired else 0, assignments=[told[uid] for uid in sorted(told)]
-        )
+        frame = self.desired.frame if self.desired else 0
+        return wire.Observed(frame=frame, assignments=[observations[uid] for uid in sorted(observations)])
 
-    def _open(self, claim_uid: str) -> Holding:
-        holding = Holding(
+    def _open(self, claim_uid: str) -> ClaimRuntime:
+        runtime = ClaimRuntime(
             library=self._library,
             claims=self._claims,
             claim_uid=claim_uid,
             registry=self._registry,
             groups=Groups(claim_uid, self._hierarchy),
         )
-        # What was never read must not be told as nothing in use.
-        holding.refresh()
-        self.holdings[claim_uid] = holding
-        return holding
+        # Usage that was never read must not be reported as zero.
+        runtime.refresh()
+        self.runtimes[claim_uid] = runtime
+        return runtime
 
     def _reconcile(self, now: float) -> bool:
         assert self.desired is not None
@@ -276,11 +275,11 @@ class Node:
             if wanted.present:
                 present.setdefault(wanted.claim_uid, []).append(wanted)
         changed = False
-        for claim_uid, holding in list(self.holdings.items()):
-            changed |= self._close_unwanted(holding, {one.uid for one in present.get(claim_uid, ())}, generations)
-            if claim_uid not in present and holding.ending_since is None:
-                log.info("claim-ending", claim=claim_uid, processes=len(holding.members.living()))
-                holding.ending_since = now
+        for claim_uid, runtime in list(self.runtimes.items()):
+            changed |= self._close_unwanted(runtime, {one.uid for one in present.get(claim_uid, ())}, generations)
+            if claim_uid not in present and runtime.ending_since is None:
+                log.info("claim-ending", claim=claim_uid, processes=len(runtime.members.living()))
+                runtime.ending_since = now
         failures: dict[str, str] = {}
         for wanted in (one for assignments in present.values() for one in assignments):
             changed |= self._put(wanted, failures)
@@ -290,30 +289,30 @@ class Node:
         self._failures = failures
         return changed
 
-    def _close_unwanted(self, holding: Holding, wanted: set[str], generations: dict[str, int]) -> bool:
+    def _close_unwanted(self, runtime: ClaimRuntime, wanted: set[str], generations: dict[str, int]) -> bool:
         changed = False
-        for uid, slot in list(holding.slots.items()):
-            if uid in wanted and holding.ending_since is None:
+        for uid, slot in list(runtime.slots.items()):
+            if uid in wanted and runtime.ending_since is None:
                 continue
             if slot.is_open:
-                changed |= self._close(holding, uid, generations.get(uid))
-            elif wanted and holding.ending_since is None:
-                # The claim goes on elsewhere: this GPU is given back when nothing of the claim is on it any more.
-                holding.refresh()
-                if not holding.damaged and holding.memory_bytes(uid) == 0:
-                    self._release(holding, slot)
+                changed |= self._close(runtime, uid, generations.get(uid))
+            elif wanted and runtime.ending_since is None:
+                # The claim continues elsewhere: this GPU is given back when nothing of the claim is on it any more.
+                runtime.refresh()
+                if not runtime.damaged and runtime.memory_bytes(uid) == 0:
+                    self._release(runtime, slot)
         return changed
 
-    def _close(self, holding: Holding, uid: str, generation: int | None) -> bool:
+    def _close(self, runtime: ClaimRuntime, uid: str, generation: int | None) -> bool:
         try:
-            return holding.close(uid, generation)
+            return runtime.close(uid, generation)
         except PageError as error:
             log.warning("slot-not-closed", assignment=uid, reason=str(error))
             return False
 
     def _put(self, wanted: wire.Assignment, failures: dict[str, str]) -> bool:
-        holding = self.holdings.get(wanted.claim_uid)
-        held = holding.slots.get(wanted.uid) if holding is not None else None
+        runtime = self.runtimes.get(wanted.claim_uid)
+        held = runtime.slots.get(wanted.uid) if runtime is not None else None
         gpu = gpu_key(wanted.gpu_uuid)
         if held is None and wanted.gpu_uuid not in self._gpus:
             failures[wanted.uid] = self._gpu_problem or f"{wanted.gpu_uuid} is not on this node"
@@ -322,49 +321,49 @@ class Node:
             failures[wanted.uid] = f"an assignment keeps its GPU: this one is in force on GPU-{held.gpu}"
             return False
         try:
-            if holding is not None and holding.lost and self._mends:
-                holding = self._made_again(holding)
-            if holding is None:
-                holding = self._open(wanted.claim_uid)
-            if holding.ending_since is not None or holding.occupant(gpu) not in (None, wanted.uid):
-                # What was there before is still being released; the next step tries again.
+            if runtime is not None and runtime.lost and self._repairs_enabled:
+                runtime = self._remake_pages(runtime)
+            if runtime is None:
+                runtime = self._open(wanted.claim_uid)
+            if runtime.ending_since is not None or runtime.occupant(gpu) not in (None, wanted.uid):
+                # The previous assignment is still being released; the next step tries again.
                 return False
-            changed = holding.put(wanted)
+            changed = runtime.put(wanted)
         except PageError as error:
             failures[wanted.uid] = str(error)
             return False
         if changed:
-            # After the write: what is told as used under the new limit must not be older than the limit itself, or the
+            # After the write: the use reported under the new limit must not be older than the limit itself, or the
             # server would give memory back that was allocated in between.
-            holding.refresh()
+            runtime.refresh()
             log.info("in-force", assignment=wanted.uid, generation=wanted.generation)
         return changed
 
     @property
-    def _mends(self) -> bool:
+    def _repairs_enabled(self) -> bool:
         return self.desired is not None and self.desired.mend is not False
 
-    def _made_again(self, holding: Holding) -> Holding:
-        """New pages in the place of those that were deleted, once nobody lives who has the old ones mapped."""
-        self._look_for_kin([holding], self._kin_looked_at)
-        if holding.members.any_left or holding.ending_since is not None:
-            return holding
-        log.warning("pages-made-again", claim=holding.claim_uid, lost=holding.lost)
-        del self.holdings[holding.claim_uid]
-        holding.abandon()
-        return self._open(holding.claim_uid)
+    def _remake_pages(self, runtime: ClaimRuntime) -> ClaimRuntime:
+        """Make new pages in the place of deleted ones, once no living process has the old ones mapped."""
+        self._attribute_now([runtime], self._attributed_at)
+        if runtime.members.any_left or runtime.ending_since is not None:
+            return runtime
+        log.warning("pages-made-again", claim=runtime.claim_uid, lost=runtime.lost)
+        del self.runtimes[runtime.claim_uid]
+        runtime.abandon()
+        return self._open(runtime.claim_uid)
 
-    def _release(self, holding: Holding, slot: LimitSlot) -> None:
-        self._released[slot.assignment_uid] = holding.slots[slot.assignment_uid].generation
-        holding.forget(slot.assignment_uid)
+    def _release(self, runtime: ClaimRuntime, slot: LimitSlot) -> None:
+        self._released[slot.assignment_uid] = runtime.slots[slot.assignment_uid].generation
+        runtime.forget(slot.assignment_uid)
         log.info("assignment-released", assignment=slot.assignment_uid)
 
-    def _finish(self, holding: Holding) -> None:
-        for slot in list(holding.slots.values()):
-            self._release(holding, slot)
-        holding.remove()
-        del self.holdings[holding.claim_uid]
-        log.info("claim-released", claim=holding.claim_uid)
+    def _finish(self, runtime: ClaimRuntime) -> None:
+        for slot in list(runtime.slots.values()):
+            self._release(runtime, slot)
+        runtime.remove()
+        del self.runtimes[runtime.claim_uid]
+        log.info("claim-released", claim=runtime.claim_uid)
 
     def _observe_gone(self, wanted: wire.Assignment) -> wire.Observation:
         # Its programs may still run; to call it released would promise the GPU twice.
@@ -372,24 +371,24 @@ class Node:
         state: wire.AssignmentState = "released" if reason is None else "releasing"
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, reason=reason)
 
-    def _over(self, holding: Holding, slot: LimitSlot) -> bool:
-        return holding.memory_bytes(slot.assignment_uid) > slot.memory_bytes
+    def _over(self, runtime: ClaimRuntime, slot: LimitSlot) -> bool:
+        return runtime.memory_bytes(slot.assignment_uid) > slot.memory_bytes
 
-    def _observe(self, holding: Holding, slot: LimitSlot) -> wire.Observation:
-        used = holding.memory_bytes(slot.assignment_uid)
+    def _observe(self, runtime: ClaimRuntime, slot: LimitSlot) -> wire.Observation:
+        used = runtime.memory_bytes(slot.assignment_uid)
         state: wire.AssignmentState = "in_force"
         reason = None
-        if not slot.is_open or holding.ending_since is not None:
+        if not slot.is_open or runtime.ending_since is not None:
             state = "releasing"
-            left = holding.members.living()
+            left = runtime.members.living()
             reason = (
                 f"{len(left)} process(es) left: {', '.join(str(process.pid) for process in left[:8])}" if left else None
             )
-        elif self._over(holding, slot):
+        elif self._over(runtime, slot):
             state = "over_limit"
             reason = (
                 f"the usage page is damaged: up to {used} bytes may be in use, and the limit is {slot.memory_bytes}"
-                if holding.damaged
+                if runtime.damaged
                 else f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
             )
         return wire.Observation(

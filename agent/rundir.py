@@ -1,13 +1,13 @@
 """The run directory: pages, sockets and the lock of one agent, on a tmpfs, gone after a reboot.
 
-<run dir>/agent.lock            held (flock) by the running agent
-<run dir>/arbiter.lock          held by the arbiter
+<run dir>/agent.lock            locked (flock) by the running agent
+<run dir>/arbiter.lock          locked by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
-<run dir>/processes.json        which processes were registered under which claim
-<run dir>/kernel-limits.json    which control groups have a memory limit in the kernel
+<run dir>/processes.json        the registered processes by claim
+<run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
 <run dir>/container/            small files that every container of a claim gets
-<run dir>/cdi/                  CDI specs, where they are not in /var/run/cdi
+<run dir>/cdi/                  CDI specs, if they are not in /var/run/cdi
 """
 
 import fcntl
@@ -23,11 +23,11 @@ SYSTEM = Path("/run/gpucloud")
 
 
 class RunDirError(Exception):
-    """The run directory cannot be used; the message says why and what to set."""
+    """Unusable run directory; the message says why and what to set."""
 
 
 def default(state_dir: Path) -> Path:
-    """Where an agent with this state directory runs, unless GPUCLOUD_RUN_DIR says otherwise."""
+    """Return the run directory of an agent with this state directory, unless GPUCLOUD_RUN_DIR names another."""
     if os.getuid() == 0:
         return SYSTEM
     digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
@@ -54,7 +54,7 @@ class RunDir:
             self._check_owner()
             # Tenants pass through to their own claim's directory; they need not list the others'.
             self.claims.mkdir(mode=0o711, exist_ok=True)
-            # The umask may have taken the right to pass through away.
+            # The umask may have removed the right to pass through.
             self.root.chmod(0o755)
             self.claims.chmod(0o711)
             lock = os.open(self.root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -70,7 +70,7 @@ class RunDir:
         self._lock = lock
 
     def check_socket_path(self) -> None:
-        """Raises RunDirError where the kernel could not bind the socket's path."""
+        """Check that the kernel can bind the socket's path. Raises RunDirError."""
         length = len(os.fsencode(self.socket))
         if length > MAX_SOCKET_PATH_BYTES:
             raise RunDirError(

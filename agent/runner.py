@@ -1,4 +1,4 @@
-"""`python -m agent run`: from settings to a running daemon to an exit code."""
+"""`python -m agent run`: settings, a running daemon, an exit code."""
 
 import asyncio
 import os
@@ -24,12 +24,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_ENROLLED = 3
 EXIT_REFUSED = 4
-# Somebody waits for it at a terminal.
+# An operator waits for it at a terminal.
 ENROL_SECONDS = 60.0
 
 
 def run(*, server: str | None, state_dir: str | None) -> int:
-    """Run the daemon; returns only where it could not start."""
+    """Run the daemon; return only if it could not start."""
     logs.configure()
     token = enrolment.take_token()
     try:
@@ -49,7 +49,7 @@ def run(*, server: str | None, state_dir: str | None) -> int:
 
 
 def enrol(*, server: str | None, state_dir: str | None, anew: bool) -> int:
-    """Make this machine a node, unless it is one; the exit code."""
+    """Make this machine a node, unless it is one; return the exit code."""
     logs.configure()
     token = enrolment.take_token()
     try:
@@ -87,7 +87,7 @@ def _fail(words: object, code: int) -> int:
 async def _work(chosen: Settings, run_dir: RunDir, token: str | None) -> int:
     code = await _live(chosen, run_dir, token)
     sys.stderr.flush()
-    # At once: a thread may sit in a driver call or wait for a server, and asyncio would wait for it.
+    # At once: a thread may block in a driver call or wait for a server, and asyncio would wait for it.
     os._exit(code)
 
 
@@ -114,6 +114,6 @@ async def _live(chosen: Settings, run_dir: RunDir, token: str | None) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Each claim holds a file open: take what the administrator allows, not what the shell was given."""
+    """Raise the limit of open files to the hard limit, since each claim holds a file open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

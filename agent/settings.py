@@ -1,4 +1,4 @@
-"""What the operator may set: options of `python -m agent run` and the environment. Read once, refused early."""
+"""The settings of the operator: options of `python -m agent run` and the environment. Read once, refused early."""
 
 import importlib.util
 import socket
@@ -10,9 +10,9 @@ from typing import NamedTuple, cast, get_args
 from agent import backoff, rundir
 from agent.local_wire import AuditMode
 
-# Ten seconds are what container runtimes give a program to end, and what programs are written for.
+# Container runtimes give a program ten seconds to end, and programs are written for that.
 GRACE_SECONDS = 10.0
-# Reading 32 claims' pages anew takes a few milliseconds; nobody who tampers is stopped by a shorter time.
+# Reading 32 claims' pages anew takes a few milliseconds; a shorter time would not stop anybody who tampers.
 DRIFT_SECONDS = 5.0
 LEAST_DRIFT_SECONDS = 0.1
 # A GPU that recovers and fails again does so within minutes.
@@ -20,21 +20,21 @@ HOLD_SECONDS = 300.0
 # A claim's pages take less than one; the state file and the log less than ten.
 LEAST_FREE_MIB = 16
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
-# Docker, Podman, containerd and CRI-O read it unless told otherwise; it is empty after a reboot, as our claims are.
+# Docker, Podman, containerd and CRI-O read it unless configured otherwise; it is empty after a reboot, like our claims.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
-# Where gpu-manager answers. Prometheus asks the pod, from another machine: not on loopback.
-POD_METRICS = ("0.0.0.0", 5678)  # noqa: S104 - which of the pod's addresses is the cluster's to say
-# Where the DaemonSet's pods have it.
+# gpu-manager's address. Prometheus scrapes the pod from another machine: not on loopback.
+POD_METRICS = ("0.0.0.0", 5678)  # noqa: S104 - the cluster decides which of the pod's addresses it uses
+# The path in the DaemonSet's pods.
 CLUSTER_TOKEN = "/var/run/secrets/gpucloud/token"  # noqa: S105 - a path
 LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
 
 
 class SettingsError(Exception):
-    """A setting is missing or makes no sense; the message names it."""
+    """Missing or invalid setting; the message names it."""
 
 
 class Library(NamedTuple):
-    """What a limited process loads."""
+    """The files that a limited process loads."""
 
     # libvcuda.so
     path: Path
@@ -46,60 +46,60 @@ class Library(NamedTuple):
 class Kubelet(NamedTuple):
     """The kubelet whose device plugin the agent is."""
 
-    # Of kubelet.sock.
+    # The directory of kubelet.sock.
     directory: Path
-    # The socket at which it says which container has which devices.
+    # The socket at which it lists the containers with their devices.
     pod_resources: Path
-    # What its cluster calls this machine.
+    # The machine's node name in its cluster.
     node: str
 
 
 class Cluster(NamedTuple):
-    """The cluster by whose word the agent becomes a node."""
+    """The cluster through which the agent enrols."""
 
-    # As the control plane calls it.
+    # Its name at the control plane.
     name: str
-    # Where the pod's token is; the kubelet writes it anew before it expires.
+    # The path of the pod's token; the kubelet writes it anew before it expires.
     token_file: Path
 
 
 class Settings(NamedTuple):
-    """A valid set."""
+    """A valid set of settings."""
 
     # Without a slash at its end.
     server: str
     state_dir: Path
     run_dir: Path
-    # Where container runtimes look for CDI specs; None: none are written.
+    # The directory in which container runtimes look for CDI specs; None: none are written.
     cdi_dir: Path | None
     library: Library
     pages_library: Path
-    # Need not be there: without it GPUs are shared without turns.
+    # May be missing: without it GPUs are shared without turns.
     arbiter: Path
     # Loaded before pynvml looks for NVML by name; None for the system's own.
     nvml_library: Path | None
-    # What the machine's owner wants of the audit, whatever the pool does; None: what the pool wants.
+    # The machine owner's audit mode, which overrides the pool's; None: the pool's.
     audit: AuditMode | None
-    # Where Prometheus asks: host and port; None: nowhere.
+    # The host and port for Prometheus; None: no metrics.
     metrics: tuple[str, int] | None
     # None: the agent is no kubelet's device plugin.
     kubelet: Kubelet | None
     # None: the agent enrols with a one-time token.
     cluster: Cluster | None
-    # Whether a claim's programs get a control group of their own, where it can be made.
+    # True if a claim's programs get a control group of their own, if one can be made.
     cgroups: bool
-    # Between two looks for what somebody changed behind the agent's back.
+    # Seconds between two checks for drift.
     drift_seconds: float
     grace_seconds: float
-    # So long a GPU must have been well before it takes new claims again.
+    # A GPU must have been well for this long before it takes new claims again.
     hold_seconds: float
-    # With less room than this in the state or run directory, the node takes no new claims.
+    # With less free space than this in the state or run directory, the node takes no new claims.
     least_free_bytes: int
     backoff_cap_seconds: float
 
 
 def read(*, server: str | None, state_dir: str | None, environment: Mapping[str, str]) -> Settings:
-    """The settings; options win over the environment. Raises SettingsError."""
+    """Read the settings; options override the environment. Raises SettingsError."""
     state = Path(state_dir or environment.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent").absolute()
     run = environment.get("GPUCLOUD_RUN_DIR")
     run_dir = Path(run).absolute() if run else rundir.default(state)
@@ -177,7 +177,7 @@ def _library(environment: Mapping[str, str]) -> Library:
     if named:
         path = Path(named).absolute()
     else:
-        # The file need not be there: what is missing is told when it is first needed.
+        # The file may be missing: that is reported when it is first needed.
         places = [directory / "libvcuda.so" for directory in LIBRARY_DIRECTORIES]
         path = next((place for place in places if place.exists()), places[0])
     simulated = environment.get("GPUCLOUD_SIM_NODE")
@@ -196,7 +196,7 @@ def _audit(mode: str | None) -> AuditMode | None:
 
 
 def _address(environment: Mapping[str, str], name: str, *, otherwise: tuple[str, int] | None) -> tuple[str, int] | None:
-    """HOST:PORT, [IPV6]:PORT, a port of loopback, or off."""
+    """Parse HOST:PORT, [IPV6]:PORT, a port of loopback, or off."""
     text = environment.get(name)
     if not text:
         return otherwise

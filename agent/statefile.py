@@ -1,4 +1,4 @@
-"""Small JSON files that survive `kill -9`: what is read is the old content or the new, never a part of one."""
+"""Small JSON files that survive `kill -9`: a reader gets the old content or the new, never a part of one."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class Damaged(Exception):
-    """The file exists but does not hold what it should; the message says where and why."""
+    """Unreadable content of an existing file; the message says where and why."""
 
 
 def write(path: Path, content: object, *, durable: bool = False) -> None:
     """Replace the file by `content` as JSON, readable by its owner only.
 
-    `durable` also waits for the disk, for what a power cut must not take away (a credential). The rest is repaired
-    by the server after a power cut, and waiting for the disk would cost every resize milliseconds.
+    `durable` also waits for the disk, for content that a power cut must not lose (a credential). The server repairs the
+    rest after a power cut, and waiting for the disk would cost every resize milliseconds.
     """
     replace(path, msgspec.json.encode(content) + b"\n", mode=0o600, durable=durable)
 
@@ -43,7 +43,7 @@ def replace(path: Path, content: bytes, *, mode: int, durable: bool = False) -> 
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """The file's content as `kind`; None if there is no file. Raises Damaged."""
+    """Return the file's content as `kind`; None if there is no file. Raises Damaged."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -1,14 +1,14 @@
 """The wire format between a node's agent and the control plane: the one module that both sides import.
 
 One websocket per node carries JSON frames. Every frame has ``v`` (the protocol's version) and ``type``; wrong types and
-numbers out of range are refused when a frame is decoded, so that nothing past this module meets them. Unknown fields
-of an agent's frame are refused too. Of a server's they are passed over: a server is upgraded before its agents, and
-what an older agent may not pass over needs another ``v``, which it refuses. Sizes are bytes, shares are percent of one
-GPU, times are Unix seconds.
+numbers out of range are refused when a frame is decoded, so that nothing past this module meets them. Unknown fields of
+an agent's frame are refused too. Those of a server's frame are ignored: a server is upgraded before its agents, and a
+change that an older agent may not ignore needs another ``v``, which it refuses. Sizes are bytes, shares are percent of
+one GPU, times are Unix seconds.
 
 The protocol is level-triggered: ``desired`` holds the node's *whole* wanted state and ``observed`` the whole state in
-force, so a lost frame is repaired by the next one. A frame number only orders ``desired`` frames; what is in force is
-told per assignment, by generation.
+force, so a lost frame is repaired by the next one. A frame number only orders ``desired`` frames; the state in force is
+reported per assignment, by generation.
 """
 
 from enum import StrEnum
@@ -26,7 +26,7 @@ MAX_CONDITIONS = 1024
 MAX_CHECKS = 32
 MAX_DRIFTS = 64
 
-# Containers name a claim's device so: `--device gpucloud.io/vgpu=<claim uid>`.
+# Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
@@ -49,15 +49,15 @@ MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
-# What Kubernetes allows of names: a DNS subdomain, a DNS label.
+# Kubernetes' bounds of names: a DNS subdomain, a DNS label.
 ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]
 LabelName = Annotated[str, Meta(min_length=1, max_length=63)]
 
-# A word in the manner of Kubernetes: `ClockInSync`.
+# A reason or type as in Kubernetes: `ClockInSync`.
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
 
 AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
-# How the claims of a GPU share its compute while several of them want it; docs/api.md says what each does.
+# The ways in which the claims of a GPU share its compute under contention; docs/api.md describes each.
 Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
 
@@ -83,32 +83,32 @@ class Gpu(Record, frozen=True, kw_only=True):
 
 
 class Check(Record, frozen=True, kw_only=True):
-    """What the agent's self-check found of one thing that it needs."""
+    """The agent's self-check of one prerequisite."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
     state: Literal["ok", "warning", "failed"]
     detail: Annotated[str, Meta(max_length=500)]
-    # What to do about it, where it is not `ok`.
+    # The fix, unless it is `ok`.
     cure: Annotated[str, Meta(max_length=500)] | None = None
 
 
 class Hello(Frame, frozen=True, kw_only=True):
-    """Agent → server, first frame of a connection: who is here and what the machine has."""
+    """Agent → server, first frame of a connection: the agent, its machine and its GPUs."""
 
     agent_version: Word
     driver_version: Word
     hostname: Word
-    # Where `python -m agent exec` finds this agent, and the library that it preloads.
+    # The directory in which `python -m agent exec` finds this agent, and the library that it preloads.
     run_dir: Sentence
     library: Sentence
-    # True where the GPUs are the simulated driver's.
+    # True if the GPUs are the simulated driver's.
     simulated: bool = False
-    # True where an arbiter is installed, which gives the claims of a GPU their turns.
+    # True if an arbiter is installed, which gives the claims of a GPU their turns.
     arbiter: bool = False
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
     checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
-    # Where the agent is a kubelet's device plugin: what its cluster calls the machine. Left out elsewhere: an older
-    # server knows nothing of it.
+    # The machine's node name in its cluster, if the agent is a kubelet's device plugin. Left out otherwise: an older
+    # server does not know the field.
     kubernetes_node: ObjectName | UnsetType = UNSET
 
 
@@ -119,26 +119,26 @@ class Observation(Record, frozen=True, kw_only=True):
     # The generation whose limits are on the page.
     generation: Count
     state: AssignmentState
-    # Why not, in words, where the state is `over_limit` or `failed`.
+    # The reason in words, if the state is `over_limit` or `failed`.
     reason: Sentence | None = None
     # Device memory in use: shrunk limits are given back once this is at or below the limit.
     memory_bytes: Bytes = 0
 
 
-# What somebody did behind the agent's back: `agent/drift.py` says how each is seen.
+# Changes made behind the agent's back: `agent/drift.py` detects them.
 DriftKind = Literal[
     "files-lost", "usage-damaged", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"
 ]
 
 
 class Drift(Record, frozen=True, kw_only=True):
-    """Something of a claim that is not as the agent left it."""
+    """One difference between a claim's state on the machine and what the agent wrote."""
 
     kind: DriftKind
     claim_uid: Uid
-    # In words, with what to do where the agent cannot put it right.
+    # In words, with what to do if the agent cannot repair it.
     detail: Sentence
-    # Whether the agent could put it right, and waits to be told.
+    # True if the agent could repair it, and waits for the order.
     mendable: bool
     since: Seconds
 
@@ -148,12 +148,12 @@ class Observed(Frame, frozen=True, kw_only=True):
 
     frame: Count
     assignments: Annotated[list[Observation], Meta(max_length=MAX_ASSIGNMENTS)]
-    # Left out where there is none: an older server knows nothing of it.
+    # Left out if there is none: an older server does not know the field.
     drifts: Annotated[list[Drift], Meta(max_length=MAX_DRIFTS)] | UnsetType = UNSET
 
 
 class GpuUsage(Record, frozen=True, kw_only=True, gc=False):
-    """What one GPU did since the last sample, by NVML."""
+    """The usage of one GPU since the last sample, by NVML."""
 
     uuid: GpuUuid
     core_percent: MeasuredPercent
@@ -164,13 +164,13 @@ class GpuUsage(Record, frozen=True, kw_only=True, gc=False):
     memory_clock_mhz: Count | None = None
 
 
-# Of these a server holds tens of thousands a second: they refer to nothing that could refer back.
+# A server holds tens of thousands of these a second: without references, they need no garbage collection.
 class AssignmentUsage(Record, frozen=True, kw_only=True, gc=False):
-    """What one assignment did since the last sample, by libvcuda's account (billing does not rest on it)."""
+    """The usage of one assignment since the last sample, by libvcuda's account (billing does not use it)."""
 
     uid: Uid
     core_percent: MeasuredPercent
-    # What it may use while nobody else wants the GPU: what the sharing policy makes of its limit.
+    # The share that it may use while nobody else wants the GPU, by the sharing policy and its limit.
     core_limit_percent: Percent
     # Share of the time in which a launch waited for its turn.
     throttled_percent: MeasuredPercent
@@ -191,14 +191,14 @@ class Usage(Frame, frozen=True, kw_only=True):
 
 
 class GpuProcess(Record, frozen=True, kw_only=True):
-    """A process that NVML shows on a GPU."""
+    """A process that NVML lists on a GPU."""
 
     pid: Count
     command: Word
     gpu_uuid: GpuUuid
-    # By NVML; None where it does not say.
+    # By NVML; None if it does not say.
     memory_bytes: Bytes | None
-    # Whose it is; None where it is no claim's.
+    # The claim to which it is attributed; None if there is none.
     claim_uid: Uid | None
 
 
@@ -213,7 +213,7 @@ class Event(Frame, frozen=True, kw_only=True):
 
 
 class ConditionType(StrEnum):
-    """What is told of a node or a GPU. All are good when `True`; a newer agent may know more of them."""
+    """The types of conditions of a node or a GPU. All are good when `True`; a newer agent may know more of them."""
 
     # Of a node.
     DRIVER_HEALTHY = "DriverHealthy"
@@ -231,19 +231,19 @@ class ConditionType(StrEnum):
 
 
 class Condition(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that is so or not, of the node or of one of its GPUs; in the shape that Kubernetes gives it."""
+    """One condition of the node or of one of its GPUs, in the form of Kubernetes' conditions."""
 
     # One of `ConditionType`, or a newer agent's.
     type: CamelCase
     status: Literal["True", "False", "Unknown"]
-    # Why, in one word; of an XID error `Xid79`.
+    # The reason in one word; `Xid79` for an XID error.
     reason: CamelCase
     message: Sentence = ""
-    # When it last became so, by the agent's clock.
+    # When its status last changed, by the agent's clock.
     since: Seconds
     # None: of the node.
     gpu_uuid: GpuUuid | None = None
-    # While it is so, the GPU (the node) takes no new claims.
+    # True if the GPU (the node) takes no new claims meanwhile.
     unschedulable: bool = False
 
 
@@ -262,7 +262,7 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
-    """By which policy a GPU is shared, and what the policy has to know of the claim."""
+    """The sharing policy of a GPU, and its parameters for the claim."""
 
     policy: Policy = "burst"
     # Of the claim; for `weighted`.
@@ -271,12 +271,12 @@ class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, om
     best_effort: bool = False
     # Percent of the GPU that all its claims together may use.
     ceiling: Annotated[int, Meta(ge=1, le=100)] = 100
-    # Into how many equal parts `average` divides the GPU.
+    # The number of equal parts into which `average` divides the GPU.
     parts: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
 class Pod(Record, forbid_unknown_fields=False, frozen=True, kw_only=True):
-    """The container of a cluster that a claim is for, by the names that the kubelet knows it by."""
+    """The container of a cluster that a claim is for, by the names that the kubelet uses."""
 
     namespace: LabelName
     name: ObjectName
@@ -284,7 +284,7 @@ class Pod(Record, forbid_unknown_fields=False, frozen=True, kw_only=True):
 
 
 class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
-    """One claim's share of one GPU, as wanted. What is at its default is left out: an older agent reads it then."""
+    """One claim's share of one GPU, as wanted. Defaults are left out, so that an older agent can read it."""
 
     uid: Uid
     claim_uid: Uid
@@ -294,40 +294,40 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     core_request: Percent
     core_limit: Percent
     memory_bytes: Bytes
-    # SHA-256 of the claim's secret: who presents the secret on agent.sock may start processes under the claim.
+    # SHA-256 of the claim's secret: a caller with the secret may start processes under the claim on agent.sock.
     secret_digest: Digest
     # None: `Sharing()`.
     sharing: Sharing | None = None
-    # What its owner calls it.
+    # The name that its owner gave it.
     claim_name: Word = ""
-    # None: no cluster's container. Told to agents that are a kubelet's device plugin; an older one could not read it.
+    # None: no cluster's container. Sent to agents that are a kubelet's device plugin; an older one could not read it.
     pod: Pod | None = None
-    # Of the pod: another one of its name is not meant. Empty: the claim was there before the pod.
+    # The pod's uid, which tells it from another pod of its name. Empty: the claim existed before the pod.
     pod_uid: Word = ""
     # False: close the page, end its processes, report `released`.
     present: bool = True
 
 
-# What becomes of a GPU process that no limit holds: it is told of; ended; or the node takes no new claims.
+# The handling of a GPU process that no limit holds: report it; end it; or report it and take no new claims.
 AuditPolicy = Literal["warn", "kill", "fence"]
 
 
 class NodePolicy(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
-    """What else the node's pool, and its operators, want of the agent."""
+    """The policies of the node's pool and its operators for the agent, beside assignments."""
 
     audit: AuditPolicy = "warn"
-    # By GPU: what came up to this moment of the agent's clock an operator takes for cured.
+    # By GPU: an operator declared errors cured that came up to this moment of the agent's clock.
     cleared: dict[GpuUuid, Seconds] = {}
 
 
 class Desired(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Server → agent: the node's whole wanted state. What is on the node and not in here is released."""
+    """Server → agent: the node's whole wanted state. The agent releases all that is on the node and not in here."""
 
     frame: Count
-    # Left out where it is `NodePolicy()`: an older agent reads the frame then.
+    # Left out if it is `NodePolicy()`, so that an older agent can read the frame.
     policy: NodePolicy | msgspec.UnsetType = msgspec.UNSET
     assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
-    # False: what somebody changed on the machine is told of and left so. Left out, it is put right.
+    # False: changes made on the machine are only reported. Left out: they are repaired.
     mend: bool | UnsetType = UNSET
 
 
@@ -345,7 +345,7 @@ _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 
 
-# At its longest, in every word the character that JSON writes longest.
+# The longest values: in every word the character whose JSON is longest.
 _UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200
 _GPU, _MOST = f"GPU-{_UID}", 2**63 - 1
 _LONGEST = Assignment(
@@ -354,21 +354,21 @@ _LONGEST = Assignment(
     sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
     pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
 )  # fmt: skip
-# What an agent must be able to read: that many of these; beside them a moment for each GPU fits into an agent's frame.
+# The bound of what an agent must be able to read: so many assignments, and for each GPU a moment within a frame.
 MAX_DESIRED_BYTES: Final = MAX_ASSIGNMENTS * (len(_encoder.encode(_LONGEST)) + 1) + MAX_FRAME_BYTES
 
 
 class MalformedFrame(ValueError):
-    """The bytes are not a frame of this protocol; the message says which field and why."""
+    """Bytes that are not a frame of this protocol; the message says which field and why."""
 
 
 def encode(frame: Frame) -> str:
-    """The frame as JSON text, ready for a text message."""
+    """Return the frame as JSON text, ready for a text message."""
     return _encoder.encode(frame).decode()
 
 
 def decode_from_agent(text: str | bytes) -> FromAgent:
-    """Read what an agent sent. Raises MalformedFrame."""
+    """Decode an agent's frame. Raises MalformedFrame."""
     try:
         return _from_agent.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -376,7 +376,7 @@ def decode_from_agent(text: str | bytes) -> FromAgent:
 
 
 def decode_from_server(text: str | bytes) -> FromServer:
-    """Read what the server sent. Raises MalformedFrame."""
+    """Decode a server's frame. Raises MalformedFrame."""
     try:
         return _from_server.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

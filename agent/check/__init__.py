@@ -1,6 +1,6 @@
-"""The self-check: what this machine lacks for an agent, in words, with what to do about it.
+"""The self-check: what this machine lacks for an agent, and how to fix it.
 
-`agent check` lets the running agent do all of it, or does it itself where none runs; the daemon sends what it finds of
-the machine in its hello. A check looks and changes nothing that lasts. One that cannot look says so: it never ends the
-others.
+`agent check` lets the running agent run all checks, or runs them itself if no agent answers; the daemon sends the
+findings about the machine in its hello. A check changes nothing that lasts. A check that cannot read what it needs
+reports a warning; it never stops the others.
 """

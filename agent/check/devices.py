@@ -1,4 +1,4 @@
-"""The driver, its device files, and who else shares out the GPUs."""
+"""Checks of the driver, its device files, and other software that shares the GPUs."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from agent.wire import Check
 # The first driver of CUDA 12; the entry points of older ones are not audited.
 OLDEST_DRIVER = 525
 DEVICES = re.compile(r"nvidia(ctl|-uvm|[0-9]+)")
-# Other software that shares GPUs, by what it leaves on a machine. Two in one process count each other's calls.
+# Files that other GPU-sharing software leaves on a machine. Two such libraries in one process count each other's calls.
 FILES = {
     "/usr/local/vgpu": "HAMi",
     "/etc/vgpu-manager": "vgpu-manager",
@@ -31,7 +31,7 @@ PRELOADED = re.compile(r"libvgpu|libcuda-control|libnvshare|libgemhook|libvgpu-c
 
 
 def driver(inventory: Inventory) -> Check:
-    """Whether NVML answers, and with which driver."""
+    """Check that NVML answers, and its driver's version."""
     if inventory.problem is not None:
         return failed("driver", inventory.problem, "Install NVIDIA's driver; `nvidia-smi` must list the GPUs.")
     count = len(inventory.gpus)
@@ -47,7 +47,7 @@ def driver(inventory: Inventory) -> Check:
 
 
 def files(directory: Path = Path("/dev")) -> Check:
-    """Whether the driver's device files are there and open to this user."""
+    """Check that the driver's device files exist and are open to this user."""
     found = sorted(path for path in directory.glob("nvidia*") if DEVICES.fullmatch(path.name))
     missing = [name for name in ("nvidiactl", "nvidia-uvm", "nvidia0") if directory / name not in found]
     if missing:
@@ -67,18 +67,18 @@ def files(directory: Path = Path("/dev")) -> Check:
 
 
 def others(root: Path = Path("/")) -> Check:
-    """Whether something else on the machine shares out its GPUs."""
+    """Check for other software on the machine that shares its GPUs."""
     found = {name for path, name in FILES.items() if (root / path.lstrip("/")).exists()}
     found |= {PROGRAMS[program] for program in _programs(root / "proc") if program in PROGRAMS}
     preload = root / "etc/ld.so.preload"
     text = preload.read_text(errors="replace") if preload.is_file() else ""
     found |= {f"{match.group()} in {preload}" for match in PRELOADED.finditer(text)}
     if not found:
-        return ok("other-sharing", "nothing else here shares out GPUs")
+        return ok("other-sharing", "no other software shares the GPUs")
     return warning(
         "other-sharing",
         f"found {', '.join(sorted(found))}",
-        "Two systems that share one GPU know nothing of each other: keep one of them on this machine.",
+        "Two systems that share one GPU do not coordinate: keep only one of them on this machine.",
     )
 
 
@@ -87,5 +87,5 @@ def _programs(proc: Path) -> Iterable[str]:
         try:
             yield path.read_text(errors="replace").strip()
         except OSError:
-            # It has ended meanwhile.
+            # The process has ended meanwhile.
             continue

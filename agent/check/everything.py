@@ -1,4 +1,4 @@
-"""All checks in the order in which a person mends what they find."""
+"""All checks, in the order in which an operator repairs what they find."""
 
 import concurrent.futures
 import threading
@@ -17,8 +17,8 @@ from agent.wire import Check
 NVML_SECONDS = 30.0
 
 
-def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
-    """What can be seen without the server: what the hello carries."""
+def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
+    """Run the checks that need no server; the hello carries their findings."""
     simulated = settings.library.simulated_node is not None
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("user", kernel.user),
@@ -39,25 +39,25 @@ def of_machine(settings: Settings, inventory: Inventory) -> list[Check]:
     ]
     if not simulated:
         checks.insert(2, ("devices", devices.files))
-    return [_looked(name, look) for name, look in checks]
+    return [_run_check(name, check) for name, check in checks]
 
 
-def of_everything(settings: Settings, inventory: Inventory | None = None) -> list[Check]:
-    """Look at all of it, as `agent check` prints it; a running agent gives its own inventory."""
-    found = of_machine(settings, _inventory(settings.nvml_library) if inventory is None else inventory)
-    found.append(_looked("enrolled", lambda: server.enrolled(settings.state_dir)))
+def check_everything(settings: Settings, inventory: Inventory | None = None) -> list[Check]:
+    """Run all checks, as `agent check` prints them; a running agent passes its own inventory."""
+    found = check_machine(settings, _inventory(settings.nvml_library) if inventory is None else inventory)
+    found.append(_run_check("enrolled", lambda: server.enrolment(settings.state_dir)))
     return found + server.reachable(settings.server)
 
 
-def _looked(name: str, look: Callable[[], Check]) -> Check:
+def _run_check(name: str, check: Callable[[], Check]) -> Check:
     try:
-        return look()
+        return check()
     except (OSError, ValueError) as error:
-        return warning(name, f"this could not be looked at: {error}", "Run the check as the agent's own user.")
+        return warning(name, f"this could not be checked: {error}", "Run the check as the agent's own user.")
 
 
 def _inventory(nvml_library: Path | None) -> Inventory:
-    """Asked in a thread that dies with the process: a hung driver must not keep the other findings from being told."""
+    """Return the inventory, read in a daemon thread so that a hung driver does not hold back the other findings."""
     answer: concurrent.futures.Future[Inventory] = concurrent.futures.Future()
     threading.Thread(target=lambda: answer.set_result(Nvml(nvml_library).inventory()), daemon=True).start()
     try:

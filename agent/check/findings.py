@@ -1,4 +1,4 @@
-"""`agent check`: the running agent's own findings, or this process' where no agent answers."""
+"""`agent check`: the running agent's own findings, or this process's if no agent answers."""
 
 from typing import Literal, NamedTuple
 
@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 class Findings(NamedTuple):
-    """What was found, by whom, and one sentence that says so."""
+    """The findings, which process found them, and one sentence that says so."""
 
     checks: list[Check]
     seen_by: Literal["agent", "command"]
@@ -22,12 +22,12 @@ class Findings(NamedTuple):
 
 def find(settings: Settings, *, here: bool) -> Findings:
     """Let the running agent check itself; check from this process if it does not, or if `here` asks for that."""
-    told = "--here was given" if here else _ask(settings)
-    if isinstance(told, Checked):
-        words = f"Seen by the running agent (pid {told.pid}), with the rights and the sandbox that it has."
-        return Findings(told.checks, "agent", words)
-    words = f"Seen by this command, not by a running agent ({told}): in the sandbox of its unit it may see less."
-    return Findings(everything.of_everything(settings), "command", words)
+    answer = "--here was given" if here else _ask(settings)
+    if isinstance(answer, Checked):
+        words = f"Seen by the running agent (pid {answer.pid}), with the rights and the sandbox that it has."
+        return Findings(answer.checks, "agent", words)
+    words = f"Seen by this command, not by a running agent ({answer}): in the sandbox of its unit it may see less."
+    return Findings(everything.check_everything(settings), "command", words)
 
 
 def _ask(settings: Settings) -> Checked | str:
@@ -40,7 +40,7 @@ def _ask(settings: Settings) -> Checked | str:
     if isinstance(answer, Refusal):
         return answer.detail.rstrip(".")
     if not isinstance(answer, Checked):
-        return f"what answers at {path} makes no sense"
+        return f"the answer at {path} is not valid"
     if answer.server != settings.server:
         return f"the one at {path} belongs to {answer.server}"
     return answer

@@ -1,4 +1,4 @@
-"""What the kernel lets the agent see and do: cgroups, other processes, user."""
+"""Checks of what the kernel lets the agent see and do: cgroups, other processes, user."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from agent.wire import Check
 
 
 def cgroup(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Check:
-    """Which cgroups there are, by which processes are told apart, and whether the agent's own may be divided."""
+    """Check which cgroup version identifies processes, and whether the agent's own group is delegated to it."""
     if (root / "cgroup.controllers").exists():
         mine = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
         delegated = os.access(root / mine.lstrip("/") / "cgroup.procs", os.W_OK)
@@ -20,16 +20,16 @@ def cgroup(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgr
     return warning(
         "cgroup",
         f"no cgroups at {root}",
-        "Processes in containers cannot be told apart without: mount /sys/fs/cgroup, read-only will do.",
+        "Without cgroups, processes in containers cannot be identified: mount /sys/fs/cgroup, read-only is enough.",
     )
 
 
 def visibility(*, pids_are_ours: bool) -> Check:
-    """Whether the agent sees the processes that NVML names."""
+    """Check that the agent sees the processes that NVML lists."""
     if not processes.find(1):
         return failed(
             "processes",
-            "/proc shows other users' processes to nobody else (hidepid)",
+            "/proc hides the processes of other users (hidepid)",
             "Run the agent as root, or mount /proc with gid= of a group that it is in.",
         )
     if pids_are_ours or processes.sees_all():
@@ -37,16 +37,16 @@ def visibility(*, pids_are_ours: bool) -> Check:
     return warning(
         "processes",
         "the agent sees its own pid namespace only",
-        "Programs elsewhere cannot be told apart or ended: start the agent's container with --pid=host.",
+        "Other programs cannot be identified or ended: start the agent's container with --pid=host.",
     )
 
 
 def user() -> Check:
-    """Whether tenants are other users than the agent."""
+    """Check that tenants run as other users than the agent."""
     if os.getuid() == 0:
         return ok("user", "root")
     return warning(
         "user",
         f"uid {os.getuid()}",
-        "Programs of the same user can write the pages: limits then hold against mistakes only. Run it as root.",
+        "Programs of the same user can write the pages: limits then prevent mistakes only. Run it as root.",
     )

@@ -1,4 +1,4 @@
-"""What limited programs load: libvcuda, its pages library, the arbiter."""
+"""Checks of what limited programs load: libvcuda, its pages library, the arbiter."""
 
 import os
 import platform
@@ -10,12 +10,12 @@ from agent.claims.abi import ABI_VERSION, PageError, PagesLibrary
 from agent.wire import Check
 
 BUILD = "Install the agent again, or build the library with `make -C libvcuda`."
-# It ends at once; a loader that hangs is worth a word, too.
+# The trial ends at once; a loader that hangs is reported, too.
 TRIAL_SECONDS = 10.0
 
 
 def pages(path: Path) -> Check:
-    """Whether the pages library loads and lays pages out as this agent does."""
+    """Check that the pages library loads and uses the page layout of this agent."""
     try:
         PagesLibrary(path)
     except PageError as error:
@@ -24,7 +24,7 @@ def pages(path: Path) -> Check:
 
 
 def preload(path: Path) -> Check:
-    """Whether a program can be started with libvcuda preloaded: tried with one that does nothing."""
+    """Check that a program starts with libvcuda preloaded, with a trial run of /bin/true."""
     if not path.is_file():
         return failed("preload", f"{path} is not there", BUILD)
     try:
@@ -38,7 +38,8 @@ def preload(path: Path) -> Check:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return failed("preload", f"/bin/true does not run with {path} preloaded: {error}", BUILD)
-    # The loader goes on without what it cannot preload: the program runs, unlimited, and only stderr tells.
+    # The loader continues without a library that it cannot preload: the program runs, unlimited, and only stderr says
+    # so.
     if trial.returncode != 0 or trial.stderr:
         words = trial.stderr.strip().splitlines()
         libc = " ".join(platform.libc_ver())
@@ -52,13 +53,13 @@ def preload(path: Path) -> Check:
 
 
 def arbiter(path: Path) -> Check:
-    """Whether there is an arbiter to start."""
+    """Check that the arbiter can be started."""
     if not path.is_file() or not os.access(path, os.X_OK):
         return warning("arbiter", f"{path} is not there: the claims of a GPU get no turns", BUILD)
     try:
-        told = subprocess.run([path, "--help"], capture_output=True, check=False, timeout=TRIAL_SECONDS)
+        trial = subprocess.run([path, "--help"], capture_output=True, check=False, timeout=TRIAL_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return warning("arbiter", f"{path} does not run: {error}", BUILD)
-    if told.returncode != 0:
-        return warning("arbiter", f"{path} does not run: exit code {told.returncode}", BUILD)
+    if trial.returncode != 0:
+        return warning("arbiter", f"{path} does not run: exit code {trial.returncode}", BUILD)
     return ok("arbiter", str(path))

@@ -14,20 +14,20 @@ NAME = "kernel-memory-limits"
 def memory_limits(
     inventory: Inventory, *, has_groups: bool = True, sees_all: bool = True, root: Path = Path("/sys/fs/cgroup")
 ) -> Check:
-    """Tell whether limits also hold programs that do not load libvcuda.
+    """Check whether limits also apply to programs that do not load libvcuda.
 
-    `has_groups`: whether claims get control groups; `sees_all`: whether the agent can name those of containers.
+    `has_groups`: True if claims get control groups; `sees_all`: True if the agent can name those of containers.
     """
     if not inventory.limits_memory:
         driver = "no driver" if inventory.problem is not None else f"driver {inventory.driver_version}"
         return ok(NAME, f"not available: {driver}, r{FIRST_DRIVER} or newer needed; libvcuda alone limits memory")
     if inventory.gpus and all(gpu.uuid.startswith("MIG-") for gpu in inventory.gpus):
         return ok(NAME, "not available for MIG instances, which have memory of their own")
-    return _of_agent(has_groups=has_groups, sees_all=sees_all) or _of_kernel(root)
+    return _find_obstacle(has_groups=has_groups, sees_all=sees_all) or _check_kernel(root)
 
 
-def _of_agent(*, has_groups: bool, sees_all: bool) -> Check | None:
-    """Return the obstacle to setting the driver's limits, in words."""
+def _find_obstacle(*, has_groups: bool, sees_all: bool) -> Check | None:
+    """Return the obstacle to setting the driver's limits on the agent's side; None if there is none."""
     if not has_groups:
         return warning(NAME, "available, but GPUCLOUD_CGROUPS is off", "Remove GPUCLOUD_CGROUPS=off.")
     if os.getuid() != 0:
@@ -41,7 +41,7 @@ def _of_agent(*, has_groups: bool, sees_all: bool) -> Check | None:
     return None
 
 
-def _of_kernel(root: Path) -> Check:
+def _check_kernel(root: Path) -> Check:
     try:
         controllers = (root / "cgroup.controllers").read_text().split()
         enabled = (root / "cgroup.subtree_control").read_text().split()

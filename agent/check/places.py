@@ -1,4 +1,4 @@
-"""Where the agent keeps things: the run directory in memory, the state directory on a disk."""
+"""Checks of the agent's directories: the run directory in memory, the state directory on a disk."""
 
 import os
 import stat
@@ -11,13 +11,13 @@ from agent.host import mounts
 from agent.wire import Check
 
 MIB = 1 << 20
-# The agent stores kilobytes; so little means that others fill the disk.
+# The agent stores kilobytes; so little free space means that others fill the disk.
 LOW_BYTES = 256 * MIB
 TOO_LOW_BYTES = 16 * MIB
 
 
 def run_dir(path: Path) -> Check:
-    """Whether pages and sockets can live there: in memory, ours, with a path that a socket fits into."""
+    """Check that the run directory is in memory, owned by the agent, and short enough for a socket path."""
     try:
         rundir.RunDir(path).check_socket_path()
     except rundir.RunDirError as error:
@@ -46,7 +46,7 @@ def run_dir(path: Path) -> Check:
 
 
 def state_dir(path: Path) -> Check:
-    """Whether identity and last wanted state can be written, now."""
+    """Check that the identity and the last wanted state can be written now."""
     there = _nearest(path)
     try:
         with tempfile.TemporaryFile(dir=there) as trial:
@@ -59,23 +59,23 @@ def state_dir(path: Path) -> Check:
             "Free space, or set GPUCLOUD_STATE_DIR.",
         )
     if there == path and path.stat().st_mode & 0o077:
-        return warning("state-dir", f"others may look into {path}", f"It holds the agent's key: chmod 700 {path}.")
+        return warning("state-dir", f"other users may read {path}", f"It holds the agent's key: chmod 700 {path}.")
     return ok("state-dir", f"{path}, writable")
 
 
 def disk(path: Path) -> Check:
-    """Whether there is room left where the state is kept."""
+    """Check the free space of the state directory's disk."""
     there = _nearest(path)
     facts = os.statvfs(there)
     free = facts.f_bavail * facts.f_frsize
     words = f"{free // MIB} MiB free at {there}"
     if free < TOO_LOW_BYTES:
-        return failed("disk", words, "Free some: what is wanted would no longer be known after a restart of the agent.")
+        return failed("disk", words, "Free some: otherwise the wanted state is lost at a restart of the agent.")
     return ok("disk", words) if free >= LOW_BYTES else warning("disk", words, "Free some before it is full.")
 
 
 def file_system(path: Path) -> str | None:
-    """The kind of file system that the path lies on, by the kernel's list of mounts; None where it does not say."""
+    """Return the file system type of the path by the kernel's list of mounts; None if the list lacks it."""
     real = path.resolve()
     best, kind = -1, None
     for mount in mounts.read():
@@ -86,5 +86,5 @@ def file_system(path: Path) -> str | None:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what there is of it."""
+    """Return the path itself or its nearest existing parent."""
     return next(place for place in (path, *path.parents) if place.exists())

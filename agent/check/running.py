@@ -1,4 +1,4 @@
-"""The self-check as the running agent does it: in its own sandbox, user and namespaces."""
+"""The self-check inside the running agent: in its own sandbox, user and namespaces."""
 
 import asyncio
 import os
@@ -16,25 +16,25 @@ from agent.wire import Check
 
 log = structlog.get_logger()
 
-# It takes milliseconds; the hello must not wait for what hangs.
+# It takes milliseconds; the hello must not wait for a check that hangs.
 HELLO_SECONDS = 2.0
-# The server is asked, too, and programs are tried.
+# The whole check also asks the server and starts trial programs.
 WHOLE_SECONDS = 45.0
 
 
 class SelfCheck:
-    """The self-checks of one agent; `take_inventory` looks at its GPUs first."""
+    """The self-checks of one agent; `take_inventory` reads its GPUs first."""
 
     def __init__(self, settings: Settings, take_inventory: Callable[[], Awaitable[Inventory]]) -> None:
         self._settings, self._take_inventory = settings, take_inventory
         self._last: list[Check] = []
         self._whole: asyncio.Task[list[Check]] | None = None
 
-    async def of_machine(self, inventory: Inventory) -> list[Check]:
-        """Return what is found of the machine; what was last found where it takes too long (a hung disk, say)."""
+    async def check_machine(self, inventory: Inventory) -> list[Check]:
+        """Return the findings about the machine; the last known ones if a check takes too long (a hung disk, say)."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                self._last = await asyncio.to_thread(everything.of_machine, self._settings, inventory)
+                self._last = await asyncio.to_thread(everything.check_machine, self._settings, inventory)
         except TimeoutError:
             log.warning("check-abandoned", reason=f"it took more than {HELLO_SECONDS:g} s")
         return self._last
@@ -42,7 +42,7 @@ class SelfCheck:
     async def answer(self, caller: Caller) -> Answer:
         """Run the whole self-check for root or the agent's own user; callers at the same time share one run."""
         if not authorization.is_operator(caller):
-            return Refusal(code="not-allowed", detail="Only the agent's own user and root may let it check itself.")
+            return Refusal(code="not-allowed", detail="Only the agent's own user and root may run its self-check.")
         if self._whole is None or self._whole.done():
             self._whole = asyncio.create_task(self._run())
         try:
@@ -54,4 +54,4 @@ class SelfCheck:
 
     async def _run(self) -> list[Check]:
         inventory = await self._take_inventory()
-        return await asyncio.to_thread(everything.of_everything, self._settings, inventory)
+        return await asyncio.to_thread(everything.check_everything, self._settings, inventory)

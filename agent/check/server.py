@@ -1,4 +1,4 @@
-"""The control plane as this machine sees it: does it answer, with which certificate, with which time."""
+"""Checks of the control plane as this machine sees it: reachable, trusted certificate, same time."""
 
 import email.utils
 import socket
@@ -18,22 +18,22 @@ from agent.wire import Check
 TIMEOUT_SECONDS = 10.0
 DAY_SECONDS = 86_400.0
 EXPIRES_SOON_DAYS = 14
-# HTTP's date counts whole seconds; more than this is the clocks' own.
+# HTTP's date counts whole seconds; a larger skew is a difference of the clocks.
 SKEW_SECONDS = 5.0
-# From here on certificates and tokens that are valid are refused.
+# With a larger skew, valid certificates and tokens are refused.
 MOST_SKEW_SECONDS = 300.0
 
 
 class Answered(NamedTuple):
-    """What one request told."""
+    """The facts of one answer."""
 
     status: int
-    # Theirs minus ours; None where it says no date.
+    # The server's clock minus ours; None if the answer has no date.
     skew_seconds: float | None
 
 
-def enrolled(state_dir: Path) -> Check:
-    """Whether this machine is a node."""
+def enrolment(state_dir: Path) -> Check:
+    """Check that this machine is enrolled as a node."""
     try:
         me = identity.load(state_dir)
     except (statefile.Damaged, OSError) as error:
@@ -44,7 +44,7 @@ def enrolled(state_dir: Path) -> Check:
 
 
 def reachable(server: str) -> list[Check]:
-    """Whether it answers, and what its answer says of the certificate and of the clocks."""
+    """Check that the server answers, its certificate, and the difference of the clocks."""
     try:
         answer = _ask(f"{server}/healthz")
     except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ def reachable(server: str) -> list[Check]:
 
 
 def clock(skew_seconds: float) -> Check:
-    """How far this machine's clock is from the server's."""
+    """Check the difference between this machine's clock and the server's."""
     words = f"{abs(skew_seconds):.0f} s {'behind' if skew_seconds > 0 else 'before'} the server's clock"
     cure = "Let chrony or systemd-timesyncd set this machine's clock."
     if abs(skew_seconds) > MOST_SKEW_SECONDS:
@@ -68,10 +68,10 @@ def clock(skew_seconds: float) -> Check:
 
 
 def _ask(url: str) -> Answered:
-    asked = urllib.request.Request(url)  # noqa: S310 - the settings admit http and https only
+    request = urllib.request.Request(url)  # noqa: S310 - the settings admit http and https only
     before = time.time()
     try:
-        with rest.opener(url).open(asked, timeout=TIMEOUT_SECONDS) as answer:
+        with rest.opener(url).open(request, timeout=TIMEOUT_SECONDS) as answer:
             status, headers = answer.status, answer.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -79,7 +79,7 @@ def _ask(url: str) -> Answered:
     date = headers.get("Date")
     if date is None:
         return Answered(status, None)
-    # The date is cut to the second: on average it is half of one behind.
+    # The date is truncated to the second: on average it is half a second behind.
     theirs = email.utils.parsedate_to_datetime(date).timestamp() + 0.5
     return Answered(status, theirs - (before + time.time()) / 2)
 
@@ -109,7 +109,7 @@ def _certificate(server: str) -> Check:
     try:
         days = _expires_seconds(parts.hostname or "", parts.port or 443) / DAY_SECONDS
     except OSError:
-        # Behind a proxy there may be no way to it but through the proxy.
+        # Behind a proxy, the server may be reachable through the proxy only.
         return ok("server", f"{server} answers, with a certificate that is trusted")
     words = f"{server} answers, with a certificate that is valid for {days:.0f} more days"
     return ok("server", words) if days >= EXPIRES_SOON_DAYS else warning("server", words, "Renew it on the server.")

@@ -1,4 +1,4 @@
-"""The findings for people and for programs."""
+"""The findings as a table for people and as JSON for programs."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ MARKS = {"ok": "ok  ", "warning": "WARN", "failed": "FAIL"}
 
 
 def as_table(findings: Findings) -> str:
-    """Return a line for each, under what is not right one that says what to do, and by whom it was seen."""
+    """Return one line per finding, a line with the fix below each problem, and which process found them."""
     checks = findings.checks
     width = max(len(check.name) for check in checks)
     lines = []
@@ -18,13 +18,13 @@ def as_table(findings: Findings) -> str:
             lines.append(f"{' ' * (width + 8)}→ {check.cure}")
     failed = sum(check.state == "failed" for check in checks)
     warned = sum(check.state == "warning" for check in checks)
-    lines.append(f"{failed} failed, {warned} to look at, {len(checks) - failed - warned} in order")
+    lines.append(f"{failed} failed, {warned} warnings, {len(checks) - failed - warned} in order")
     lines.append(findings.words)
     return "\n".join(lines)
 
 
 def as_json(findings: Findings) -> str:
-    """Return the same, with `ok`: whether nothing failed."""
+    """Return the findings as JSON, with `ok`: true if nothing failed."""
     ok = all(check.state != "failed" for check in findings.checks)
     facts = {"ok": ok, "seen_by": findings.seen_by, "seen_how": findings.words, "checks": findings.checks}
     return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()

@@ -1,6 +1,6 @@
-"""libvcuda's pages as C lays them out: the helper library, and this side's mirror of its structures.
+"""The layout of libvcuda's pages: the helper library, and this side's mirror of its C structures.
 
-Its header is the contract; the mirror is checked against the library's own description whenever it is loaded.
+The library's header is the contract; the mirror is checked against the library's own description whenever it is loaded.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ MAX_GPUS: Final = 16
 
 
 class PageError(Exception):
-    """A page cannot be made, opened or written; the message says which and why."""
+    """Failure to make, open or write a page; the message names the page and the reason."""
 
 
 Uuid16 = c_uint8 * 16
@@ -95,7 +95,7 @@ _WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vc
 
 
 class PagesLibrary:
-    """libvcuda-pages.so, checked against this file's mirror when it is loaded. Raises PageError."""
+    """The loaded libvcuda-pages.so, checked against this module's mirror. Raises PageError."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -115,7 +115,7 @@ class PagesLibrary:
         usage = abi["structs"]["vcuda_usage"]["fields"]
         self.limits_bytes: int = abi["limits_size"]
         self.usage_bytes: int = abi["usage_size"]
-        # What every usage page says of itself, at which place.
+        # The constant fields of every usage page: offset and bytes.
         self.usage_header = [
             (usage[field][0], value.to_bytes(usage[field][1], "little"))
             for field, value in (("magic", abi["usage_magic"]), ("version", ABI_VERSION), ("size", self.usage_bytes))
@@ -135,15 +135,15 @@ class PagesLibrary:
         self.gpu_usage_bytes: int = gpu["size"]
         self.accounting_at: int = gpu["fields"]["accounting"][0]
         self.memory_at: tuple[int, ...] = tuple(gpu["fields"][name][0] for name in ("memory_bytes", "context_bytes"))
-        # One for all claims: what is read of a usage page is taken out at once.
+        # One buffer for all claims: a usage page's copy is decoded at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)
 
     def _check(self, abi: Any, path: Path) -> None:
         same = abi["version"] == ABI_VERSION and abi["max_gpus"] == MAX_GPUS
         for name, mirror in _MIRRORS.items():
-            told = abi["structs"][name]
-            same = same and told["size"] == ctypes.sizeof(mirror)
-            for field, (offset, size) in told["fields"].items():
+            described = abi["structs"][name]
+            same = same and described["size"] == ctypes.sizeof(mirror)
+            for field, (offset, size) in described["fields"].items():
                 mine = getattr(mirror, field)
                 same = same and (mine.offset, mine.size) == (offset, size)
         if not same:

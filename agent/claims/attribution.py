@@ -1,75 +1,83 @@
-"""Whose every process of the machine is, as far as only a look at all of them together tells.
+"""The attribution of processes to claims.
 
-A claim's are its known members, what carries the claim's directory in its environment and is of a user whose programs
-may be the claim's, what shares a container with one of these, and what they started. One that was started under another
-claim is that claim's.
+A claim's processes are its known members; processes with the claim's directory in their environment, if their user may
+write its usage page; processes that share a container with one of these; and their descendants, unless one was started
+under another claim: that claim's. `attribute` does it for the whole process table at once, `GpuAttribution` for single
+processes on a GPU.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.claims.claim import ClaimRuntime
 from agent.host import processes
 from agent.host.processes import Process
 
+# No program has a longer chain of parents.
+MOST_PARENTS = 64
 
-class Seen(NamedTuple):
+
+class ProcessInfo(NamedTuple):
     """One living process."""
 
     process: Process
     parent: int
     container: str | None
-    # The claim's directory in its environment; None without one, or where it may not be read.
+    # The claim's directory in its environment; None if there is none or it may not be read.
     directory: str | None
 
 
-def take() -> list[Seen]:
-    """Every living process that /proc shows; one walk."""
+def read_processes() -> list[ProcessInfo]:
+    """Return every living process that /proc shows; one walk."""
     found = []
     for entry in Path("/proc").iterdir():
         process = processes.find(int(entry.name)) if entry.name.isdigit() else None
         parent = processes.parent_pid(process) if process is not None else None
         if process is not None and parent is not None:
             directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
-            found.append(Seen(process, parent, processes.container(process), directory))
+            found.append(ProcessInfo(process, parent, processes.container(process), directory))
     return found
 
 
-def divide(
-    seen: Iterable[Seen],
+def attribute(
+    seen: Iterable[ProcessInfo],
     members: Mapping[str, Iterable[Process]],
     directories: Mapping[str, str],
     *,
-    may_hold: Callable[[str, Process], bool],
+    accepts: Callable[[str, Process], bool],
     me: int,
 ) -> dict[str, set[Process]]:
-    """The processes of each claim. `members`: those known, by claim; `directories`: the claim of each directory.
+    """Return the processes of each claim. `members`: the known ones, by claim; `directories`: the claim of each.
 
-    `may_hold`: whether a claim may be the process's that says so itself. Neither `me` nor what started it is anybody's
-    but by being a known member.
+    `accepts`: returns whether a claim accepts a process that names it in its environment. `me` and its ancestors belong
+    to a claim only as known members.
     """
+    # 1. Attribute the known members, and processes that name a claim's directory and may do so.
     by_pid = {one.process.pid: one for one in seen}
     known = {process: claim for claim, them in members.items() for process in them}
     claims: dict[int, str] = {}
     for pid, one in by_pid.items():
-        said = directories.get(one.directory or "")
-        claim = known.get(one.process) or (said if said is not None and may_hold(said, one.process) else None)
+        named = directories.get(one.directory or "")
+        claim = known.get(one.process) or (named if named is not None and accepts(named, one.process) else None)
         if claim is not None:
             claims[pid] = claim
     spared = _with_ancestors(me, by_pid)
+    # 2. Add processes in their containers, and all descendants, until none is left.
     count = -1
-    # What is in a container may have started what is in another one.
+    # A program in one container may have started a program in another.
     while count != len(claims):
         count = len(claims)
-        _share_containers(by_pid, claims, spared)
-        _descend(by_pid, claims, spared)
+        _add_container_processes(by_pid, claims, spared)
+        _add_descendants(by_pid, claims, spared)
+    # 3. Group them by claim.
     divided: dict[str, set[Process]] = {}
     for pid, claim in claims.items():
         divided.setdefault(claim, set()).add(by_pid[pid].process)
     return divided
 
 
-def _with_ancestors(pid: int, by_pid: Mapping[int, Seen]) -> set[int]:
+def _with_ancestors(pid: int, by_pid: Mapping[int, ProcessInfo]) -> set[int]:
     found: set[int] = set()
     while pid not in found:
         found.add(pid)
@@ -77,13 +85,13 @@ def _with_ancestors(pid: int, by_pid: Mapping[int, Seen]) -> set[int]:
     return found
 
 
-def _share_containers(by_pid: Mapping[int, Seen], claims: dict[int, str], spared: set[int]) -> None:
+def _add_container_processes(by_pid: Mapping[int, ProcessInfo], claims: dict[int, str], spared: set[int]) -> None:
     holders: dict[str, set[str]] = {}
     for pid, claim in claims.items():
         container = by_pid[pid].container
         if container is not None:
             holders.setdefault(container, set()).add(claim)
-    # Where the agent is in it too, it is no claim's container; nor where several claims are.
+    # The agent's own container belongs to no claim; neither does one with several claims.
     mine = {by_pid[pid].container for pid in spared if pid in by_pid}
     for pid, one in by_pid.items():
         found = holders.get(one.container or "", set())
@@ -91,7 +99,7 @@ def _share_containers(by_pid: Mapping[int, Seen], claims: dict[int, str], spared
             claims[pid] = next(iter(found))
 
 
-def _descend(by_pid: Mapping[int, Seen], claims: dict[int, str], spared: set[int]) -> None:
+def _add_descendants(by_pid: Mapping[int, ProcessInfo], claims: dict[int, str], spared: set[int]) -> None:
     children: dict[int, list[int]] = {}
     for pid, one in by_pid.items():
         children.setdefault(one.parent, []).append(pid)
@@ -102,3 +110,66 @@ def _descend(by_pid: Mapping[int, Seen], claims: dict[int, str], spared: set[int
             if child not in claims and child not in spared:
                 claims[child] = claims[pid]
                 waiting.append(child)
+
+
+class GpuAttribution:
+    """The claim of each GPU process; an answer is valid for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Process, str] = {}
+        # Of this audit: read on first use, since it reads /proc for every program of every claim.
+        self._members: dict[Process, str] | None = None
+        self._containers: dict[str | None, set[str]] | None = None
+
+    def begin_audit(self, living: set[Process]) -> None:
+        """Begin a new audit: forget all processes but `living`, and the claims' members."""
+        self._members = self._containers = None
+        self._claims = {process: claim for process, claim in self._claims.items() if process in living}
+
+    def claim(self, process: Process, runtimes: Mapping[str, ClaimRuntime]) -> str | None:
+        """Return the uid of the process's claim; None if it belongs to no claim of this node."""
+        known = self._claims.get(process)
+        if known in runtimes:
+            return known
+        members = self._living_members(runtimes)
+        found = _by_descent(process, members) or _by_directory(process, runtimes) or self._by_container(process)
+        if found is not None:
+            self._claims[process] = found
+        return found
+
+    def is_member(self, process: Process, claim_uid: str, runtimes: Mapping[str, ClaimRuntime]) -> bool:
+        """Return whether it is a known member of the claim: more than its own environment names the claim."""
+        return self._living_members(runtimes).get(process) == claim_uid
+
+    def _living_members(self, runtimes: Mapping[str, ClaimRuntime]) -> dict[Process, str]:
+        if self._members is None:
+            self._members = {member: uid for uid, one in runtimes.items() for member in one.members.living()}
+        return self._members
+
+    def _by_container(self, process: Process) -> str | None:
+        container = processes.container(process)
+        # The agent itself may run in a container, with programs of several claims beside it.
+        if container is None or container == processes.container(processes.myself()):
+            return None
+        if self._containers is None:
+            self._containers = {}
+            for member, uid in (self._members or {}).items():
+                self._containers.setdefault(processes.container(member), set()).add(uid)
+        claims = self._containers.get(container, set())
+        return next(iter(claims)) if len(claims) == 1 else None
+
+
+def _by_descent(process: Process, members: Mapping[Process, str]) -> str | None:
+    ancestor: Process | None = process
+    for _ in range(MOST_PARENTS):
+        if ancestor is None or ancestor in members:
+            break
+        ancestor = processes.parent(ancestor)
+    return None if ancestor is None else members.get(ancestor)
+
+
+def _by_directory(process: Process, runtimes: Mapping[str, ClaimRuntime]) -> str | None:
+    directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
+    return next(
+        (uid for uid, one in runtimes.items() if str(one.directory) == directory and one.accepts(process)), None
+    )

@@ -1,11 +1,11 @@
-"""Finding GPU processes that no limit holds: preloading is cooperative, so somebody has to look.
+"""The audit of GPU processes that no limit holds. Preloading is cooperative, so the agent checks.
 
-NVML shows every process on a GPU; libvcuda's slots in the usage pages show those that are held. What stands in the
-first list and not in the second unset LD_PRELOAD, is linked statically, forged its slot, or was never anybody's claim.
-What holds more memory than its slot says uses some that nobody limits. What of a claim computes more than its limit
-allows launches past the library (`shares`).
+NVML lists every process on a GPU; libvcuda's slots in the usage pages list the limited ones. A process that is in the
+first list and not in the second unset LD_PRELOAD, is linked statically, forged its slot, or never belonged to a claim.
+A process with more memory than its slot says uses memory that nobody limits. A claim that computes more than its limit
+allows launches kernels past the library (`shares`).
 
-Pure of I/O but for /proc: who looks, and what becomes of a finding, is the daemon's.
+Pure of I/O but for /proc: the daemon runs the audit and acts on its findings.
 """
 
 from collections import deque
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from agent import wire
-from agent.claims.claim import Holding, gpu_key
-from agent.claims.gpu_attribution import Belonging
+from agent.claims.attribution import GpuAttribution
+from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.claims.shares import Key, Measured, Over, Shares
 from agent.host import processes
 from agent.host.gpus import Listed
@@ -23,109 +23,115 @@ from agent.host.processes import Process
 Code = Literal["process-unlimited", "memory-over-limit", "core-over-limit"]
 
 LOOK_SECONDS = 0.5
-# What nothing limits is reported within this, from when NVML lists it: the docs promise it.
+# An unlimited process is reported within this time from when NVML lists it: the docs promise it.
 PROMISED_SECONDS = 2.0
-# Between a process's context and its slot, and between a page that is written and one that is read. libvcuda takes the
-# slot in cuInit, before there is a context. A look's distance comes before it, and what NVML's answers take.
+# The time between a process's context and its slot, and between a page's write and its read. libvcuda takes the slot in
+# cuInit, before there is a context. The interval between two audits and the time of NVML's answers come on top.
 GRACE_SECONDS = 1.0
-# Page and NVML are not read at the same moment, and a program may take and free without a pause. So all of NVML's
-# readings over this time must be above all of the page's: where memory is held half of the time, once in 4^12.
+# Page and NVML are not read at the same moment, and a program may allocate and free without a pause. So all of NVML's
+# readings over this time must be above all of the page's: for memory that is held half of the time, that happens once
+# in 4^12.
 MEMORY_SECONDS = 6.0
-# NVML counts a kernel that the library let through like one that went past it, and no limit holds one that runs:
-# a collective operation that waits for its peers computes for many seconds, and its claim owes them afterwards. So what
-# computes too much is told of, but not acted on before it has been so, look by look, for longer than that.
+# NVML counts a kernel that the library let through like one that went past it, and no limit stops a running kernel: a
+# collective operation that waits for its peers computes for many seconds, and its claim is throttled for it afterwards.
+# So an excess is reported at once, but acted on only after it has lasted, audit by audit, for longer than that.
 CORE_LASTING_SECONDS = 60.0
-# What drivers take for themselves without telling.
+# Memory that drivers take for themselves without reporting it.
 TOLERANCE_BYTES = 64 << 20
-# Where libvcuda does not see what the driver takes from the kernel, and in a container cannot ask NVML about itself,
-# its contexts, modules and stacks are an estimate; a context alone is half a gigabyte.
+# If libvcuda cannot read the driver's own use from the kernel, and in a container cannot ask NVML about itself,
+# contexts, modules and stacks are an estimate; a context alone is half a gigabyte.
 ESTIMATE_BYTES = 1 << 30
-# A tenant that starts one after the other must not fill the log of the whole platform.
+# A tenant that starts one process after the other must not fill the log of the whole platform.
 MOST_REPORTS = 30
 MOST_REPORTS_SECONDS = 60.0
 
 
 class Finding(NamedTuple):
-    """A process that no limit holds, or not all of it."""
+    """A process that no limit holds, or not completely."""
 
     code: Code
     process: Process
     facts: wire.GpuProcess
-    # In words, with what to think of it.
+    # The finding in words, with its likely causes.
     detail: str
-    # Whether this surely is the process that NVML means: in a pid namespace of its own another may have its number.
+    # True if this surely is the process that NVML lists: with a pid namespace of its own, another may have its number.
     is_certain: bool
-    # Whether it has been so for long enough that something may be done about it.
+    # True if it has lasted long enough to act on it.
     is_lasting: bool = True
 
 
-class _Look(NamedTuple):
+class _Sample(NamedTuple):
     at: float
     measured_bytes: int
-    # The most that the page explains.
+    # The most memory that the page explains.
     explained_bytes: int
 
 
 class _Watched:
-    """One process on one GPU, over the last looks."""
+    """One process on one GPU, over the last audits."""
 
     def __init__(self) -> None:
         self.without_slot_since: float | None = None
-        self.looks: deque[_Look] = deque()
+        self.samples: deque[_Sample] = deque()
 
-    def unheld(self, now: float) -> bool:
-        """Without a slot for longer than a process needs to get one."""
+    def is_unlimited(self, now: float) -> bool:
+        """Return whether it has had no slot for longer than a process needs to get one."""
         return self.without_slot_since is not None and now - self.without_slot_since >= GRACE_SECONDS
 
-    def excess(self, now: float) -> bool:
-        """Above what it accounts for, at every look for long enough."""
-        while self.looks and now - self.looks[0].at > MEMORY_SECONDS + LOOK_SECONDS:
-            self.looks.popleft()
-        if not self.looks or now - self.looks[0].at < MEMORY_SECONDS:
+    def has_excess(self, now: float) -> bool:
+        """Return whether it used more memory than its slot accounts for, at every audit for long enough."""
+        while self.samples and now - self.samples[0].at > MEMORY_SECONDS + LOOK_SECONDS:
+            self.samples.popleft()
+        if not self.samples or now - self.samples[0].at < MEMORY_SECONDS:
             return False
-        measured = min(look.measured_bytes for look in self.looks)
-        return measured > max(look.explained_bytes for look in self.looks)
+        measured = min(sample.measured_bytes for sample in self.samples)
+        return measured > max(sample.explained_bytes for sample in self.samples)
 
 
 class Audit:
-    """The GPU processes of this node as they were seen so far.
+    """The GPU processes of this node as the audits found them.
 
-    `pids_are_ours` says that NVML's pids count in this pid namespace: everywhere but in a container of its own, where a
-    process is believed to be the one meant only if it holds the driver's device open.
+    `pids_are_ours`: True if NVML's pids are valid in this pid namespace: everywhere but in a container with a namespace
+    of its own, where a process counts as the listed one only if it has the driver's device open.
     """
 
     def __init__(self, *, pids_are_ours: bool) -> None:
         self._pids_are_ours = pids_are_ours
-        self._belonging = Belonging()
+        self._attribution = GpuAttribution()
         self._shares = Shares()
         self._over: dict[Key, Over] = {}
         self._over_since: dict[Key, float] = {}
         self._watched: dict[tuple[Process, str], _Watched] = {}
         self._reported: set[tuple[Process, Code]] = set()
         self._reports_at: deque[float] = deque()
-        # What holds at present, reported or about to be.
+        # The present findings, reported or about to be.
         self.findings: list[Finding] = []
-        # On the GPUs but not to be seen from here.
+        # Processes on the GPUs that this process cannot see.
         self.unseen = 0
 
-    def look(
-        self, listed: Sequence[Listed], holdings: Mapping[str, Holding], *, now: float, measured: Measured | None = None
+    def run(
+        self,
+        listed: Sequence[Listed],
+        runtimes: Mapping[str, ClaimRuntime],
+        *,
+        now: float,
+        measured: Measured | None = None,
     ) -> list[Finding]:
-        """Take NVML's list, what it measured of each process, and the holdings as just refreshed; what is news.
+        """Audit NVML's list, its measured shares and the just refreshed runtimes; return the new findings.
 
-        A process is news once for each code; it leaves `findings` when it ends or when the cause does.
+        A process is new once per code; it leaves `findings` when it or the cause ends.
         """
         seen = self._find(listed)
         living = {process for process, _ in seen}
-        self._belonging.keep(living)
+        self._attribution.begin_audit(living)
         self._watched = {key: self._watched.get(key, _Watched()) for key in seen}
-        # One that leaves the GPU and comes back, or a list that the driver did not give this once, is no news.
+        # A process that leaves the GPU and returns, or one list that the driver failed to give, is not new.
         self._reported = {
             (process, code) for process, code in self._reported if process in living or processes.alive(process)
         }
-        self._over = self._shares.take(measured or {}, self._pids(seen, holdings), holdings, now=now)
+        self._over = self._shares.take(measured or {}, self._pids(seen, runtimes), runtimes, now=now)
         self._over_since = {key: self._over_since.get(key, now) for key in self._over}
-        found = (self._judge(process, one, holdings, now) for (process, _), one in seen.items())
+        found = (self._judge(process, one, runtimes, now) for (process, _), one in seen.items())
         self.findings = [finding for finding in found if finding is not None]
         return [finding for finding in self.findings if self._is_news(finding, now)]
 
@@ -141,41 +147,47 @@ class Audit:
         return seen
 
     def _pids(
-        self, seen: Mapping[tuple[Process, str], Listed], holdings: Mapping[str, Holding]
+        self, seen: Mapping[tuple[Process, str], Listed], runtimes: Mapping[str, ClaimRuntime]
     ) -> dict[Key, list[int]]:
-        """The processes for which each claim answers on each GPU: never one of which only its own word says so."""
+        """Return the pids for which each claim answers on each GPU.
+
+        A process whose own environment alone names the claim is left out.
+        """
         found: dict[Key, list[int]] = {}
         for process, gpu_uuid in seen:
-            claim_uid = self._belonging.claim(process, holdings) or ""
-            holding = holdings.get(claim_uid)
-            if holding is None:
+            claim_uid = self._attribution.claim(process, runtimes) or ""
+            runtime = runtimes.get(claim_uid)
+            if runtime is None:
                 continue
-            has_slot = (process, gpu_key(gpu_uuid)) in holding.accounted
-            if has_slot or self._belonging.is_member(process, claim_uid, holdings):
+            has_slot = (process, gpu_key(gpu_uuid)) in runtime.accounted
+            if has_slot or self._attribution.is_member(process, claim_uid, runtimes):
                 found.setdefault((claim_uid, gpu_uuid), []).append(process.pid)
         return found
 
-    def _judge(self, process: Process, one: Listed, holdings: Mapping[str, Holding], now: float) -> Finding | None:
+    def _judge(self, process: Process, one: Listed, runtimes: Mapping[str, ClaimRuntime], now: float) -> Finding | None:
         watched = self._watched[process, one.gpu_uuid]
-        claim_uid = self._belonging.claim(process, holdings)
-        holding = holdings.get(claim_uid or "")
-        accounted = holding.accounted.get((process, gpu_key(one.gpu_uuid))) if holding is not None else None
+        claim_uid = self._attribution.claim(process, runtimes)
+        runtime = runtimes.get(claim_uid or "")
+        accounted = runtime.accounted.get((process, gpu_key(one.gpu_uuid))) if runtime is not None else None
         if accounted is None:
-            watched.looks.clear()
+            watched.samples.clear()
             watched.without_slot_since = now if watched.without_slot_since is None else watched.without_slot_since
-            unheld = watched.unheld(now)
-            return self._finding("process-unlimited", process, one, claim_uid, _unheld(holding)) if unheld else None
+            return (
+                self._finding("process-unlimited", process, one, claim_uid, _describe_unlimited(runtime))
+                if watched.is_unlimited(now)
+                else None
+            )
         watched.without_slot_since = None
         if one.memory_bytes is not None:
             tolerance = TOLERANCE_BYTES if accounted.to_the_byte else ESTIMATE_BYTES
-            watched.looks.append(_Look(now, one.memory_bytes, accounted.memory_bytes + tolerance))
-        if not watched.excess(now):
+            watched.samples.append(_Sample(now, one.memory_bytes, accounted.memory_bytes + tolerance))
+        if not watched.has_excess(now):
             return self._core(process, one, claim_uid, now)
         words = f"holds {one.memory_bytes} bytes of the GPU; its usage page accounts for {accounted.memory_bytes}"
         return self._finding("memory-over-limit", process, one, claim_uid, words)
 
     def _core(self, process: Process, one: Listed, claim_uid: str | None, now: float) -> Finding | None:
-        """Where its claim is above its share; libvcuda's account of the claim says nothing against it."""
+        """Return a finding if the process's claim is above its share, though libvcuda's own account is within it."""
         key = claim_uid or "", one.gpu_uuid
         over = self._over.get(key)
         if over is None:
@@ -212,11 +224,11 @@ class Audit:
         return True
 
 
-def _unheld(holding: Holding | None) -> str:
-    if holding is None:
+def _describe_unlimited(runtime: ClaimRuntime | None) -> str:
+    if runtime is None:
         return "uses a GPU of this node outside of every claim, so that nothing limits it"
-    if holding.damaged:
-        return "belongs to a claim whose usage page is damaged, so that nothing shows what it uses"
+    if runtime.damaged:
+        return "belongs to a claim whose usage page is damaged, so that its usage is unknown"
     return (
         "has no slot in the claim's usage page, so that nothing limits it: it was started without LD_PRELOAD, is "
         "linked statically, or forged or erased its slot"

@@ -1,10 +1,10 @@
-"""What becomes of what the audit finds: told, ended, or left to the server to fence the node.
+"""Actions on the audit's findings: report, end the process, or leave it to the server to fence the node.
 
-Ended is, by `kill`: a process that surely is the one that NVML lists as computing on a GPU, and that belongs to a claim
-of this node; or to none, and to a user of people's (uid 1000 and up), not one of the system's. Never one that NVML also
-lists as drawing (a display server is one), never the agent, and nothing that NVML does not list. SIGTERM first, SIGKILL
-after the grace that a released claim's programs get. Each signal is an event that says why; there are only so many a
-minute, and what is left over has its turn in the next.
+Policy `kill` ends a process that surely is the one that NVML lists as computing on a GPU, and that belongs to a claim
+of this node; or to no claim, and to a person's user (uid 1000 and up), not to a system user. It never ends one that
+NVML also lists as drawing (a display server is one), nor the agent, nor a process that NVML does not list. SIGTERM
+comes first, SIGKILL after the grace that a released claim's programs get. Each signal is an event that gives the
+reason; signals are limited per minute, and the remaining processes get theirs in the next minute.
 """
 
 import signal
@@ -15,19 +15,19 @@ import structlog
 
 from agent import wire
 from agent.claims.audit import Audit, Finding
-from agent.claims.claim import Holding
+from agent.claims.claim import ClaimRuntime
 from agent.claims.shares import Measured
 from agent.host import processes
 from agent.host.gpus import Listed
 from agent.host.health import Verdict
 from agent.host.processes import Process
-from agent.host.rate_limiter import Limiter
+from agent.host.rate_limiter import RateLimiter
 from agent.local_wire import AuditMode
 from agent.settings import Settings
 
 log = structlog.get_logger()
 
-# As useradd counts: below are the system's own users. `nobody` is one too.
+# As useradd counts: lower uids are system users. `nobody` is one too.
 FIRST_PERSON = 1000
 NOBODY = 65534
 MOST_ENDED = 30
@@ -39,7 +39,7 @@ REASONS = {
 
 
 class Auditor:
-    """Acts on one node's audit. `mode`: what the machine's owner set, which wins over the pool; None: nothing."""
+    """Actions on one node's audit. `mode`: the machine owner's setting, which overrides the pool's; None: not set."""
 
     def __init__(
         self, audit: Audit, *, mode: AuditMode | None, grace_seconds: float, tell: Callable[[wire.Event], None]
@@ -49,36 +49,36 @@ class Auditor:
         self._pool: wire.AuditPolicy = "warn"
         self._grace_seconds = grace_seconds
         self._tell = tell
-        self._limiter = Limiter(MOST_ENDED)
-        # Who got SIGTERM, when (by the monotonic clock), and whether SIGKILL followed.
+        self._limiter = RateLimiter(MOST_ENDED)
+        # Processes that got SIGTERM: when (by the monotonic clock), and True if SIGKILL followed.
         self._ending: dict[Process, tuple[float, bool]] = {}
-        # When the newest finding was new, in seconds since 1970.
+        # When the newest finding appeared, in seconds since 1970.
         self._newest_at = 0.0
         self._known: set[Process] = set()
 
     @property
     def mode(self) -> AuditMode | wire.AuditPolicy:
-        """What is done with findings."""
+        """Return the policy in force for findings."""
         return self._set or self._pool
 
     def follow(self, policy: wire.AuditPolicy) -> None:
-        """What the pool wants from now on."""
+        """Set the pool's policy."""
         self._pool = policy
 
     def take(
         self,
         listed: Sequence[Listed],
         drawing: set[int],
-        holdings: Mapping[str, Holding],
+        runtimes: Mapping[str, ClaimRuntime],
         *,
         now: float,
         at: float,
         measured: Measured | None = None,
     ) -> None:
-        """Look, tell what is new, and end what is to be ended. `drawing`: pids that NVML lists so."""
-        news = self.audit.look(listed, holdings, now=now, measured=measured)
+        """Run the audit, report new findings, end what the policy ends. `drawing`: pids that NVML lists as drawing."""
+        news = self.audit.run(listed, runtimes, now=now, measured=measured)
         findings = self.audit.findings
-        # What the server fences a node for.
+        # The processes for which the server fences a node.
         found = {finding.process for finding in findings if finding.is_lasting}
         if found - self._known:
             self._newest_at = at
@@ -98,7 +98,7 @@ class Auditor:
                     self._end(finding, now=now, at=at)
 
     def verdict(self) -> Verdict:
-        """Whether every process on the GPUs is held by its limits."""
+        """Return the node condition: every process on the GPUs is limited, or the first one that is not."""
         kind = wire.ConditionType.PROCESSES_LIMITED
         lasting = [finding for finding in self.audit.findings if finding.is_lasting]
         if not lasting:
@@ -106,7 +106,7 @@ class Auditor:
         first = lasting[0]
         more = len(self._known) - 1
         words = first.detail + (f" {more} more." if more else "")
-        # A new process is a new condition: what an operator lifted the fence for may go on.
+        # A new process is a new condition: a process for which an operator lifted the fence may continue.
         return Verdict(kind, REASONS[first.code], words, at_once=True, since=self._newest_at)
 
     def _end(self, finding: Finding, *, now: float, at: float) -> None:
@@ -120,14 +120,14 @@ class Auditor:
             return
         self._ending[finding.process] = (now if begun is None else begun, begun is not None)
         whose = "this machine's GPUCLOUD_AUDIT" if self._set else "the pool's audit_policy"
-        words = f"{finding.detail} It got {number.name}, as {whose} wants it: kill."
+        words = f"{finding.detail} It got {number.name}, as {whose} orders: kill."
         code = "process-ended" if begun is None else "process-killed"
         log.warning(code, pid=finding.process.pid, why=finding.code)
         self._tell(wire.Event(at=at, code=code, detail=words, process=finding.facts))
 
 
 def may_end(finding: Finding) -> bool:
-    """Whether `kill` means this process."""
+    """Return whether policy `kill` applies to this process."""
     if finding.process == processes.myself():
         return False
     if finding.facts.claim_uid is not None:
@@ -139,8 +139,8 @@ def may_end(finding: Finding) -> bool:
     return uid >= FIRST_PERSON and uid != NOBODY
 
 
-def made(settings: Settings, tell: Callable[[wire.Event], None]) -> Auditor:
-    """As the settings want it."""
+def create(settings: Settings, tell: Callable[[wire.Event], None]) -> Auditor:
+    """Create an auditor as the settings say."""
     simulated = settings.library.simulated_node is not None
     audit = Audit(pids_are_ours=simulated or processes.sees_all())
     return Auditor(audit, mode=settings.audit, grace_seconds=settings.grace_seconds, tell=tell)

@@ -1,6 +1,6 @@
-"""One claim on this node: its directory, its two pages, its processes.
+"""The runtime of one claim on this node: its directory, its two pages, its processes.
 
-The directory is the memory: what a killed agent had put in force stands in the limits page, and the next one adopts it
+The directory is the memory: the limits page holds what a killed agent had put in force, and the next agent adopts it
 from there. Nothing here truncates or replaces a page that exists.
 """
 
@@ -31,12 +31,12 @@ LIMITS_MODE = 0o644
 
 @functools.lru_cache(maxsize=256)
 def gpu_key(gpu_uuid: str) -> UUID:
-    """The device's bytes, from NVML's name for it ("GPU-…" or "MIG-…")."""
+    """Return the device's UUID from NVML's name for it ("GPU-…" or "MIG-…")."""
     return UUID(gpu_uuid.partition("-")[2])
 
 
-class Holding:
-    """One claim's share of this node. Raises PageError where its pages cannot be made."""
+class ClaimRuntime:
+    """The runtime of one claim on this node. Raises PageError if its pages cannot be made."""
 
     def __init__(
         self, *, library: PagesLibrary, claims: Path, claim_uid: str, registry: Registry, groups: Groups
@@ -57,27 +57,27 @@ class Holding:
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
-        # What each process with a slot of its own says that it holds of each GPU, at the last refresh.
+        # The memory on each GPU that each process with a slot of its own reports, at the last refresh.
         self.accounted: dict[tuple[Process, UUID], Accounted] = {}
-        # The largest limit in force since the page was last read, by assignment: what may be in use where it cannot be
-        # read. What an earlier agent may have lowered is not known: more than the limit that it left.
+        # The largest limit in force since the page was last read, by assignment: the most that may be in use while the
+        # page cannot be read. An earlier agent may have lowered a limit before: then more than the limit that it left.
         self._most = {uid: slot.memory_bytes + 1 for uid, slot in self.slots.items()}
         # When the release of the whole claim began, by the monotonic clock; None while it is wanted.
         self.ending_since: float | None = None
-        # When its processes were last looked for on the whole machine, by the same clock.
-        self.kin_known_at: float | None = None
+        # When its processes were last searched on the whole machine, by the same clock.
+        self.attributed_at: float | None = None
         self.damaged = False
-        # The pages that no longer stand under their names, at the last refresh: a program that starts would find none.
+        # The pages that were deleted or replaced, at the last refresh: a program that starts would find none.
         self.lost: list[str] = []
-        # Whether the usage page has no place for another process.
+        # True if the usage page has no slot for another process.
         self.full = False
 
     def slots_changed(self) -> list[UUID]:
-        """GPUs of which the limits page does not say what was written; also those that nobody wrote there."""
-        said = {slot.gpu: slot for slot in self._limits.slots()}
-        wrong = [slot.gpu for slot in self.slots.values() if said.pop(slot.gpu, None) != slot]
+        """Return the GPUs whose slots in the limits page differ from what was written, or were never written."""
+        written = {slot.gpu: slot for slot in self._limits.slots()}
+        wrong = [slot.gpu for slot in self.slots.values() if written.pop(slot.gpu, None) != slot]
         # A released assignment leaves its slot closed.
-        return [*wrong, *(gpu for gpu, slot in said.items() if slot.is_open)]
+        return [*wrong, *(gpu for gpu, slot in written.items() if slot.is_open)]
 
     def rewrite_limits(self) -> None:
         """Write the limits page again, in place: processes that map it follow at once. Raises PageError, OSError."""
@@ -90,7 +90,7 @@ class Holding:
                 self._limits.close_gpu(slot.gpu, slot.generation)
 
     def limits_fault(self) -> str | None:
-        """Put the limits page back where somebody cut or overwrote it; return what still is wrong with it."""
+        """Repair a limits page that was cut or overwritten; return what is still wrong with it."""
         if not self._limits.make_whole():
             return f"The limits page of claim {self.claim_uid} is damaged and cannot be put back."
         if self.is_open_to_others:
@@ -118,7 +118,7 @@ class Holding:
 
     @property
     def is_open_to_others(self) -> bool:
-        """Whether the limits page has other permissions than it was given."""
+        """True if the limits page has other permissions than it was given."""
         try:
             return stat.S_IMODE((self.directory / "limits").stat().st_mode) != LIMITS_MODE
         except OSError:
@@ -126,7 +126,7 @@ class Holding:
             return False
 
     def put(self, wanted: wire.Assignment) -> bool:
-        """Put the assignment's limits on the page; False if they were there already. Raises PageError."""
+        """Write the assignment's limits to the page; return False if they were there already. Raises PageError."""
         slot = LimitSlot(
             assignment_uid=wanted.uid,
             gpu=gpu_key(wanted.gpu_uuid),
@@ -146,29 +146,29 @@ class Holding:
         return True
 
     def close(self, assignment_uid: str, generation: int | None) -> bool:
-        """Refuse allocations and launches from now on; False if that was so already. Raises PageError."""
+        """Refuse allocations and launches from now on; return False if they were refused already. Raises PageError."""
         slot = self.slots[assignment_uid]
         if not slot.is_open:
             return False
-        told = slot.generation if generation is None else generation
-        self._limits.close_gpu(slot.gpu, told)
-        self.slots[assignment_uid] = slot._replace(is_open=False, generation=told)
+        closed_generation = slot.generation if generation is None else generation
+        self._limits.close_gpu(slot.gpu, closed_generation)
+        self.slots[assignment_uid] = slot._replace(is_open=False, generation=closed_generation)
         return True
 
     def occupant(self, gpu: UUID) -> str | None:
-        """The assignment that has this GPU's slot."""
+        """Return the assignment that has this GPU's slot; None if there is none."""
         return next((uid for uid, slot in self.slots.items() if slot.gpu == gpu), None)
 
     def forget(self, assignment_uid: str) -> None:
-        """The assignment is released; its closed slot waits for the next one on the same GPU."""
+        """Drop a released assignment; its closed slot waits for the next one on the same GPU."""
         del self.slots[assignment_uid]
         del self._most[assignment_uid]
 
     def refresh(self) -> None:
-        """Read the usage page, and have cleared what dead processes left in it."""
+        """Read the usage page, and let the reaper clear the slots of dead processes in it."""
         self._groups.tidy()
         self.find_lost()
-        # First what was asked for before: where that is done, this reading is without the dead.
+        # First finish earlier clearings: then this reading is without the dead.
         self._usage.reap([])
         self.damaged = not self._usage.read()
         self.full = False
@@ -185,17 +185,17 @@ class Holding:
             (process, gpu): memory
             for gpu in (slot.gpu for slot in self.slots.values())
             for row, memory in self._memory(gpu).items()
-            if (process := self.members.attached(row)) is not None
+            if (process := self.members.find_attached(row)) is not None
         }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
     def alone_percent(self, assignment_uid: str) -> int:
-        """Percent of its GPU that the assignment may use while nobody else wants it."""
+        """Return the percent of its GPU that the assignment may use while nobody else wants it."""
         return self._limits.alone_percent(self.slots[assignment_uid])
 
     def allotted_percent(self, assignment_uid: str) -> float | None:
-        """Percent of its GPU that the arbiter allots to the assignment at present; None where there is no arbiter."""
+        """Return the percent of its GPU that the arbiter allots at present; None if no arbiter runs."""
         index = self._limits.index(self.slots[assignment_uid].gpu)
         if index is None:
             return None
@@ -204,53 +204,54 @@ class Holding:
 
     @property
     def reaping(self) -> bool:
-        """Whether what dead processes left is being cleared just now."""
+        """True while the slots of dead processes are being cleared."""
         return self._usage.reaping
 
     def memory_bytes(self, assignment_uid: str) -> int:
-        """Device memory in use under the assignment at the last refresh; the most that may be, if the page is damaged.
+        """Return the device memory in use under the assignment at the last refresh.
 
-        A tenant must not get its memory counted as free by cutting its page.
+        For a damaged page, return the most that may be in use: a tenant must not get its memory counted as free by
+        cutting its page.
         """
         read = self.totals.get(self.slots[assignment_uid].gpu, Totals()).memory_bytes
         return max(read, self._most[assignment_uid]) if self.damaged else read
 
     def heartbeat(self) -> None:
-        """Say on the page that the agent lives."""
+        """Write the agent's heartbeat to the page."""
         self._limits.heartbeat()
 
     def register(self, process: Process) -> None:
-        """The process starts under this claim."""
-        # First what a restarted agent must know; then the group, so that its children are in it from the start.
+        """Record that the process starts under this claim."""
+        # First the record for a restarted agent; then the group, so that its children are in it from the start.
         self._registry.add(self.claim_uid, process)
         self._groups.enter(process)
 
     def find_lost(self) -> list[str]:
-        """The same, of this moment."""
+        """Find the pages that are deleted or replaced at this moment."""
         pages = (("the limits page", self._limits.is_lost), ("the usage page", self._usage.is_lost))
         self.lost = [name for name, is_lost in pages if is_lost]
         return self.lost
 
     @property
     def owner_uid(self) -> int:
-        """Whose processes may write the usage page."""
+        """The user whose processes may write the usage page."""
         return self._usage.owner_uid
 
-    def may_hold(self, process: Process) -> bool:
-        """Whether the process's own word that it is the claim's counts: its user's programs may be."""
+    def accepts(self, process: Process) -> bool:
+        """Return whether to accept a process that names this claim in its environment: its user may write the page."""
         uid = processes.user(process)
         return uid is not None and self._usage.may_write(uid)
 
     def give(self, uid: int, gid: int) -> None:
-        """Make the usage page this user's. Raises OSError where the agent may not."""
+        """Make this user the owner of the usage page. Raises OSError if the agent may not."""
         self._usage.give(uid, gid)
 
     def share(self) -> None:
-        """Let every user write the usage page, who can see it. Raises OSError where the agent may not."""
+        """Let every user write the usage page who can see it. Raises OSError if the agent may not."""
         self._usage.share()
 
     def end(self, *, now: float, grace_seconds: float) -> list[Process]:
-        """Ask the claim's processes to end, then make them; returns whom SIGKILL reached now."""
+        """Ask the claim's processes to end, then kill them; return those that SIGKILL reached now."""
         if self.ending_since is None:
             self.ending_since = now
         if now - self.ending_since < grace_seconds:
@@ -259,12 +260,12 @@ class Holding:
         return self.members.kill()
 
     def remove(self) -> None:
-        """The claim has ended here: let go of the pages and take the directory away."""
+        """Release the pages and remove the directory, since the claim has ended here."""
         self._registry.drop(self.claim_uid)
         self.abandon()
 
     def abandon(self) -> None:
-        """The same where the claim goes on, on new pages."""
+        """Release the pages and remove the directory of a claim that continues on new pages."""
         self._limits.unmap()
         self._usage.close()
         self._groups.tidy()

@@ -1,4 +1,4 @@
-"""The control groups of one claim: one below each place from which its programs came."""
+"""The control groups of one claim: one below each group from which its programs came."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class Groups:
-    """Made when a program comes in, taken away when the last one has ended. Raises nothing."""
+    """Control groups made when a program enters, removed when the last one has ended. Raises nothing."""
 
     def __init__(self, claim_uid: str, hierarchy: Hierarchy | None) -> None:
         self._claim_uid = claim_uid
@@ -20,12 +20,12 @@ class Groups:
         self._groups: dict[str, Group] = {}
 
     def adopt(self, found: dict[str, set[Path]]) -> None:
-        """Take over those that an earlier agent made."""
+        """Adopt the groups that an earlier agent made."""
         for path in found.get(self._claim_uid, ()):
             self._groups[str(path)] = Group(path)
 
     def enter(self, process: Process) -> None:
-        """Put a program that starts under the claim into a group of the claim's; without one it is known by its pid."""
+        """Put a program that starts under the claim into a group of the claim; without one it is known by its pid."""
         if self._hierarchy is None:
             return
         path = cgroups.place_for(self._claim_uid, process, self._hierarchy)
@@ -42,27 +42,27 @@ class Groups:
 
     @property
     def paths(self) -> set[Path]:
-        """Return their paths."""
+        """The paths of the groups."""
         return {group.path for group in self._groups.values()}
 
     def members(self) -> set[Process]:
-        """The living processes in them."""
+        """Return the living processes in the groups."""
         return set[Process]().union(*(group.members() for group in self._groups.values()))
 
-    def occupied(self) -> bool:
-        """Whether anybody lives in them."""
-        return any(group.occupied() for group in self._groups.values())
+    def is_occupied(self) -> bool:
+        """Return whether any process lives in the groups."""
+        return any(group.is_occupied() for group in self._groups.values())
 
     def kill(self) -> None:
-        """SIGKILL to all of them at once."""
-        for group in (one for one in self._groups.values() if one.occupied()):
+        """Send SIGKILL to all processes in the groups at once."""
+        for group in (one for one in self._groups.values() if one.is_occupied()):
             try:
                 group.kill()
             except OSError as error:
                 log.info("cgroup-not-killed", cgroup=str(group.path), reason=str(error))
 
     def tidy(self) -> None:
-        """Take those away in which nobody is."""
+        """Remove the empty groups."""
         for name, group in list(self._groups.items()):
-            if not group.occupied() and group.remove():
+            if not group.is_occupied() and group.remove():
                 del self._groups[name]

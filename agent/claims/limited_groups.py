@@ -1,8 +1,8 @@
-"""The control groups whose device memory the driver limits: what was set, and making it what is wanted.
+"""The control groups whose device memory the driver limits: the limits that were set, and their reconciliation.
 
-Level-triggered: `sync` takes all that is wanted and reads what is in force before it sets anything. What is to be set
-is on disk before it is, so that the agent after this one takes away what is no longer wanted. A group is known by path
-and inode: one that was removed and made again is another one.
+Level-triggered: `sync` takes all wanted limits and reads those in force before it sets any. A limit is recorded on disk
+before it is set, so that the next agent clears limits that are no longer wanted. A group is identified by path and
+inode: one that was removed and made again is another one.
 
 Blocking (NVML, files): from the NVML thread only.
 """
@@ -31,15 +31,15 @@ class Key(NamedTuple):
 
 
 class LimitedGroups:
-    """Return the limits set by this agent and earlier ones. Raise nothing."""
+    """The limits set by this agent and earlier ones. Raises nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         # Inodes of the groups that have a limit from us.
         self._recorded: dict[Key, int] = {}
-        # What this process set: what an earlier one did is set once more.
+        # Limits that this process set: an earlier agent's are set once more.
         self._written: dict[Key, int] = {}
-        # Why a limit that is wanted is not in force, or one that is not wanted is, in words.
+        # The reason, in words, why a wanted limit is not in force or an unwanted one still is.
         self.failures: dict[Key, str] = {}
         try:
             stored = statefile.read(path, list[tuple[str, str, int]]) or []
@@ -89,8 +89,8 @@ class LimitedGroups:
         memory_limits.write(handle, group, target)
         after = memory_limits.read(handle, group)
         if not _is_at(after, target):
-            told = after.hard_bytes if after is not None and after.hard_bytes != NO_LIMIT else "no limit"
-            raise LimitError(f"{target} bytes were set, and the driver tells {told}")
+            reported = after.hard_bytes if after is not None and after.hard_bytes != NO_LIMIT else "no limit"
+            raise LimitError(f"{target} bytes were set, and the driver reports {reported}")
         if key not in self._written:
             log.info("kernel-limit-set", group=key.group, gpu=key.gpu_uuid, bytes=target)
         self._written[key] = target

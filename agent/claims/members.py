@@ -1,10 +1,10 @@
-"""The processes of one claim: who is believed to be one, who is dead, how they are ended.
+"""The processes of one claim: which processes count as its members, which are dead, how they are ended.
 
-To be one is to stand in the usage page, to have come in through agent.sock, to be in a control group that was made for
-one of these, or what a look at the whole machine tells (agent/claims/attribution.py).
+A member stands in the usage page, was registered through agent.sock, is in a control group made for such a process, or
+was attributed to the claim by a walk through the machine's processes (agent/claims/attribution.py).
 
-A usage page is written by the tenant. A pid in it is believed only if that process maps the page: a forged slot must
-not make the agent signal a stranger.
+A usage page is written by the tenant. A pid in it counts only if that process maps the page: a forged slot must not
+make the agent signal another tenant's process.
 """
 
 import signal
@@ -18,7 +18,7 @@ from agent.host.processes import Process
 
 
 class Members:
-    """One claim's processes, attached and registered."""
+    """The attached and registered processes of one claim."""
 
     def __init__(self, claim_uid: str, usage: UsagePage, registry: Registry, groups: Groups) -> None:
         self._claim_uid = claim_uid
@@ -27,17 +27,17 @@ class Members:
         self._groups = groups
         self._namespace = processes.own_namespace()
         self._sees_all = processes.sees_all()
-        # Once proven, a member is one until it dies: one that is just ending maps nothing any more, and one that rubs
-        # its name out of the page is still the claim's.
+        # Once proven, a member is one until it dies: a process that is just ending maps nothing any more, and one that
+        # erases its slot from the page still belongs to the claim.
         self._proven: dict[Attached, Process] = {}
         self._strangers: set[Attached] = set()
         self._signalled: dict[Process, signal.Signals] = {}
-        # Those that only a look at the machine gives away: children of members that have not touched a GPU yet. Left
-        # alone they would start on a GPU after the claim's pages are gone.
-        self._kin: set[Process] = set()
+        # Processes that only a walk through the machine finds: children of members that have not touched a GPU yet.
+        # Without this they would start on a GPU after the claim's pages are gone.
+        self._attributed: set[Process] = set()
 
     def refresh(self, rows: list[Attached]) -> list[Attached]:
-        """Take the page's rows; returns those whose process is dead, to be cleared."""
+        """Take the page's rows; return those whose process is dead, to be cleared."""
         self._strangers &= set(rows)
         unknown = [row for row in rows if row not in self._proven and row not in self._strangers]
         elsewhere = {(row.namespace, row.pid) for row in unknown if row.namespace != self._namespace}
@@ -58,58 +58,61 @@ class Members:
         return dead
 
     def adopt_groups(self, made: dict[str, set[Path]]) -> None:
-        """Take over the control groups that an earlier agent made for it."""
+        """Adopt the control groups that an earlier agent made for the claim."""
         self._groups.adopt(made)
 
     @property
     def group_paths(self) -> set[Path]:
-        """The control groups that agents made for it."""
+        """The control groups that agents made for the claim."""
         return self._groups.paths
 
     def living(self) -> list[Process]:
-        """Every process of the claim that lives."""
+        """Return every living process of the claim."""
         attached = {process for process in self._proven.values() if processes.alive(process)}
-        kin = {process for process in self._kin if processes.alive(process)}
-        return sorted(attached | kin | self._registry.living(self._claim_uid) | self._groups.members())
+        attributed = {process for process in self._attributed if processes.alive(process)}
+        return sorted(attached | attributed | self._registry.living(self._claim_uid) | self._groups.members())
 
     @property
     def known(self) -> set[Process]:
-        """Those that were living when they were last looked at."""
-        return set(self._proven.values()) | self._kin | self._registry.registered(self._claim_uid)
+        """The processes that were living when they were last checked."""
+        return set(self._proven.values()) | self._attributed | self._registry.find_registered(self._claim_uid)
 
     @property
     def any_left(self) -> bool:
-        """Whether any process of the claim lives, also one that nobody has been able to look at."""
-        return bool(self.living()) or self._groups.occupied()
+        """True if any process of the claim lives, also one that could not be inspected."""
+        return bool(self.living()) or self._groups.is_occupied()
 
     def using_page(self) -> list[Process]:
-        """Return the living processes that have the usage page mapped, or that nobody has been able to look at."""
+        """Return the living processes that have the usage page mapped, or that could not be inspected."""
         living = self.living()
         return [one for one in living if processes.may_map(one, self._usage.inode, self._usage.path.name)]
 
-    def attached(self, row: Attached) -> Process | None:
-        """The process that stands in this row and maps the page; None where it is forged."""
+    def find_attached(self, row: Attached) -> Process | None:
+        """Return the process that stands in this row and maps the page; None if the row is forged."""
         return self._proven.get(row)
 
-    def know_kin(self, kin: set[Process]) -> None:
-        """Those that a look at the machine found."""
-        self._kin = kin
+    def set_attributed(self, attributed: set[Process]) -> None:
+        """Set the processes that a walk through the machine attributed to the claim."""
+        self._attributed = attributed
 
     def ask_to_end(self) -> None:
-        """SIGTERM to each living process that has not had it."""
+        """Send SIGTERM to each living process that has not had it."""
         for process in self.living():
             if process not in self._signalled and processes.send(process, signal.SIGTERM):
                 self._signalled[process] = signal.SIGTERM
 
     def kill(self) -> list[Process]:
-        """SIGKILL to all; returns whom it reached now. To be repeated: who is not in a group may have forked."""
+        """Send SIGKILL to all; return the processes that it reached now.
+
+        Repeat it until none is left: a process outside of a group may have forked.
+        """
         living = self.living()
         self._signalled = {process: self._signalled[process] for process in living if process in self._signalled}
         self._groups.kill()
         reached = []
         for process in living:
             if self._signalled.get(process) != signal.SIGKILL:
-                # One that the group took with it is gone by now.
+                # A process that ended with its group is gone by now.
                 if processes.send(process, signal.SIGKILL) or not processes.alive(process):
                     reached.append(process)
                 self._signalled[process] = signal.SIGKILL

@@ -1,14 +1,14 @@
-"""How much each assignment used since it was last asked: differences of counters that only grow."""
+"""The usage of each assignment since the last reading: differences of counters that only grow."""
 
 from typing import NamedTuple
 from uuid import UUID
 
 from agent import wire
-from agent.claims.claim import Holding
+from agent.claims.claim import ClaimRuntime
 from agent.claims.pages import LimitSlot
 from agent.claims.usage import Totals
 
-# What the wire takes; a share past it is a forged counter, not a measurement.
+# The wire's bound; a share above it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0
 MOST_MS = 1e9
 
@@ -24,20 +24,20 @@ class Meter:
     def __init__(self) -> None:
         self._last: dict[str, _Reading] = {}
 
-    def read(self, holdings: dict[str, Holding], *, now: float) -> list[wire.AssignmentUsage]:
-        """What each assignment did since the last call, by the holdings' last refresh.
+    def read(self, runtimes: dict[str, ClaimRuntime], *, now: float) -> list[wire.AssignmentUsage]:
+        """Return the usage of each assignment since the last call, by the runtimes' last refresh.
 
-        `now` is the monotonic clock's. An assignment that is seen for the first time has done nothing yet: what its
-        counters say may be older than this agent.
+        `now` is the monotonic clock's. A new assignment's first usage is zero: its counters may be older than this
+        agent.
         """
         fresh: dict[str, _Reading] = {}
         spans = []
-        for holding in holdings.values():
-            for slot in holding.slots.values():
-                reading = _Reading(now, holding.totals.get(slot.gpu, Totals()))
+        for runtime in runtimes.values():
+            for slot in runtime.slots.values():
+                reading = _Reading(now, runtime.totals.get(slot.gpu, Totals()))
                 fresh[slot.assignment_uid] = reading
                 before = self._last.get(slot.assignment_uid, reading)
-                spans.append(_Span(slot, holding.alone_percent(slot.assignment_uid), before, reading))
+                spans.append(_Span(slot, runtime.alone_percent(slot.assignment_uid), before, reading))
         self._last = fresh
         parts = _divide(spans)
         return [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
@@ -61,7 +61,7 @@ class _Span(NamedTuple):
 
 
 def _divide(spans: list[_Span]) -> dict[UUID, float]:
-    """Return the factor of each GPU whose claims together say more than the time that has passed.
+    """Return the correction factor of each GPU whose claims together report more than the time that has passed.
 
     Without turns (policy native, an arbiter that has ended) the driver slices the GPU among them, and the measured
     times of each contain slices of the others. No claim is counted with more than the whole time, so a forged counter
@@ -85,7 +85,7 @@ def _usage(span: _Span, part: float) -> wire.AssignmentUsage:
         uid=slot.assignment_uid,
         core_percent=_percent(gpu_time_ns, wall_ns, MOST_PERCENT),
         core_limit_percent=span.alone_percent,
-        # Summed over waiting threads by libvcuda; as a share of the time it ends at 100.
+        # libvcuda sums it over waiting threads; as a share of the time it ends at 100.
         throttled_percent=_percent(after.totals.throttled_ns - before.totals.throttled_ns, wall_ns, 100.0),
         memory_bytes=after.totals.memory_bytes,
         memory_limit_bytes=slot.memory_bytes,

@@ -1,7 +1,7 @@
-"""The limits page of one claim, through libvcuda's own helper library: its header is the contract, this the other side.
+"""The limits page of one claim, through libvcuda's own helper library, whose header is the contract.
 
-The page is ours: mapped to be written, once the file is seen to be whole, since anybody of the agent's own user may cut
-it; read by pread, which a cut in that moment does not end (SIGBUS).
+The page is ours: it is mapped for writing once the file is seen to be whole, since anybody of the agent's own user may
+cut it; it is read by pread, which a cut in that moment does not end (SIGBUS).
 """
 
 import ctypes
@@ -25,17 +25,17 @@ SLOT_CLOSED = 2
 POLICIES: tuple[wire.Policy, ...] = get_args(wire.Policy)
 FLAG_BEST_EFFORT = 1
 LARGEST = 2**63 - 1
-# Where the header names the kind, version and size of the page, and the claim: constant for the life of the page.
+# The header's magic, version and size of the page, and the claim: constant for the life of the page.
 _CONSTANT = (slice(0, 16), slice(32, 48))
-# Whoever cuts the page faster than that wants no limits page.
+# A page that is cut more often than this during one change cannot be written.
 CUTS_PER_CHANGE = 10
 
 
 class LimitSlot(NamedTuple):
-    """What one slot of a limits page says."""
+    """The contents of one slot of a limits page."""
 
     assignment_uid: str
-    # The page knows the device's bytes, not whether NVML calls it "GPU-" or "MIG-".
+    # The page has the device's bytes, not whether NVML calls it "GPU-" or "MIG-".
     gpu: UUID
     is_open: bool
     generation: int
@@ -46,7 +46,7 @@ class LimitSlot(NamedTuple):
 
 
 class LimitsPage:
-    """The limits page of one claim; made where it is missing, adopted where it stands. Raises PageError."""
+    """The limits page of one claim; made if it is missing, adopted if it exists. Raises PageError."""
 
     def __init__(self, library: PagesLibrary, directory: Path, claim_uid: str) -> None:
         self._calls = library.calls
@@ -62,14 +62,14 @@ class LimitsPage:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the name leads to another file, or to none."""
+        """True if the name leads to another file, or to none."""
         return inode_of(self._path) != self._inode
 
     def slots(self) -> list[LimitSlot]:
-        """What the page says now. A slot whose writer was killed in the middle of its write is left out."""
-        found, limit, said = list[LimitSlot](), RawLimit(), self._said()
-        for index in range(MAX_GPUS if said else 0):
-            result = self._calls.vcuda_limits_get(said, index, ctypes.byref(limit))
+        """Return the page's slots now. A slot whose writer was killed in the middle of its write is left out."""
+        found, limit, page = list[LimitSlot](), RawLimit(), self._read_whole()
+        for index in range(MAX_GPUS if page else 0):
+            result = self._calls.vcuda_limits_get(page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED):
                 found.append(
                     LimitSlot(
@@ -86,48 +86,49 @@ class LimitsPage:
         return found
 
     def index(self, gpu: UUID) -> int | None:
-        """The slot of this GPU, by which the usage page knows it too."""
-        limit, said = RawLimit(), self._said()
-        for index in range(MAX_GPUS if said else 0):
-            result = self._calls.vcuda_limits_get(said, index, ctypes.byref(limit))
+        """Return the slot of this GPU, which is also its index in the usage page; None if it has none."""
+        limit, page = RawLimit(), self._read_whole()
+        for index in range(MAX_GPUS if page else 0):
+            result = self._calls.vcuda_limits_get(page, index, ctypes.byref(limit))
             if result >= 0 and limit.state in (SLOT_OPEN, SLOT_CLOSED) and bytes(limit.gpu_uuid) == gpu.bytes:
                 return index
         return None
 
     def set(self, slot: LimitSlot) -> int:
-        """Put these limits in force and open the slot; the slot's index. Raises PageError."""
+        """Put these limits in force and open the slot; return the slot's index. Raises PageError."""
         limit = _raw(slot)
         return self._change("write", lambda: self._calls.vcuda_limits_set(self._page, ctypes.byref(limit)))
 
     def alone_percent(self, slot: LimitSlot) -> int:
-        """Percent of its GPU that the assignment may use while nobody else wants it: what its policy makes of it."""
+        """Return the percent of its GPU that the assignment may use, by its policy, while nobody else wants it."""
         return int(self._calls.vcuda_limit_alone(ctypes.byref(_raw(slot))))
 
     def close_gpu(self, gpu: UUID, generation: int) -> None:
-        """From now on this GPU refuses allocations and launches of the claim. Raises PageError."""
+        """Refuse the claim's allocations and launches on this GPU from now on. Raises PageError."""
         self._change("close", lambda: self._calls.vcuda_limits_close_gpu(self._page, gpu.bytes, generation))
 
     def make_whole(self) -> bool:
-        """Put back what somebody cut or overwrote of the header and the size; False where that fails."""
+        """Restore a cut or overwritten header and the size; return False if that fails."""
         return self._is_whole()
 
     def heartbeat(self) -> None:
-        """Say that the agent lives."""
+        """Write the agent's heartbeat to the page."""
         if self._is_whole():
             self._calls.vcuda_limits_heartbeat(self._page)
 
     def unmap(self) -> None:
-        """Let go of the page; it stays as it is."""
+        """Unmap the page; it stays as it is."""
         if self._page.value is not None:
             self._calls.vcuda_limits_unmap(self._page)
             self._page = c_void_p()
             os.close(self._file)
 
     def _is_whole(self) -> bool:
-        """To be asked before the mapping is touched: what was cut off cannot be (SIGBUS).
+        """Return whether the file is whole, after restoring it if need be.
 
-        It is put back as written last, in the same file, for processes that have it mapped; of a page that was
-        overwritten only the header, without which no program would start. False where that fails.
+        Call it before touching the mapping: access to a part that was cut off ends the process (SIGBUS). The page is
+        restored as last written, in the same file, for processes that have it mapped; of an overwritten page only the
+        header is, without which no program would start.
         """
         head = os.pread(self._file, 48, 0)
         is_long = os.fstat(self._file).st_size >= self._bytes
@@ -146,16 +147,16 @@ class LimitsPage:
         log.warning("limits-page-cut", page=str(self._path), put_back=True)
         return True
 
-    def _said(self) -> bytes:
-        """What the file says now, put back first where it was cut; nothing where that fails."""
+    def _read_whole(self) -> bytes:
+        """Return the file's bytes now, restored first if it was cut; empty if that fails."""
         if not self._is_whole():
             return b""
-        said = os.pread(self._file, self._bytes, 0)
-        # Cut in this very moment: the next touch puts it back.
-        return said if len(said) == self._bytes else self._written
+        page = os.pread(self._file, self._bytes, 0)
+        # Cut in this very moment: the next access restores it.
+        return page if len(page) == self._bytes else self._written
 
     def _change(self, verb: str, change: Callable[[], int]) -> int:
-        """What the change returns, once the whole page is known as it left it. Raises PageError."""
+        """Apply the change and return its result, once the whole page was read back after it. Raises PageError."""
         for _ in range(CUTS_PER_CHANGE):
             if not self._is_whole():
                 break
@@ -173,7 +174,7 @@ class LimitsPage:
 
 
 def inode_of(path: Path) -> int:
-    """The number of the file of this name; 0 where there is none."""
+    """Return the inode of the file of this name; 0 if there is none."""
     try:
         return os.lstat(path).st_ino
     except OSError:
@@ -197,9 +198,9 @@ def _raw(slot: LimitSlot) -> RawLimit:
 
 
 def _sharing(limit: RawLimit) -> wire.Sharing:
-    """What the page says; zeros are what an earlier agent left, which knew no policies."""
+    """Return the slot's sharing; zeros are an earlier agent's, which knew no policies."""
     return wire.Sharing(
-        # A page that a later agent wrote may say what this one does not know.
+        # A page that a later agent wrote may name a policy that this one does not know.
         policy=POLICIES[limit.policy] if limit.policy < len(POLICIES) else POLICIES[0],
         weight=limit.weight or 1,
         best_effort=bool(limit.flags & FLAG_BEST_EFFORT),

@@ -1,7 +1,8 @@
-"""`python agent/claims/reaper.py LIBRARY PAGE [NAMESPACE PID TICKS]…`: clears dead processes' slots of a usage page.
+"""`python agent/claims/reaper.py LIBRARY PAGE [NAMESPACE PID TICKS]…`: clear dead processes' slots of a usage page.
 
-A process of its own, because a usage page's tenant may shorten the file while it is mapped: that ends who maps it by
-SIGBUS. It must not be the agent. It imports nothing of the agent, so that it starts in a few milliseconds.
+A process of its own, because a usage page's tenant may shorten the file while it is mapped: SIGBUS then ends the
+process that maps it. It must not be the agent. It imports nothing of the agent, so that it starts in a few
+milliseconds.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import sys
 
 
 def main(library: str, path: str, *numbers: str) -> int:
-    """Clear the slots; 1 where the page cannot be opened."""
+    """Clear the slots; return 1 if the page cannot be opened."""
     # A tenant that cuts its page in a loop must not fill the disk with our core dumps.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     calls = ctypes.CDLL(library)
@@ -24,7 +25,7 @@ def main(library: str, path: str, *numbers: str) -> int:
     dead = iter(map(int, numbers))
     for namespace, pid, start_ticks in zip(dead, dead, dead, strict=True):
         calls.vcuda_usage_reap(page, namespace, pid, start_ticks)
-    # And those that were killed before they had written when they started.
+    # Also those that were killed before they had written their start time.
     calls.vcuda_usage_reap_dead(page)
     return 0
 

@@ -1,4 +1,4 @@
-"""Which processes came in through agent.sock, and under which claim; remembered across restarts of the agent.
+"""The processes that were registered through agent.sock, by claim; remembered across restarts of the agent.
 
 A registered process need not have touched a GPU yet, so the pages may not know it; a release must end it all the same.
 """
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class Registry:
-    """Registered processes by claim, kept in one file of the run directory."""
+    """Registered processes by claim, stored in one file of the run directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,16 +29,16 @@ class Registry:
             self._claims[claim] = {Process(*pair) for pair in pairs}
 
     def add(self, claim_uid: str, process: Process) -> None:
-        """Remember the process, on disk before this returns. Raises OSError."""
+        """Record the process, on disk before this returns. Raises OSError."""
         self._claims.setdefault(claim_uid, set()).add(process)
         self._store()
 
-    def registered(self, claim_uid: str) -> set[Process]:
-        """Those of the claim that were living when they were last looked at."""
+    def find_registered(self, claim_uid: str) -> set[Process]:
+        """Return the claim's processes that were living when they were last checked."""
         return self._claims.get(claim_uid, set())
 
     def living(self, claim_uid: str) -> set[Process]:
-        """The claim's registered processes that live; the others are forgotten."""
+        """Return the claim's registered processes that live; forget the others."""
         registered = self._claims.get(claim_uid)
         if not registered:
             return set()
@@ -49,12 +49,12 @@ class Registry:
         return living
 
     def drop(self, claim_uid: str) -> None:
-        """The claim has ended."""
+        """Forget a claim that has ended."""
         if self._claims.pop(claim_uid, None) is not None:
             self._try_store()
 
     def _try_store(self) -> None:
-        # A list with dead processes in it does no harm: whoever reads it looks whether they live.
+        # A list with dead processes in it does no harm: every reader checks that they live.
         try:
             self._store()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the arbiter says on a claim's turns page. The agent only reads it."""
+"""The arbiter's allotment on a claim's turns page. The agent only reads it."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.claims.abi import PagesLibrary
 
-# An arbiter speaks for each page ten times a second. One that has been silent for longer is dead.
+# An arbiter writes each page ten times a second. One that has been silent for longer is dead.
 STALE_NS = 1_000_000_000
 
 # In the place of a turn's end: no turns are given, each claim follows its own limit (VCUDA_TURN_FREE).
@@ -16,9 +16,9 @@ FREE = 2**64 - 1
 
 
 def allotted_percent(library: PagesLibrary, directory: Path, index: int, *, alone_percent: int) -> float | None:
-    """Percent of the GPU in this slot that the claim is allotted at present; None where no arbiter says so.
+    """Return the percent of the GPU in this slot that the claim is allotted; None if no arbiter says so.
 
-    Where no turns are given that is what it may use alone: the share on the page may be of an older limit then.
+    While no turns are given, return what it may use alone: the share on the page may be of an older limit then.
     """
     page = c_void_p()
     if library.calls.vcuda_turns_open(os.fsencode(directory / "turns"), 0, ctypes.byref(page)) < 0:

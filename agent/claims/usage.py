@@ -27,33 +27,33 @@ _NONE_LIVE = 2**64 - 1
 _REAPER = Path(__file__).with_name("reaper.py")
 # It takes tens of milliseconds; a tenant can hold up the opening of its own file for most of a minute.
 REAPER_SECONDS = 10.0
-# A page that its tenant keeps damaging must not cost a child at every look.
+# A page that its tenant keeps damaging must not cost a child at every refresh.
 REAPER_RETRY_SECONDS = 1.0
 
 
 class Totals(NamedTuple):
-    """What a claim's processes do on one GPU, by their own account: numbers from an untrusted page, made plausible."""
+    """A claim's totals on one GPU, by its processes' own account: numbers from an untrusted page, made plausible."""
 
     # Including what contexts cost.
     memory_bytes: int = 0
     gpu_time_ns: int = 0
     throttled_ns: int = 0
     processes: int = 0
-    # The least generation that a living process has acted on; None where none lives.
+    # The least generation that a living process has acted on; None if none lives.
     observed_generation: int | None = None
 
 
 class Accounted(NamedTuple):
-    """What one process says that it holds of one GPU."""
+    """One process's own account of its memory on one GPU."""
 
     # Including what its contexts cost.
     memory_bytes: int
-    # Whether it knows from the kernel what the driver takes; else from what the program asks for.
+    # True if it reads the driver's use from the kernel; else it counts what the program asks for.
     to_the_byte: bool
 
 
 class Attached(NamedTuple):
-    """A process that stands in a usage page, by its own word."""
+    """A process that wrote itself into a usage page."""
 
     pid: int
     # Inode of the pid namespace in which `pid` counts.
@@ -62,7 +62,7 @@ class Attached(NamedTuple):
 
 
 class UsagePage:
-    """The usage page of one claim; made where it is missing, adopted where it stands. Raises PageError."""
+    """The usage page of one claim; made if it is missing, adopted if it exists. Raises PageError."""
 
     def __init__(self, library: PagesLibrary, directory: Path) -> None:
         self._library = library
@@ -79,7 +79,7 @@ class UsagePage:
                 os.close(self._file)
                 raise PageError(f"{self.path} is not a plain file")
         except FileNotFoundError:
-            # What is made here is nobody else's yet: it may be mapped.
+            # A page that is made here belongs to no tenant yet: it may be mapped.
             page = c_void_p()
             result = library.calls.vcuda_usage_create(os.fsencode(self.path), ctypes.byref(page))
             if result < 0:
@@ -88,7 +88,10 @@ class UsagePage:
             self._file = self._open()
 
     def read(self) -> bool:
-        """Take a copy for `totals` and `processes`; the next `read` of any claim replaces it. False: damaged."""
+        """Copy the page for `totals` and `processes`; return False if it is damaged.
+
+        The next `read` of any claim replaces the copy.
+        """
         library = self._library
         view = memoryview(library.buffer)
         if not self.is_whole:
@@ -112,28 +115,28 @@ class UsagePage:
 
     @property
     def is_closed(self) -> bool:
-        """True if the user whom the page belongs to may not read and write it."""
+        """True if the page's owner may not read and write it."""
         return os.fstat(self._file).st_mode & OWNER_MODE != OWNER_MODE
 
     def open_to_owner(self) -> None:
-        """Let the user whom the page belongs to read and write it again. Raises OSError where the agent may not."""
+        """Let the page's owner read and write it again. Raises OSError if the agent may not."""
         os.fchmod(self._file, OWNER_MODE)
 
     def make_anew(self) -> None:
         """Write an empty page into the same file, which containers may have mounted. Raises OSError.
 
-        To be called while no process has the page mapped: what they counted is gone.
+        Call it while no process has the page mapped: what they counted is gone.
         """
         content = bytearray(self._library.usage_bytes)
         os.ftruncate(self._file, 0)
-        # Written, not only made as long: a page of holes ends a program by SIGBUS when the tmpfs is full.
+        # Written, not only extended: a page of holes ends a program by SIGBUS when the tmpfs is full.
         os.pwrite(self._file, content, 0)
         # The magic last: half a page is none.
         for at, value in reversed(self._library.usage_header):
             os.pwrite(self._file, value, at)
 
     def totals(self, index: int) -> Totals:
-        """What the last `read` says of the GPU in this slot."""
+        """Return the totals of the GPU in this slot by the last `read`."""
         raw = RawTotals()
         self._library.calls.vcuda_usage_totals(self._library.buffer, index, ctypes.byref(raw))
         observed = int(raw.observed_generation)
@@ -146,13 +149,13 @@ class UsagePage:
         )
 
     def processes(self) -> list[Attached]:
-        """Who stands in the page by the last `read`."""
+        """Return the processes in the page by the last `read`."""
         rows = (RawProcess * self._library.max_processes)()
         count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 
     def memory(self, index: int) -> dict[Attached, Accounted]:
-        """What each process says by the last `read` that it holds of the GPU in this slot."""
+        """Return each process's own account of its memory on the GPU in this slot, by the last `read`."""
         library = self._library
         view = memoryview(library.buffer)
         rows = (RawProcess * library.max_processes)()
@@ -169,11 +172,11 @@ class UsagePage:
         return found
 
     def reap(self, dead: list[Attached]) -> None:
-        """Have the slots of these dead processes cleared, so that their memory counts as free; a later `read` sees it.
+        """Clear the slots of these dead processes, so that their memory counts as free; a later `read` sees it.
 
-        To be called, with an empty list too, at every look at the page: what was asked for before is gone on with.
+        Call it, with an empty list too, at every refresh of the page: it continues what was asked for before.
         """
-        # As many as a page has room for: a forged page must not make this grow.
+        # As many as a page has slots: a forged page must not make this grow.
         self._dead.update(dead[: max(0, self._library.max_processes - len(self._dead))])
         now = time.monotonic()
         if self._reaper is not None and not self._reaper_ended(self._reaper, now):
@@ -183,7 +186,7 @@ class UsagePage:
 
     @property
     def reaping(self) -> bool:
-        """Whether slots are being cleared just now."""
+        """True while slots are being cleared."""
         return self._reaper is not None
 
     def _open(self) -> int:
@@ -211,42 +214,42 @@ class UsagePage:
         if code == 0:
             self._dead -= self._reaped
         else:
-            # SIGBUS: the tenant cut its page meanwhile. What died stays counted until a try goes well.
+            # SIGBUS: the tenant cut its page meanwhile. What died stays counted until an attempt succeeds.
             log.warning("usage-page-damaged", page=str(self.path), code=code)
             self._reap_not_before = now + REAPER_RETRY_SECONDS
         return True
 
     @property
     def owner_uid(self) -> int:
-        """Whose processes may write the page."""
+        """The user whose processes may write the page."""
         return os.fstat(self._file).st_uid
 
     def may_write(self, uid: int) -> bool:
-        """Whether this user's processes may write the page."""
+        """Return whether this user's processes may write the page."""
         facts = os.fstat(self._file)
         return uid in (0, facts.st_uid) or bool(facts.st_mode & stat.S_IWOTH)
 
     def give(self, uid: int, gid: int) -> None:
-        """Make the page this user's. Raises OSError where the agent may not."""
+        """Make this user the owner of the page. Raises OSError if the agent may not."""
         os.fchown(self._file, uid, gid)
         os.fchmod(self._file, OWNER_MODE)
 
     def share(self) -> None:
-        """Let every user write the page who can see it. Raises OSError where the agent may not."""
+        """Let every user write the page who can see it. Raises OSError if the agent may not."""
         os.fchmod(self._file, 0o666)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the name leads to another file, or to none."""
+        """True if the name leads to another file, or to none."""
         return inode_of(self.path) != self.inode
 
     @property
     def inode(self) -> int:
-        """The file's number, by which a process that maps it is known."""
+        """The file's inode, which identifies a process that maps it."""
         return os.fstat(self._file).st_ino
 
     def close(self) -> None:
-        """Let go of the page; it stays as it is."""
+        """Close the page; it stays as it is."""
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()

@@ -1,8 +1,8 @@
-"""The node's arbiter, which gives the claims of a GPU their turns: started, watched, started again, ended.
+"""The node's arbiter process, which gives the claims of a GPU their turns: started, watched, restarted, ended.
 
-It lives and dies with the agent. Its death hurts nobody for long: libvcuda takes an arbiter that has been silent for
-0.2 s for dead, and each claim follows its own limit until the next one has looked around. So an agent that is started
-again need not adopt a running arbiter; the arbiter's own lock keeps two from giving turns at the same time.
+It lives and dies with the agent. Its death has no lasting effect: libvcuda takes an arbiter that has been silent for
+0.2 s for dead, and each claim follows its own limit until the next one has read the pages. So a restarted agent need
+not adopt a running arbiter; the arbiter's own lock keeps two from giving turns at the same time.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from agent.rundir import RunDir
 log = structlog.get_logger()
 
 _PARENT_DEATH = Path(__file__).with_name("parent_death.py")
-# One that is built or installed later is found without a restart of the agent.
+# An arbiter that is built or installed later is found without a restart of the agent.
 LOOK_AGAIN_SECONDS = 30.0
 LONGEST_PAUSE_SECONDS = 5.0
-# One that ran for so long was a good one: its death is news, and the next is started soon.
+# An arbiter that ran for this long worked: its death is reported, and the next is started soon.
 SETTLED_SECONDS = 10.0
 STOP_SECONDS = 2.0
-# Another one holds the lock: an earlier agent's that has not ended yet.
+# Another arbiter has the lock: an earlier agent's that has not ended yet.
 EXIT_TAKEN = 3
 
 
 class Arbiter:
-    """The arbiter of one run directory. `report` is told, in words, of a death that is news."""
+    """The arbiter of one run directory. `report` receives the text about a death that is news."""
 
     def __init__(self, program: Path, run_dir: RunDir, *, report: Callable[[str], None]) -> None:
         self._program = program
@@ -46,17 +46,17 @@ class Arbiter:
 
     @property
     def installed(self) -> bool:
-        """Whether there is one to start."""
+        """True if there is an arbiter to start."""
         return self._program.is_file()
 
     @property
     def status(self) -> ArbiterStatus:
-        """Whether it runs; where not, why."""
+        """The state of the process: running or not, and the reason if not."""
         pid = self._process.pid if self._process is not None else None
         return ArbiterStatus(running=pid is not None, pid=pid, restarts=self._restarts, problem=self._problem)
 
     async def run(self) -> None:
-        """Keep it running until cancelled; then it is ended."""
+        """Keep it running until cancelled; then end it."""
         backoff = Backoff(LONGEST_PAUSE_SECONDS)
         while True:
             if not self.installed:
@@ -68,7 +68,7 @@ class Arbiter:
                 backoff.reset()
             if code != EXIT_TAKEN and (settled or self._restarts == 0):
                 self._report(f"{self._problem}; until the next one runs, each claim follows its own limit alone.")
-            # While there is none, the claims of a GPU have no guarantees: one that had long run is replaced at once.
+            # Without an arbiter the claims of a GPU have no guarantees: one that had long run is replaced at once.
             pause = 0.0 if settled else backoff.next()
             log.warning("arbiter-ended", reason=self._problem, retry_seconds=round(pause, 2))
             await asyncio.sleep(pause)
@@ -77,14 +77,14 @@ class Arbiter:
     async def _wait_for_it(self) -> None:
         self._problem = f"{self._program} is not there: the claims of a GPU get no turns. Build it: make -C libvcuda."
         log.warning("no-arbiter", reason=self._problem)
-        while not self.installed:  # noqa: ASYNC110 - nobody tells us of a file
+        while not self.installed:  # noqa: ASYNC110 - no event for a new file
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _run_once(self) -> tuple[int | None, str]:
-        """Start it and wait for its end: its exit code (None: never started), and how it ended, in words."""
+        """Start it and wait for its end; return its exit code (None: never started), and how it ended, in words."""
         arguments = [str(os.getpid()), str(self._program), str(self._claims), "--lock-file", str(self._lock)]
         try:
-            # From the event loop's own thread, which lives as long as the agent: with it the arbiter ends.
+            # From the event loop's own thread, which lives as long as the agent: the arbiter ends with it.
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-I", "-S", str(_PARENT_DEATH), *arguments],
                 env={},
@@ -101,7 +101,7 @@ class Arbiter:
             await _end(self._process)
             self._process = None
         if code == EXIT_TAKEN:
-            return code, f"Another arbiter holds {self._lock}; it is waited for"
+            return code, f"Another arbiter holds {self._lock}; waiting for it"
         return code, f"The arbiter ended with code {code}" if code >= 0 else f"The arbiter was ended by signal {-code}"
 
 

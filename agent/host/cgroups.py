@@ -1,10 +1,10 @@
-"""Control groups of both versions: a claim's programs have one of their own, which no child of theirs can leave.
+"""Control groups of both versions: a claim's programs have one of their own, which none of their children can leave.
 
-It is made *below* the group from which a program comes, so that what the machine's owner laid on that group (memory,
-CPU, a session's end, a batch system's accounting) still holds: a group without controllers of its own counts with the
-one above. On a machine with both versions the second is taken, which can end a whole group at once; where there is the
-first alone, the freezer holds everybody still meanwhile. Where groups may not be made (not root, a read-only mount)
-there is none, and a claim's processes are known otherwise.
+It is made *below* the group from which a program comes, so that the limits that the machine's owner set on that group
+(memory, CPU, a session's end, a batch system's accounting) still apply: a group without controllers of its own counts
+with the one above. On a machine with both versions the second is used, which can end a whole group at once; with the
+first alone, the freezer stops all of its processes meanwhile. Without the right to make groups (not root, a read-only
+mount) there is none, and a claim's processes are found in other ways.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ class Hierarchy(NamedTuple):
     """A mounted tree of groups."""
 
     mount: Path
-    # What of the tree is mounted there: "/" but in containers.
+    # The part of the tree that is mounted there: "/" except in containers.
     root: str
     version: int
 
     def path_of(self, pid: int | str) -> Path | None:
-        """The group of a process; None where it is gone, or in a part of the tree that is not mounted here."""
+        """Return the group of a process; None if it is gone, or in a part of the tree that is not mounted here."""
         try:
             lines = processes.lines_of(Path(f"/proc/{pid}/cgroup"))
         except OSError:
@@ -51,7 +51,7 @@ class Hierarchy(NamedTuple):
 
 
 def find() -> Hierarchy | None:
-    """The tree in which claims' groups are made."""
+    """Return the tree in which claims' groups are made; None if there is none."""
     try:
         mounted = mounts.read()
     except OSError:
@@ -65,7 +65,7 @@ def find() -> Hierarchy | None:
 
 
 class Group:
-    """One group, which may have been made by an agent before this one."""
+    """One group, which may have been made by an earlier agent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Group:
             try:
                 descriptor = os.open(self.path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                # An agent that starts takes empty groups away.
+                # An agent that starts removes empty groups.
                 if last_try:
                     raise
                 continue
@@ -87,26 +87,26 @@ class Group:
             return
 
     def pids(self) -> set[int]:
-        """Who is in it or below it; zombies too. A threaded group below it does not say."""
+        """Return the pids in it or below it; zombies too. A threaded group below it does not list its own."""
         found: set[int] = set()
         for directory in self._tree():
             with contextlib.suppress(OSError):
                 found.update(map(int, (directory / "cgroup.procs").read_text().split()))
         return found
 
-    def occupied(self) -> bool:
-        """Whether anybody lives in it: also where each process ends before it can be looked at."""
+    def is_occupied(self) -> bool:
+        """Return whether any process lives in it, also one that ends before it can be inspected."""
         try:
             return "populated 1" in (self.path / "cgroup.events").read_text()
         except OSError:
             return bool(self.pids())
 
     def members(self) -> set[Process]:
-        """The living processes in it."""
+        """Return the living processes in it."""
         return {process for pid in self.pids() if (process := processes.find(pid)) is not None}
 
     def kill(self) -> None:
-        """SIGKILL to everybody in it, with nobody getting away by forking. Raises OSError where it may not."""
+        """Send SIGKILL to every process in it, so that none escapes by forking. Raises OSError if it may not."""
         if os.getpid() in self.pids():
             raise PermissionError(f"the agent itself is in {self.path}")
         file = self.path / "cgroup.kill"
@@ -117,7 +117,7 @@ class Group:
             self._kill_frozen()
 
     def remove(self) -> bool:
-        """Take it away if it is empty; False where it is not."""
+        """Remove it if it is empty; return False if it is not."""
         for directory in reversed(list(self._tree())):
             try:
                 directory.rmdir()
@@ -144,7 +144,7 @@ class Group:
             (self.path / "freezer.state").write_text(first)
 
     def _tree(self) -> Iterator[Path]:
-        """It and those below it, parents first."""
+        """Yield it and the groups below it, parents first."""
         if self.path.is_dir():
             yield self.path
             for directory, below, _ in os.walk(self.path):
@@ -152,7 +152,7 @@ class Group:
 
 
 def place_for(claim_uid: str, process: Process, hierarchy: Hierarchy) -> Path | None:
-    """Where the claim's group for this process is, or is to be; None where the process is not to be found."""
+    """Return the path of the claim's group for this process, made or not; None if the process is gone."""
     path = hierarchy.path_of(process.pid)
     if path is None:
         return None
@@ -163,7 +163,7 @@ def place_for(claim_uid: str, process: Process, hierarchy: Hierarchy) -> Path | 
 
 
 def sees_all() -> bool:
-    """Return whether every group of the machine has its name here: not in a container with a namespace of its own."""
+    """Return whether every group of the machine has a name here: not in a container with a namespace of its own."""
     try:
         return Path("/proc/self/ns/cgroup").stat().st_ino & 0xFFFFFFFF == _FIRST_NAMESPACE
     except OSError:
@@ -177,12 +177,12 @@ def container_of(process: Process, hierarchy: Hierarchy) -> Path | None:
     if path is None:
         return None
     above = [path, *path.parents]
-    # Of containers in one another, the outer.
+    # With nested containers, the outer one.
     return next((group for group in reversed(above) if processes.CONTAINER_ID.search(group.name)), None)
 
 
-def named(hierarchy: Hierarchy) -> dict[str, set[Path]]:
-    """The groups that agents have made, by claim; one walk through the tree."""
+def find_claim_groups(hierarchy: Hierarchy) -> dict[str, set[Path]]:
+    """Return the groups that agents have made, by claim; one walk through the tree."""
     found: dict[str, set[Path]] = {}
     for directory, below, _ in os.walk(hierarchy.mount):
         for name in below:

@@ -1,7 +1,7 @@
-"""Once a second: look at the GPUs' vital signs and at what is around, and keep the conditions.
+"""The checkup once a second: read the GPUs' health metrics and the environment checks, and update the conditions.
 
-A driver that hangs must not hold up the rest: its reading is waited for no longer than a few seconds, and while it is
-out, the GPUs' conditions stay and the driver's says why.
+A driver that hangs must not hold up the rest: its reading is awaited for a few seconds at most, and while it is
+outstanding, the GPUs' conditions stay and the driver's gives the reason.
 """
 
 import asyncio
@@ -14,42 +14,42 @@ from agent import wire
 from agent.host import environment_checks, processes, xids
 from agent.host.gpus import Inventory, Nvml
 from agent.host.health import Health, Verdict
-from agent.host.health_metrics import Vitals, VitalSigns
-from agent.host.rate_limiter import Limiter
+from agent.host.health_metrics import HealthMetrics, HealthReader
+from agent.host.rate_limiter import RateLimiter
 from agent.local_wire import ArbiterStatus
 from agent.server.outbox import Outbox
 from agent.settings import Settings
 
 LOOK_SECONDS = 1.0
-# A driver under load may take a second or two for what takes microseconds otherwise.
+# A driver under load may take a second or two for calls that otherwise take microseconds.
 HANGS_SECONDS = 10.0
 # A program that fails in a loop must not fill the log of the whole platform.
 MOST_XID_REPORTS = 20
 
 
 class Reading(NamedTuple):
-    """What NVML said at one look."""
+    """NVML's answers at one checkup."""
 
-    vitals: list[Vitals]
+    metrics: list[HealthMetrics]
     driver: str | None
 
 
-class Around(NamedTuple):
-    """What else there is to look at."""
+class CheckupInputs(NamedTuple):
+    """The other inputs of one checkup."""
 
     inventory: Inventory
     arbiter: ArbiterStatus
     claims_run: bool
-    # What others than this module judge.
+    # Verdicts that other modules make.
     more: Iterable[Verdict] = ()
 
 
 class Checkup:
-    """The node's conditions. `in_nvml_thread` runs a call there and awaits it."""
+    """The node's conditions. `in_nvml_thread` runs a call in the NVML thread and awaits it."""
 
     def __init__(
         self,
-        signs: VitalSigns,
+        reader: HealthReader,
         health: Health,
         *,
         directories: Iterable[Path],
@@ -57,7 +57,7 @@ class Checkup:
         least_bytes: int,
         in_nvml_thread: Callable[[Callable[[], Reading]], Awaitable[Reading]],
     ) -> None:
-        self._signs = signs
+        self._reader = reader
         self.health = health
         self.clock = environment_checks.Clock()
         self._driver = environment_checks.Driver()
@@ -67,70 +67,70 @@ class Checkup:
         self._least_bytes = least_bytes
         self._in_nvml_thread = in_nvml_thread
         self._reading: asyncio.Future[Reading] | None = None
-        self._limiter = Limiter(MOST_XID_REPORTS)
+        self._limiter = RateLimiter(MOST_XID_REPORTS)
 
-    async def run(self, around: Callable[[], Around], outbox: Outbox) -> None:
-        """Look for as long as the agent lives."""
+    async def run(self, inputs: Callable[[], CheckupInputs], outbox: Outbox) -> None:
+        """Run the checkup every second until cancelled."""
         while True:
             reading = await self.read()
             now, at = time.monotonic(), time.time()
             for event in self.xid_events(reading, now=now, at=at):
                 outbox.put(event)
-            if self.take(reading, around(), now=now, at=at):
+            if self.take(reading, inputs(), now=now, at=at):
                 outbox.mark_conditions()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def read(self) -> Reading | None:
-        """NVML's answers; None where they are still to come."""
+        """Return NVML's answers; None if they are still outstanding."""
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._in_nvml_thread(self._look))
+            self._reading = asyncio.ensure_future(self._in_nvml_thread(self._read_metrics))
         await asyncio.wait([self._reading], timeout=HANGS_SECONDS)
         if not self._reading.done():
             return None
         reading, self._reading = self._reading, None
         return reading.result()
 
-    def take(self, reading: Reading | None, around: Around, *, now: float, at: float) -> bool:
-        """Keep the conditions; True where one changed."""
+    def take(self, reading: Reading | None, inputs: CheckupInputs, *, now: float, at: float) -> bool:
+        """Update the conditions; return True if one changed."""
         clock = self.clock.verdict()
         node = [
             self._driver.verdict(
-                around.inventory,
+                inputs.inventory,
                 reading.driver if reading is not None else None,
-                claims_run=around.claims_run,
+                claims_run=inputs.claims_run,
                 hangs=reading is None,
             ),
-            self._arbiter.verdict(around.arbiter, now=now),
+            self._arbiter.verdict(inputs.arbiter, now=now),
             environment_checks.disks(self._directories, least_bytes=self._least_bytes),
             environment_checks.library(self._libraries),
             *([clock] if clock is not None else []),
-            *around.more,
+            *inputs.more,
         ]
-        return self.health.look(reading.vitals if reading is not None else (), node, now=now, at=at)
+        return self.health.update(reading.metrics if reading is not None else (), node, now=now, at=at)
 
     def xid_events(self, reading: Reading | None, *, now: float, at: float) -> list[wire.Event]:
-        """What XID errors tell, each once, and not too many of them."""
-        found = [(one.gpu_uuid, number) for one in (reading.vitals if reading else ()) for number in one.xids]
+        """Return an event for each new XID error, limited per minute."""
+        found = [(one.gpu_uuid, number) for one in (reading.metrics if reading else ()) for number in one.xids]
         return [
-            wire.Event(at=at, code="xid", detail=f"XID {number} on {uuid}: {xids.words(number)}.")
+            wire.Event(at=at, code="xid", detail=f"XID {number} on {uuid}: {xids.describe(number)}.")
             for uuid, number in found
             if self._limiter.admits(now)
         ]
 
-    def _look(self) -> Reading:
-        return Reading(self._signs.look(), self._signs.driver())
+    def _read_metrics(self) -> Reading:
+        return Reading(self._reader.read(), self._reader.driver())
 
 
-def made(
+def create(
     settings: Settings,
     nvml: Nvml,
     run_dir: Path,
     in_nvml_thread: Callable[[Callable[[], Reading]], Awaitable[Reading]],
 ) -> Checkup:
-    """As the settings want it."""
+    """Create the checkup as the settings say."""
     health_file = settings.state_dir / "health.json"
     return Checkup(
-        VitalSigns(nvml),
+        HealthReader(nvml),
         Health(health_file, hold_seconds=settings.hold_seconds, boot=processes.boot_id()),
         directories=(settings.state_dir, run_dir),
         libraries=(settings.library.path, settings.pages_library),

@@ -1,4 +1,4 @@
-"""What the agent finds around itself: the driver, the arbiter, the clock, disks, the library. Each is a condition."""
+"""Checks of the agent's environment: the driver, the arbiter, the clock, disks, the library. Each is a condition."""
 
 import os
 import time
@@ -10,24 +10,24 @@ from agent.host.health import Verdict
 from agent.local_wire import ArbiterStatus
 from agent.wire import ConditionType
 
-# What is measured is put in order by its time, and tokens are judged by it; less than this nobody notices.
+# Measurements are ordered by time, and tokens are judged by it; a smaller skew has no effect.
 MOST_SKEW_SECONDS = 5.0
-# One that ended is started again within this.
+# An arbiter that ended is started again within this time.
 ARBITER_SECONDS = 6.0
 
 
 class Clock:
-    """How far this machine's clock is from the server's, since the server last told its own."""
+    """The difference between this machine's clock and the server's, since the server last sent its time."""
 
     def __init__(self) -> None:
         self._server_minus_monotonic: float | None = None
 
-    def told(self, server_time: float) -> None:
-        """The server's time, just received."""
+    def record_server_time(self, server_time: float) -> None:
+        """Record the server's time, just received."""
         self._server_minus_monotonic = server_time - time.monotonic()
 
     def verdict(self) -> Verdict | None:
-        """None before the server ever told its time."""
+        """Return the clock's condition; None before the server ever sent its time."""
         if self._server_minus_monotonic is None:
             return None
         ahead = time.time() - time.monotonic() - self._server_minus_monotonic
@@ -42,13 +42,16 @@ class Clock:
 
 
 class Driver:
-    """Whether the driver is there and still the one under which the running programs began."""
+    """The check that the driver answers and has the version under which the running programs began."""
 
     def __init__(self) -> None:
         self._version: str | None = None
 
     def verdict(self, inventory: Inventory, version: str | None, *, claims_run: bool, hangs: bool) -> Verdict:
-        """`version`: as NVML says now. What changed is taken for granted once no program of before is left."""
+        """Return the driver's condition. `version`: NVML's answer now.
+
+        A changed version is accepted once no program that began under the old one is left.
+        """
         kind = ConditionType.DRIVER_HEALTHY
         if hangs:
             words = "NVML has not answered for seconds: the driver hangs. Limits that are in force stay."
@@ -64,13 +67,13 @@ class Driver:
 
 
 class ArbiterWatch:
-    """Whether the claims of a GPU get turns; a restart is not worth a word."""
+    """The check that the claims of a GPU get turns; a restart is not reported."""
 
     def __init__(self) -> None:
         self._down_since: float | None = None
 
     def verdict(self, status: ArbiterStatus, *, now: float) -> Verdict:
-        """`now` is monotonic."""
+        """Return the arbiter's condition. `now` is monotonic."""
         kind = ConditionType.ARBITER_RUNNING
         if status.running:
             self._down_since = None
@@ -83,7 +86,7 @@ class ArbiterWatch:
 
 
 def disks(directories: Iterable[Path], *, least_bytes: int) -> Verdict:
-    """Whether there is room for what the agent writes."""
+    """Return the condition that the agent's directories have free space."""
     kind = ConditionType.DISK_SPACE
     for directory in directories:
         try:
@@ -98,7 +101,7 @@ def disks(directories: Iterable[Path], *, least_bytes: int) -> Verdict:
 
 
 def library(paths: Iterable[Path]) -> Verdict:
-    """Whether what limited programs load is there."""
+    """Return the condition that the library for limited programs is there."""
     missing = [str(path) for path in paths if not path.is_file()]
     if not missing:
         return Verdict(ConditionType.LIBRARY_PRESENT, at_once=True)

@@ -1,6 +1,6 @@
-"""Hears from the kernel when a process ends (pidfd), so that what it held is free at once and a release need not wait.
+"""Notification by the kernel when a process ends (pidfd), so that its memory is free at once and releases do not wait.
 
-Only a hint to look: what is true is read anew at every look, which comes in any case.
+It is only a hint to check: the state is read anew at every check, which comes in any case.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from agent.host import processes
 from agent.host.processes import Process
 
-# A tenant whose programs end a thousand times a second must not keep the agent looking all the time.
+# A tenant whose programs end a thousand times a second must not keep the agent checking all the time.
 NEAREST_SECONDS = 0.05
-# Of descriptors; who has more processes is looked at once a second.
+# Of descriptors; processes above it are checked once a second.
 MOST = 4096
 
 
-class Deaths:
-    """Calls `wake` soon after one of the watched processes has ended. The event loop's."""
+class ExitWatcher:
+    """A watcher that calls `wake` soon after one of the watched processes has ended. The event loop's."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -25,7 +25,7 @@ class Deaths:
         self._waking: asyncio.TimerHandle | None = None
 
     def watch(self, living: set[Process]) -> None:
-        """These from now on, and no others."""
+        """Watch these processes from now on, and no others."""
         for process in self._watched.keys() - living:
             self._forget(process)
         for process in living - self._watched.keys():
@@ -34,7 +34,7 @@ class Deaths:
             self._open(process)
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         self.watch(set())
         if self._waking is not None:
             self._waking.cancel()
@@ -44,14 +44,15 @@ class Deaths:
             descriptor = os.pidfd_open(process.pid)
         except OSError:
             return
-        # The descriptor pins the process: one that has ended, or another of its number, would be told again and again.
+        # The descriptor pins the process: one that has ended, or another with its pid, would be reported again and
+        # again.
         if not processes.alive(process):
             os.close(descriptor)
             return
         self._watched[process] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._ended, process)
+        asyncio.get_running_loop().add_reader(descriptor, self._on_exit, process)
 
-    def _ended(self, process: Process) -> None:
+    def _on_exit(self, process: Process) -> None:
         self._forget(process)
         if self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(NEAREST_SECONDS, self._call)

@@ -1,7 +1,7 @@
-"""The machine's GPUs as NVML shows them, real or simulated: what there is, and what it is doing.
+"""The machine's GPUs by NVML, real or simulated: the inventory, and what each GPU does.
 
-Every call here may block for milliseconds (a driver under load: seconds): call from a thread, one call at a time.
-NVML that is missing or broken is a fact to report, never an error that ends the agent.
+Every call here may block for milliseconds (a driver under load: seconds): call from a thread, one call at a time. A
+missing or broken NVML is a fact to report, never an error that ends the agent.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from agent.host import memory_limits
 
 log = structlog.get_logger()
 
-# Said of the driver and not of one GPU: all of NVML is opened again.
+# Errors of the driver and not of one GPU: all of NVML is opened again.
 NOT_OF_ONE = (
     nvml.NVMLError_Uninitialized,
     nvml.NVMLError_DriverNotLoaded,
@@ -26,7 +26,7 @@ NOT_OF_ONE = (
     nvml.NVMLError_FunctionNotFound,
 )
 
-# Said of a call that this driver or device does not know in that version.
+# Errors of a call that this driver or device does not know in that version.
 NO_SECOND_VERSION = (
     nvml.NVMLError_FunctionNotFound,
     nvml.NVMLError_NotSupported,
@@ -35,30 +35,30 @@ NO_SECOND_VERSION = (
 
 
 class Inventory(NamedTuple):
-    """What the machine has."""
+    """The GPUs and the driver of the machine."""
 
     gpus: tuple[wire.Gpu, ...] = ()
     driver_version: str = "none"
-    # Why there are no GPUs, in words; None where NVML answered.
+    # The reason, in words, why there are no GPUs; None if NVML answered.
     problem: str | None = None
-    # The number of /dev/nvidia<number>, by uuid; left out where the driver has none (a simulated one).
+    # The number of /dev/nvidia<number>, by uuid; left out if the driver has none (a simulated one).
     minors: dict[str, int] = {}
-    # Whether the driver can limit control groups' memory (memory_limits.py).
+    # True if the driver can limit control groups' memory (memory_limits.py).
     limits_memory: bool = False
 
 
 class Listed(NamedTuple):
-    """A process that NVML shows on a GPU."""
+    """A process that NVML lists on a GPU."""
 
     gpu_uuid: str
     # As the kernel's first pid namespace counts.
     pid: int
-    # None where this driver does not say.
+    # None if this driver does not say.
     memory_bytes: int | None
 
 
 class Memory(NamedTuple):
-    """A GPU's device memory: what programs can have of it, and what they have, in bytes."""
+    """A GPU's device memory, usable by programs and used by them, in bytes."""
 
     usable_bytes: int
     used_bytes: int
@@ -70,24 +70,24 @@ class _Found(NamedTuple):
     number: int
     handle: Any
     model: str
-    # Without what the card keeps for itself.
+    # Without the card's own reserve.
     memory_bytes: int
 
 
 class Nvml:
-    """NVML, opened when it can be and opened again when it could not.
+    """NVML, opened when possible and opened again after a failure.
 
-    `library` names the file to load before pynvml looks for one by name (the simulated driver's); None for the
-    system's own.
+    `library` names the file to load before pynvml looks for one by name (the simulated driver's); None for the system's
+    own.
     """
 
     def __init__(self, library: Path | None = None) -> None:
         self._library = library
         self._open = False
         self._handles: dict[str, Any] = {}
-        # As last described; those that fell off the bus or no longer answer since, too.
+        # As last described; also those that fell off the bus or stopped answering since.
         self._known: dict[str, wire.Gpu] = {}
-        # Indexes of those that NVML counts and that did not answer at the last inventory, known or not.
+        # Indexes that NVML counts and that did not answer at the last inventory, known or not.
         self._silent: set[int] = set()
         # The time of the last sample of processes' shares, by uuid, as NVML counts.
         self._shared_at: dict[str, int] = {}
@@ -107,38 +107,38 @@ class Nvml:
 
     @property
     def complete(self) -> bool:
-        """Whether each GPU that NVML counted at the last inventory answered."""
+        """True if each GPU that NVML counted at the last inventory answered."""
         return not self._silent
 
     def inventory(self) -> Inventory:
-        """Every GPU there is now, with its links to the others."""
+        """Return every GPU that there is now, with its links to the others."""
         try:
             self._ensure_open()
             found, silent = self._find()
             self._handles = {uuid: gpu.handle for uuid, gpu in found.items()}
-            # One that no longer answers stays the node's, with what is promised of it; a condition says how it is.
+            # A GPU that no longer answers stays in the inventory, with its assignments; a condition gives its state.
             kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid not in found and gpu.index in silent}
             self._known = kept | {uuid: self._describe(uuid, gpu) for uuid, gpu in found.items()}
             self._silent = silent
             gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
             minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
             there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
-            # Of GPUs that do not answer it is not known anew.
+            # It is not known anew of GPUs that do not answer.
             known = (memory_limits.is_known(handle) for handle in self._handles.values())
             limits_memory = any(known) if self._handles else self.latest.limits_memory
             version = _text(nvml.nvmlSystemGetDriverVersion())
             inventory = Inventory(gpus, version, minors=there, limits_memory=limits_memory)
             self.latest = inventory
             if silent and not found:
-                # All at once: it may be this opening of NVML that no longer holds.
+                # All at once: this opening of NVML itself may no longer be valid.
                 self._close()
             return inventory
         except (nvml.NVMLError, OSError) as error:
             self._close()
-            return Inventory(problem=_words(error))
+            return Inventory(problem=_describe_error(error))
 
     def sample(self) -> list[wire.GpuUsage]:
-        """What each GPU of the last inventory does now; one that does not answer is left out."""
+        """Return the present usage of each GPU of the last inventory; leave out one that does not answer."""
         usages = []
         for uuid, handle in self._handles.items():
             try:
@@ -148,7 +148,7 @@ class Nvml:
         return usages
 
     def processes(self) -> list[Listed]:
-        """Who computes on each GPU of the last inventory now; a GPU that does not answer is left out."""
+        """Return the computing processes on each GPU of the last inventory; leave out one that does not answer."""
         found: list[Listed] = []
         for uuid, handle in self._handles.items():
             running = optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
@@ -156,20 +156,20 @@ class Nvml:
         return found
 
     def drawing(self) -> set[int]:
-        """Pids of who draws on the GPUs: display servers, and programs that both draw and compute."""
+        """Return the pids of processes that draw: display servers, and programs that both draw and compute."""
         lists = (optional(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) for handle in self._handles.values())
         return {int(one.pid) for running in lists for one in running or ()}
 
-    def listed(self) -> tuple[list[Listed], set[int], dict[str, dict[int, float]]]:
-        """Who computes, who draws, and at every second look how much of its GPU each used."""
+    def list_processes(self) -> tuple[list[Listed], set[int], dict[str, dict[int, float]]]:
+        """Return the computing processes, the drawing pids, and at every second call the processes' shares."""
         running = self.processes()
         self._looks += 1
         return running, self.drawing(), self.shares() if running and self._looks % 2 else {}
 
     def shares(self) -> dict[str, dict[int, float]]:
-        """Percent of its GPU that each process used lately, by uuid and pid; GPUs without a new sample are left out.
+        """Return the percent of its GPU that each process used lately, by uuid and pid.
 
-        Who used nothing is left out of its GPU's.
+        GPUs without a new sample are left out, and so are processes that used nothing.
         """
         found: dict[str, dict[int, float]] = {}
         for uuid, handle in self._handles.items():
@@ -183,7 +183,7 @@ class Nvml:
         if self._open:
             return
         if self._library is not None:
-            # Loaded by path once, the library also answers to its name, which is how pynvml asks.
+            # Once loaded by path, the library also answers to its name, which pynvml asks for.
             ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
         nvml.nvmlInit()
         self._open = True
@@ -196,9 +196,9 @@ class Nvml:
                 nvml.nvmlShutdown()
 
     def _find(self) -> tuple[dict[str, _Found], set[int]]:
-        """Each GPU that answers, by uuid, and the indexes of the others: one sick GPU is not the others' loss.
+        """Return each GPU that answers, by uuid, and the indexes of the others: one sick GPU does not hide the rest.
 
-        Where none answers and none did before, the first one's error is raised: it says more than an empty list.
+        If none answers and none did before, raise the first one's error: it says more than an empty list.
         """
         found: dict[str, _Found] = {}
         errors: dict[int, nvml.NVMLError] = {}
@@ -234,14 +234,14 @@ class Nvml:
 def read_memory(handle: Any) -> Memory:
     """Read a GPU's memory. Raises NVMLError.
 
-    NVML's total counts what the card keeps for itself: on an H200 615 of 143,771 MiB (driver 580), which no program can
-    have; the rest is what CUDA calls the total. Where the call has no second version (before driver 510), NVML does not
-    tell the two apart.
+    NVML's total counts the card's own reserve: on an H200 615 of 143,771 MiB (driver 580), which no program can
+    allocate; the rest is what CUDA calls the total. If the call has no second version (before driver 510), NVML does
+    not tell the two apart.
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         usable = int(memory.total) - int(memory.reserved)
-        # Not its `used`: NVIDIA's reference counts what is reserved in it, driver 580 does not.
+        # Not its `used`: NVIDIA's reference counts reserved memory in it, driver 580 does not.
         return Memory(usable, usable - int(memory.free))
     except NO_SECOND_VERSION:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -267,7 +267,7 @@ def _sample(uuid: str, handle: Any) -> wire.GpuUsage:
 
 
 def _link(handle: Any, peer: Any) -> str | None:
-    """The nearest common ancestor of two GPUs, or "nvlink"; None where the driver cannot tell."""
+    """Return the nearest common ancestor of two GPUs, or "nvlink"; None if the driver cannot tell."""
     if optional(nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
         return "nvlink"
     level = optional(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)
@@ -279,7 +279,7 @@ def _link(handle: Any, peer: Any) -> str | None:
 
 
 def optional(ask: Any, *arguments: Any) -> Any:
-    """The answer, or None where this device or driver has none (a simulated one may lack the symbol)."""
+    """Return the answer; None if this device or driver has none (a simulated one may lack the symbol)."""
     try:
         return ask(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -290,7 +290,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, nvml.NVMLError_LibraryNotFound):
         return "NVML (libnvidia-ml.so.1) is not on this machine: no NVIDIA driver is installed"
     return f"NVML does not answer: {error}"

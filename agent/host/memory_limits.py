@@ -1,11 +1,11 @@
 """Limits on a control group's device memory, which NVIDIA's driver enforces itself from r615 on.
 
-NVML sets them by `nvmlDeviceSetMemoryLimits_v1`, of which nvidia-ml-py 13.615.71 has the structures and calls. What
-they mean is after nvml.h (nvidia_nvml_dev 13.5.37) and NVIDIA's description of the feature,
-https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html. Where the kernel has the dmem controller (6.14 and
-newer) the driver keeps limits there, and only a group below ones that enable the controller has one; elsewhere the
-driver keeps account by itself. NVML decides which; the files dmem.* are never written here, as NVIDIA asks. None of it
-has run on a driver of r615: there was none to try.
+NVML sets them by `nvmlDeviceSetMemoryLimits_v1`, of which nvidia-ml-py 13.615.71 has the structures and calls. Their
+meaning is after nvml.h (nvidia_nvml_dev 13.5.37) and NVIDIA's description of the feature,
+https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html. With the kernel's dmem controller (6.14 and newer)
+the driver keeps limits there, and only a group below ones that enable the controller has one; elsewhere the driver
+keeps account by itself. NVML decides which; the files dmem.* are never written here, as NVIDIA asks. None of it has run
+on a driver of r615: there was none to try.
 
 Like all of NVML, blocking: from the NVML thread only.
 """
@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 import pynvml as nvml
 
 FIRST_DRIVER = 615
-# What NVML calls NVML_DEVICE_MEMORY_LIMIT_MAX.
+# NVML's name for it: NVML_DEVICE_MEMORY_LIMIT_MAX.
 NO_LIMIT = 0xFFFFFFFFFFFFFFFF
-# Of any tree: asked only whether the call is there.
+# Any group of any tree: the call only tests that it exists.
 _ANY_GROUP = Path("/sys/fs/cgroup")
 
 
 class Limit(NamedTuple):
-    """A group's limit on one GPU, and what its processes use of it, in bytes."""
+    """A group's limit on one GPU and the use by its processes, in bytes."""
 
     hard_bytes: int
     used_bytes: int
 
 
 class LimitError(Exception):
-    """NVML did not set or tell a limit; the message says why and what to do."""
+    """Failure of NVML to set or report a limit; the message says why and what to do."""
 
 
 class NotKnown(LimitError):
-    """The driver, or this machine's nvidia-ml-py, is older than the calls."""
+    """Driver, or nvidia-ml-py on this machine, older than the calls."""
 
 
 def is_known(handle: Any) -> bool:
@@ -50,24 +50,24 @@ def is_known(handle: Any) -> bool:
 
 
 def read(handle: Any, group: Path) -> Limit | None:
-    """Read a group's limit, or the nearest one above it; None where there is none. Raises LimitError."""
+    """Read a group's limit, or the nearest one above it; return None if there is none. Raises LimitError."""
     call = _find("nvmlDeviceGetMemoryLimits_v1")
-    asked = nvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=bytes(group))
+    limits = nvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=bytes(group))
     try:
-        call(handle, asked)
+        call(handle, limits)
     except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported):
-        # r615 is said to answer "not supported" where no limit is set yet, too; setting one tells them apart.
+        # r615 is documented to answer "not supported" without any limit yet, too; setting one tells them apart.
         return None
     except nvml.NVMLError as error:
         raise _translate(error, group) from error
-    return Limit(int(asked.hardLimit), int(asked.currentUsed))
+    return Limit(int(limits.hardLimit), int(limits.currentUsed))
 
 
 def write(handle: Any, group: Path, hard_bytes: int) -> None:
-    """Limit what a group may use of a GPU; `NO_LIMIT` takes the limit away. Raises LimitError.
+    """Limit a group's use of a GPU; `NO_LIMIT` removes the limit. Raises LimitError.
 
     The soft limit stays 0. It would be a reservation, which NVML adds to every group above: these are not the agent's,
-    and keep it when the group is removed with it set. Which memory is kept for whom is the scheduler's to say.
+    and keep it when the group is removed with it set. The scheduler alone decides which memory is kept for whom.
     """
     call = _find("nvmlDeviceSetMemoryLimits_v1")
     limits = nvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=bytes(group), softLimit=0, hardLimit=hard_bytes)

@@ -1,7 +1,7 @@
-"""`python agent/host/parent_death.py PARENT COMMAND…`: becomes a command that ends with its parent.
+"""`python agent/host/parent_death.py PARENT COMMAND…`: become a command that ends with its parent.
 
-The kernel is asked for SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG). It imports nothing of the agent, so
-that it starts in a few milliseconds.
+The kernel sends SIGTERM when the parent's thread ends (PR_SET_PDEATHSIG). This imports nothing of the agent, so that it
+starts in a few milliseconds.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(parent: str, *command: str) -> int:
-    """Never returns where the command can be run; else the exit code."""
+    """Become the command; return an exit code only if it cannot be run."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         sys.stderr.write(f"prctl: {os.strerror(ctypes.get_errno())}\n")
         return 1
     if os.getppid() != int(parent):
-        # It died before the request was made; nobody would ever send the signal.
+        # The parent died before the request was made; nobody would ever send the signal.
         return 1
     try:
         os.execv(command[0], command)  # noqa: S606 - to become it is its purpose

@@ -1,4 +1,4 @@
-"""Processes by pid *and* start time, so that a pid that was given to someone else is never taken for ours."""
+"""Processes by pid *and* start time, so that a reused pid is never taken for the process that had it before."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _START = 19
 _DEAD = frozenset("ZXx")
 # Docker, containerd, CRI-O and Podman all name a container's cgroup after its id.
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-# Of a path in words.
+# Bound of a path in a text.
 MOST_CHARACTERS = 300
 # The first pid namespace's inode is fixed (PROC_PID_INIT_INO in the kernel); from there every process is visible.
 _FIRST_NAMESPACE = 0xEFFFFFFC
@@ -30,10 +30,12 @@ class Process(NamedTuple):
 
 
 def find(pid: int) -> Process | None:
-    """The living process with this pid; None if there is none (a zombie has given everything back but its number).
+    """Return the living process with this pid; None if there is none.
 
-    One whose main thread has ended shows as a zombie too, while its other threads go on: it lives.
-    None too where /proc shows the processes of other users to nobody else (mounted with hidepid=1).
+    A zombie is dead: it has given everything back but its number. A process whose main thread has ended shows as a
+    zombie too while its other threads run: it lives.
+
+    Return None also if /proc shows other users' processes to nobody else (mounted with hidepid=1).
     """
     if pid <= 0:
         return None
@@ -47,18 +49,18 @@ def find(pid: int) -> Process | None:
 
 
 def alive(process: Process) -> bool:
-    """True while this very process lives."""
+    """Return whether this very process lives."""
     return find(process.pid) == process
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Signal this very process; False if it is gone or not ours to signal."""
+    """Signal this very process; return False if it is gone or not ours to signal."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (ProcessLookupError, OSError):
         return False
     try:
-        # The descriptor pins the process; only then is it worth asking whether it is the one that was meant.
+        # The descriptor pins the process; only then does the check that it is the intended one hold.
         if not alive(process):
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -70,14 +72,14 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 
 def maps(process: Process, inode: int, name: str) -> bool:
-    """True if the process has this file mapped: the proof that it takes part, where its own word is no proof.
+    """Return whether the process has this file mapped: the proof of membership that its own word is not.
 
-    The device is not compared: on some file systems /proc shows another one than stat does. A stranger's process does
-    not map a file of this number and name.
+    The device is not compared: on some file systems /proc shows another one than stat does. A foreign process does not
+    map a file of this inode and name.
     """
     ending = b"/" + name.encode()
     try:
-        # Where the main thread has ended, only the others have anything mapped.
+        # If the main thread has ended, only the others have anything mapped.
         for task in sorted(Path(f"/proc/{process.pid}/task").iterdir()):
             with (task / "maps").open("rb") as lines:
                 rows = [line.split(maxsplit=5) for line in lines]
@@ -89,7 +91,7 @@ def maps(process: Process, inode: int, name: str) -> bool:
 
 
 def may_map(process: Process, inode: int, name: str) -> bool:
-    """Return False only if the process is known not to have this file mapped: as `maps`, where doubt counts as yes."""
+    """Return False only if the process is known not to have this file mapped; like `maps`, but doubt counts as yes."""
     try:
         (Path(f"/proc/{process.pid}") / "maps").read_bytes()
     except OSError:
@@ -98,13 +100,13 @@ def may_map(process: Process, inode: int, name: str) -> bool:
 
 
 def other_file(process: Process, path: Path) -> str | None:
-    """Another file of this name that the process maps instead; None where it maps this one, or none of the name.
+    """Return another file of this name that the process maps; None if it maps this one, or none of the name.
 
     A file that was replaced since is another one: the kernel shows it as deleted. Its path is for people to read: users
     choose it, and it may be no text, or longer than what the server takes.
     """
     try:
-        # Not splitlines: a path may hold a carriage return.
+        # Not splitlines: a path may contain a carriage return.
         lines = Path(f"/proc/{process.pid}/maps").read_bytes().split(b"\n")
         wanted = path.stat().st_ino
     except OSError:
@@ -119,14 +121,14 @@ def other_file(process: Process, path: Path) -> str | None:
 
 
 def myself() -> Process:
-    """This process."""
+    """Return this process."""
     process = find(os.getpid())
     assert process is not None
     return process
 
 
 def command(process: Process) -> str:
-    """The program's name, as the kernel keeps it (15 bytes); empty where the process is gone."""
+    """Return the program's name, as the kernel keeps it (15 bytes); empty if the process is gone."""
     try:
         return Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -134,7 +136,7 @@ def command(process: Process) -> str:
 
 
 def parent_pid(process: Process) -> int | None:
-    """The pid of who started it, or took it over; 0 for the first one, None where it is gone."""
+    """Return the pid of its parent, original or adoptive; 0 for the first process, None if it is gone."""
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -143,12 +145,12 @@ def parent_pid(process: Process) -> int | None:
 
 
 def parent(process: Process) -> Process | None:
-    """Who started it, or took it over; None for the first one."""
+    """Return its parent, original or adoptive; None for the first process."""
     return find(parent_pid(process) or 0)
 
 
 def variable(process: Process, name: str) -> str | None:
-    """What the process was started with in this environment variable; None without it, or where it may not be read."""
+    """Return the process's initial value of this environment variable; None without it, or if it may not be read."""
     try:
         environment = b"\0" + Path(f"/proc/{process.pid}/environ").read_bytes()
     except OSError:
@@ -158,9 +160,9 @@ def variable(process: Process, name: str) -> str | None:
 
 
 def user(process: Process) -> int | None:
-    """Who started it, whatever rights its program gave it since; None where it is gone.
+    """Return the real user id, whatever rights its program gave it since; None if it is gone.
 
-    Not who /proc says owns its directory: of a process that allows no dump that is root.
+    Not the owner of its directory in /proc: that is root for a process that allows no dump.
     """
     try:
         lines = Path(f"/proc/{process.pid}/status").read_bytes().split(b"\n")
@@ -170,11 +172,11 @@ def user(process: Process) -> int | None:
 
 
 def container(process: Process) -> str | None:
-    """What names the container that the process runs in; None outside of containers.
+    """Return a name for the container that the process runs in; None outside of containers.
 
-    The cgroup that its runtime named after its id, with all that is above it: of the id alone a user may make a cgroup
-    too. Else its pid namespace with its cgroup, since the containers of a pod may share the one and those of a test the
-    other.
+    It is the cgroup that its runtime named after its id, with all that is above it: a user may make a cgroup of the id
+    alone too. Else it is its pid namespace with its cgroup, since the containers of a pod may share the one and those
+    of a test the other.
     """
     try:
         cgroups = lines_of(Path(f"/proc/{process.pid}/cgroup"))
@@ -188,15 +190,15 @@ def container(process: Process) -> str | None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of such a file of /proc. Raises OSError.
+    """Return the lines of such a file of /proc. Raises OSError.
 
-    Names in it are their makers': bytes that are no text stay as they are, and only a line's end ends a line.
+    Users choose the names in it: bytes that are no text stay as they are, and only a line's end ends a line.
     """
     return os.fsdecode(path.read_bytes()).removesuffix("\n").split("\n")
 
 
 def has_open(process: Process, prefix: str) -> bool:
-    """True if the process has a file open whose path begins so."""
+    """Return whether the process has a file open whose path begins with the prefix."""
     try:
         return any(str(link.readlink()).startswith(prefix) for link in Path(f"/proc/{process.pid}/fd").iterdir())
     except OSError:
@@ -204,22 +206,22 @@ def has_open(process: Process, prefix: str) -> bool:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is."""
+    """Return the id of the machine's present boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def own_namespace() -> int:
-    """The inode of our pid namespace, as libvcuda writes it into its slots (32 bits)."""
+    """Return the inode of our pid namespace, as libvcuda writes it into its slots (32 bits)."""
     return Path("/proc/self/ns/pid").stat().st_ino & 0xFFFFFFFF
 
 
 def sees_all() -> bool:
-    """True where a process that /proc does not show is dead, in whatever namespace it was."""
+    """Return whether a process that /proc does not show is dead, in whatever namespace it was."""
     return own_namespace() == _FIRST_NAMESPACE
 
 
 def find_in_namespaces(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], Process]:
-    """The living processes among (pid namespace, pid there), wherever they are; one walk through /proc for all."""
+    """Return the living processes among (pid namespace, pid there); one walk through /proc for all."""
     found: dict[tuple[int, int], Process] = {}
     namespaces = {namespace for namespace, _ in wanted}
     for entry in Path("/proc").iterdir() if wanted else ():
@@ -232,7 +234,8 @@ def find_in_namespaces(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], Pr
             status = (entry / "status").read_bytes()
         except OSError:
             continue
-        # Not splitlines: a program's name may hold a carriage return, and what follows it is no line of the kernel's.
+        # Not splitlines: a program's name may contain a carriage return, and the text after it is no line of the
+        # kernel's.
         line = next((line for line in status.split(b"\n") if line.startswith(b"NSpid:")), b"NSpid: 0")
         inner = (namespace, int(line.split()[-1]))
         process = find(int(entry.name)) if inner in wanted else None

@@ -1,4 +1,4 @@
-"""When the agent measures: once a second, and twice soon after a change, so that a resize shows on a chart at once."""
+"""The schedule of samples: one a second, and two soon after a change, so that a resize shows on a chart at once."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ class Schedule:
         self._tick = now + TICK_SECONDS
         self._extra: list[float] = []
 
-    def changed(self, *, now: float) -> None:
-        """A change was applied: look soon."""
+    def note_change(self, *, now: float) -> None:
+        """Schedule extra samples soon after a change was applied."""
         for moment in (now + delay for delay in AFTER_CHANGE_SECONDS):
             if not _near(moment, [*self._extra, self._tick]):
                 self._extra.append(moment)
@@ -28,15 +28,15 @@ class Schedule:
         """The moment of the next sample."""
         return min([self._tick, *self._extra[:1]])
 
-    def taken(self, *, now: float) -> None:
-        """A sample was taken: what was due by now is done. A tick that was missed is not made up for."""
+    def note_sample(self, *, now: float) -> None:
+        """Record that a sample was taken, which covers all that were due. A missed tick is not made up for."""
         self._extra = [moment for moment in self._extra if moment > now]
         while self._tick <= now:
             self._tick += TICK_SECONDS
 
 
 async def pause(early: asyncio.Event, seconds: float) -> bool:
-    """Wait for the time to pass or for the event, which is taken back; True where it was the event."""
+    """Wait for the time to pass or for the event, which is cleared; return True if it was the event."""
     try:
         async with asyncio.timeout(max(seconds, 0)):
             await early.wait()

@@ -1,20 +1,20 @@
-"""What becomes of a GPU after an XID error, the NVIDIA driver's report of something wrong.
+"""The consequences of an XID error, the NVIDIA driver's report of something wrong, for a GPU.
 
-By the immediate actions of NVIDIA's "Xid Catalog" for Ampere and newer GPUs, numbers 1 to 172, as of October 2025
-(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html): where restarting the program is enough, or nothing is
-to be done, the GPU is well; where the GPU or the machine is to be reset, it takes no new claims until that was done.
-Where the action hangs on bits that only the kernel's log has (48, 74, 144 to 150), the graver one is taken. Of a
-number that is not in here the catalogue says "contact support", or nothing: the GPU takes no new claims until none has
-come for a while.
+After the immediate actions of NVIDIA's "Xid Catalog" for Ampere and newer GPUs, numbers 1 to 172, as of October 2025
+(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html): if restarting the program is enough, or nothing is to be
+done, the GPU is well; if the GPU or the machine is to be reset, it takes no new claims until that was done. If the
+action depends on bits that only the kernel's log has (48, 74, 144 to 150), the graver one is taken. For a number that
+is not listed here the catalogue says "contact support", or nothing: the GPU takes no new claims until none has come for
+a while.
 """
 
 from enum import Enum
 
 
 class Cure(Enum):
-    """What ends the trouble."""
+    """The kind of cure."""
 
-    # The program's own fault, or its end, or nothing to do: the GPU goes on. Told as an event, no condition.
+    # The program's own fault, or its end, or nothing to do: the GPU continues. Reported as an event, no condition.
     PROGRAM = "program"
     # Nothing more for a while.
     TIME = "time"
@@ -60,7 +60,7 @@ _PROGRAM = {
     **dict.fromkeys(_COPY_ENGINES, "a fault in a copy engine"),
     **dict.fromkeys(_VIDEO_ENGINES, "a fault in a video, image or optical flow engine"),
 }
-_NVLINK = "an NVLink error; how grave it is, the kernel's log says"
+_NVLINK = "an NVLink error; the kernel's log says how grave it is"
 _RESET = {
     46: "the GPU stopped answering in time",
     48: "a double bit error in memory",
@@ -86,12 +86,12 @@ _RESET = {
 
 
 def cure(number: int) -> Cure:
-    """What ends the trouble that this XID tells of."""
+    """Return the cure of this XID."""
     if number in _PROGRAM:
         return Cure.PROGRAM
     return Cure.RESET if number in _RESET else Cure.TIME
 
 
-def words(number: int) -> str:
-    """What it tells of, as a sentence's end."""
+def describe(number: int) -> str:
+    """Return the meaning of this XID, as a sentence's end."""
     return _PROGRAM.get(number) or _RESET.get(number) or "see NVIDIA's catalogue of XID errors"

@@ -1,4 +1,4 @@
-"""Putting the agent onto a machine, replacing it by another, taking it away.
+"""Installation of the agent on a machine, its upgrade, its removal.
 
 Only the standard library is imported here: this runs out of the bundle, before anything is unpacked.
 """

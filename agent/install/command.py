@@ -1,4 +1,4 @@
-"""What the bundle and `gpucloud-agent` understand: install, upgrade, uninstall."""
+"""The commands of the bundle and of `gpucloud-agent`: install, upgrade, uninstall."""
 
 import argparse
 import hashlib
@@ -20,11 +20,13 @@ FAILED, USAGE, REFUSED = 1, 2, 3
 
 
 def main(bundle: str) -> int:
-    """`python3 gpucloud-agent.pyz …`; the exit code."""
-    parser = argparse.ArgumentParser(prog="gpucloud-agent.pyz", description="The gpucloud agent, to be installed.")
+    """Run `python3 gpucloud-agent.pyz …`; return the exit code."""
+    parser = argparse.ArgumentParser(prog="gpucloud-agent.pyz", description="Installer of the gpucloud agent.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add_install(commands.add_parser("install", help="put the agent onto this machine, or replace it by this version"))
-    add_uninstall(commands.add_parser("uninstall", help="take the agent away from this machine"))
+    add_install(
+        commands.add_parser("install", help="install the agent on this machine, or replace it with this version")
+    )
+    add_uninstall(commands.add_parser("uninstall", help="remove the agent from this machine"))
     options = parser.parse_args()
     options.bundle = Path(bundle)
     code: int = options.call(options)
@@ -32,25 +34,27 @@ def main(bundle: str) -> int:
 
 
 def add_install(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("--server", metavar="URL", help="the control plane's address")
+    """Add the options of `install`."""
+    parser.add_argument("--server", metavar="URL", help="address of the control plane")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], type=_setting, help="a setting")
-    parser.add_argument("--force", action="store_true", help="though the self-check fails, or pages change")
-    parser.add_argument("--patience", metavar="SECONDS", type=float, default=60.0, help="for it to come up (60)")
+    parser.add_argument("--force", action="store_true", help="install even if the self-check fails or pages change")
+    parser.add_argument(
+        "--patience", metavar="SECONDS", type=float, default=60.0, help="longest wait for the agent to start (60)"
+    )
     parser.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     parser.set_defaults(call=_install)
 
 
 def add_uninstall(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("--force", action="store_true", help="though claims lie on this machine")
+    """Add the options of `uninstall`."""
+    parser.add_argument("--force", action="store_true", help="remove it even if claims lie on this machine")
     parser.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     parser.set_defaults(call=_uninstall)
 
 
 def add_upgrade(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("--force", action="store_true", help="though the self-check fails, or pages change")
+    """Add the options of `upgrade`."""
+    parser.add_argument("--force", action="store_true", help="install even if the self-check fails or pages change")
     parser.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     parser.set_defaults(call=_upgrade)
 
@@ -65,7 +69,7 @@ def _setting(text: str) -> tuple[str, str]:
 def _install(options: argparse.Namespace) -> int:
     token = os.environ.pop("GPUCLOUD_ENROL_TOKEN", None)
     layout = Layout(options.root.absolute())
-    asked = install.Asked(
+    order = install.Order(
         bundle=options.bundle,
         layout=layout,
         server=options.server,
@@ -74,7 +78,7 @@ def _install(options: argparse.Namespace) -> int:
         force=options.force,
         patience_seconds=options.patience,
     )
-    return _answer(options, lambda: install.install(asked, _say))
+    return _answer(options, lambda: install.install(order, _say))
 
 
 def _uninstall(options: argparse.Namespace) -> int:
@@ -83,16 +87,16 @@ def _uninstall(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    """Fetch the server's bundle, compare its digest with what the server says, and let it install itself."""
+    """Fetch the server's bundle, check its digest against the server's, and let it install itself."""
     server = os.environ.get("GPUCLOUD_SERVER", "").rstrip("/")
 
     def fetch() -> None:
         if not server.startswith(("http://", "https://")):
             raise install.Refused("GPUCLOUD_SERVER names no server.")
-        path, digest = _offered(server)
+        path, digest = _find_bundle(server)
         content = _get(f"{server}{path}")
         if hashlib.sha256(content).hexdigest() != digest:
-            raise install.Refused("What the server sent is not what it says that it sends; nothing was changed.")
+            raise install.Refused("The bundle does not match the server's digest; nothing was changed.")
         with tempfile.NamedTemporaryFile(suffix=".pyz") as file:
             file.write(content)
             file.flush()
@@ -104,16 +108,16 @@ def _upgrade(options: argparse.Namespace) -> int:
     return _answer(options, fetch)
 
 
-def _offered(server: str) -> tuple[str, str]:
-    """Where the server's bundle lies, and its digest. Raises Refused, OSError."""
+def _find_bundle(server: str) -> tuple[str, str]:
+    """Return the path of the server's bundle and its digest. Raises Refused, OSError."""
     text = _get(f"{server}/agent/bundle.json")
     try:
-        told = json.loads(text)
-        path, digest = told["path"], told["sha256"]
+        manifest = json.loads(text)
+        path, digest = manifest["path"], manifest["sha256"]
     except (ValueError, LookupError, TypeError):
         path = digest = None
     if not isinstance(digest, str) or not isinstance(path, str) or not path.startswith("/"):
-        raise install.Refused(f"What answers at {server} is no gpucloud server; nothing was changed.")
+        raise install.Refused(f"The server at {server} is not a gpucloud server; nothing was changed.")
     return path, digest
 
 

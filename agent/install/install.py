@@ -1,7 +1,7 @@
-"""One command for a new machine and for a new version: unpack, look, enrol, switch, start.
+"""Installation of a new machine or a new version: unpack, check, enrol, switch, start.
 
 Until the switch nothing that runs is touched; a step that fails before it leaves the machine as it was. The switch is
-one rename. A new version that does not come up is switched back.
+one rename. A new version that does not start is switched back.
 """
 
 import os
@@ -17,100 +17,100 @@ from agent.install.layout import Layout, replace_link, settings_of, write
 
 
 class Refused(Exception):
-    """The machine is as it was; the message says why and what to do."""
+    """Refusal that leaves the machine as it was; the message says why and what to do."""
 
 
-class Asked(NamedTuple):
-    """What the operator wants."""
+class Order(NamedTuple):
+    """The operator's order."""
 
     bundle: Path
     layout: Layout
     # None: as the settings have it.
     server: str | None
-    # One-time; None where the machine is a node already.
+    # One-time; None if the machine is a node already.
     token: str | None
     # More lines for the settings.
     settings: Mapping[str, str]
-    # Go on though the self-check found something, or pages change under running programs.
+    # True: continue though the self-check found something, or pages change under running programs.
     force: bool
-    # How long a new version has to come up.
+    # The time that a new version has to start.
     patience_seconds: float
 
 
-def install(asked: Asked, say: Callable[[str], None]) -> None:
-    """Do it. Raises Refused, unpack.Unfit, OSError."""
-    layout = asked.layout
+def install(order: Order, say: Callable[[str], None]) -> None:
+    """Install the bundle. Raises Refused, unpack.Unfit, OSError."""
+    layout = order.layout
     before = layout.version()
-    _refuse_other_pages(asked)
-    place = unpack.unpack(asked.bundle, layout)
+    _refuse_other_pages(order)
+    place = unpack.unpack(order.bundle, layout)
     kept = layout.settings.read_text() if layout.settings.exists() else None
     try:
-        _settle(asked, kept)
-        _look(asked, place, say)
-        _enrol(asked, place, say)
+        _settle(order, kept)
+        _self_check(order, place, say)
+        _enrol(order, place, say)
     except BaseException:
         _undo(layout, place, before, kept)
         raise
     replace_link(layout.current, place)
     replace_link(layout.command, layout.current / "gpucloud-agent")
     if layout.has_systemd:
-        _start(asked, before, say)
+        _start(order, before, say)
         unpack.remove_others(layout, {place.name})
     else:
-        # What runs may still load modules of its own version.
+        # A running agent may still load modules of its own version.
         unpack.remove_others(layout, {place.name, before or place.name})
         verb = "Restart" if before else "Start"
         say(f"There is no systemd here. {verb} the agent, and keep it running: {layout.command} run")
 
 
-def _refuse_other_pages(asked: Asked) -> None:
-    claims = asked.layout.claims()
-    now, then = asked.layout.manifest().get("pages"), unpack.manifest(asked.bundle)["pages"]
-    if claims and now not in (None, then) and not asked.force:
+def _refuse_other_pages(order: Order) -> None:
+    claims = order.layout.claims()
+    now, then = order.layout.manifest().get("pages"), unpack.manifest(order.bundle)["pages"]
+    if claims and now not in (None, then) and not order.force:
         raise Refused(
             f"{len(claims)} claims lie on this machine with pages of version {now}, and this bundle's library reads "
             f"version {then}: their next programs would start without limits. Cordon the node and release them first; "
-            "--force goes on all the same."
+            "--force continues anyway."
         )
 
 
-def _settle(asked: Asked, kept: str | None) -> None:
-    layout = asked.layout
+def _settle(order: Order, kept: str | None) -> None:
+    layout = order.layout
     chosen = settings_of(kept or "")
-    if asked.server:
-        chosen["GPUCLOUD_SERVER"] = asked.server
+    if order.server:
+        chosen["GPUCLOUD_SERVER"] = order.server
     if not chosen.get("GPUCLOUD_SERVER"):
         raise Refused("The control plane's address is missing: --server URL. `gpucloud node add NAME` prints it all.")
     chosen["GPUCLOUD_LIBRARY"] = str(layout.current / "libvcuda.so")
-    # Where the machine has them: another place would have neither its key nor its claims.
+    # The machine's own: another directory would have neither its key nor its claims.
     chosen["GPUCLOUD_STATE_DIR"], chosen["GPUCLOUD_RUN_DIR"] = str(layout.state), str(layout.run)
-    chosen |= asked.settings
+    chosen |= order.settings
     head = "# Settings of the gpucloud agent, one NAME=VALUE a line; `gpucloud-agent run --help` names them.\n"
     write(layout.settings, head + "".join(f"{name}={value}\n" for name, value in chosen.items()), mode=0o644)
 
 
-def _look(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
-    """The self-check of the new version, before anything is changed for it."""
-    told = _run(asked, place, "check", "--here", text=True)
-    say(told.stdout.rstrip() or told.stderr.rstrip())
-    if told.returncode != 0 and not asked.force:
-        raise Refused("Nothing was changed. Mend what failed and run the same command again, or add --force.")
+def _self_check(order: Order, place: Path, say: Callable[[str], None]) -> None:
+    """Run the self-check of the new version, before anything is changed for it."""
+    result = _run(order, place, "check", "--here", text=True)
+    say(result.stdout.rstrip() or result.stderr.rstrip())
+    if result.returncode != 0 and not order.force:
+        raise Refused("Nothing was changed. Repair what failed and run the same command again, or add --force.")
 
 
-def _enrol(asked: Asked, place: Path, say: Callable[[str], None]) -> None:
-    asked.layout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    told = _run(asked, place, "enrol", text=True, token=asked.token)
-    if told.returncode != 0:
-        raise Refused(told.stderr.strip().removeprefix("gpucloud: "))
-    say(told.stdout.strip())
+def _enrol(order: Order, place: Path, say: Callable[[str], None]) -> None:
+    order.layout.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    result = _run(order, place, "enrol", text=True, token=order.token)
+    if result.returncode != 0:
+        raise Refused(result.stderr.strip().removeprefix("gpucloud: "))
+    say(result.stdout.strip())
 
 
-def _start(asked: Asked, before: str | None, say: Callable[[str], None]) -> None:
-    layout = asked.layout
+def _start(order: Order, before: str | None, say: Callable[[str], None]) -> None:
+    layout = order.layout
     try:
-        systemd.place(layout, unpack.unit(asked.bundle))
+        systemd.place(layout, unpack.unit(order.bundle))
         systemd.start(again=before is not None)
-        _wait(asked)
+        _wait(order)
     except OSError as error:
         if before is None:
             raise
@@ -120,19 +120,19 @@ def _start(asked: Asked, before: str | None, say: Callable[[str], None]) -> None
     say("The agent runs; systemd starts it with the machine.")
 
 
-def _wait(asked: Asked) -> None:
-    """Until the agent answers at its socket."""
-    end = time.monotonic() + asked.patience_seconds
-    while _run(asked, asked.layout.current, "status", text=True).returncode != 0:
+def _wait(order: Order) -> None:
+    """Wait until the agent answers at its socket. Raises OSError after `patience_seconds`."""
+    end = time.monotonic() + order.patience_seconds
+    while _run(order, order.layout.current, "status", text=True).returncode != 0:
         if time.monotonic() > end:
             raise OSError(
-                f"it does not answer within {asked.patience_seconds:g} s; `journalctl -u gpucloud-agent` says why"
+                f"it does not answer within {order.patience_seconds:g} s; `journalctl -u gpucloud-agent` says why"
             )
         time.sleep(0.2)
 
 
 def _run(
-    asked: Asked, place: Path, *words: str, text: bool, token: str | None = None
+    order: Order, place: Path, *words: str, text: bool, token: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
     # The new version's own library, not the one that `current` leads to until the switch.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUCLOUD_")}
@@ -145,7 +145,7 @@ def _run(
 
 
 def _undo(layout: Layout, place: Path, before: str | None, kept: str | None) -> None:
-    # Read before the settings are as they were.
+    # Read before the settings are restored.
     state = layout.state
     if kept is None:
         layout.settings.unlink(missing_ok=True)

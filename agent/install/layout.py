@@ -1,4 +1,4 @@
-"""Where everything lies. What is not named here, an install does not write."""
+"""The paths of an installation. An install writes nothing that is not named here."""
 
 import json
 import os
@@ -9,13 +9,13 @@ UNIT = "gpucloud-agent.service"
 
 
 class Layout(NamedTuple):
-    """The places on one machine, or below a directory that stands for one (`--root`)."""
+    """The paths on one machine, or below a directory that stands for one (`--root`)."""
 
     root: Path
 
     @property
     def home(self) -> Path:
-        """The program: a directory per version, and `current`, the link to the one that is used."""
+        """The program: a directory per version, and `current`, the link to the one in use."""
         return self.root / "opt/gpucloud-agent"
 
     @property
@@ -25,17 +25,17 @@ class Layout(NamedTuple):
 
     @property
     def current(self) -> Path:
-        """What programs are started with, so that one name leads to the newest library."""
+        """The path that starts programs, so that one name leads to the newest library."""
         return self.home / "current"
 
     @property
     def settings(self) -> Path:
-        """NAME=VALUE lines, the operator's to change; no secrets."""
+        """NAME=VALUE lines, for the operator to change; no secrets."""
         return self.root / "etc/gpucloud-agent.env"
 
     @property
     def unit(self) -> Path:
-        """systemd's."""
+        """The unit file of systemd."""
         return self.root / "etc/systemd/system" / UNIT
 
     @property
@@ -45,47 +45,47 @@ class Layout(NamedTuple):
 
     @property
     def state(self) -> Path:
-        """The agent's key and the last wanted state; the settings may name another place."""
-        return self._chosen("GPUCLOUD_STATE_DIR") or self.own_state
+        """The agent's key and the last wanted state; the settings may name another directory."""
+        return self._read_setting("GPUCLOUD_STATE_DIR") or self.own_state
 
     @property
     def run(self) -> Path:
-        """Pages and sockets; the settings may name another place."""
-        return self._chosen("GPUCLOUD_RUN_DIR") or self.own_run
+        """Pages and sockets; the settings may name another directory."""
+        return self._read_setting("GPUCLOUD_RUN_DIR") or self.own_run
 
     @property
     def own_state(self) -> Path:
-        """The agent's alone, unless the settings say otherwise."""
+        """The default state directory."""
         return self.root / "var/lib/gpucloud-agent"
 
     @property
     def own_run(self) -> Path:
-        """Likewise."""
+        """The default run directory."""
         return self.root / "run/gpucloud"
 
     @property
     def has_systemd(self) -> bool:
-        """As sd_booted(3) tells it."""
+        """True if systemd runs, as sd_booted(3) checks it."""
         return (self.root / "run/systemd/system").is_dir()
 
     def version(self) -> str | None:
-        """The name of the version that is used; None where none is."""
+        """Return the name of the version in use; None if there is none."""
         return self.current.readlink().name if self.current.is_symlink() else None
 
     def manifest(self) -> dict[str, Any]:
-        """What the version that is used says of itself; nothing where none is."""
+        """Return the manifest of the version in use; empty if there is none."""
         try:
-            told: dict[str, Any] = json.loads((self.current / "manifest.json").read_text())
+            facts: dict[str, Any] = json.loads((self.current / "manifest.json").read_text())
         except (OSError, ValueError):
-            told = {}
-        return told
+            facts = {}
+        return facts
 
     def claims(self) -> list[str]:
-        """The claims that this machine holds, by the directories of their pages."""
+        """Return the claims on this machine, by the directories of their pages."""
         directory = self.run / "claims"
         return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
-    def _chosen(self, name: str) -> Path | None:
+    def _read_setting(self, name: str) -> Path | None:
         try:
             value = settings_of(self.settings.read_text()).get(name)
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Layout(NamedTuple):
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """NAME=VALUE lines as the launcher reads them: of two of one name the first holds."""
+    """Parse NAME=VALUE lines as the launcher reads them: the first of two lines with one name counts."""
     chosen: dict[str, str] = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -104,7 +104,7 @@ def settings_of(text: str) -> dict[str, str]:
 
 
 def replace_link(link: Path, target: Path) -> None:
-    """Let the link lead there, at once for everyone who follows it."""
+    """Point the link to the target, at once for everyone who follows it."""
     fresh = link.with_name(f".{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)

@@ -10,17 +10,17 @@ import zipfile
 TRIED = "GPUCLOUD_PYTHON_TRIED"
 
 
-def carried(bundle: str) -> list[tuple[int, int]]:
-    """The Pythons that the bundle has packages for, newest first."""
+def find_pythons(bundle: str) -> list[tuple[int, int]]:
+    """Return the Pythons that the bundle has packages for, newest first."""
     with zipfile.ZipFile(bundle) as archive:
         tags = {name.split("/")[1] for name in archive.namelist() if name.startswith("packages/cp")}
     return sorted(((int(tag[2]), int(tag[3:])) for tag in tags), reverse=True)
 
 
 def main() -> int:
-    """Become a Python that the bundle has packages for, then do what is asked; the exit code."""
+    """Become a Python that the bundle has packages for, then run the command; return the exit code."""
     bundle = os.path.abspath(sys.argv[0])  # noqa: PTH100 - without the link that it may be called by
-    pythons = carried(bundle)
+    pythons = find_pythons(bundle)
     if sys.version_info[:2] not in pythons:
         for major, minor in pythons:
             path = shutil.which(f"python{major}.{minor}")

@@ -1,4 +1,4 @@
-"""systemd, where there is one."""
+"""The agent's systemd unit, on a machine with systemd."""
 
 import subprocess
 
@@ -12,13 +12,13 @@ def place(layout: Layout, text: str) -> None:
 
 
 def start(*, again: bool) -> None:
-    """Let it run now and after each boot."""
+    """Start it now and after each boot."""
     call("enable", "--quiet", UNIT)
     call("restart" if again else "start", UNIT)
 
 
 def take_away(layout: Layout) -> None:
-    """Stop it and take the unit away."""
+    """Stop it and remove the unit."""
     if layout.unit.exists():
         call("disable", "--quiet", "--now", UNIT)
         layout.unit.unlink()
@@ -26,7 +26,7 @@ def take_away(layout: Layout) -> None:
 
 
 def call(*words: str) -> None:
-    """Raises OSError with systemctl's own words."""
-    told = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
-    if told.returncode != 0:
-        raise OSError(f"systemctl {' '.join(words)}: {told.stderr.strip() or f'exit code {told.returncode}'}")
+    """Run systemctl. Raises OSError with systemctl's own words."""
+    result = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise OSError(f"systemctl {' '.join(words)}: {result.stderr.strip() or f'exit code {result.returncode}'}")

@@ -1,4 +1,4 @@
-"""Taking the agent away: what an install and the agent itself have made, and nothing else."""
+"""Removal of the agent: of all that an install and the agent itself have made, and nothing else."""
 
 import json
 import os
@@ -18,11 +18,11 @@ _UCRED = struct.Struct("3i")
 
 
 class Refused(Exception):
-    """Nothing was changed; the message says why."""
+    """Refusal that changes nothing; the message says why."""
 
 
 def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> None:
-    """Do it. Raises Refused, OSError."""
+    """Remove the agent. Raises Refused, OSError."""
     if not layout.home.is_dir():
         raise Refused(f"No bundle installed an agent here: there is no {layout.home}.")
     claims = layout.claims()
@@ -30,7 +30,7 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
         raise Refused(
             f"{len(claims)} claims lie on this machine ({', '.join(claims[:4])}{', …' if len(claims) > 4 else ''}). "
             "Cordon the node, release them and try again. With --force their programs run on under their last limits, "
-            "which nobody can change or end any more."
+            "which can no longer be changed or ended."
         )
     if layout.has_systemd:
         systemd.take_away(layout)
@@ -50,7 +50,7 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
 
 
 def _remove_specs(layout: Layout) -> None:
-    """What container engines were told of this agent's claims; another agent's, and other vendors', stay."""
+    """Remove this agent's CDI specs; those of other agents and other vendors stay."""
     for path in (layout.root / "var/run/cdi").glob("gpucloud.io-vgpu_*.json"):
         try:
             mounted = json.loads(path.read_text())["devices"][0]["containerEdits"]["mounts"][0]["hostPath"]
@@ -61,7 +61,7 @@ def _remove_specs(layout: Layout) -> None:
 
 
 def _end_agent(layout: Layout) -> None:
-    """An agent that was started by hand ends too; whom to tell, the kernel knows by its socket."""
+    """End an agent that was started by hand, too; the kernel names its pid by the socket."""
     path = layout.run / "agent.sock"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
@@ -73,7 +73,7 @@ def _end_agent(layout: Layout) -> None:
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         end = time.monotonic() + END_SECONDS
-        # It takes its socket away as its last act.
+        # It removes its socket as its last act.
         while path.exists() and time.monotonic() < end:
             time.sleep(0.02)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""From the bundle to a directory of its own: never into one that is in use.
+"""Extraction of the bundle to a directory of its own: never into one that is in use.
 
-Programs that run keep the library that they have mapped: the files of an old version are removed, not rewritten, and
-the kernel keeps what is mapped until its last user ends.
+Running programs keep the library that they have mapped: the files of an old version are removed, not rewritten, and the
+kernel keeps what is mapped until its last user ends.
 """
 
 import hashlib
@@ -40,28 +40,28 @@ sys.exit(main())
 
 
 class Unfit(Exception):
-    """The bundle is not for this machine; the message says why."""
+    """Mismatch of bundle and machine; the message names it."""
 
 
 def manifest(bundle: Path) -> dict[str, Any]:
-    """What the bundle says of itself."""
+    """Return the bundle's manifest."""
     with zipfile.ZipFile(bundle) as archive:
-        told: dict[str, Any] = json.loads(archive.read("manifest.json"))
-        return told
+        facts: dict[str, Any] = json.loads(archive.read("manifest.json"))
+        return facts
 
 
 def unit(bundle: Path) -> str:
-    """The text of systemd's unit."""
+    """Return the text of systemd's unit."""
     with zipfile.ZipFile(bundle) as archive:
         return archive.read("gpucloud-agent.service").decode()
 
 
 def unpack(bundle: Path, layout: Layout) -> Path:
-    """The directory of the bundle's version, whole; made where it is not there. Raises Unfit, OSError."""
-    told = manifest(bundle)
-    if told["machine"] != platform.machine():
-        raise Unfit(f"The bundle is for {told['machine']}, and this machine is {platform.machine()}.")
-    name = f"{told['version']}-{hashlib.sha256(bundle.read_bytes()).hexdigest()[:12]}"
+    """Return the complete directory of the bundle's version; make it if it is missing. Raises Unfit, OSError."""
+    facts = manifest(bundle)
+    if facts["machine"] != platform.machine():
+        raise Unfit(f"The bundle is for {facts['machine']}, and this machine is {platform.machine()}.")
+    name = f"{facts['version']}-{hashlib.sha256(bundle.read_bytes()).hexdigest()[:12]}"
     place = layout.versions / name
     if place.is_dir():
         return place
@@ -86,14 +86,14 @@ def unpack(bundle: Path, layout: Layout) -> Path:
 
 
 def remove_others(layout: Layout, keep: set[str]) -> None:
-    """Take away every version but these."""
+    """Remove every version but these."""
     for place in layout.versions.iterdir():
         if place.name not in keep:
             shutil.rmtree(place, ignore_errors=True)
 
 
 def _open_to_all(directory: Path) -> None:
-    """Tenants load the library and start `gpucloud-agent exec`, whatever the installer's umask was."""
+    """Open the directory to tenants, who load the library and start `gpucloud-agent exec`, whatever the umask was."""
     directory.chmod(0o755)
     for path in directory.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,6 +1,6 @@
-"""The kubelet's gRPC calls by their paths: those that it answers, and those that it makes.
+"""The kubelet's gRPC calls by their paths: those that the plugin answers, and those that it makes.
 
-In the event loop (`grpc.aio`): no call waits for a thread, and none holds one up.
+In the event loop (`grpc.aio`): no call waits for a thread, and none blocks one.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-# Before the first import: the agent's children exec at once, and the library's own care for forks only warns of them.
+# Before the first import: the agent's children exec at once, and the library's own fork support only warns of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
@@ -20,7 +20,7 @@ from agent.kubelet.proto import podresources_pb2 as resources
 
 VERSION = "v1beta1"
 CALL_SECONDS = 5.0
-# What the kubelet allows itself for the list of its pods.
+# The kubelet's own bound for the list of its pods.
 MOST_LIST_BYTES = 16 << 20
 # As many containers may wait for their claims as a node has pods, and none must keep the kubelet from asking more.
 MOST_CALLS = 1024
@@ -35,11 +35,11 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class Unreachable(Exception):
-    """The kubelet does not answer; the message says how."""
+    """Failure of the kubelet to answer; the message says how."""
 
 
 class DevicePlugin(Protocol):
-    """What a plugin answers."""
+    """The calls that a plugin answers."""
 
     async def options(self, request: plugin.Empty, context: Context) -> plugin.DevicePluginOptions: ...
 
@@ -57,7 +57,7 @@ class DevicePlugin(Protocol):
 
 
 async def serve(path: Path, service: DevicePlugin) -> aio.Server:
-    """The plugin, answering at this socket, which is not there yet. Raises OSError."""
+    """Start the plugin's server at this socket, which does not exist yet. Raises OSError."""
     server = aio.server(maximum_concurrent_rpcs=MOST_CALLS)
     server.add_generic_rpc_handlers((_handlers(service),))
     try:
@@ -69,24 +69,24 @@ async def serve(path: Path, service: DevicePlugin) -> aio.Server:
 
 
 async def register(kubelet: Path, request: plugin.RegisterRequest) -> None:
-    """Tell the kubelet of a plugin. Raises Unreachable."""
-    await _asked(kubelet, "/v1beta1.Registration/Register", request, plugin.Empty)
+    """Register a plugin with the kubelet. Raises Unreachable."""
+    await _call(kubelet, "/v1beta1.Registration/Register", request, plugin.Empty)
 
 
 async def list_pods(socket: Path) -> resources.ListPodResourcesResponse:
-    """All pods of the kubelet with their devices. Raises Unreachable."""
+    """Return all pods of the kubelet with their devices. Raises Unreachable."""
     request = resources.ListPodResourcesRequest()
-    return await _asked(socket, "/v1.PodResourcesLister/List", request, resources.ListPodResourcesResponse)
+    return await _call(socket, "/v1.PodResourcesLister/List", request, resources.ListPodResourcesResponse)
 
 
-async def _asked(socket: Path, method: str, request: Message, answer: type[Answer]) -> Answer:
+async def _call(socket: Path, method: str, request: Message, answer: type[Answer]) -> Answer:
     try:
         async with aio.insecure_channel(f"unix:{socket}", options=CHANNEL) as channel:
             call = channel.unary_unary(
                 method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
             )
-            said: Answer = await call(request, timeout=CALL_SECONDS)
-            return said
+            reply: Answer = await call(request, timeout=CALL_SECONDS)
+            return reply
     except aio.AioRpcError as error:
         raise Unreachable(f"{socket}: {error.details()}") from error
 

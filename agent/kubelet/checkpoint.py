@@ -1,9 +1,9 @@
-"""Which pod has these devices, by its uid: the kubelet's own note of what it gave to whom.
+"""The pod uid of a set of devices, from the kubelet's own checkpoint of its allocations.
 
-PodResources names pods, and a StatefulSet's next pod has the name of the one before. The note (the file
+PodResources names pods, and a StatefulSet's next pod has the name of the one before. The checkpoint (the file
 `kubelet_internal_checkpoint` beside the kubelet's socket, kept in this form since 1.20) has their uids, and is written
-before a container is created. It is the kubelet's own affair: where it is not there, or is not understood, nothing is
-known, and names alone count.
+before a container is created. It is the kubelet's private file: if it is missing, or is not understood, the uid is
+unknown, and names alone count.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 NAME = "kubelet_internal_checkpoint"
-# Of a machine with 16 GPUs, all in parts: some hundred kilobytes.
+# The file of a machine with 16 GPUs, all in parts, has some hundred kilobytes.
 MOST_BYTES = 64 << 20
 
 
@@ -33,7 +33,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def pod_uid(directory: Path, resource: str, ids: Collection[str]) -> str:
-    """The uid of the one pod that has exactly these devices; empty where that is not known."""
+    """Return the uid of the one pod that has exactly these devices; empty if it is unknown."""
     path, wanted = directory / NAME, set(ids)
     try:
         if path.stat().st_size > MOST_BYTES:

@@ -1,9 +1,9 @@
-"""GPUs as the kubelet counts them: ids by which it gives shares away. No I/O.
+"""GPUs as the kubelet counts them: the ids of which it allocates shares. No I/O.
 
 A GPU is a hundred devices of `tencent.com/vcuda-core` and one of `tencent.com/vcuda-memory` for each 256 MiB; the names
-are gpu-manager's. The kubelet picks ids by number, not by GPU: which GPU a container has is the scheduler's word, never
-read from its ids. They are asked for in a good order all the same, so that what a sick GPU takes out of the kubelet's
-count is what stood for it.
+are gpu-manager's. The kubelet picks ids by number, not by GPU: the scheduler decides which GPU a container has, never
+its ids. The plugin prefers ids of that GPU all the same, so that a sick GPU takes its own ids out of the kubelet's
+count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Wish(NamedTuple):
 
 
 def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = ()) -> Offer:
-    """All ids of the resource; `unhealthy` names GPUs by uuid."""
+    """Return all ids of the resource; `unhealthy` names GPUs by uuid."""
     ids: dict[str, tuple[str, ...]] = {}
     first = 0
     for gpu in sorted(gpus, key=lambda one: one.index):
@@ -50,7 +50,7 @@ def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = 
 
 
 def unhealthy_gpus(gpus: Iterable[wire.Gpu], conditions: Iterable[wire.Condition]) -> frozenset[str]:
-    """GPUs, by uuid, that take no new work: each for a reason of its own, or all as the driver fails."""
+    """Return the GPUs, by uuid, that take no new work: each for its own reason, or all if the driver fails."""
     bad = [one for one in conditions if one.unschedulable and one.status == "False"]
     if any(one.gpu_uuid is None and one.type == ConditionType.DRIVER_HEALTHY for one in bad):
         return frozenset(gpu.uuid for gpu in gpus)
@@ -58,7 +58,7 @@ def unhealthy_gpus(gpus: Iterable[wire.Gpu], conditions: Iterable[wire.Condition
 
 
 def wishes(resource: str, assignments: Iterable[wire.Assignment], served: Collection[wire.Pod]) -> list[Wish]:
-    """Of the containers that have none yet: what the kubelet will ask for."""
+    """Return the expected requests of the kubelet: those of containers that have no devices yet."""
     sizes: dict[wire.Pod, dict[str, int]] = {}
     for one in assignments:
         if one.present and one.pod is not None and one.pod not in served:
@@ -67,7 +67,7 @@ def wishes(resource: str, assignments: Iterable[wire.Assignment], served: Collec
     return [Wish(sum(gpus.values()), tuple(gpus)) for gpus in sizes.values()]
 
 
-def preferred(
+def choose_ids(
     offered: Mapping[str, Sequence[str]],
     wished: Sequence[Wish],
     *,
@@ -75,9 +75,9 @@ def preferred(
     required: Collection[str],
     size: int,
 ) -> list[str]:
-    """`size` of the available ids with all of the required, those of a waiting container's GPUs first.
+    """Return `size` of the available ids with all of the required, those of a waiting container's GPUs first.
 
-    Where several containers of one size wait, it may be the other's GPUs: nothing is given by this order.
+    If several containers of one size wait, it may be another's GPUs: this order allocates nothing.
     """
     chosen = list(dict.fromkeys(required))
     left = set(available) - set(chosen)

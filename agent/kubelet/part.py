@@ -1,23 +1,25 @@
-"""The device plugin as a part of the agent; nothing of it is imported where it is off."""
+"""The device plugin as an optional part of the agent; nothing of it is imported if it is off."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from agent.host.gpus import Inventory
 from agent.host.health import Health
-from agent.launch.methods import Ways
+from agent.launch.methods import LaunchMethods
 from agent.node import Node
 from agent.settings import Settings
 
 
 class Part(Protocol):
-    """What the agent keeps running."""
+    """A part that the agent keeps running."""
 
     async def run(self) -> None: ...
 
 
-def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: Callable[[], Inventory]) -> Part | None:
-    """As the settings want it; None: no kubelet is told of the GPUs."""
+def create(
+    settings: Settings, node: Node, launch_methods: LaunchMethods, health: Health, inventory: Callable[[], Inventory]
+) -> Part | None:
+    """Create the device plugin as the settings say; None if it is off."""
     if settings.kubelet is None:
         return None
     # gRPC costs eleven megabytes, and machines without a kubelet need not have it.
@@ -26,7 +28,7 @@ def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: 
     from agent.kubelet.pods import Pods  # noqa: PLC0415
     from agent.kubelet.registration import Registration  # noqa: PLC0415
 
-    def offered(resource: str) -> devices.Offer:
+    def current_offer(resource: str) -> devices.Offer:
         gpus = inventory().gpus
         return devices.offer(resource, gpus, devices.unhealthy_gpus(gpus, health.conditions))
 
@@ -34,7 +36,7 @@ def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: 
         settings.kubelet.pod_resources,
         directory=settings.kubelet.directory,
         node=node,
-        ways=ways,
+        launch_methods=launch_methods,
         library=settings.library,
         minors=lambda: inventory().minors,
     )
@@ -47,4 +49,4 @@ def made(settings: Settings, node: Node, ways: Ways, health: Health, inventory: 
         )
         for resource in (devices.CORE, devices.MEMORY)
     ]
-    return Registration(settings.kubelet.directory, plugins, offered)
+    return Registration(settings.kubelet.directory, plugins, current_offer)

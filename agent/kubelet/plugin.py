@@ -1,6 +1,6 @@
-"""One resource's device plugin: what it answers the kubelet.
+"""One resource's device plugin: its answers to the kubelet.
 
-Requests are read as if anybody could have sent them: ids that are not offered, twice the same, or none at all are
+Requests are checked as if anybody could have sent them: ids that are not offered, duplicates, or none at all are
 refused and change nothing.
 """
 
@@ -20,15 +20,15 @@ from agent.kubelet.proto import deviceplugin_pb2 as pb
 log = structlog.get_logger()
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
-# NVIDIA's container runtime gives every GPU to an image that asks for all of them; with this word, none. The claim's
-# CDI device says better where the runtime knows CDI, and where it does not, the container has no GPU.
+# NVIDIA's container runtime gives every GPU to an image that asks for all of them; with this value, none. The claim's
+# CDI device overrides it if the runtime knows CDI; if not, the container has no GPU.
 NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
-# What runtimes read that are older than the field for it; those that read both take the same device once.
+# Read by runtimes that are older than the field for it; those that read both take the same device once.
 CDI_ANNOTATION = "cdi.k8s.io/gpucloud"
 
 
 class Plugin(calls.DevicePlugin):
-    """The plugin of `resource`. `offered` is what there is at this moment; `changed()` tells of another."""
+    """The plugin of `resource`. `offered` is the present offer; `update()` replaces it."""
 
     def __init__(
         self, resource: str, pods: Pods, *, offered: Offer, assignments: Callable[[], Collection[wire.Assignment]]
@@ -39,8 +39,8 @@ class Plugin(calls.DevicePlugin):
         self._assignments = assignments
         self._news = asyncio.Event()
 
-    def changed(self, offered: Offer) -> None:
-        """Tell the kubelet, where it is another one."""
+    def update(self, offered: Offer) -> None:
+        """Send the offer to the kubelet if it differs from the last one."""
         if offered != self._offered:
             self._offered = offered
             self._news.set()
@@ -50,7 +50,7 @@ class Plugin(calls.DevicePlugin):
         return OPTIONS
 
     async def list_and_watch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """All devices now, and all again whenever one is otherwise."""
+        """Yield all devices now, and all again after each change."""
         while True:
             news, offered = self._news, self._offered
             yield pb.ListAndWatchResponse(
@@ -63,7 +63,7 @@ class Plugin(calls.DevicePlugin):
             await news.wait()
 
     async def prefer(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
-        """Which of the free ids the kubelet had better take."""
+        """Return the free ids that the kubelet should take."""
         answer = pb.PreferredAllocationResponse()
         wished = devices.wishes(self.resource, self._assignments(), self._pods.served)
         for one in request.container_requests:
@@ -71,14 +71,14 @@ class Plugin(calls.DevicePlugin):
             if not len(required) <= one.allocation_size <= len(available | set(required)):
                 await _refuse(context, f"{one.allocation_size} of {len(available)} devices cannot be had")
             await self._check(available | set(required), context)
-            chosen = devices.preferred(
+            chosen = devices.choose_ids(
                 self._offered.ids, wished, available=available, required=required, size=one.allocation_size
             )
             answer.container_responses.add(deviceIDs=chosen)
         return answer
 
     async def allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        """What the container gets; it becomes true when it starts."""
+        """Return the container's CDI device; it becomes valid when the container starts."""
         answer = pb.AllocateResponse()
         for one in request.container_requests:
             await self._check(one.devices_ids, context)
@@ -91,7 +91,7 @@ class Plugin(calls.DevicePlugin):
         return answer
 
     async def pre_start(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
-        """The container is about to be created: its claim must be in force by now."""
+        """Let the container in before it is created: its claim must be in force by now."""
         await self._check(request.devices_ids, context)
         if self.resource == CORE:
             try:

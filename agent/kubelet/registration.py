@@ -1,7 +1,7 @@
-"""Being a plugin of the kubelet: two sockets beside its own, made known to it, and again after each of its restarts.
+"""The registration with the kubelet: two sockets beside its own, registered again after each of its restarts.
 
-A kubelet that starts removes every socket of the directory and makes its own anew. That is seen by looking once a
-second: a directory on another machine's disk, or one that is mounted later, tells nothing by itself.
+A kubelet that starts removes every socket of the directory and makes its own anew. This is detected by checking once a
+second: a directory on another machine's disk, or one that is mounted later, sends no notification.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 ENDPOINTS = {CORE: "gpucloud-vcuda-core.sock", MEMORY: "gpucloud-vcuda-memory.sock"}
-# How long calls under way may take when the plugin ends.
+# The time that calls under way may take when the plugin ends.
 GRACE_SECONDS = 0.5
 
 
 class Registration:
-    """Keeps the plugins known to the kubelet. `offered` is asked once a second what there is of each resource."""
+    """The registration of the plugins. `offered` returns the present offer of a resource, once a second."""
 
     def __init__(self, directory: Path, plugins: list[Plugin], offered: Callable[[str], Offer]) -> None:
         self._directory = directory
@@ -38,11 +38,11 @@ class Registration:
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """For as long as the agent lives."""
+        """Keep the plugins registered until cancelled."""
         try:
             while True:
                 try:
-                    await self._be_known()
+                    await self._serve_until_restart()
                     problem = None
                 except (OSError, Unreachable) as error:
                     problem = str(error)
@@ -54,13 +54,13 @@ class Registration:
         finally:
             await self._close()
 
-    async def _be_known(self) -> None:
-        """Serve and register; returns when the kubelet is another one. Raises OSError, Unreachable."""
+    async def _serve_until_restart(self) -> None:
+        """Serve and register; return when the kubelet is another one. Raises OSError, Unreachable."""
         kubelet = _identity(self._kubelet)
         if kubelet is None:
             raise FileNotFoundError(f"{self._kubelet} is not there: is the kubelet running?")
         for one in self._plugins:
-            one.changed(self._offered(one.resource))
+            one.update(self._offered(one.resource))
             self._remove(one)
             self._servers.append(await calls.serve(self._socket(one), one))
         own = [_identity(self._socket(one)) for one in self._plugins]
@@ -73,7 +73,7 @@ class Registration:
         self._problem = None
         while _identity(self._kubelet) == kubelet and [_identity(self._socket(one)) for one in self._plugins] == own:
             for one in self._plugins:
-                one.changed(self._offered(one.resource))
+                one.update(self._offered(one.resource))
             await asyncio.sleep(LOOK_SECONDS)
         log.info("kubelet-restarted")
 
@@ -89,12 +89,12 @@ class Registration:
                 self._remove(one)
 
     def _remove(self, plugin: Plugin) -> None:
-        """Its socket, which a killed agent may have left."""
+        """Remove its socket, which a killed agent may have left."""
         self._socket(plugin).unlink(missing_ok=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a socket from another of its name; None where there is none."""
+    """Return inode and time of the socket, which differ for a new one of its name; None if there is none."""
     try:
         facts = path.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""How a program starts under a claim: authorization, environment, CDI specs, the exec command."""
+"""The start of a program under a claim: authorization, environment, CDI specs, the exec command."""

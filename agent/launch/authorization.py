@@ -1,4 +1,4 @@
-"""Who may start programs under a claim, and what environment they get."""
+"""The authorization to start programs under a claim, and the environment that they get."""
 
 import hashlib
 import hmac
@@ -8,8 +8,8 @@ import time
 import structlog
 
 from agent import wire
-from agent.claims.claim import Holding
-from agent.claims.failures import named
+from agent.claims.claim import ClaimRuntime
+from agent.claims.failures import describe_processes
 from agent.launch import environment
 from agent.local_api.listener import Caller
 from agent.local_wire import Environment, Refusal
@@ -20,79 +20,79 @@ log = structlog.get_logger()
 
 
 def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: Caller) -> Environment | Refusal:
-    """Register the caller under the claim and say its environment, or say why not and change nothing."""
-    refusal = _shut(node, library, claim_uid, secret)
+    """Register the caller under the claim and return its environment, or return why not and change nothing."""
+    refusal = _refusal(node, library, claim_uid, secret)
     if refusal is not None:
         return refusal
-    holding = node.holdings[claim_uid]
+    runtime = node.runtimes[claim_uid]
     if caller.uid != 0:
         # Root writes any page.
-        refusal = _give_page(holding, caller.uid, caller.gid)
+        refusal = _give_page(runtime, caller.uid, caller.gid)
     if refusal is not None:
         return refusal
-    holding.register(caller.process)
+    runtime.register(caller.process)
     log.info("admitted", claim=claim_uid, pid=caller.process.pid, uid=caller.uid)
-    return environment.variables(holding, library, environment.gpu_names(node))
+    return environment.variables(runtime, library, environment.gpu_names(node))
 
 
 def give_page(
     node: Node, library: Library, *, claim_uid: str, secret: str, caller: Caller, user: tuple[int, int] | None
 ) -> Environment | Refusal:
-    """Make the usage page the caller's, or as root another user's, for programs that do not come in here themselves."""
-    refusal = _shut(node, library, claim_uid, secret)
+    """Make the caller, or as root another user, the owner of the usage page, for programs that do not call `exec`."""
+    refusal = _refusal(node, library, claim_uid, secret)
     if refusal is not None:
         return refusal
     uid, gid = user or (caller.uid, caller.gid)
     if caller.uid not in (0, uid):
         return Refusal(code="not-allowed", detail=f"Only root and uid {uid} may give the claim to uid {uid}.")
-    holding = node.holdings[claim_uid]
-    refusal = _give_page(holding, uid, gid)
+    runtime = node.runtimes[claim_uid]
+    refusal = _give_page(runtime, uid, gid)
     if refusal is not None:
         return refusal
     log.info("page-given", claim=claim_uid, uid=uid, by=caller.uid)
-    return environment.variables(holding, library, environment.gpu_names(node))
+    return environment.variables(runtime, library, environment.gpu_names(node))
 
 
 def is_operator(caller: Caller) -> bool:
-    """True for those who may see every tenant on the node."""
+    """Return whether the caller may see every tenant on the node."""
     return caller.uid in (0, os.getuid())
 
 
-def _shut(node: Node, library: Library, claim_uid: str, secret: str) -> Refusal | None:
-    """Why nobody comes in under the claim with this secret; None where one does."""
+def _refusal(node: Node, library: Library, claim_uid: str, secret: str) -> Refusal | None:
+    """Return why no program may start under the claim with this secret; None if one may."""
     wanted = [one for one in node.desired.assignments if one.claim_uid == claim_uid] if node.desired else []
     if not wanted:
         return Refusal(code="unknown-claim", detail=f"Claim {claim_uid} is not on this node.")
     digest = hashlib.sha256(secret.encode()).hexdigest()
     if not any(hmac.compare_digest(digest, one.secret_digest) for one in wanted):
         return Refusal(code="wrong-secret", detail=f"This is not the secret of claim {claim_uid}.")
-    return unready(node, library, wanted)
+    return find_obstacle(node, library, wanted)
 
 
-def unready(node: Node, library: Library, wanted: list[wire.Assignment]) -> Refusal | None:
-    """Why no program may start under the claim of these assignments; None where one may."""
+def find_obstacle(node: Node, library: Library, wanted: list[wire.Assignment]) -> Refusal | None:
+    """Return why no program may start under the claim of these assignments; None if one may."""
     claim_uid = wanted[0].claim_uid
     refusal = _not_in_force(node, wanted)
     if refusal is None:
         node.repair_pages(claim_uid, now=time.monotonic())
-        refusal = _not_in_force(node, wanted) or _unusable(node.holdings[claim_uid])
+        refusal = _not_in_force(node, wanted) or _unusable(node.runtimes[claim_uid])
     if refusal is None and not library.path.is_file():
         # ld.so would only warn, and the program would run without limits.
-        words = f"The library that holds programs to their limits is not at {library.path}."
+        words = f"The library that enforces limits is not at {library.path}."
         return Refusal(code="failed", detail=words)
     return refusal
 
 
-def _unusable(holding: Holding) -> Refusal | None:
-    """Say which of the claim's pages a program could not start on; None if it can."""
-    if lost := holding.find_lost():
-        words = f"{' and '.join(lost)} of claim {holding.claim_uid} was deleted or replaced."
-    elif fault := holding.limits_fault():
+def _unusable(runtime: ClaimRuntime) -> Refusal | None:
+    """Return which of the claim's pages a program could not start on; None if it can."""
+    if lost := runtime.find_lost():
+        words = f"{' and '.join(lost)} of claim {runtime.claim_uid} was deleted or replaced."
+    elif fault := runtime.limits_fault():
         words = f"{fault} An operator must repair it."
-    elif fault := holding.usage_fault():
-        pids = [process.pid for process in holding.members.using_page()]
-        cure = f"{named(pids)} must end first: then the page is made anew." if pids else "An operator must repair it."
-        words = f"{fault} {cure}"
+    elif fault := runtime.usage_fault():
+        pids = [process.pid for process in runtime.members.using_page()]
+        first = f"{describe_processes(pids)} must end first: then the page is made anew." if pids else ""
+        words = f"{fault} {first or 'An operator must repair it.'}"
     else:
         return None
     return Refusal(code="failed", detail=words)
@@ -103,9 +103,9 @@ def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
     present = [one for one in wanted if one.present]
     if not present:
         return Refusal(code="releasing", detail=f"Claim {claim_uid} is being released.")
-    told = {one.uid: one for one in node.observed().assignments}
+    observed = {one.uid: one for one in node.observe().assignments}
     for one in present:
-        observation = told.get(one.uid)
+        observation = observed.get(one.uid)
         if observation is not None and observation.state == "failed":
             return Refusal(code="failed", detail=f"Claim {claim_uid} is not in force: {observation.reason}.")
         if observation is None or observation.state not in ("in_force", "over_limit"):
@@ -113,16 +113,16 @@ def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
     return None
 
 
-def _give_page(holding: Holding, uid: int, gid: int) -> Refusal | None:
-    """Let this user write the usage page."""
-    owner = holding.owner_uid
+def _give_page(runtime: ClaimRuntime, uid: int, gid: int) -> Refusal | None:
+    """Let this user write the usage page; return why not if it may not."""
+    owner = runtime.owner_uid
     if uid == owner:
         return None
     if os.getuid() != 0:
         words = f"This agent runs as uid {os.getuid()} and can only admit programs of that user."
         return Refusal(code="wrong-user", detail=words)
-    if owner != 0 and holding.members.living():
+    if owner != 0 and runtime.members.living():
         words = f"Programs of uid {owner} run under this claim; it takes one user at a time."
         return Refusal(code="wrong-user", detail=words)
-    holding.give(uid, gid)
+    runtime.give(uid, gid)
     return None

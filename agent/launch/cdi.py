@@ -1,7 +1,7 @@
-"""What a container runtime adds to a container of a claim, as a CDI spec (container-device-interface, SPEC.md).
+"""The CDI spec of a claim: what a container runtime adds to its containers (container-device-interface, SPEC.md).
 
 A path means the same inside and outside: libvcuda's pages, the library, and the variables that name them need no
-translation, and the agent knows a container's programs by the same words as any others.
+translation, and the agent identifies a container's programs in the same way as any others.
 
 Written for version 0.5.0, the first in which a device's name may begin with a digit; runtimes since 2022 read it.
 """
@@ -17,8 +17,8 @@ from agent.settings import Library
 VERSION = "0.5.0"
 # "vendor-class_name", as the specification asks of files for one container's devices.
 FILE_PREFIX = "gpucloud.io-vgpu_"
-# Every process of the container preloads what stands there, also one whose environment was cleared. LD_PRELOAD would
-# take the place of the image's own.
+# Every process of the container preloads the library named in this file, also one whose environment was cleared.
+# LD_PRELOAD would take the place of the image's own.
 PRELOAD_FILE = "ld.so.preload"
 # A process that lost GPUCLOUD_CLAIM_DIR gets no GPU, instead of one without limits.
 REQUIRE_FILE = "require-limits"
@@ -31,12 +31,12 @@ CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
 def file_name(claim_uid: str) -> str:
-    """Of the claim's spec; unlike what is being written, it ends as runtimes expect."""
+    """Return the file name of the claim's spec; unlike a temporary file's, it ends as runtimes expect."""
     return f"{FILE_PREFIX}{claim_uid}.json"
 
 
 def device_nodes(minors: Sequence[int]) -> list[str]:
-    """The driver's devices that a program on these GPUs opens, as far as this machine has them."""
+    """Return the driver's devices that a program on these GPUs opens, as far as this machine has them."""
     if not minors:
         return []
     paths = [f"/dev/nvidia{minor}" for minor in sorted(minors)]
@@ -52,12 +52,12 @@ def spec(
     devices: Sequence[str],
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The claim's device, by its uid and these names: its pages, the library, its variables, its GPUs' devices."""
-    told = environment.set | environment.prepend
+    """Return the claim's device, under its uid and these names: pages, library, variables, device nodes."""
+    variables = environment.set | environment.prepend
     edits: dict[str, Any] = {
-        "env": [f"{name}={value}" for name, value in told.items()],
+        "env": [f"{name}={value}" for name, value in variables.items()],
         "mounts": [
-            # `turns` comes when the arbiter has seen the claim: the directory, not its files.
+            # The directory, not its files: `turns` is made only when the arbiter has read the claim.
             _mount(directory),
             _mount(directory / "usage", writable=True),
             _mount(library.path),
@@ -73,7 +73,7 @@ def spec(
 
 
 def mounted_claim(spec: object, claims: Path) -> str | None:
-    """The claim of this agent that the spec leads to; None where it is another's or no spec of ours."""
+    """Return the claim of this agent that the spec mounts; None if it is another's or no spec of ours."""
     try:
         mounts = spec["devices"][0]["containerEdits"]["mounts"]  # type: ignore[index]
         path = Path(mounts[0]["hostPath"])

@@ -23,14 +23,14 @@ EXIT_FAILED = 125
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 RETRY_SECONDS = 0.05
-# Long enough for every start that goes well to stay silent.
+# Long enough for every successful start to stay silent.
 SILENT_SECONDS = 1.0
-# They open more than a program under the claim has to do with, and its children would inherit them.
+# They give more access than a program under the claim needs, and its children would inherit them.
 SECRETS = ("GPUCLOUD_TOKEN", "GPUCLOUD_TOKEN_FILE", "GPUCLOUD_CLAIM_SECRET")
 
 
 class LaunchError(Exception):
-    """The program was not started; the message is for the person who typed the command."""
+    """Failure to start the program; the message is for the person who typed the command."""
 
     def __init__(self, words: str, *, code: int = EXIT_FAILED) -> None:
         super().__init__(words)
@@ -38,7 +38,7 @@ class LaunchError(Exception):
 
 
 class Key(NamedTuple):
-    """What opens a claim, and where."""
+    """The secret of a claim, and the socket of its agent."""
 
     secret: str
     socket: Path
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
 
 class _ClaimEnvironment(msgspec.Struct, frozen=True):
-    """What we need of `GET /api/v1/claims/{uid}/env/`."""
+    """The fields that we need of `GET /api/v1/claims/{uid}/env/`."""
 
     secret: str
     agent_socket: str
@@ -57,11 +57,11 @@ def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
     """Replace this process by the command under the claim's limits. Raises LaunchError."""
     environment = os.environ.copy()
     key = find_key(claim, environment)
-    answer = _admitted(claim, key, wait_seconds=wait_seconds)
+    answer = _request_environment(claim, key, wait_seconds=wait_seconds)
     for name in SECRETS:
         environment.pop(name, None)
     apply(answer, environment)
-    # Python ignores these two; the program starts with what it would have had from a shell.
+    # Python ignores these two; the program starts with the defaults that a shell would give it.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -73,7 +73,7 @@ def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
 
 
 def give(claim: str, user: tuple[int, int] | None) -> None:
-    """Make the claim's usage page this user's, or the caller's. Raises LaunchError."""
+    """Make this user, or the caller, the owner of the claim's usage page. Raises LaunchError."""
     key = find_key(claim, os.environ)
     answer = _ask_agent(key, Request(ask="page", claim=claim, secret=key.secret, user=user))
     if isinstance(answer, Refusal):
@@ -81,7 +81,7 @@ def give(claim: str, user: tuple[int, int] | None) -> None:
 
 
 def find_key(claim: str, environment: Mapping[str, str]) -> Key:
-    """The claim's secret and its agent's socket, from the environment or from the server. Raises LaunchError."""
+    """Return the claim's secret and its agent's socket, from the environment or the server. Raises LaunchError."""
     secret = environment.get("GPUCLOUD_CLAIM_SECRET")
     path = environment.get("GPUCLOUD_AGENT_SOCKET")
     if secret and path:
@@ -98,7 +98,7 @@ def find_key(claim: str, environment: Mapping[str, str]) -> Key:
 
 
 def apply(answer: Environment, environment: MutableMapping[str, str]) -> None:
-    """Put the agent's variables into the environment; lists keep what the caller had."""
+    """Put the agent's variables into the environment; lists keep the caller's entries."""
     environment.update(answer.set)
     for name, value in answer.prepend.items():
         others = [part for part in environment.get(name, "").split(":") if part and part != value]
@@ -126,22 +126,22 @@ def _ask_server(claim: str, url: str, token: str) -> Key:
     headers = {"Authorization": f"Bearer {token}"}
     try:
         answer = rest.request(f"{url}/api/v1/claims/{claim}/env/", headers=headers)
-        told = msgspec.convert(answer, _ClaimEnvironment)
+        claim_environment = msgspec.convert(answer, _ClaimEnvironment)
     except rest.Refused as error:
         if error.status == 404:
             raise LaunchError(f"Unknown claim {claim}: there is none of this uid that your token may see.") from error
         raise LaunchError(f"The control plane refused: {error}") from error
     except rest.Unreachable as error:
-        raise LaunchError(f"The control plane does not help: {error}") from error
+        raise LaunchError(f"The control plane cannot be used: {error}") from error
     except msgspec.ValidationError as error:
-        raise LaunchError(f"The control plane's answer about claim {claim} makes no sense: {error}.") from error
-    return Key(told.secret, Path(told.agent_socket), told.node)
+        raise LaunchError(f"The control plane's answer about claim {claim} is not valid: {error}.") from error
+    return Key(claim_environment.secret, Path(claim_environment.agent_socket), claim_environment.node)
 
 
-def _admitted(claim: str, key: Key, *, wait_seconds: float) -> Environment:
-    """The agent's environment for the claim, waiting for what time may cure. Raises LaunchError."""
+def _request_environment(claim: str, key: Key, *, wait_seconds: float) -> Environment:
+    """Return the agent's environment for the claim; wait while the refusal may pass. Raises LaunchError."""
     started = time.monotonic()
-    told = False
+    announced = False
     while True:
         answer = _ask_agent(key, Request(claim=claim, secret=key.secret))
         if isinstance(answer, Environment):
@@ -150,8 +150,8 @@ def _admitted(claim: str, key: Key, *, wait_seconds: float) -> Environment:
         if answer.code not in local_wire.PASSING or waited >= wait_seconds:
             after = f" (after {waited:.0f} s)" if answer.code in local_wire.PASSING and waited >= 1 else ""
             raise LaunchError(f"{answer.detail}{after}")
-        if not told and waited >= SILENT_SECONDS:
-            told = True
+        if not announced and waited >= SILENT_SECONDS:
+            announced = True
             sys.stderr.write(f"gpucloud: waiting: {answer.detail}\n")
         time.sleep(RETRY_SECONDS)
 
@@ -164,4 +164,4 @@ def _ask_agent(key: Key, request: Request) -> Environment | Refusal:
         raise LaunchError(f"{error}{where}") from error
     if isinstance(answer, Environment | Refusal):
         return answer
-    raise LaunchError(f"What answers at {key.socket} is not an agent.")
+    raise LaunchError(f"The process at {key.socket} is not an agent.")

@@ -1,7 +1,7 @@
-"""The files by which programs come in without asking the agent: each claim's environment file and CDI spec.
+"""The files by which programs start without asking the agent: each claim's environment file and CDI spec.
 
-They are made to match the claims again and again, like everything here: what somebody deleted comes back, what a killed
-agent left is taken away. A claim that is being released has none, so that nothing new starts under it.
+They are reconciled with the claims like everything here: a deleted file is written again, a killed agent's file is
+removed. A claim that is being released has none, so that nothing new starts under it.
 """
 
 import os
@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from agent import statefile
-from agent.claims.claim import Holding
+from agent.claims.claim import ClaimRuntime
 from agent.launch import cdi, environment
 from agent.node import Node
 from agent.rundir import RunDir
@@ -22,19 +22,19 @@ from agent.settings import Library
 
 log = structlog.get_logger()
 
-# Everyone may read how a claim is entered; what it takes is to be the one whom the usage page belongs to.
+# Everyone may read how a program starts under a claim; only the owner of the usage page can do so.
 MODE = 0o644
 
 
 class _Written(NamedTuple):
-    """A file as it was written; another number is another file."""
+    """A file as it was written; another inode is another file."""
 
     content: bytes
     inode: int
 
 
 class _Made(NamedTuple):
-    """One claim's files, and what they were made of."""
+    """The files of one claim, and their inputs."""
 
     gpus: tuple[str, ...]
     minors: tuple[int, ...]
@@ -42,8 +42,8 @@ class _Made(NamedTuple):
     files: dict[Path, bytes]
 
 
-class Ways:
-    """The files of one node's claims. `report` is told in words of what could not be written, once."""
+class LaunchMethods:
+    """The files of one node's claims. `report` receives the text about files that could not be written, once."""
 
     def __init__(
         self, *, library: Library, run_dir: RunDir, cdi_dir: Path | None, report: Callable[[str], None]
@@ -54,14 +54,14 @@ class Ways:
         self._report = report
         self._made: dict[str, _Made] = {}
         self._written: dict[Path, _Written] = {}
-        # Why files are not as they should be, in words.
+        # The reason, in words, why files are not as they should be.
         self.problem: str | None = None
-        # By what name a container runtime knows the claim's device beside its uid.
+        # The name under which a container runtime knows the claim's device beside its uid.
         self._names: dict[str, str] = {}
         self._swept = False
 
     def name(self, claim_uid: str, name: str) -> None:
-        """The claim's device bears this name from the next `keep` on, and no other claim's does."""
+        """Give the claim's device this name from the next `keep` on, and remove it from any other claim."""
         self._names = {uid: other for uid, other in self._names.items() if other != name} | {claim_uid: name}
 
     def keep(self, node: Node, minors: Mapping[str, int]) -> None:
@@ -70,24 +70,24 @@ class Ways:
         names = environment.gpu_names(node)
         wanted: dict[Path, bytes] = {}
         made: dict[str, _Made] = {}
-        self._names = {uid: name for uid, name in self._names.items() if uid in node.holdings}
-        for uid, holding in node.holdings.items():
-            gpus = environment.gpus(holding, names)
-            if holding.ending_since is not None or not gpus or holding.lost:
+        self._names = {uid: name for uid, name in self._names.items() if uid in node.runtimes}
+        for uid, runtime in node.runtimes.items():
+            gpus = environment.gpus(runtime, names)
+            if runtime.ending_since is not None or not gpus or runtime.lost:
                 continue
             try:
-                made[uid] = self._made_for(holding, gpus, names, minors)
+                made[uid] = self._build_files(runtime, gpus, names, minors)
                 wanted |= made[uid].files
             except environment.NotPlain as error:
                 problems.append(f"{error}.")
         self._made = made
         if wanted and not self._library.path.is_file():
             # ld.so would only warn, and the program would run without limits.
-            problems.append(f"The library that holds programs to their limits is not at {self._library.path}.")
+            problems.append(f"The library that enforces limits is not at {self._library.path}.")
             wanted = {}
         elif wanted:
-            wanted |= self._shared()
-        problems += self._match(wanted, node.holdings)
+            wanted |= self._shared_files()
+        problems += self._match(wanted, node.runtimes)
         problem = problems[0] if problems else None
         if problem is not None and problem != self.problem:
             log.warning("ways-not-written", reason=problem)
@@ -95,7 +95,7 @@ class Ways:
         self.problem = problem
 
     def _match(self, wanted: Mapping[Path, bytes], claims: Iterable[str]) -> list[str]:
-        """Write and take away; what went wrong."""
+        """Write and remove files; return the failures in words."""
         problems = []
         try:
             self._sweep(set(claims))
@@ -120,39 +120,39 @@ class Ways:
             return
         if path.parent in (self._cdi_dir, self._run_dir.container):
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # What the agent before wrote stays: somebody may have it mounted.
-        if not _stands(path, content):
+        # A file that an earlier agent wrote stays: a container may have it mounted.
+        if not _is_current(path, content):
             statefile.replace(path, content, mode=MODE)
         self._written[path] = _Written(content, _inode(path))
 
-    def _made_for(
-        self, holding: Holding, gpus: list[str], names: Mapping[str, str], minors: Mapping[str, int]
+    def _build_files(
+        self, runtime: ClaimRuntime, gpus: list[str], names: Mapping[str, str], minors: Mapping[str, int]
     ) -> _Made:
         numbers = tuple(minors[gpu] for gpu in gpus if gpu in minors)
-        known = self._made.get(holding.claim_uid)
-        name = self._names.get(holding.claim_uid)
+        known = self._made.get(runtime.claim_uid)
+        name = self._names.get(runtime.claim_uid)
         if known is not None and known[:3] == (tuple(gpus), numbers, name):
             return known
-        told = environment.variables(holding, self._library, names)
-        files = {holding.directory / "env": environment.file_text(told).encode()}
+        values = environment.variables(runtime, self._library, names)
+        files = {runtime.directory / "env": environment.file_text(values).encode()}
         if self._cdi_dir is not None:
             made = cdi.spec(
-                told,
-                directory=holding.directory,
+                values,
+                directory=runtime.directory,
                 files=self._run_dir.container,
                 library=self._library,
                 devices=cdi.device_nodes(numbers),
                 names=[name] if name is not None else [],
             )
-            files[self._cdi_dir / cdi.file_name(holding.claim_uid)] = msgspec.json.encode(made) + b"\n"
+            files[self._cdi_dir / cdi.file_name(runtime.claim_uid)] = msgspec.json.encode(made) + b"\n"
         return _Made(tuple(gpus), numbers, name, files)
 
-    def _shared(self) -> dict[Path, bytes]:
+    def _shared_files(self) -> dict[Path, bytes]:
         preload = f"{self._library.path}\n".encode()
         return {self._run_dir.container / cdi.PRELOAD_FILE: preload, self._run_dir.container / cdi.REQUIRE_FILE: b""}
 
     def _sweep(self, claims: set[str]) -> None:
-        """Take away, once, what an agent that was killed left of claims that it no longer holds."""
+        """Remove, once, the specs that a killed agent left of claims that are no longer on this node."""
         if self._swept or self._cdi_dir is None:
             return
         for path in self._cdi_dir.glob(f"{cdi.FILE_PREFIX}*.json"):
@@ -165,8 +165,8 @@ class Ways:
         self._swept = True
 
 
-def _stands(path: Path, content: bytes) -> bool:
-    """Whether the file is there as this agent would write it: its content, its owner, and nobody else's to write."""
+def _is_current(path: Path, content: bytes) -> bool:
+    """Return whether the file is there as this agent would write it: content, owner, and nobody else's to write."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

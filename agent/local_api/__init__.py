@@ -1,1 +1,1 @@
-"""The local API: requests on the agent's unix socket, and what they report."""
+"""The local API: requests on the agent's unix socket, and their answers."""

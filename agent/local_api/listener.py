@@ -1,7 +1,7 @@
-"""`<run dir>/agent.sock`: where programs come in under a claim.
+"""The listener on `<run dir>/agent.sock`, where programs ask to start under a claim.
 
-A request that is late, large, malformed or not allowed gets a refusal in words and changes nothing. Who asks is the
-kernel's word (SO_PEERCRED), never the request's.
+A request that is late, large, malformed or not allowed gets a refusal in words and changes nothing. The kernel
+identifies the caller (SO_PEERCRED), never the request.
 """
 
 import asyncio
@@ -23,60 +23,60 @@ from agent.local_wire import MAX_REQUEST_BYTES, Answer, Refusal, Request
 
 log = structlog.get_logger()
 
-# A caller sends one line at once; one that dawdles is not ours.
+# A caller sends one line at once; a slow one is not ours.
 REQUEST_SECONDS = 5.0
 MAX_CALLERS = 64
-# Any user may fall silent here: not with all the places.
+# A user's silent callers must not take all places.
 MAX_OF_A_USER = 16
 _UCRED = struct.Struct("3i")
 
 
 class Caller(NamedTuple):
-    """Who asks, by the kernel's word."""
+    """The caller's credentials from the kernel."""
 
     process: Process
     uid: int
     gid: int
 
 
-class Door:
-    """The listening socket; `answer` is asked for each well-formed request, and may take its time."""
+class Listener:
+    """The listening socket; `answer` answers each well-formed request, and may be slow."""
 
     def __init__(self, path: Path, answer: Callable[[Request, Caller], Answer | Awaitable[Answer]]) -> None:
         self._path = path
         self._answer = answer
-        # By user. Root, and whoever runs as the agent, is not counted: nobody's silence shuts the door to them.
+        # By user. Root and the agent's own user are not counted: no silent caller keeps them out.
         self._callers: Counter[int] = Counter()
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen. The run directory's lock is held, so a socket that is there is a dead agent's."""
+        """Listen. The run directory's lock is held, so an existing socket is a dead agent's."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(
             self._serve, path=self._path, limit=MAX_REQUEST_BYTES, backlog=128
         )
-        # Every user's programs may ask; the claim's secret decides.
+        # Every user's programs may connect; the claim's secret decides.
         self._path.chmod(0o666)
 
     async def close(self) -> None:
-        """Stop listening and take the socket away, so that callers hear at once that no agent runs."""
+        """Stop listening and remove the socket, so that callers learn at once that no agent runs."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # Before the first wait: the caller is still there, and its pid its own.
+            # Before the first wait: the caller still exists, and the pid is its own.
             pid, uid, gid = _credentials(writer)
             process = processes.find(pid)
-            with self._counted(uid):
+            with self._count_caller(uid):
                 caller = None if process is None else Caller(process, uid, gid)
                 reply = self._full(uid) or await self._reply(reader, caller)
                 writer.write(msgspec.json.encode(reply) + b"\n")
                 async with asyncio.timeout(REQUEST_SECONDS):
                     await writer.drain()
         except (OSError, TimeoutError):
-            # The caller left, or does not read: its loss.
+            # The caller left, or does not read the answer.
             pass
         except Exception:
             log.exception("request-failed")
@@ -84,7 +84,7 @@ class Door:
             writer.close()
 
     @contextlib.contextmanager
-    def _counted(self, uid: int) -> Iterator[None]:
+    def _count_caller(self, uid: int) -> Iterator[None]:
         if uid in (0, os.getuid()):
             yield
             return
@@ -93,7 +93,7 @@ class Door:
             yield
         finally:
             self._callers[uid] -= 1
-            # Users without callers leave nothing.
+            # Drop users without callers.
             self._callers = +self._callers
 
     def _full(self, uid: int) -> Refusal | None:
@@ -128,7 +128,7 @@ class Door:
 
 
 def _credentials(writer: asyncio.StreamWriter) -> tuple[int, int, int]:
-    """Pid, user and group of who connected. Raises OSError."""
+    """Return pid, user and group of the connected process. Raises OSError."""
     connection: socket.socket = writer.get_extra_info("socket")
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid, gid

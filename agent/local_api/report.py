@@ -1,4 +1,4 @@
-"""What `agent status` shows, read off the node."""
+"""The facts that `agent status` shows, read from the node."""
 
 from agent import wire
 from agent.claims.audit import Audit
@@ -6,15 +6,15 @@ from agent.local_wire import AuditMode, AuditStatus, Found, Held
 from agent.node import Node
 
 
-def held(node: Node) -> list[Held]:
-    """Every assignment that the agent knows, as it stands now, by claim."""
+def list_assignments(node: Node) -> list[Held]:
+    """Return every assignment that the agent manages, as it stands now, by claim."""
     wanted = {one.uid: one for one in node.desired.assignments} if node.desired else {}
-    rows = [_row(node, one, wanted.get(one.uid)) for one in node.observed().assignments]
+    rows = [_row(node, one, wanted.get(one.uid)) for one in node.observe().assignments]
     return sorted(rows, key=lambda row: (row.claim, row.assignment))
 
 
-def audited(audit: Audit, mode: AuditMode | wire.AuditPolicy) -> AuditStatus:
-    """What the audit has found and still sees."""
+def describe_audit(audit: Audit, mode: AuditMode | wire.AuditPolicy) -> AuditStatus:
+    """Return the audit's present findings."""
     return AuditStatus(
         mode=mode,
         findings=[Found(code=one.code, detail=one.detail, process=one.facts) for one in audit.findings],
@@ -23,11 +23,11 @@ def audited(audit: Audit, mode: AuditMode | wire.AuditPolicy) -> AuditStatus:
 
 
 def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | None) -> Held:
-    holding = next((one for one in node.holdings.values() if observation.uid in one.slots), None)
-    slot = holding.slots[observation.uid] if holding else None
+    runtime = next((one for one in node.runtimes.values() if observation.uid in one.slots), None)
+    slot = runtime.slots[observation.uid] if runtime else None
     gpu = wanted.gpu_uuid if wanted else f"GPU-{slot.gpu}" if slot else ""
     return Held(
-        claim=wanted.claim_uid if wanted else holding.claim_uid if holding else "",
+        claim=wanted.claim_uid if wanted else runtime.claim_uid if runtime else "",
         assignment=observation.uid,
         tenant=wanted.tenant if wanted else "",
         gpu=gpu,
@@ -37,8 +37,8 @@ def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | No
         core_request=slot.core_request if slot else 0,
         core_limit=slot.core_limit if slot else 0,
         sharing=slot.sharing if slot else wire.Sharing(),
-        allotted_percent=holding.allotted_percent(observation.uid) if holding else None,
+        allotted_percent=runtime.allotted_percent(observation.uid) if runtime else None,
         memory_bytes=observation.memory_bytes,
         memory_limit_bytes=slot.memory_bytes if slot else 0,
-        processes=[process.pid for process in holding.members.living()] if holding else [],
+        processes=[process.pid for process in runtime.members.living()] if runtime else [],
     )

@@ -1,4 +1,4 @@
-"""`python -m agent status`: what the agent of this machine holds, as a table or as JSON."""
+"""`python -m agent status`: the claims of this machine's agent, as a table or as JSON."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ COLUMNS = ("CLAIM", "TENANT", "GPU", "STATE", "GEN", "CORE", "POLICY", "ALLOTTED
 
 
 class StatusError(Exception):
-    """The agent does not say; the message is for people."""
+    """Failure to get the agent's status; the message is for people."""
 
 
 def ask(run_dir: Path) -> Status:
-    """What the agent in this run directory holds. Raises StatusError."""
+    """Return the status of the agent in this run directory. Raises StatusError."""
     try:
         answer = local_wire.ask(run_dir / "agent.sock", Request(ask="status"))
     except local_wire.Unreachable as error:
@@ -24,17 +24,17 @@ def ask(run_dir: Path) -> Status:
     if isinstance(answer, Refusal):
         raise StatusError(answer.detail)
     if not isinstance(answer, Status):
-        raise StatusError("The agent's answer makes no sense.")
+        raise StatusError("The agent's answer is not valid.")
     return answer
 
 
 def as_json(status: Status) -> str:
-    """Everything, for programs."""
+    """Return the whole status as JSON."""
     return msgspec.json.format(msgspec.json.encode(status), indent=2).decode()
 
 
 def as_table(status: Status) -> str:
-    """Everything, for people."""
+    """Return the whole status as a table."""
     link = "connected" if status.connected else "not connected"
     gpus = f"{status.gpus} GPUs" if status.gpu_problem is None else status.gpu_problem
     frame = "none" if status.frame is None else status.frame

@@ -1,1 +1,1 @@
-"""The one server that this node belongs to: enrolling, the connection, what waits to be sent."""
+"""The node's one server: enrolment, the connection, frames that wait to be sent."""

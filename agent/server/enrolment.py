@@ -1,4 +1,4 @@
-"""The first words with the server: a one-time token, or the word of the machine's cluster, makes a node of its own."""
+"""The enrolment at the server, by a one-time token or by a token of the machine's cluster."""
 
 import asyncio
 import os
@@ -17,11 +17,11 @@ log = structlog.get_logger()
 
 
 class EnrolmentFailed(Exception):
-    """The agent cannot become a node; the message says why and what to do."""
+    """Failure to become a node; the message says why and what to do."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the server says about the new node; fields that it may grow are not our business."""
+    """The server's answer about the new node; fields that it may add are ignored."""
 
     node_uid: Uid
     node_name: Word
@@ -30,9 +30,9 @@ class Answer(msgspec.Struct, frozen=True):
 async def enrol(
     *, server: str, state_dir: Path, token: str | None, cluster: Cluster | None = None, backoff: Backoff
 ) -> Identity:
-    """The enrolled identity: from the disk, or by asking the server until it answers. Raises EnrolmentFailed.
+    """Return the enrolled identity: from the disk, or by asking the server until it answers. Raises EnrolmentFailed.
 
-    A one-time token counts before the cluster's word.
+    A one-time token counts before the cluster's token.
     """
     me = identity.load(state_dir)
     if me is not None and me.node_uid is not None:
@@ -47,7 +47,9 @@ async def enrol(
     answer = None
     while answer is None:
         try:
-            path, body = ("nodes/enrol", {"token": token}) if token else ("clusters/join", _shown(cluster))
+            path, body = (
+                ("nodes/enrol", {"token": token}) if token else ("clusters/join", _cluster_credentials(cluster))
+            )
             answer = await asyncio.to_thread(_ask, f"{server}/api/v1/{path}/", {**body, "key_digest": me.key_digest})
         except rest.Refused as error:
             raise EnrolmentFailed(f"The server refused the enrolment: {error}") from error
@@ -63,12 +65,12 @@ async def enrol(
 
 
 def take_token() -> str | None:
-    """The one-time token, taken out of the environment so that no child of ours sees it."""
+    """Return the one-time token, removed from the environment so that no child of ours sees it."""
     return os.environ.pop("GPUCLOUD_ENROL_TOKEN", None)
 
 
-def _shown(cluster: Cluster | None) -> dict[str, str | None]:
-    """What the pod shows, read anew each time. Raises EnrolmentFailed."""
+def _cluster_credentials(cluster: Cluster | None) -> dict[str, str | None]:
+    """Return the cluster's name and the pod's token, read anew each time. Raises EnrolmentFailed."""
     assert cluster is not None
     try:
         return {"cluster": cluster.name, "token": cluster.token_file.read_text().strip()}

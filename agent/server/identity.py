@@ -1,7 +1,7 @@
-"""Who this agent is: its own secret, made here and never sent in clear but to the server that knows its digest.
+"""The agent's identity: its own secret, made here and sent in clear only to the server that knows its digest.
 
-The secret is on the disk before the server first hears of it. If the answer to the enrolment is lost, the same digest
-is presented again with the same one-time token, and the server answers the same.
+The secret is on the disk before the server first receives its digest. If the answer to the enrolment is lost, the same
+digest is presented again with the same one-time token, and the server answers the same.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def key_digest(self) -> str:
-        """SHA-256 of the secret, in hex: all that the server keeps."""
+        """SHA-256 of the secret, in hex: all that the server stores."""
         return hashlib.sha256(self.secret.encode()).hexdigest()
 
     @property
@@ -33,17 +33,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load(state_dir: Path) -> Identity | None:
-    """The identity on disk, enrolled or not; None before the first start. Raises statefile.Damaged."""
+    """Return the identity on disk, enrolled or not; None before the first start. Raises statefile.Damaged."""
     return statefile.read(state_dir / "agent.json", Identity)
 
 
 def create(state_dir: Path) -> Identity:
-    """A new identity, on the disk before this returns."""
+    """Create an identity, on the disk before this returns."""
     fresh = Identity(secret=secrets.token_urlsafe(32))
     save(state_dir, fresh)
     return fresh
 
 
 def save(state_dir: Path, identity: Identity) -> None:
-    """Put the identity on the disk, readable by its owner only."""
+    """Write the identity to the disk, readable by its owner only."""
     statefile.write(state_dir / "agent.json", identity, durable=True)

@@ -1,4 +1,4 @@
-"""The one connection to the server: made, kept, and made again for as long as the agent lives.
+"""The one connection to the server: opened, kept, and reopened for as long as the agent lives.
 
 A connection's life: hello, welcome, then frames both ways until it breaks. One task reads, one task writes, nothing
 else touches the socket. A broken connection changes nothing on the machine.
@@ -21,28 +21,28 @@ from agent.server.rest import is_loopback
 log = structlog.get_logger()
 
 WELCOME_SECONDS = 15.0
-# A connection that stood this long was a good one: the next failure starts from the shortest pause again.
+# After a connection that stood this long, the next failure starts from the shortest pause again.
 STEADY_SECONDS = 10.0
-# Two agents with one credential would otherwise throw each other out for ever.
+# Two agents with one credential would otherwise disconnect each other for ever.
 SUPERSEDED_PAUSES = 8
 # Half-open connections (a pulled cable) are noticed after at most both together.
 KEEPALIVE_SECONDS = 20.0
 
 
 class CredentialRefused(Exception):
-    """The server does not know this agent's secret, or no longer; trying again cannot help."""
+    """Refusal of this agent's secret, unknown or revoked; trying again cannot help."""
 
 
 class _NotWelcome(Exception):
-    """The server's first frame was not `welcome`."""
+    """First frame of the server other than `welcome`."""
 
 
 class Callbacks(NamedTuple):
-    """What the link needs of the rest of the agent."""
+    """The link's calls into the rest of the agent."""
 
-    # What the machine has now.
+    # Describe the machine now.
     hello: Callable[[], Awaitable[wire.Hello]]
-    # Make the machine match; the flag says that this is the first desired after a welcome.
+    # Make the machine match; the flag is True for the first desired after a welcome.
     desired: Callable[[wire.Desired, bool], None]
     # The server's time, just received.
     server_time: Callable[[float], None]
@@ -62,12 +62,12 @@ class Link:
         self._backoff = Backoff(backoff_cap_seconds)
         self._superseded_seconds = backoff_cap_seconds * SUPERSEDED_PAUSES
         self._socket: ClientConnection | None = None
-        # Since when the server has us, by the monotonic clock; None while it does not.
+        # Since when the server has accepted us, by the monotonic clock; None while it has not.
         self._welcomed_at: float | None = None
 
     @property
     def connected(self) -> bool:
-        """True while the server's welcome stands."""
+        """True from the server's welcome to the end of the connection."""
         return self._welcomed_at is not None
 
     async def run(self) -> None:
@@ -77,12 +77,12 @@ class Link:
             await asyncio.sleep(pause)
 
     async def renew(self) -> None:
-        """Connect again, to say hello with what has changed."""
+        """Connect again, to send a hello with the changes."""
         if self._socket is not None:
             await self._socket.close(1000, "the inventory changed")
 
     async def _connection(self) -> float:
-        """One connection from start to end; seconds to wait before the next. Raises CredentialRefused."""
+        """Run one connection to its end; return the seconds to wait before the next. Raises CredentialRefused."""
         try:
             async with self._connect() as self._socket:
                 await self._converse(self._socket)
@@ -96,7 +96,7 @@ class Link:
         except InvalidStatus as error:
             reason = str(error)
             if error.response.status_code in (401, 403):
-                # The server accepts first and closes with a code of its own: a proxy's refusal passes.
+                # The server accepts first and closes with a code of its own: a proxy's refusal may pass.
                 reason += ", by something between here and the server (a proxy?), not by the server itself"
         except wire.MalformedFrame as error:
             reason = f"the server sent a frame that is none: {error}"
@@ -107,7 +107,7 @@ class Link:
         return self._pause(reason, stood_seconds=stood_seconds)
 
     def _end(self) -> float:
-        """The connection is over; how many seconds the server had us."""
+        """Reset the state after a connection; return for how many seconds it was welcome."""
         stood_seconds = 0.0 if self._welcomed_at is None else time.monotonic() - self._welcomed_at
         self._socket = self._welcomed_at = None
         return stood_seconds
@@ -141,7 +141,7 @@ class Link:
             for task in both:
                 task.cancel()
             ends = await asyncio.gather(*both, return_exceptions=True)
-        # The reader's reason first: it knows why, the writer only that.
+        # The reader's error first: it has the cause, the writer's only the effect.
         for end in ends:
             if isinstance(end, Exception):
                 raise end
@@ -162,7 +162,7 @@ class Link:
                     assert_never(frame)
 
     async def _receive(self, socket: ClientConnection, *, timeout: float | None = None) -> wire.FromServer:
-        """The next frame. Raises MalformedFrame (after closing the socket with its code), ConnectionClosed."""
+        """Return the next frame. Raises MalformedFrame (after closing the socket with its code), ConnectionClosed."""
         async with asyncio.timeout(timeout):
             text = await socket.recv()
         try:

@@ -1,9 +1,9 @@
-"""What waits to be sent to the server, in the order in which it matters; the connection's one writer takes from here.
+"""The frames that wait to be sent to the server, by priority; the connection's one writer takes from here.
 
-Four kinds, each with its own promise. An event is sent once, on this connection or the next. `observed` is a level:
-only the newest matters, so it is a mark here and is read off the node when its turn comes; conditions likewise. Usage
+Four kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
+only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Usage
 is a history: each frame has a sequence number and is kept, and sent again on every new connection, until the server
-says that it is stored.
+acknowledges that it is stored.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from agent import statefile, wire
 
 log = structlog.get_logger()
 
-# A quarter of an hour of a server's absence; what is older the charts can do without.
+# A quarter of an hour of a server's absence; the charts can do without older ones.
 MAX_USAGE_FRAMES = 900
 MAX_USAGE_BYTES = 16 << 20
-# Sent and not acknowledged yet. An agent that was away sends what it kept in step with what the server stores: a
-# thousand of them that come back together wait for it, not it for them.
+# Sent and not acknowledged yet. An agent that reconnects sends its backlog at the pace at which the server stores it: a
+# thousand of them that return together wait for it, not it for them.
 MAX_IN_FLIGHT = 8
 MAX_EVENTS = 256
-# Numbers are reserved on disk by blocks, so that a second's frame costs no write.
+# Numbers are reserved on disk in blocks, so that a second's frame costs no write.
 SEQUENCE_BLOCK = 10_000
 
 
 class Sequence:
-    """Numbers that only grow, across restarts too, even where the clock was set back."""
+    """Numbers that only grow, across restarts too, even if the clock was set back."""
 
     def __init__(self, path: Path, *, now_seconds: float) -> None:
         self._path = path
@@ -39,12 +39,12 @@ class Sequence:
         except statefile.Damaged as error:
             log.warning("sequence-file-damaged", reason=str(error))
             reserved = 0
-        # Starting from the clock keeps them growing even where the state directory was lost.
+        # Starting from the clock keeps them growing even if the state directory was lost.
         self._next = max(int(now_seconds * 1000), reserved + 1, 1)
         self._reserved = 0
 
     def next(self) -> int:
-        """The next number."""
+        """Return the next number."""
         number = self._next
         if number >= self._reserved:
             self._reserved = number + SEQUENCE_BLOCK
@@ -73,30 +73,30 @@ class Outbox:
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
-        # How many of `_usage`, from the oldest, this connection has sent.
+        # The number of frames in `_usage`, from the oldest, that this connection has sent.
         self._usage_sent = 0
         self._filled = asyncio.Event()
 
     def put(self, event: wire.Event) -> None:
-        """Send it soon."""
-        text = _encoded(event)
+        """Queue the event."""
+        text = _encode(event)
         if text is not None:
             self._events.append(text)
             self._filled.set()
 
     def mark_observed(self) -> None:
-        """Send what is in force soon; many marks before the writer's turn are one frame."""
+        """Queue the state in force; many marks before the writer's turn are one frame."""
         self._observed_waits = True
         self._filled.set()
 
     def mark_conditions(self) -> None:
-        """Send the conditions soon; likewise."""
+        """Queue the conditions; many marks before the writer's turn are one frame."""
         self._conditions_wait = True
         self._filled.set()
 
     def keep(self, usage: wire.Usage) -> None:
-        """Send this usage, again on each connection, until it is acknowledged or a newer one needs its room."""
-        text = _encoded(usage)
+        """Queue this usage, again on each connection, until it is acknowledged or a newer one needs its room."""
+        text = _encode(usage)
         if text is None:
             return
         self._usage.append(_Kept(usage.seq, text))
@@ -113,17 +113,17 @@ class Outbox:
 
     @property
     def unacknowledged(self) -> int:
-        """Usage frames that the server has not yet said to have stored."""
+        """The number of usage frames that the server has not acknowledged as stored."""
         return len(self._usage)
 
     def restart(self) -> None:
-        """A new connection begins: nothing was sent on it yet."""
+        """Begin a new connection, on which nothing was sent yet."""
         self._usage_sent = 0
         self.mark_observed()
         self.mark_conditions()
 
     async def take(self) -> str:
-        """The next frame's text, as soon as there is one."""
+        """Return the next frame's text, as soon as there is one."""
         while True:
             text = self._pop()
             if text is not None:
@@ -136,11 +136,11 @@ class Outbox:
             return self._events.popleft()
         if self._observed_waits:
             self._observed_waits = False
-            if (text := _encoded(self._observe())) is not None:
+            if (text := _encode(self._observe())) is not None:
                 return text
         if self._conditions_wait:
             self._conditions_wait = False
-            if (text := _encoded(self._conditions())) is not None:
+            if (text := _encode(self._conditions())) is not None:
                 return text
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
@@ -152,8 +152,8 @@ class Outbox:
         self._usage_sent = max(0, self._usage_sent - 1)
 
 
-def _encoded(frame: wire.FromAgent) -> str | None:
-    """The frame's text; None where it has none: one name on this machine that is no text must not end the agent."""
+def _encode(frame: wire.FromAgent) -> str | None:
+    """Return the frame's text; None if it has none: one name that is no text must not end the agent."""
     try:
         return wire.encode(frame)
     except ValueError as error:

@@ -13,11 +13,11 @@ TIMEOUT_SECONDS = 10.0
 
 
 class Unreachable(Exception):
-    """No answer, or none that counts (5xx, 429): trying again later may help."""
+    """Missing answer, or one that may pass (5xx, 429): trying again later may help."""
 
 
 class Refused(Exception):
-    """The server said no. `status` is HTTP's, the message is the problem's own words."""
+    """Refusal by the server. `status` is HTTP's, the message is the problem's own words."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -25,19 +25,19 @@ class Refused(Exception):
 
 
 def request(url: str, *, body: object = None, headers: Mapping[str, str] | None = None) -> object:
-    """POST `body` as JSON, or GET without one; the answer's JSON. Raises Unreachable or Refused. Blocks."""
+    """POST `body` as JSON, or GET without one; return the answer's JSON. Raises Unreachable or Refused. Blocks."""
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(  # noqa: S310 - both callers check the scheme
+    outgoing = urllib.request.Request(  # noqa: S310 - both callers check the scheme
         url, data=data, headers={"Accept": "application/json", **(headers or {})}
     )
     if data is not None:
-        asked.add_header("Content-Type", "application/json")
+        outgoing.add_header("Content-Type", "application/json")
     try:
-        with opener(url).open(asked, timeout=TIMEOUT_SECONDS) as answer:
+        with opener(url).open(outgoing, timeout=TIMEOUT_SECONDS) as answer:
             text = answer.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
-            words = _words(error)
+            words = _describe_problem(error)
         if error.code >= 500 or error.code == 429:
             raise Unreachable(words) from error
         raise Refused(error.code, words) from error
@@ -51,7 +51,7 @@ def request(url: str, *, body: object = None, headers: Mapping[str, str] | None 
 
 
 def is_loopback(url: str) -> bool:
-    """True for this machine's own addresses, which no proxy can reach for us."""
+    """Return whether the URL is of this machine's own addresses, which no proxy can reach for us."""
     host = urllib.parse.urlsplit(url).hostname or ""
     if host == "localhost":
         return True
@@ -62,14 +62,14 @@ def is_loopback(url: str) -> bool:
 
 
 def opener(url: str) -> urllib.request.OpenerDirector:
-    """By the machine's proxy where it names one, never to this machine itself."""
+    """Return an opener that uses the machine's proxy if it names one, but never for this machine itself."""
     if is_loopback(url):
         return urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return urllib.request.build_opener()
 
 
-def _words(error: urllib.error.HTTPError) -> str:
-    """The problem+json's title, detail and field errors, or the status line where there are none."""
+def _describe_problem(error: urllib.error.HTTPError) -> str:
+    """Return the problem+json's title, detail and field errors, or the status line if there are none."""
     try:
         problem = json.loads(error.read(MAX_ANSWER_BYTES))
     except (OSError, ValueError):

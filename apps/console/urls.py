@@ -1,4 +1,4 @@
-"""Routes of the pages."""
+"""Routes of the console's pages."""
 
 from django.contrib.auth.views import LogoutView
 from django.urls import path

@@ -231,7 +231,8 @@ class Stage:
         if hierarchy is None or not claims.is_dir():
             return
         mine = {directory.name for directory in claims.iterdir()}
-        for path in (path for uid, paths in cgroups.named(hierarchy).items() if uid in mine for path in paths):
+        groups = cgroups.find_claim_groups(hierarchy)
+        for path in (path for uid, paths in groups.items() if uid in mine for path in paths):
             for pid in cgroups.Group(path).pids():
                 with contextlib.suppress(OSError):
                     (path.parent / "cgroup.procs").write_text(str(pid))

@@ -124,7 +124,7 @@ async def test_two_never_run_at_the_same_time(stage: Stage, control: Control) ->
     await stage.kill()
     stage.start()
     await connected(stage)
-    await eventually(lambda: "it is waited for" in (stage.status()["arbiter"]["problem"] or ""))
+    await eventually(lambda: "waiting for it" in (stage.status()["arbiter"]["problem"] or ""))
     os.kill(first.pid, signal.SIGKILL)
     await eventually(lambda: stage.status()["arbiter"]["running"])
     await asyncio.sleep(1)

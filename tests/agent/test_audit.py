@@ -274,15 +274,15 @@ def test_in_a_container_of_its_own_a_pid_is_not_taken_for_another_process(monkey
     strict, ours = Audit(pids_are_ours=False), Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
     for now in (0.0, 1.0, 2.0):
-        assert strict.look(listed, {}, now=now) == []
+        assert strict.run(listed, {}, now=now) == []
     assert strict.unseen == 1
     # A process that uses a GPU may be another than NVML's pid here: it is reported, never ended.
     monkeypatch.setattr(processes, "has_open", lambda process, prefix: True)
-    assert strict.look(listed, {}, now=3.0) == []
-    assert [one.is_certain for one in strict.look(listed, {}, now=5.0)] == [False]
+    assert strict.run(listed, {}, now=3.0) == []
+    assert [one.is_certain for one in strict.run(listed, {}, now=5.0)] == [False]
     # The control: where pids are ours, the same process is found.
-    assert ours.look(listed, {}, now=0.0) == []
-    news = ours.look(listed, {}, now=2.0)
+    assert ours.run(listed, {}, now=0.0) == []
+    news = ours.run(listed, {}, now=2.0)
     assert [(one.code, one.is_certain) for one in news] == [("process-unlimited", True)]
 
 
@@ -294,17 +294,17 @@ def test_a_process_that_proc_does_not_show_is_counted_and_ends_nothing(monkeypat
     monkeypatch.setattr(Path, "read_bytes", refuse)
     ours = Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", 1, 1)]
-    assert ours.look(listed, {}, now=0.0) == []
+    assert ours.run(listed, {}, now=0.0) == []
     assert ours.unseen == 1
 
 
 def test_a_process_without_a_slot_is_news_before_two_seconds_have_passed() -> None:
     me, gpu = processes.myself(), "GPU-00000000-0000-0000-0000-000000000000"
-    holding: Any = SimpleNamespace(members=SimpleNamespace(living=lambda: [me]), accounted={}, damaged=False)
+    runtime: Any = SimpleNamespace(members=SimpleNamespace(living=lambda: [me]), accounted={}, damaged=False)
     ours = Audit(pids_are_ours=True)
     # It came onto the GPU right after a scan, and a scan takes some time: the longest time that it can go unseen.
     at = audit.LOOK_SECONDS * 1.2
-    while not ours.look([Listed(gpu, me.pid, 1)], {"a claim": holding}, now=at):
+    while not ours.run([Listed(gpu, me.pid, 1)], {"a claim": runtime}, now=at):
         at += audit.LOOK_SECONDS * 1.2
         assert at <= audit.PROMISED_SECONDS
     assert [one.facts.claim_uid for one in ours.findings] == ["a claim"]
@@ -315,10 +315,10 @@ def test_reports_are_counted_so_that_nobody_fills_the_log(monkeypatch: pytest.Mo
     ours = Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
     for now in (0.0, 2.0):
-        assert ours.look(listed, {}, now=now) == []
+        assert ours.run(listed, {}, now=now) == []
     assert len(ours.findings) == 1
     monkeypatch.setattr(audit, "MOST_REPORTS", 1)
-    assert len(ours.look(listed, {}, now=3.0)) == 1
+    assert len(ours.run(listed, {}, now=3.0)) == 1
 
 
 def test_who_is_a_claims_is_looked_up_once_however_many_strangers_there_are() -> None:
@@ -328,19 +328,19 @@ def test_who_is_a_claims_is_looked_up_once_however_many_strangers_there_are() ->
         looked.append(1)
         return []
 
-    holding: Any = SimpleNamespace(members=SimpleNamespace(living=living), directory=Path("/nowhere"), accounted={})
+    runtime: Any = SimpleNamespace(members=SimpleNamespace(living=living), directory=Path("/nowhere"), accounted={})
     strangers = [os.getpid(), os.getppid(), 1]
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", pid, 1) for pid in strangers]
     ours = Audit(pids_are_ours=True)
     for now in (0.0, 1.0):
-        ours.look(listed, {"a claim": holding}, now=now)
+        ours.run(listed, {"a claim": runtime}, now=now)
     assert len(looked) == 2
 
 
 def test_a_process_that_leaves_the_gpu_and_comes_back_is_no_news() -> None:
     ours = Audit(pids_are_ours=True)
     listed = [Listed("GPU-00000000-0000-0000-0000-000000000000", os.getpid(), 1)]
-    news = [len(ours.look(seen, {}, now=now)) for now, seen in enumerate([listed] * 3 + [[]] + [listed] * 4)]
+    news = [len(ours.run(seen, {}, now=now)) for now, seen in enumerate([listed] * 3 + [[]] + [listed] * 4)]
     assert sum(news) == 1
     assert len(ours.findings) == 1
 
@@ -363,7 +363,7 @@ def test_memory_above_the_account_counts_when_it_is_so_all_the_time(
     measured: list[int], to_the_byte: bool, is_found: bool
 ) -> None:
     gpu, me = "GPU-00000000-0000-0000-0000-000000000000", processes.myself()
-    holding: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         members=SimpleNamespace(living=lambda: [me]),
         accounted={(me, gpu_key(gpu)): Accounted(1000 * MIB, to_the_byte)},
     )
@@ -371,6 +371,6 @@ def test_memory_above_the_account_counts_when_it_is_so_all_the_time(
     codes: list[str] = []
     for look, mebibytes in enumerate(measured):
         listed = [Listed(gpu, me.pid, mebibytes * MIB)]
-        news = ours.look(listed, {"a claim": holding}, now=look * audit.LOOK_SECONDS)
+        news = ours.run(listed, {"a claim": runtime}, now=look * audit.LOOK_SECONDS)
         codes += [finding.code for finding in news]
     assert codes == (["memory-over-limit"] if is_found else [])

@@ -29,7 +29,7 @@ async def test_the_pool_says_what_becomes_of_what_is_found(
     os.kill(bad.pid, signal.SIGSTOP)
     policy = wire.NodePolicy(audit="kill")
     await link.send(wire.Desired(frame=2, assignments=[held], policy=policy))
-    assert "as the pool's audit_policy wants it" in (await found(link, "process-ended", bad.pid)).detail
+    assert "as the pool's audit_policy orders" in (await found(link, "process-ended", bad.pid)).detail
     assert "SIGKILL" in (await found(link, "process-killed", bad.pid)).detail
     assert await asyncio.to_thread(bad.wait, 5) == -9
 
@@ -98,7 +98,7 @@ def test_who_draws_is_left_alone_and_nothing_is_done_in_silence(monkeypatch: pyt
     monkeypatch.setattr(processes, "send", send)
     events: list[wire.Event] = []
     it = Auditor(Audit(pids_are_ours=True), mode="kill", grace_seconds=0, tell=events.append)
-    monkeypatch.setattr(it.audit, "look", lambda *_, **__: [])
+    monkeypatch.setattr(it.audit, "run", lambda *_, **__: [])
     it.audit.findings = [finding(4242, CLAIM), finding(4243, CLAIM)]
     it.take([], {4242}, {}, now=0.0, at=0.0)
     assert sent == [4243]

@@ -70,7 +70,7 @@ async def test_an_edited_limits_page_is_written_again_and_told_of(
     edit(stage, held, memory_bytes=20 * GIB, core_limit=100)
     assert not as_wanted(stage, held)
     await told(link, "drift-found", "was edited")
-    await told(link, "drift-repaired", "put right")
+    await told(link, "drift-repaired", "repaired")
     assert as_wanted(stage, held)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from agent import wire
 from agent.claims import attribution
-from agent.claims.attribution import Seen
+from agent.claims.attribution import ProcessInfo
 from agent.host import cgroups, processes
 from agent.host.cgroups import Group, Hierarchy
 from agent.host.processes import Process
@@ -101,7 +101,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
         pytest.skip(f"control groups of version {version} cannot be made here")
     one = Group(OPEN[version].mount / f"gpucloud-{uuid.uuid4()}")
     yield one
-    if one.occupied():
+    if one.is_occupied():
         one.kill()
     deadline = time.monotonic() + 5
     while not one.remove() and time.monotonic() < deadline:
@@ -110,7 +110,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
 
 def groups_of(held: wire.Assignment) -> set[Path]:
-    return set().union(*(cgroups.named(one).get(held.claim_uid, set()) for one in OPEN.values()))
+    return set().union(*(cgroups.find_claim_groups(one).get(held.claim_uid, set()) for one in OPEN.values()))
 
 
 async def release(link: Connection, held: wire.Assignment) -> None:
@@ -163,7 +163,7 @@ async def test_a_process_that_is_never_the_same_ends_too(stage: Stage, link: Con
     await link.state(held.uid, "releasing")
     # The control: signals alone do not end it.
     await asyncio.sleep(0.3)
-    assert Group(path).occupied()
+    assert Group(path).is_occupied()
     await link.state(held.uid, "released", 2)
     assert not path.exists()
 
@@ -213,7 +213,7 @@ async def test_without_groups_one_who_starts_his_children_again_ends_with_them(s
     await asyncio.to_thread(program.stdout.readline)
     await release(link, held)
     directory = str(stage.claim_dir(held))
-    assert [one for one in attribution.take() if one.directory == directory] == []
+    assert [one for one in attribution.read_processes() if one.directory == directory] == []
 
 
 @needs_namespaces
@@ -253,7 +253,7 @@ def test_a_group_knows_its_members_below_it_and_ends_them_at_once(group: Group) 
         assert process is not None
         one.enter(process)
     assert group.pids() == {child.pid for child in children}
-    assert group.occupied()
+    assert group.is_occupied()
     assert not group.remove()
     group.kill()
     assert [child.wait(10) for child in children] == [-signal.SIGKILL] * 2
@@ -278,8 +278,8 @@ except PermissionError:
     assert told.stdout == "spared\n"
 
 
-def seen(pid: int, parent: int, *, container: str | None = None, directory: str | None = None) -> Seen:
-    return Seen(Process(pid, 1), parent, container, directory)
+def seen(pid: int, parent: int, *, container: str | None = None, directory: str | None = None) -> ProcessInfo:
+    return ProcessInfo(Process(pid, 1), parent, container, directory)
 
 
 def anybody(claim: str, process: Process) -> bool:
@@ -308,16 +308,16 @@ def test_processes_are_divided_by_membership_directory_container_and_descent() -
         seen(51, 1, container="of both", directory="/b"),
         seen(52, 1, container="of both"),
     ]
-    divided = attribution.divide(
-        machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, may_hold=anybody, me=10
+    divided = attribution.attribute(
+        machine, {"a": [Process(20, 1)], "b": []}, {"/a": "a", "/b": "b"}, accepts=anybody, me=10
     )
     assert pids(divided) == {"a": [20, 21, 30, 31, 32, 33, 34, 50], "b": [22, 23, 51]}
 
 
 def test_whose_word_does_not_count_is_no_claims() -> None:
     machine = [seen(20, 1, directory="/b"), seen(21, 20)]
-    divided = attribution.divide(
-        machine, {"a": [], "b": []}, {"/b": "b"}, may_hold=lambda claim, _: claim != "b", me=10
+    divided = attribution.attribute(
+        machine, {"a": [], "b": []}, {"/b": "b"}, accepts=lambda claim, _: claim != "b", me=10
     )
     assert pids(divided) == {}
 
@@ -330,5 +330,5 @@ def test_neither_the_agent_nor_who_started_it_is_a_claims_by_descent_or_containe
         seen(4, 3, container="c"),
         seen(5, 1, container="c"),
     ]
-    divided = attribution.divide(machine, {}, {"/a": "a"}, may_hold=anybody, me=4)
+    divided = attribution.attribute(machine, {}, {"/a": "a"}, accepts=anybody, me=4)
     assert pids(divided) == {"a": [2]}

@@ -10,7 +10,7 @@ import pytest
 from agent import wire
 from agent.host import environment_checks, xids
 from agent.host.health import HOT_LOOKS, HW_THERMAL, Health, Verdict
-from agent.host.health_metrics import Vitals
+from agent.host.health_metrics import HealthMetrics
 from agent.wire import ConditionType
 from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, Stage
@@ -190,7 +190,7 @@ def health(path: Path, boot: str = "one") -> Health:
 
 
 def look(health_: Health, now: float, *, node: tuple[Verdict, ...] = (), **facts: Any) -> dict[str, wire.Condition]:
-    health_.look([Vitals(GPU, **facts)], node, now=now, at=1000 + now)
+    health_.update([HealthMetrics(GPU, **facts)], node, now=now, at=1000 + now)
     return {one.type: one for one in health_.conditions}
 
 
@@ -241,7 +241,7 @@ def test_heat_counts_when_it_lasts(tmp_path: Path) -> None:
 def test_a_driver_that_does_not_answer_leaves_the_gpus_as_they_were(tmp_path: Path) -> None:
     it = health(tmp_path)
     look(it, 0, lost=True)
-    it.look([], [Verdict(ConditionType.DRIVER_HEALTHY, "DriverHangs", "…")], now=100, at=100)
+    it.update([], [Verdict(ConditionType.DRIVER_HEALTHY, "DriverHangs", "…")], now=100, at=100)
     assert {one.type: one.status for one in it.conditions} | {"Reachable": "False", "DriverHealthy": "False"} == {
         one.type: one.status for one in it.conditions
     }
@@ -250,7 +250,7 @@ def test_a_driver_that_does_not_answer_leaves_the_gpus_as_they_were(tmp_path: Pa
 def test_the_clock_is_off_by_what_was_set_since_the_server_told_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = environment_checks.Clock()
     assert clock.verdict() is None
-    clock.told(time.time() + 2)
+    clock.record_server_time(time.time() + 2)
     verdict = clock.verdict()
     assert verdict is not None
     assert verdict.reason is None
@@ -264,8 +264,8 @@ def test_the_clock_is_off_by_what_was_set_since_the_server_told_its_own(monkeypa
 def test_what_an_agent_tells_fits_into_a_frame(tmp_path: Path) -> None:
     it = health(tmp_path)
     uuids = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(wire.MAX_GPUS)]
-    sick = [Vitals(uuid, lost=True, xids=(79,), repair_failed=True, clocks=HW_THERMAL) for uuid in uuids]
-    it.look(sick, [], now=0, at=0)
+    sick = [HealthMetrics(uuid, lost=True, xids=(79,), repair_failed=True, clocks=HW_THERMAL) for uuid in uuids]
+    it.update(sick, [], now=0, at=0)
     text = wire.encode(wire.Conditions(conditions=it.conditions))
     assert len(text) < wire.MAX_FRAME_BYTES
     assert isinstance(wire.decode_from_agent(text), wire.Conditions)
@@ -282,4 +282,4 @@ def test_each_xid_is_treated_as_nvidias_catalogue_acts_on_it() -> None:
     assert by_cure[xids.Cure.PROGRAM] == program
     assert by_cure[xids.Cure.RESET] == reset
     # Each has a message of its own.
-    assert all("catalogue" not in xids.words(number) for number in program | reset)
+    assert all("catalogue" not in xids.describe(number) for number in program | reset)

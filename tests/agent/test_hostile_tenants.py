@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent import wire
-from agent.claims.claim import Holding
-from agent.claims.failures import Troubles
+from agent.claims.claim import ClaimRuntime
+from agent.claims.failures import ClaimFailures
 from agent.claims.groups import Groups
 from agent.claims.registry import Registry
 from agent.host import processes
@@ -165,12 +165,12 @@ async def test_a_killed_program_that_still_lives_is_told_once(stage: Stage, run_
     node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
     # A process that does not end whatever the agent does: this one.
     registry.add(held.claim_uid, processes.myself())
-    troubles = Troubles(grace_seconds=10)
-    node.holdings[held.claim_uid].ending_since = 0.0
-    assert troubles.news(node.holdings, now=14.9) == []
-    (news,) = troubles.news(node.holdings, now=15)
+    claim_failures = ClaimFailures(grace_seconds=10)
+    node.runtimes[held.claim_uid].ending_since = 0.0
+    assert claim_failures.take_new(node.runtimes, now=14.9) == []
+    (news,) = claim_failures.take_new(node.runtimes, now=15)
     assert (news.code, f"Process {os.getpid()} " in news.detail) == ("process-stuck", True)
-    assert troubles.news(node.holdings, now=16) == []
+    assert claim_failures.take_new(node.runtimes, now=16) == []
 
 
 async def test_a_programs_word_that_it_is_a_claims_counts_where_it_may_write_the_claims_page(
@@ -179,18 +179,18 @@ async def test_a_programs_word_that_it_is_a_claims_counts_where_it_may_write_the
     (run_dir / "claims").mkdir()
     registry = Registry(run_dir / "processes.json")
     groups = Groups(CLAIM, None)
-    holding = Holding(
+    runtime = ClaimRuntime(
         library=stage.library, claims=run_dir / "claims", claim_uid=CLAIM, registry=registry, groups=groups
     )
     counts = []
     for user in (0, os.getuid(), 61001, None):
         monkeypatch.setattr(processes, "user", lambda _, user=user: user)
-        counts.append(holding.may_hold(processes.myself()))
+        counts.append(runtime.accepts(processes.myself()))
     assert counts == [True, True, False, False]
     # A pod's: its programs run as the users of its images.
-    holding.share()
+    runtime.share()
     monkeypatch.setattr(processes, "user", lambda _: 61001)
-    assert holding.may_hold(processes.myself())
+    assert runtime.accepts(processes.myself())
 
 
 def test_a_claim_without_a_hierarchy_has_no_groups_and_no_errors() -> None:
@@ -198,5 +198,5 @@ def test_a_claim_without_a_hierarchy_has_no_groups_and_no_errors() -> None:
     groups.enter(processes.myself())
     groups.kill()
     groups.tidy()
-    assert not groups.occupied()
+    assert not groups.is_occupied()
     assert groups.members() == set()

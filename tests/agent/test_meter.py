@@ -12,7 +12,7 @@ from agent.claims.usage import Totals
 GPU = UUID(int=1)
 
 
-def holding(uid: str, gpu_time_ms: float, gpu: UUID = GPU) -> Any:
+def runtime(uid: str, gpu_time_ms: float, gpu: UUID = GPU) -> Any:
     slot = SimpleNamespace(assignment_uid=uid, gpu=gpu, memory_bytes=1 << 30)
     totals = {gpu: Totals(gpu_time_ns=int(gpu_time_ms * 1e6))}
     return SimpleNamespace(slots={0: slot}, totals=totals, alone_percent=lambda _uid: 100)
@@ -22,8 +22,8 @@ def reported_percent(*claims: tuple[str, float], gpus: tuple[UUID, ...] = ()) ->
     """Return the percent reported for each claim after a second in which its counter grew by so many milliseconds."""
     meter = Meter()
     where = dict(zip((uid for uid, _ in claims), gpus, strict=False))
-    meter.read({uid: holding(uid, 0, where.get(uid, GPU)) for uid, _ in claims}, now=10.0)
-    after = {uid: holding(uid, grown, where.get(uid, GPU)) for uid, grown in claims}
+    meter.read({uid: runtime(uid, 0, where.get(uid, GPU)) for uid, _ in claims}, now=10.0)
+    after = {uid: runtime(uid, grown, where.get(uid, GPU)) for uid, grown in claims}
     return {usage.uid: usage.core_percent for usage in meter.read(after, now=11.0)}
 
 

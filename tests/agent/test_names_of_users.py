@@ -11,8 +11,8 @@ import pytest
 from agent import wire
 from agent.check import everything
 from agent.claims import attribution
-from agent.claims.attribution import Seen
-from agent.drift import Drifts, Found
+from agent.claims.attribution import ProcessInfo
+from agent.drift import DriftFinding, Drifts
 from agent.host import mounts, processes
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
@@ -49,9 +49,9 @@ def test_a_cgroup_that_a_user_names_after_a_container_is_not_that_container(proc
     user = "0::/user.slice/user-1000.slice/user@1000.service/app.slice"
     proc(f"/proc/{ME}/cgroup", f"0::/system.slice/docker-{ID}.scope\n".encode())
     proc(f"/proc/{PARENT}/cgroup", f"{user}/{ID}.scope\n".encode())
-    machine = [Seen(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
+    machine = [ProcessInfo(Process(pid, 1), 0, container(pid), None) for pid in (ME, PARENT)]
     members = {"a": [Process(PARENT, 1)]}
-    assert attribution.divide(machine, members, {}, may_hold=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
+    assert attribution.attribute(machine, members, {}, accepts=lambda *_: True, me=1) == {"a": {Process(PARENT, 1)}}
     # The control: a process further below is in the same container.
     proc(f"/proc/{PARENT}/cgroup", f"0::/system.slice/docker-{ID}.scope/init\n".encode())
     assert container(PARENT) == container(ME)
@@ -78,7 +78,7 @@ def test_mount_points_that_are_no_text_hide_no_others(tmp_path: Path) -> None:
 
 
 def test_a_check_that_meets_what_is_no_text_is_a_warning() -> None:
-    found = everything._looked("disk", b"\xff".decode)  # type: ignore[arg-type]
+    found = everything._run_check("disk", b"\xff".decode)  # type: ignore[arg-type]
     assert (found.name, found.state) == ("disk", "warning")
 
 
@@ -100,9 +100,9 @@ def test_a_library_whose_path_is_no_text_or_long_is_told_of_in_few_words(proc: W
 
 def test_what_is_told_of_a_drift_is_never_longer_than_the_server_takes() -> None:
     drifts = Drifts(SimpleNamespace(), Path("/"), report=lambda *_: None)  # type: ignore[arg-type]
-    drifts.found = [Found("limits-unreadable", CLAIM, "x" * 3000)]
+    drifts.found = [DriftFinding("limits-unreadable", CLAIM, "x" * 3000)]
     drifts._since = {drifts.found[0].key: 1.0}
-    frame = wire.Observed(frame=1, assignments=[], drifts=drifts.told())
+    frame = wire.Observed(frame=1, assignments=[], drifts=drifts.to_wire())
     assert wire.decode_from_agent(wire.encode(frame)) == frame
 
 

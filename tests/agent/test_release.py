@@ -13,7 +13,7 @@ import pytest
 
 from agent import wire
 from agent.claims import attribution
-from agent.claims.attribution import Seen
+from agent.claims.attribution import ProcessInfo
 from agent.claims.registry import Registry
 from agent.host import processes
 from agent.host.processes import Process
@@ -224,11 +224,11 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     registry.add(held.claim_uid, member)
     looks: list[None] = []
 
-    def take() -> list[Seen]:
+    def take() -> list[ProcessInfo]:
         looks.append(None)
         return []
 
-    monkeypatch.setattr(attribution, "take", take)
+    monkeypatch.setattr(attribution, "read_processes", take)
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
         node.end_processes(now=10 + tenth / 10)
@@ -239,7 +239,7 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     stubborn.stdout.close()
     node.end_processes(now=11.05)
     assert len(looks) == 4
-    assert not node.holdings
+    assert not node.runtimes
 
 
 def test_a_reused_pid_is_another_process() -> None:

@@ -108,23 +108,23 @@ def test_of_a_limit_that_the_margin_takes_past_the_whole_gpu_nothing_is_said() -
 @pytest.mark.parametrize(("alone", "is_over"), [(20, True), (100, False)])
 def test_who_may_burst_is_judged_by_what_it_may_use_alone(alone: int, is_over: bool) -> None:
     gpu = "GPU-00000000-0000-0000-0000-000000000000"
-    holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: alone)
+    runtime: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: alone)
     ours, found = shares.Shares(), {}
     for second in range(11):
         # Two processes of one claim count together; a third belongs to no claim.
         measured = {gpu: {1: 30.0, 2: 30.0, 3: 40.0}}
-        found = ours.take(measured, {("claim", gpu): [1, 2]}, {"claim": holding}, now=float(second))
+        found = ours.take(measured, {("claim", gpu): [1, 2]}, {"claim": runtime}, now=float(second))
     assert [round(one.percent) for one in found.values()] == ([60] if is_over else [])
 
 
 def test_where_nvml_has_nothing_new_nobody_is_judged() -> None:
     gpu = "GPU-00000000-0000-0000-0000-000000000000"
-    holding: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: 20)
+    runtime: Any = SimpleNamespace(occupant=lambda key: "an assignment", alone_percent=lambda uid: 20)
     ours = shares.Shares()
     for second in range(30):
         # Only every fourth second has a sample.
         measured = {gpu: {1: 100.0}} if second % 4 == 0 else {}
-        assert ours.take(measured, {("claim", gpu): [1]}, {"claim": holding}, now=float(second)) == {}
+        assert ours.take(measured, {("claim", gpu): [1]}, {"claim": runtime}, now=float(second)) == {}
 
 
 def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_lasts(
@@ -135,7 +135,7 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
     program = subprocess.Popen(["sleep", "60"])
     process = processes.find(program.pid)
     assert process is not None
-    holding: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         occupant=lambda key: "an assignment",
         alone_percent=lambda uid: 20,
         accounted={(process, gpu_key(gpu)): Accounted(0, True)},
@@ -143,13 +143,13 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
     events: list[wire.Event] = []
     it = Auditor(Audit(pids_are_ours=True), mode=None, grace_seconds=0, tell=events.append)
     it.follow("kill")
-    monkeypatch.setattr(it.audit._belonging, "claim", lambda *_: "claim")
+    monkeypatch.setattr(it.audit._attribution, "claim", lambda *_: "claim")
 
     def seconds(first: int, last: int, percent: float) -> list[str]:
         events.clear()
         for now in range(first, last):
             listed, measured = [Listed(gpu, program.pid, 0)], {gpu: {program.pid: percent}}
-            it.take(listed, set(), {"claim": holding}, now=float(now), at=float(now), measured=measured)
+            it.take(listed, set(), {"claim": runtime}, now=float(now), at=float(now), measured=measured)
         return [event.code for event in events]
 
     try:
@@ -169,15 +169,15 @@ def test_a_claim_above_its_share_is_told_of_soon_and_acted_on_only_when_that_las
         program.wait()
 
 
-@pytest.mark.parametrize(("may_hold", "has_slot"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(("accepts", "has_slot"), [(True, False), (False, False), (True, True)])
 def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_that_it_is_the_claims(
-    monkeypatch: pytest.MonkeyPatch, may_hold: bool, has_slot: bool
+    monkeypatch: pytest.MonkeyPatch, accepts: bool, has_slot: bool
 ) -> None:
     gpu, me = "GPU-00000000-0000-0000-0000-000000000000", processes.myself()
     monkeypatch.setattr(processes, "variable", lambda *_: "/claims/b")
-    holding: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         directory=Path("/claims/b"),
-        may_hold=lambda process: may_hold,
+        accepts=lambda process: accepts,
         members=SimpleNamespace(living=list),
         occupant=lambda key: "an assignment",
         alone_percent=lambda uid: 20,
@@ -186,7 +186,7 @@ def test_a_claim_does_not_answer_for_a_process_of_which_only_its_own_word_says_t
     )
     it = Audit(pids_are_ours=True)
     for now in range(15):
-        it.look([Listed(gpu, me.pid, 0)], {"b": holding}, now=float(now), measured={gpu: {me.pid: 100.0}})
+        it.run([Listed(gpu, me.pid, 0)], {"b": runtime}, now=float(now), measured={gpu: {me.pid: 100.0}})
     assert list(it._over) == ([("b", gpu)] if has_slot else [])
     # Its attribution is reported all the same, if its user may name it.
-    assert [one.facts.claim_uid for one in it.findings] == ["b" if may_hold else None]
+    assert [one.facts.claim_uid for one in it.findings] == ["b" if accepts else None]

@@ -100,7 +100,7 @@ async def test_silent_callers_of_a_user_keep_that_user_out_and_nobody_else(
 ) -> None:
     whose = {"uid": 61001}
     monkeypatch.setattr(listener, "_credentials", lambda writer: (os.getpid(), whose["uid"], 0))
-    door = listener.Door(run_dir / "agent.sock", lambda request, caller: Refusal(code="failed", detail="in"))
+    door = listener.Listener(run_dir / "agent.sock", lambda request, caller: Refusal(code="failed", detail="in"))
     await door.open()
 
     async def told(uid: int) -> str:

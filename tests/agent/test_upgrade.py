@@ -39,7 +39,7 @@ async def test_what_is_no_gpucloud_server_is_refused_in_words(
 ) -> None:
     said = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body
     assert await run_upgrade(said, tmp_path, monkeypatch) == command.REFUSED
-    assert "is no gpucloud server; nothing was changed" in capsys.readouterr().err
+    assert "is not a gpucloud server; nothing was changed" in capsys.readouterr().err
 
 
 async def test_what_speaks_no_http_is_said_to(
@@ -49,7 +49,7 @@ async def test_what_speaks_no_http_is_said_to(
     assert "speaks no HTTP" in capsys.readouterr().err
 
 
-def machine_with_paths(root: Path) -> tuple[install.Asked, Path]:
+def machine_with_paths(root: Path) -> tuple[install.Order, Path]:
     """Create a machine whose settings name its paths; a claim is there."""
     layout = Layout(root)
     (root / "etc").mkdir()
@@ -57,7 +57,7 @@ def machine_with_paths(root: Path) -> tuple[install.Asked, Path]:
     layout.home.mkdir(parents=True)
     names = {"GPUCLOUD_RUN_DIR": root / "srv/run", "GPUCLOUD_STATE_DIR": root / "srv/state"}
     layout.settings.write_text("".join(f"{name}={path}\n" for name, path in names.items()))
-    return install.Asked(root, layout, "http://127.0.0.1:1", None, {}, force=False, patience_seconds=1), root / "srv"
+    return install.Order(root, layout, "http://127.0.0.1:1", None, {}, force=False, patience_seconds=1), root / "srv"
 
 
 def test_an_upgrade_leaves_the_machines_places_where_its_settings_have_them(tmp_path: Path) -> None:

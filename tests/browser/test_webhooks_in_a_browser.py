@@ -36,7 +36,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
     expect(summary).to_be_focused()
 
     press(page, page.get_by_role("button", name="Remove…"))
-    expect(page.get_by_role("dialog")).to_contain_text("cannot be taken back")
+    expect(page.get_by_role("dialog")).to_contain_text("cannot be undone")
     press(page, page.get_by_role("button", name="Remove it"))
     expect(page.get_by_role("status").filter(has_text="is removed")).to_be_visible()
 

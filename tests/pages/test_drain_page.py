@@ -57,4 +57,4 @@ def test_a_heartbeat_tells_whole_minutes_from_parts_and_silence(cast: Cast, mach
     for minutes, samples in ((3, 60), (2, 12)):
         UsageMinute.objects.create(at=end - timedelta(minutes=minutes), samples=samples, **facts)
     found = heartbeat(Node.objects.get(name="gpu1"), now=now)
-    assert (found.minutes, found.heard) == (["whole", "part", "silent"], 2)
+    assert (found.minutes, found.minutes_with_frames) == (["whole", "part", "silent"], 2)

@@ -100,7 +100,7 @@ def test_members_limits_stand_beside_what_each_holds(cast: Cast, machine: Machin
 
 def test_a_member_reads_what_is_left_for_them(cast: Cast, machine: Machine, browser: SignIn) -> None:
     placed(cast, machine, principal=as_member(cast), core_request=30)
-    assert "Nothing bounds you here" in text(browser("max"))
+    assert "Only the tenant’s quotas limit you" in text(browser("max"))
     limit(cast, None, 50)
     page = text(browser("max"))
     assert '20 % left <span class="muted">30 % of 50 % held</span>' in page
@@ -129,12 +129,12 @@ def test_a_limit_below_what_is_held_is_previewed_and_ends_nothing(
 
 def test_a_raised_limit_says_which_claim_could_start(cast: Cast, machine: Machine, browser: SignIn) -> None:
     row = limit(cast, "max", 20)
-    assert "Nobody whom it bounds holds more" in text(browser("anna"), f"/member-limits/{row.pk}/")
+    assert "Nobody under this limit holds more" in text(browser("anna"), f"/member-limits/{row.pk}/")
     waits = ask(cast, principal=as_member(cast), core_request=30, when_over_quota="wait")
     page = posted(browser("anna"), f"/member-limits/{row.pk}/", 200, act="preview", most="50", version=row.version)
     assert f'<a href="/claims/{waits.uid}/">' in page
     assert "could start." in page
-    assert "Nobody whom it bounds holds more" in page
+    assert "Nobody under this limit holds more" in page
     page = posted(browser("anna"), f"/member-limits/{row.pk}/", 200, act="preview", most="25", version=row.version)
     assert "could start" not in page
 
@@ -145,7 +145,7 @@ def test_a_range_says_which_claims_are_outside_of_it(cast: Cast, browser: SignIn
     values = {"field": "memory_mib", "pool": "", "maximum": str(4 * GIB), "default": str(GIB)}
     page = posted(olga, path, 200, act="preview", **values)
     assert "1 live claim is outside of it" in page
-    assert "A new claim that does not say it gets 1 GiB" in page
+    assert "A new claim that does not set it gets 1 GiB" in page
     assert "Give at least one of them" in posted(olga, path, 422, act="apply", field="gpu_count", pool="")
     posted(olga, path, act="apply", **values)
     assert '<td class="num">4 GiB</td>' in text(browser("vera"))
@@ -183,7 +183,7 @@ def test_a_budget_is_a_meter_with_a_word_and_says_what_comes_at_its_end(
 def test_a_budget_once_needs_its_times_and_others_have_none(cast: Cast, browser: SignIn) -> None:
     olga, path = browser("olga"), "/tenants/acme/budgets/new/"
     times = {"starts_at": "2026-01-01T00:00", "ends_at": "2026-02-01T00:00"}
-    assert "Give when it begins" in posted(olga, path, 422, period="custom", gpu_hours="1")
+    assert "Enter a beginning" in posted(olga, path, 422, period="custom", gpu_hours="1")
     assert "Only for a budget that is there once" in posted(olga, path, 422, period="week", gpu_hours="1", **times)
     posted(olga, path, period="custom", gpu_hours="1", **times)
     page = text(browser("vera"))

@@ -179,7 +179,7 @@ def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(pending
         assert "Accept the change of hungry" in page
     assert "hungry" not in text(browser("gus").get("/proposals/"))
     assert answered(browser("gus"), pending, "accept") == "404"
-    assert "Nothing waits for a yes" in text(browser("gus").get("/proposals/"))
+    assert "No proposal waits for a decision" in text(browser("gus").get("/proposals/"))
 
 
 def test_a_yes_changes_the_claim_and_a_no_leaves_it(pending: Proposal, browser: SignIn) -> None:
@@ -189,7 +189,7 @@ def test_a_yes_changes_the_claim_and_a_no_leaves_it(pending: Proposal, browser: 
     )  # fmt: skip
     assert "The claim is changed as proposed." in answered(browser("max"), pending, "accept")
     assert Claim.objects.get(pk=pending.claim_id).core_limit == 60
-    assert "left as it is" in answered(browser("max"), other, "dismiss")
+    assert "stays as it is" in answered(browser("max"), other, "dismiss")
     assert Claim.objects.get(pk=other.claim_id).core_limit == 40
     page = text(browser("max").get("/proposals/?state=all"))
     assert 'data-state="applied"' in page
@@ -260,5 +260,5 @@ def test_a_pool_is_rebalanced_when_somebody_says_so(cast: Cast, machine: Machine
     placed(cast, machine)
     assert way in text(olga.get(f"/pools/{cast.pool.name}/"))
     # It has no samples yet.
-    assert "0 claims looked at, 0 to change." in text(olga.post(way, follow=True))
+    assert "0 claims checked, 0 to change." in text(olga.post(way, follow=True))
     assert browser("anna").post(way).status_code == 403

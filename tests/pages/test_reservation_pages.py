@@ -122,5 +122,5 @@ def test_one_that_nobody_claims_says_when_it_gives_itself_back(cast: Cast, machi
     row.change(state="active", started_at=timezone.now())
     page = text(browser("max"), f"/reservations/{row.uid}/")
     assert "Nobody claims" in page
-    assert "It gives itself back at" in page
+    assert "It is released at" in page
     assert "Give back early" in page

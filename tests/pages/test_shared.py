@@ -23,20 +23,20 @@ def clear_cache(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 600.0)
     give_plenty(cast.acme, cast.globex)
     yield
-    fragment_cache._parts.clear()
+    fragment_cache._fragments.clear()
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the readers for whom the fragment was made, in order."""
     names: list[str] = []
-    inner = page._shown
+    inner = page._context
 
     def shown(principal: Any) -> dict[str, Any]:
         names.append(principal.name)
         return inner(principal)
 
-    monkeypatch.setattr(page, "_shown", shown)
+    monkeypatch.setattr(page, "_context", shown)
     return names
 
 
@@ -93,14 +93,14 @@ def test_after_a_second_it_is_made_anew(cast: Cast, browser: SignIn, monkeypatch
 
 
 def test_a_clock_that_was_put_back_keeps_nothing_young() -> None:
-    part = fragment_cache.Part()
-    part.last = fragment_cache.Made(time.time() + 3590, time.time() + 3600, b"old")
+    part = fragment_cache.Fragment()
+    part.last = fragment_cache.Rendering(time.time() + 3590, time.time() + 3600, b"old")
     assert part.newer_than(time.time() - 1, lambda: b"new") == b"new"
 
 
 def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragment_cache, "FRESH_SECONDS", 1.0)
-    part, told, made = fragment_cache.Part(), time.time(), list[float]()
+    part, told, made = fragment_cache.Fragment(), time.time(), list[float]()
 
     def make() -> bytes:
         made.append(time.time())
@@ -116,8 +116,8 @@ def test_what_takes_long_is_not_made_again_for_each_who_waited_for_it(monkeypatc
 
 
 def test_who_may_have_what_is_there_does_not_wait_for_what_is_being_made() -> None:
-    part = fragment_cache.Part()
-    part.last = fragment_cache.Made(time.time() - 1, time.time(), b"there")
+    part = fragment_cache.Fragment()
+    part.last = fragment_cache.Rendering(time.time() - 1, time.time(), b"there")
     with part.making:
         assert part.newer_than(time.time() - 2, lambda: b"new") == b"there"
 
@@ -125,8 +125,8 @@ def test_who_may_have_what_is_there_does_not_wait_for_what_is_being_made() -> No
 def test_no_more_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragment_cache, "MOST_KEPT", 3)
     for reader in range(10):
-        fragment_cache._part_of(reader)
-    assert list(fragment_cache._parts) == [7, 8, 9]
+        fragment_cache._fragment_of(reader)
+    assert list(fragment_cache._fragments) == [7, 8, 9]
 
 
 def test_a_whole_page_is_always_of_this_moment(cast: Cast, browser: SignIn) -> None:

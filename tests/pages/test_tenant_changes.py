@@ -93,7 +93,7 @@ def test_a_budget_is_to_be_removed_first(cast: Cast, browser: SignIn) -> None:
 
 
 def test_all_that_keeps_a_tenant_has_a_word(db: None) -> None:
-    assert removals.protecting() == removals.HISTORY.keys() | removals.FIRST.keys()
+    assert removals.protecting_relations() == removals.HISTORY.keys() | removals.FIRST.keys()
 
 
 def removal(client: Client, quota: ResourceQuota) -> str:

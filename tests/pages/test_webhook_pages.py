@@ -146,7 +146,7 @@ def test_off_and_on_again_and_why_it_stopped(cast: Cast, anna: Client) -> None:
     assert "1 message waits and is sent when it is on" in act(anna, hook, "off")
     hook.refresh_from_db()
     assert not hook.enabled
-    assert "It is on: what waits is sent now." in act(anna, hook, "on")
+    assert "It is on: waiting messages are sent now." in act(anna, hook, "on")
     Webhook.objects.update(enabled=False, disabled_reason="Its server answered 410 Gone.")
     page = text(anna.get(path(hook)))
     assert "Its server answered 410 Gone." in page
@@ -175,7 +175,7 @@ def test_another_secret_is_shown_once_and_who_confirms_an_old_page_is_told(cast:
 
 def test_a_tests_outcome_is_in_the_living_part(cast: Cast, anna: Client, receiver: Receiver) -> None:
     hook = made(cast.acme, receiver.url)
-    assert "A test is on its way" in act(anna, hook, "test")
+    assert "A test message is being sent" in act(anna, hook, "test")
     sending.deliver()
     receiver.answer = lambda _: (500, {})
     outbox.tell("claim.active", tenant=cast.acme, claim={"name": "<b>"})

@@ -152,7 +152,7 @@ def test_the_nodes_page_lists_what_was_changed_and_puts_it_right(
     page = client.get("/nodes/gpu1/")
     assert "It was edited." in page.content.decode()
     answer = client.post("/nodes/gpu1/repair/", follow=True)
-    assert "puts right what was changed" in answer.content.decode()
+    assert "repairs the changes" in answer.content.decode()
     assert Node.objects.get(name="gpu1").repair_asked_at is not None
     client.force_login(User.objects.get(username="anna"))
     assert client.post("/nodes/gpu1/repair/").status_code == 403

@@ -87,5 +87,5 @@ def test_the_page_names_the_servers_metrics_and_each_moves(
 
 def test_the_page_names_the_agents_metrics() -> None:
     facts = agents.Facts("n", "n", (), None, wire.Observed(frame=0, assignments=[]), None, True, 0, True, 0, 0, {})
-    own = {family.name for family in agents._own(facts)}
+    own = {family.name for family in agents._agent_metrics(facts)}
     assert own | set(agents.SHARES) | set(agents.DEVICES) == documented("agent")

@@ -284,5 +284,5 @@ def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
     of_agents = {name for name in monitored.used_names() if name.startswith("gpucloud_agent_")}
     assert monitored.used_names() - of_agents - scrape(cast.olga).names() == set()
     facts = agents.Facts("n", "n", (), None, wire.Observed(frame=0, assignments=[]), None, True, 0, True, 0, 0, {})
-    assert of_agents <= {sample.name for family in agents._own(facts) for sample in family.samples}
+    assert of_agents <= {sample.name for family in agents._agent_metrics(facts) for sample in family.samples}
     assert len(monitored.used_names()) > 25

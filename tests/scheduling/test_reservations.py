@@ -230,7 +230,7 @@ def test_what_pods_use_without_a_claim_is_in_the_way_and_in_the_calendar(platfor
     assert (hold["kind"], hold["core"], hold["memory_mib"], hold["end_at"]) == ("outside", 130, GIB, None)
     assert (rows[0]["intervals"][0]["core"], [one["kind"] for one in rows[1]["holds"]]) == (130, ["reservation"])
     [box] = rows_of(rows[:1], datetime.fromisoformat(at(0)))[0].boxes
-    assert (box.top, box.height, box.title) == (0, 100, "pods for which no claim stands, 130 % without an end")
+    assert (box.top, box.height, box.title) == (0, 100, "pods without a claim, 130 % without an end")
 
 
 def test_a_moment_without_an_offset_is_read_as_utc(platform: Cast, machine: Machine) -> None:

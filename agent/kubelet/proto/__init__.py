@@ -1,1 +1,1 @@
-"""The kubelet's two gRPC interfaces, as far as they are used; `make protos` writes the modules anew."""
+"""The kubelet's two gRPC interfaces, as far as they are used; `make protos` regenerates the modules."""

@@ -1,4 +1,4 @@
-"""Tokens and agents: which programs act for the platform, which agents are in force, and the line that makes a node."""
+"""Pages of access: tokens of programs, agents in force, and the command that enrols a node."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from apps.console.access import tokens
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.api.views import enrolment_command
@@ -32,12 +32,12 @@ AGENTS = [
 
 
 class NodeForm(ServiceForm):
-    """A machine that is to join."""
+    """A new node."""
 
     name = forms.CharField(
         label=_("Name"),
         max_length=63,
-        help_text=_("As it will be called here: a–z, 0–9 and hyphens."),
+        help_text=_("The node’s name here: a–z, 0–9 and hyphens."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "gpu1"}),
         validators=[RegexValidator(SLUG)],
     )
@@ -54,25 +54,25 @@ class NodeForm(ServiceForm):
 @require_GET
 @page
 def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Every token that still works, every agent. Operators only."""
+    """Show all tokens that are not revoked or expired, and all agents. Operators only."""
     principal.require_operator()
     rows = Token.objects.visible_to(principal).alive().with_makers().order_by("tenant__slug", "name", "pk")
     agents = Node.objects.select_related("pool")
-    if file := asked_as_file(request):
+    if file := file_format(request):
         if request.GET.get("table") == "agents":
             return as_file(file, "agents", AGENTS, map(_facts, agents.iterator()))
         return as_file(file, "tokens", tokens.COLUMNS, map(tokens.facts, rows.iterator()))
-    shown = {
+    context = {
         "part": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
         "agents": Paginator(agents, PER_PAGE).get_page(request.GET.get("agents")),
         "version": _version(),
         "now": timezone.now(),
     }
-    return render(request, "access/_rows.html" if wants_fragment(request) else "access/access.html", shown)
+    return render(request, "access/_rows.html" if wants_fragment(request) else "access/access.html", context)
 
 
 def _version() -> str | None:
-    """Of the agent that this server gives out."""
+    """Return the version of the agent that this server distributes; None without a bundle."""
     made = bundle.bundle()
     return made and made.version
 
@@ -84,7 +84,7 @@ def _facts(node: Node) -> dict[str, Any]:
 @require_http_methods(["GET", "POST"])
 @page
 def new_node(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Make a node; the answer shows the line for its machine, this once."""
+    """Create a node; the answer shows the command for its machine, once."""
     principal.require_operator()
     form = NodeForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -99,12 +99,12 @@ def new_node(request: HttpRequest, principal: Principal) -> HttpResponse:
 @require_POST
 @page
 def renew(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """A new line for a machine; the agent that uses it replaces the present one."""
+    """Show a new command for a machine; the agent that uses it replaces the present one."""
     principal.require_operator()
     node, token = nodes.renew_enrolment(principal=principal, node=get_object_or_404(Node, name=name))
     return _command(request, node, token)
 
 
 def _command(request: HttpRequest, node: Node, token: str) -> HttpResponse:
-    shown = {"node": node, "command": enrolment_command(request, token), "until": node.enrolment_expires_at}
-    return render(request, "access/command.html", shown, status=201)
+    context = {"node": node, "command": enrolment_command(request, token), "until": node.enrolment_expires_at}
+    return render(request, "access/command.html", context, status=201)

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, from where, before and after."""
+"""The audit log: each change, its author and origin, before and after."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import moment
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, Tenant
@@ -25,13 +25,13 @@ COLUMNS = [
 
 
 def text(label: "StrPromise", placeholder: "str | StrPromise") -> forms.CharField:
-    """A field that narrows, or does not."""
+    """Return an optional text field of the filter."""
     widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": placeholder})
     return forms.CharField(label=label, required=False, max_length=255, widget=widget)
 
 
 class AuditForm(forms.Form):
-    """What the log is narrowed by; it lives in the URL."""
+    """The filter of the audit log, in the URL."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -53,11 +53,11 @@ class AuditForm(forms.Form):
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = Tenant.objects.visible_to(principal)
 
-    def narrowed(self, rows: Any) -> Any:
-        """What the form says of them; a field that means nothing narrows nothing."""
+    def filter_rows(self, rows: Any) -> Any:
+        """Return the rows that match the filter; an invalid field does not filter."""
         self.is_valid()
         wanted = self.cleaned_data
-        asked = {
+        conditions = {
             "tenant": wanted.get("tenant"),
             "actor__startswith": wanted.get("actor"),
             "action__startswith": wanted.get("action"),
@@ -65,16 +65,16 @@ class AuditForm(forms.Form):
             "at__gte": wanted.get("since"),
             "at__lt": wanted.get("until"),
         }
-        return rows.filter(**{name: value for name, value in asked.items() if value})
+        return rows.filter(**{name: value for name, value in conditions.items() if value})
 
 
 @require_GET
 @page
 def audit_log(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Everything to an operator; to a tenant's admin what happened in the tenant."""
+    """Show the audit log: everything to an operator, the tenant's events to its admin."""
     form = AuditForm(request.GET, principal=principal)
-    rows = form.narrowed(AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk"))
-    if file := asked_as_file(request):
+    rows = form.filter_rows(AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk"))
+    if file := file_format(request):
         return as_file(file, "audit", COLUMNS, _facts(rows))
     part = keyset_page(rows, request.GET)
     events = [(event, changes(event)) for event in part.rows]
@@ -89,7 +89,7 @@ def _facts(rows: Any) -> Iterator[dict[str, Any]]:
 
 
 def changes(event: AuditEvent) -> list[tuple[str, Any, Any]]:
-    """Name, before, after of everything that differs; of what was made, all that was said."""
+    """Return name, before, after of each difference; all fields of a created object."""
     before, after = event.before or {}, event.after or {}
     names = [*after, *(name for name in before if name not in after)]
     return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]

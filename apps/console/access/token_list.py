@@ -1,4 +1,4 @@
-"""All tokens that one may change, those that have ended among them; and one with what it may do."""
+"""The list of all tokens that a reader may change, ended ones included, and the page of one token."""
 
 from typing import Any, Final
 
@@ -11,19 +11,19 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.console.access import tokens
-from apps.console.shell.export import Row, as_file, asked_as_file
-from apps.console.shell.owner_filter import WhoseForm
+from apps.console.shell.export import Row, as_file, file_format
+from apps.console.shell.owner_filter import OwnerFilterForm
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Role, Token
 from apps.quotas.principals import Principal
 from gpucloud.web.keyset import keyset_page
 
 COLUMNS = [*tokens.COLUMNS, "standing"]
-STATES: Final = [("", _("All")), ("alive", _("Those that work")), ("ended", _("Those that have ended"))]
+STATES: Final = [("", _("All")), ("alive", _("Active")), ("ended", _("Ended"))]
 
 
-class FilterForm(WhoseForm):
-    """What the list is narrowed by; it lives in the URL."""
+class FilterForm(OwnerFilterForm):
+    """The filter of the token list, in the URL."""
 
     state = forms.ChoiceField(
         label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
@@ -33,17 +33,17 @@ class FilterForm(WhoseForm):
 @require_GET
 @page
 def token_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Newest first, by whose and by whether they still work."""
+    """List tokens, newest first, by owner and state."""
     if not principal.may_administer:
         raise PermissionDenied(gettext("A tenant’s admin sees its tokens."))
     form = FilterForm(request.GET, principal=principal)
     form.is_valid()
     seen = Token.objects.visible_to(principal)
-    rows = form.narrowed(seen).with_makers().order_by("-pk")
+    rows = form.filter_rows(seen).with_makers().order_by("-pk")
     alive = seen.alive().values("pk")
     state = form.cleaned_data.get("state")
     rows = {"alive": rows.filter(pk__in=alive), "ended": rows.exclude(pk__in=alive)}.get(state or "", rows)
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "tokens", COLUMNS, map(_facts, rows.iterator()))
     shown = {
         "form": form,
@@ -61,7 +61,7 @@ def _facts(token: Any) -> Row:
 @require_GET
 @page
 def token_detail(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
-    """One token; to who may, with its end and its successor."""
+    """Show one token; with expiry and successor to those who administer it."""
     token = tokens.find(principal, key)
     may = principal.is_operator or token.tenant_id in principal.with_role(Role.ADMIN)
     groups = [

@@ -1,4 +1,4 @@
-"""Tokens for programs: making one, whose text is shown once, putting another in its place, and revoking one."""
+"""API tokens of programs: create one, whose text is shown once, rotate one, revoke one."""
 
 from datetime import timedelta
 from typing import Any, Final
@@ -12,9 +12,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.shell.checkbox_groups import boxes, grouped
-from apps.console.shell.forms import ServiceForm, flat, in_words, seen
-from apps.console.shell.owner_filter import administered
+from apps.console.shell.checkbox_groups import boxes, group_boxes
+from apps.console.shell.forms import ServiceForm, describe_error, flatten, posted_versions
+from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
 from apps.quotas.api.serializers import TokenSerializer
 from apps.quotas.models import Role, Tenant, Token, User
@@ -35,7 +35,7 @@ DAYS: Final = [
 ]
 READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
 MAY: Final = [("all", _("Read and change")), ("read", _("Only read")), ("choose", _("What is chosen below"))]
-# What a scope is about, by the first word of its name.
+# The subject of a scope, by the first word of its name.
 AREAS: Final = {
     "tenants": _("Tenants and members"),
     "quotas": _("Quotas, requests, budgets, prices"),
@@ -100,38 +100,38 @@ class TokenForm(ServiceForm):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered(principal)
+        field.queryset = administered_tenants(principal)
         field.required = not principal.is_operator
         field.empty_label = gettext("The whole platform") if principal.is_operator else None
 
     @property
     def usual(self) -> list[forms.BoundField]:
-        """The fields but the boxes."""
+        """All fields but the check boxes."""
         return [field for field in self if field.name != "scopes"]
 
     @property
     def groups(self) -> Any:
-        """Of the boxes."""
-        return grouped(self["scopes"])
+        """The check boxes in groups."""
+        return group_boxes(self["scopes"])
 
     def clean(self) -> dict[str, Any]:
-        """Who wants to choose has to."""
+        """Require a scope if the reader chooses scopes."""
         values = super().clean() or {}
         if values.get("may") == "choose" and not values.get("scopes") and "scopes" not in self.errors:
             self.add_error("scopes", _("Choose one at least."))
         return values
 
     def clean_cidrs(self) -> list[str]:
-        """The API's own rule about networks."""
+        """Validate the networks with the API's own rule."""
         said = TokenSerializer(data={"name": "any", "cidrs": self.cleaned_data["cidrs"].split()})
         if not said.is_valid():
-            raise forms.ValidationError(" ".join(flat(said.errors)))
+            raise forms.ValidationError(" ".join(flatten(said.errors)))
         networks: list[str] = said.validated_data["cidrs"]
         return networks
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """For the service."""
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
         values = self.cleaned_data
         end = timezone.now() + timedelta(days=int(values["days"])) if values["days"] else None
         scopes = {"all": SCOPES, "read": READS, "choose": values["scopes"]}[values["may"]]
@@ -142,7 +142,7 @@ class TokenForm(ServiceForm):
 
 
 class RotationForm(forms.Form):
-    """How a token is followed by another."""
+    """The overlap of an old token and its successor."""
 
     overlap = forms.ChoiceField(
         label=_("The old one still works"), choices=OVERLAPS, widget=forms.Select(attrs={"class": "form-select"})
@@ -152,14 +152,14 @@ class RotationForm(forms.Form):
 @require_http_methods(["GET", "POST"])
 @page
 def new_token(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Make a token. This page is the only place where its text ever is."""
+    """Create a token. This page is the only place that ever shows its text."""
     form = TokenForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
     if not principal.is_operator and not principal.with_role(Role.ADMIN):
         raise Http404("Tokens are made by a tenant's admins.")
     shown: dict[str, Any] = {"form": form}
     if request.method == "POST" and form.is_valid():
         try:
-            token, text = tokens.create(principal=principal, user=_maker(principal), **form.asked)
+            token, text = tokens.create(principal=principal, user=_maker(principal), **form.service_arguments)
             return render(request, "access/token.html", {"token": token, "text": text}, status=201)
         except GpucloudError as error:
             form.refuse(error)
@@ -173,19 +173,23 @@ def _maker(principal: Principal) -> User | None:
 @require_POST
 @page
 def rotate(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
-    """Another token like this one, which this answer alone shows; this one ends after the overlap."""
+    """Replace a token by a new one, which this answer alone shows; the old one ends after the overlap."""
     old, form = find(principal, key), RotationForm(request.POST)
-    # Nobody sends anything else but by hand.
+    # Only a request written by hand has another value.
     seconds = int(form.cleaned_data["overlap"]) if form.is_valid() else int(OVERLAPS[0][0])
     try:
         token, text = tokens.rotate(
-            principal=principal, token=old, overlap_seconds=seconds, user=_maker(principal), versions=seen(request)
+            principal=principal,
+            token=old,
+            overlap_seconds=seconds,
+            user=_maker(principal),
+            versions=posted_versions(request),
         )
     except PreconditionFailed:
         messages.error(request, gettext("Somebody changed it while you had this page open; this is how it is now."))
         return redirect("token", key=key)
     except TokenEnded as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
         return redirect("token", key=key)
     old.refresh_from_db()
     return render(request, "access/token.html", {"token": token, "text": text, "old": old}, status=201)
@@ -203,7 +207,7 @@ def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
 
 
 def find(principal: Principal, key: str) -> Any:
-    """The token, and whether its maker has left. Raises Http404 where it is not there, or not the caller's to see."""
+    """Return the token, annotated with its maker. Raises Http404 if it is missing or not visible."""
     token = Token.objects.visible_to(principal).with_makers().filter(key=key).first()
     if token is None:
         raise Http404("There is no such token that you may see.")
@@ -211,5 +215,5 @@ def find(principal: Principal, key: str) -> Any:
 
 
 def facts(token: Token) -> dict[str, Any]:
-    """The token in a file, without what is kept of its secret."""
+    """Return the token's row for a file, without its secret's digest."""
     return {name: getattr(token, name) for name in COLUMNS} | {"tenant": token.tenant and token.tenant.slug}

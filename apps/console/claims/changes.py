@@ -1,4 +1,4 @@
-"""Changing a claim from its page: new limits while it runs, its lease anew, and giving it back."""
+"""Changes of a claim from its page: new limits while it runs, a renewed lease, its release."""
 
 import uuid
 
@@ -9,8 +9,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.claims.claims import claim_shown, find, resize_form, room
-from apps.console.shell.forms import ResizeForm, in_words
+from apps.console.claims.claim_forms import ResizeForm
+from apps.console.claims.claims import claim_context, find, resize_form, room
+from apps.console.shell.forms import describe_error
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
@@ -24,14 +25,14 @@ from gpucloud.errors import Conflict, GpucloudError
 @require_http_methods(["GET", "POST"])
 @page
 def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """The resize form; a refusal is said in it, and then nothing was changed."""
+    """Show and apply the resize form; a refusal is shown in it, and then nothing was changed."""
     claim = find(principal, uid)
     if request.method == "GET":
         return _answer(request, principal, claim, resize_form(claim))
     form = ResizeForm(request.POST, initial=limits(claim))
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changed))
+            resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changes))
         except GpucloudError as error:
             form.refuse(error)
         else:
@@ -44,7 +45,7 @@ def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: Resi
     refused = form.is_bound
     if not wants_fragment(request) and not refused:
         return redirect("claim", uid=claim.uid)
-    shown = {**claim_shown(claim, principal), "form": form, "room": room(claim), "answered": not refused}
+    shown = {**claim_context(claim, principal), "form": form, "room": room(claim), "answered": not refused}
     template = "claims/_resize.html" if wants_fragment(request) else "claims/resize.html"
     return render(request, template, shown, status=422 if refused else 200)
 
@@ -52,7 +53,7 @@ def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: Resi
 @require_POST
 @page
 def release(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Give the claim back."""
+    """Release the claim."""
     claim = release_claim(principal=principal, claim=find(principal, uid))
     if claim.state == "released":
         said = _("{0} is released; its quota is free again.")
@@ -65,11 +66,11 @@ def release(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpR
 @require_POST
 @page
 def renew(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Let the claim's lease run anew from now; what stands in the way is said on the claim's page."""
+    """Restart the claim's lease now; an obstacle is shown on the claim's page."""
     try:
         claim = renew_claim(principal=principal, claim=find(principal, uid))
     except Conflict as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
     else:
         end = timezone.localtime(claim.lease_until).strftime("%Y-%m-%d %H:%M:%S %Z")
         messages.success(request, _("The lease of {0} now runs until {1}.").format(claim, end))

@@ -1,4 +1,4 @@
-"""Claims: the list, one claim, a new one."""
+"""Pages of claims: the list, one claim, a new one."""
 
 import uuid
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, Js
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
+from apps.console.claims.claim_forms import ClaimForm, FilterForm, ResizeForm
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
-from apps.console.shell.export import Row, as_file, asked_as_file, facts_of
-from apps.console.shell.forms import ClaimForm, FilterForm, ResizeForm
+from apps.console.shell.export import Row, as_file, facts_of, file_format
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_use
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.limits import yours
@@ -47,14 +47,14 @@ COLUMNS = [
 @require_GET
 @page
 def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Claims, newest first, narrowed by what the URL says."""
+    """List claims, newest first, filtered by the URL."""
     form = FilterForm(request.GET, principal=principal)
-    form.is_valid()  # a filter that means nothing narrows nothing: all but released, as the form then says
+    form.is_valid()  # an invalid filter does not filter: all but released, as the form then shows
     wanted = form.cleaned_data
     rows = Claim.objects.visible_to(principal)
     rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
     rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
-    if file := asked_as_file(request):
+    if file := file_format(request):
         whole = (
             _with_places(rows).select_related("tenant", "pool", "reservation").order_by("-pk").iterator(chunk_size=1000)
         )
@@ -86,11 +86,13 @@ def _facts(claim: Claim) -> Row:
 @require_http_methods(["GET", "POST"])
 @page
 def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Ask for pieces of GPUs."""
+    """Create a claim for shares of GPUs."""
     form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
     if request.method == "POST" and form.is_valid():
         try:
-            return redirect("claim", uid=create_claim(principal=principal, spec=ClaimSpec(**form.asked)).uid)
+            return redirect(
+                "claim", uid=create_claim(principal=principal, spec=ClaimSpec(**form.service_arguments)).uid
+            )
         except GpucloudError as error:
             form.refuse(error)
     chosen = form.chosen_tenant
@@ -101,9 +103,9 @@ def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
 @require_GET
 @page
 def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """One claim, or its living part."""
+    """Show one claim, or its live fragment."""
     claim = find(principal, uid)
-    shown = claim_shown(claim, principal)
+    shown = claim_context(claim, principal)
     if wants_fragment(request):
         new_charts = request.GET.get("charts") not in (None, shown["charted"])
         return render(request, "claims/_again.html", {**shown, "new_charts": new_charts})
@@ -120,25 +122,25 @@ def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
 @require_GET
 @page
 def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> JsonResponse:
-    """What the claim's charts show, again."""
+    """Return the data of the claim's charts."""
     return JsonResponse(chart_of_claim(find(principal, uid)))
 
 
 def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
-    """Those with these keys that one may see, with their GPUs; two queries."""
+    """Return the visible claims with these keys, with their GPUs; two queries."""
     return list(_with_places(Claim.objects.visible_to(principal)).filter(pk__in=keys))
 
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
-    """The claim with its GPUs. Raises Http404 where it is not there, or a foreign tenant's."""
+    """Return the claim with its GPUs. Raises Http404 if it is missing or a foreign tenant's."""
     claim = _with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")
     return claim
 
 
-def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
-    """What the living part of a claim's page shows."""
+def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
+    """Return the context of the live fragment of a claim's page."""
     assignments = list(claim.assignments.all())
     live = [item for item in assignments if item.state != "released"]
     use = use_of_assignments(live)
@@ -160,7 +162,7 @@ def claim_shown(claim: Claim, principal: Principal) -> dict[str, Any]:
 
 
 def timeline(claim: Claim) -> list[dict[str, Any]]:
-    """The claim's states, oldest first: name, time, seconds after the one before."""
+    """Return the claim's states, oldest first: name, time, seconds after the one before."""
     times = [datetime.fromisoformat(at) for _, at in claim.timeline]
     gaps = [None, *((later - earlier).total_seconds() for earlier, later in pairwise(times))]
     names = [name for name, _ in claim.timeline]
@@ -168,31 +170,34 @@ def timeline(claim: Claim) -> list[dict[str, Any]]:
 
 
 def last_resizes(claims: Iterable[Claim]) -> dict[str, AuditEvent]:
-    """Of each the last, by its uid; one query."""
+    """Return the last resize of each claim, by its uid; one query."""
     uids = [str(claim.uid) for claim in claims]
     rows = AuditEvent.objects.filter(object_type="claim", object_id__in=uids, action="claim.resize")
     return {event.object_id: event for event in rows.order_by("object_id", "-pk").distinct("object_id")}
 
 
 def last_change(event: AuditEvent | None, live: list[Assignment]) -> dict[str, Any] | None:
-    """The last resize: what, when, and how long until it was in force everywhere (None: not yet, or elsewhere)."""
+    """Return the last resize: what, when, and the seconds until it was in force everywhere.
+
+    The seconds are None if it is not in force yet, or if the claim has moved to other GPUs since.
+    """
     if event is None:
         return None
     times = [item.in_force_at for item in live if item.in_force_at and item.observed_generation >= item.generation]
     in_force = bool(live) and len(times) == len(live)
-    # On GPUs that it came to later, the time since then says nothing of the change.
+    # On GPUs to which it moved later, the time since then does not measure the change.
     there = all(item.created_at <= event.at for item in live)
     seconds = (max(times) - event.at).total_seconds() if in_force and there else None
     return {"what": difference(event), "at": event.at, "in_force": in_force, "seconds": seconds}
 
 
 def resize_form(claim: Claim) -> ResizeForm:
-    """The form as it stands before anything is typed."""
+    """Return the resize form with the present limits."""
     return ResizeForm(initial=limits(claim))
 
 
 def room(claim: Claim) -> dict[str, int] | None:
-    """How far the claim can grow where it is: the least that all its GPUs have free, on top of what it holds."""
+    """Return how far the claim can grow on its GPUs: the least that each has free, plus its own share."""
     live = [item for item in claim.assignments.all() if item.state != "released"]
     if not live:
         return None

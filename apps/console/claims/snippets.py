@@ -1,4 +1,4 @@
-"""Lines to copy, with a claim's own values. The secret is never shown: the lines fetch it."""
+"""Commands to copy, with a claim's own values. The secret is never shown: the commands fetch it."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from django.utils.translation import gettext as _
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.launch_methods import INSTALLED, agent_command, launch_methods
 
-# The others stand here in words of their own.
-SHOWN_WAYS = ("cdi", "env-file", "systemd-run", "systemd-unit")
+# The page describes the other methods itself.
+SHOWN_METHODS = ("cdi", "env-file", "systemd-run", "systemd-unit")
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """`text` runs as it stands once GPUCLOUD_TOKEN is set."""
+    """A command to copy; `text` runs as it stands once GPUCLOUD_TOKEN is set."""
 
     title: str
     note: str
@@ -21,7 +21,7 @@ class Snippet:
 
 
 def snippets(claim: Claim, *, server: str) -> list[Snippet]:
-    """How to use, move and release the claim without this page."""
+    """Return the commands that use, resize and release the claim without this page."""
     url = f"{server}/api/v1/claims/{claim.uid}/"
     auth = '-H "Authorization: Bearer $GPUCLOUD_TOKEN"'
     agent = next((agent_command(item.gpu.node) for item in claim.assignments.all()), INSTALLED)
@@ -43,10 +43,10 @@ def snippets(claim: Claim, *, server: str) -> list[Snippet]:
             f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
             f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
         ),
-        *_ways(claim),
-        Snippet(_("Release by API"), _("Gives the share back."), f"curl -sS -X DELETE {auth} '{url}'"),
+        *_launch_snippets(claim),
+        Snippet(_("Release by API"), _("Releases the claim."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]
 
 
-def _ways(claim: Claim) -> list[Snippet]:
-    return [Snippet(way.title, way.note, way.line) for way in launch_methods(claim) if way.name in SHOWN_WAYS]
+def _launch_snippets(claim: Claim) -> list[Snippet]:
+    return [Snippet(way.title, way.note, way.line) for way in launch_methods(claim) if way.name in SHOWN_METHODS]

@@ -1,4 +1,4 @@
-"""Forms of the pages of clusters, made from the API's own fields: bounds and words are said once."""
+"""Forms of the clusters' pages, made from the API's own fields: bounds and help texts are defined once."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from apps.clusters.api.configurations import ADDRESS, TLS_FILES, SchedulerQuesti
 from apps.clusters.api.namespaces import LABEL_NAME
 from apps.clusters.formats import gpushare
 from apps.clusters.models import Cluster, Placement
-from apps.console.shell.fields import choice, switch, words
+from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.forms import ServiceForm
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.tenant import SLUG
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 SETTABLE = ("enabled", "placement", "sync_quotas", "strict", "agent_account")
 TEXT = {"class": "form-control", "autocomplete": "off"}
-# A password field would be kept and offered by browsers; what is typed here is never shown again.
+# Browsers would store and offer a password field; the text typed here is never shown again.
 KUBECONFIG = {"class": "form-control code", "rows": 8, "autocomplete": "off", "spellcheck": "false"}
 
 
 def text(
     label: "StrPromise", help_text: "str | StrPromise", *, example: str = "", pattern: str = "", **more: Any
 ) -> forms.CharField:
-    """A line that may be empty."""
+    """Return an optional text field."""
     widget = forms.TextInput(attrs={**TEXT, "placeholder": example})
     checks = [RegexValidator(pattern)] if pattern else []
     more = {"required": False, "max_length": 500, **more}
@@ -38,33 +38,33 @@ def text(
 
 
 def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
-    """Credentials, as kubectl prints them."""
+    """Return a field for credentials, as kubectl prints them."""
     area = forms.Textarea(attrs=KUBECONFIG)
     return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
 
 
 def payer() -> "forms.ModelChoiceField[Tenant]":
-    """The tenant that pays."""
+    """Return a field for the tenant that pays."""
     return forms.ModelChoiceField(
         Tenant.objects.order_by("slug"),
         to_field_name="slug",
         label=_("Tenant"),
-        help_text=_("It pays for their pods from now on."),
+        help_text=_("It is charged for their pods from now on."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 
 
 class SettingsForm(ServiceForm):
-    """How a cluster's pods are placed and its quotas kept."""
+    """The settings of a cluster: placement of its pods and its quotas."""
 
     placement = choice(
-        _("Placement"), [(name, name) for name in Placement.values], words(ClusterSerializer, "placement")
+        _("Placement"), [(name, name) for name in Placement.values], api_help(ClusterSerializer, "placement")
     )
-    sync_quotas = switch(_("Write quotas"), words(ClusterSerializer, "sync_quotas"))
-    strict = switch(_("Strict"), words(ClusterSerializer, "strict"))
+    sync_quotas = switch(_("Write quotas"), api_help(ClusterSerializer, "sync_quotas"))
+    strict = switch(_("Strict"), api_help(ClusterSerializer, "strict"))
     agent_account = text(
         _("Agents’ account"),
-        words(ClusterSerializer, "agent_account"),
+        api_help(ClusterSerializer, "agent_account"),
         pattern=ACCOUNT,
         max_length=127,
         example="gpucloud-agents/gpucloud-agent",
@@ -74,29 +74,31 @@ class SettingsForm(ServiceForm):
 class NewClusterForm(SettingsForm):
     """A cluster that is not connected yet."""
 
-    name = text(_("Name"), words(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod")
+    name = text(
+        _("Name"), api_help(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod"
+    )
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
         to_field_name="name",
         label=_("Pool"),
-        help_text=words(ClusterSerializer, "pool"),
+        help_text=api_help(ClusterSerializer, "pool"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    in_cluster = switch(_("From within"), words(ClusterSerializer, "in_cluster"))
-    kubeconfig = kubeconfig(words(ClusterSerializer, "kubeconfig"))
+    in_cluster = switch(_("From within"), api_help(ClusterSerializer, "in_cluster"))
+    kubeconfig = kubeconfig(api_help(ClusterSerializer, "kubeconfig"))
     field_order = ("name", "pool", "kubeconfig", "in_cluster")
 
     @property
     def values(self) -> dict[str, Any]:
-        """For the service."""
+        """The arguments for the service."""
         return self.cleaned_data | {"kubeconfig": self.cleaned_data["kubeconfig"] or None}
 
 
 class ClusterForm(SettingsForm):
-    """What can be changed of one."""
+    """The changeable settings of a cluster."""
 
-    enabled = switch(_("Watched"), words(ClusterSerializer, "enabled"))
-    kubeconfig = kubeconfig(_("Only to replace the credentials; empty: they stay."))
+    enabled = switch(_("Watched"), api_help(ClusterSerializer, "enabled"))
+    kubeconfig = kubeconfig(_("Fill in to replace the credentials. Empty: unchanged."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     field_order = (*SETTABLE, "kubeconfig")
 
@@ -108,7 +110,7 @@ class ClusterForm(SettingsForm):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """For the service: what differs from the cluster as it is."""
+        """The fields that differ from the cluster, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         changed = {name: value for name, value in values.items() if getattr(self.cluster, name) != value}
         given = self.cleaned_data.get("kubeconfig")
@@ -116,38 +118,40 @@ class ClusterForm(SettingsForm):
 
 
 class BindingForm(ServiceForm):
-    """Which tenant pays for which namespaces."""
+    """A binding of namespaces to the tenant that pays for them."""
 
-    namespace = text(_("Namespace"), _("One by its name."), pattern=LABEL_NAME, max_length=63, example="research")
+    namespace = text(
+        _("Namespace"), _("The name of one namespace."), pattern=LABEL_NAME, max_length=63, example="research"
+    )
     labels = text(
         _("Or all with labels"), _("Such as team=vision, stage=prod. A name wins, then the oldest."), max_length=2000
     )
     tenant = payer()
 
     def clean_labels(self) -> dict[str, str] | None:
-        """As a selector; None: no labels are given."""
-        said = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
-        parts = dict(part.split("=", 1) for part in said if "=" in part)
-        if len(parts) < len(said) or not all(name.strip() for name in parts):
-            raise ValidationError(_("Each label is NAME=VALUE, and each name stands once."))
+        """Return the labels as a selector; None without labels."""
+        labels = [part.strip() for part in self.cleaned_data["labels"].split(",") if part.strip()]
+        parts = dict(part.split("=", 1) for part in labels if "=" in part)
+        if len(parts) < len(labels) or not all(name.strip() for name in parts):
+            raise ValidationError(_("Each label is NAME=VALUE, and each name appears once."))
         return {name.strip(): value.strip() for name, value in parts.items()} or None
 
     @property
     def values(self) -> dict[str, Any]:
-        """For the service."""
+        """The arguments for the service."""
         given = self.cleaned_data
         return {"namespace": given["namespace"] or None, "selector": given["labels"], "tenant": given["tenant"]}
 
 
 class RebindForm(ServiceForm):
-    """Which tenant pays for them instead."""
+    """Another tenant for a binding."""
 
     tenant = payer()
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 class ImportForm(ServiceForm):
-    """How to read what is there."""
+    """The units of the objects to import."""
 
     gpushare_unit_mib = forms.TypedChoiceField(
         label=_("One aliyun.com/gpu-mem is"),
@@ -159,35 +163,35 @@ class ImportForm(ServiceForm):
 
 
 class SchedulerForm(forms.Form):
-    """How kube-scheduler is to ask; it lives in the URL."""
+    """The parameters of kube-scheduler's configuration, in the URL."""
 
     form = choice(
         _("For"),
         [("configuration", _("Kubernetes 1.23 and later")), ("policy", _("Kubernetes before 1.23"))],
         required=False,
     )
-    url = text(_("Extender at"), words(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
+    url = text(_("Extender at"), api_help(SchedulerQuestion, "url"), pattern=ADDRESS, example="https://gpucloud:3456")
     cluster = forms.ModelChoiceField(
         Cluster.objects.order_by("name"),
         to_field_name="name",
         required=False,
         label=_("Cluster"),
         empty_label=_("The only one"),
-        help_text=words(SchedulerQuestion, "cluster"),
+        help_text=api_help(SchedulerQuestion, "cluster"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    scheduler_name = text(_("Scheduler’s name"), words(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
-    by_name = switch(_("Nodes by name"), words(SchedulerQuestion, "by_name"))
-    everything = switch(_("Everything"), words(SchedulerQuestion, "everything"))
+    scheduler_name = text(_("Scheduler’s name"), api_help(SchedulerQuestion, "scheduler_name"), pattern=LABEL_NAME)
+    by_name = switch(_("Nodes by name"), api_help(SchedulerQuestion, "by_name"))
+    everything = switch(_("Everything"), api_help(SchedulerQuestion, "everything"))
     ca_file = text(
-        _("Authority’s file"), words(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
+        _("Authority’s file"), api_help(SchedulerQuestion, "ca_file"), example="/etc/kubernetes/gpucloud/ca.crt"
     )
-    cert_file = text(_("Certificate’s file"), words(SchedulerQuestion, "cert_file"))
-    key_file = text(_("Key’s file"), words(SchedulerQuestion, "key_file"))
+    cert_file = text(_("Certificate’s file"), api_help(SchedulerQuestion, "cert_file"))
+    key_file = text(_("Key’s file"), api_help(SchedulerQuestion, "key_file"))
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """For the service."""
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
         values = dict(self.cleaned_data)
         files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
         at, form = values.pop("url"), values.pop("form") or "configuration"
@@ -195,15 +199,15 @@ class SchedulerForm(forms.Form):
 
 
 class WebhookForm(forms.Form):
-    """How API servers reach the webhooks; it lives in the URL."""
+    """The address at which API servers reach the webhooks, in the URL."""
 
-    service = text(_("Service"), words(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
-    webhook_url = text(_("Or address"), words(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
-    before_1_28 = switch(_("Before 1.28"), words(WebhookQuestion, "before_1_28"))
+    service = text(_("Service"), api_help(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
+    webhook_url = text(_("Or address"), api_help(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
+    before_1_28 = switch(_("Before 1.28"), api_help(WebhookQuestion, "before_1_28"))
 
 
 class ConvertForm(ServiceForm):
-    """A configuration to be converted."""
+    """A configuration to convert."""
 
     document = forms.CharField(
         label=_("Policy or KubeSchedulerConfiguration"),
@@ -213,11 +217,11 @@ class ConvertForm(ServiceForm):
     )
 
     def clean_document(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Return the parsed file."""
         try:
             document = yaml.safe_load(self.cleaned_data["document"])
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ValidationError(_("It is not YAML that can be read.")) from error
         if not isinstance(document, dict):
-            raise ValidationError(_("It is no configuration: it has no kind."))
+            raise ValidationError(_("It is not a configuration: it has no kind."))
         return document

@@ -1,4 +1,4 @@
-"""Integrations: what kube-scheduler and API servers are to be told of this installation."""
+"""The page of integrations: the configuration of kube-scheduler and of API servers for this installation."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,22 +20,22 @@ from gpucloud.errors import GpucloudError
 @require_http_methods(["GET", "POST"])
 @page
 def configuration(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Both configurations as files, by what the URL says; posted, an old one in its other form."""
+    """Show both configurations as files, by the URL; if posted, convert an old one to the other form."""
     principal.require_operator()
     form, hooks = SchedulerForm(request.GET), WebhookForm(request.GET)
     convert = ConvertForm(request.POST or None)
-    shown: dict[str, Any] = {"form": form, "hooks": hooks, "convert": convert, "listens": _listens()}
+    shown: dict[str, Any] = {"form": form, "hooks": hooks, "convert": convert, "listens": _endpoint()}
     if form.is_valid():
-        shown["scheduler"] = _file([configurations.scheduler(principal=principal, **form.asked)])
+        shown["scheduler"] = _file([configurations.scheduler(principal=principal, **form.service_arguments)])
     if hooks.is_valid():
         shown |= _webhooks(principal, hooks)
     if convert.is_bound and convert.is_valid():
-        shown |= _converted(principal, convert)
+        shown |= _convert(principal, convert)
     refused = not (form.is_valid() and hooks.is_valid()) or (convert.is_bound and not convert.is_valid())
     return render(request, "clusters/integrations.html", shown, status=422 if refused else 200)
 
 
-def _listens() -> dict[str, Any]:
+def _endpoint() -> dict[str, Any]:
     return {
         "url": configurations.url(),
         "certificate": settings.EXTENDER_CLIENT_CA,
@@ -46,15 +46,15 @@ def _listens() -> dict[str, Any]:
 
 def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
     given = form.cleaned_data
-    asked = {"service": given["service"], "at": given["webhook_url"], "before_1_28": given["before_1_28"]}
+    arguments = {"service": given["service"], "at": given["webhook_url"], "before_1_28": given["before_1_28"]}
     try:
-        return {"webhooks": _file(configurations.webhooks(principal=principal, **asked))}
+        return {"webhooks": _file(configurations.webhooks(principal=principal, **arguments))}
     except GpucloudError as error:
         # Marks of code mean nothing on a page.
         return {"no_webhooks": error.detail.replace("`", "")}
 
 
-def _converted(principal: Principal, form: ConvertForm) -> dict[str, Any]:
+def _convert(principal: Principal, form: ConvertForm) -> dict[str, Any]:
     try:
         made, left_out = configurations.converted(principal=principal, document=form.cleaned_data["document"])
     except GpucloudError as error:

@@ -1,4 +1,4 @@
-"""Taking over a cluster that others shared: rehearsed first, then done."""
+"""The import of a cluster that other software shared: a dry run first, then the import."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpucloud.errors import GpucloudError
 @require_http_methods(["GET", "POST"])
 @page
 def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """What would be made, as a table; `act=take` makes it. No pod is restarted either way."""
+    """Show the objects to import as a table; `act=take` imports them. No pod is restarted either way."""
     principal.require_operator()
     cluster, form = find(name), ImportForm(request.POST or None)
     shown: dict[str, Any] = {"cluster": cluster, "form": form}
@@ -32,6 +32,6 @@ def import_page(request: HttpRequest, principal: Principal, name: str) -> HttpRe
         else:
             shown |= {"report": report, "rehearsal": rehearsal}
             if not rehearsal:
-                messages.success(request, _("{0} is taken over, as far as the table says.").format(cluster))
+                messages.success(request, _("{0} is imported, as the table shows.").format(cluster))
     refused = form.is_bound and not form.is_valid()
     return render(request, "clusters/import.html", shown, status=422 if refused else 200)

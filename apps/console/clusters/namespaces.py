@@ -1,4 +1,4 @@
-"""Which tenant pays for which namespaces of a cluster, and how their ResourceQuotas stand."""
+"""The bindings of a cluster's namespaces to tenants, and the state of their ResourceQuotas."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from apps.clusters.models import NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, quota_drift
 from apps.console.clusters.cluster_forms import BindingForm, RebindForm
-from apps.console.clusters.clusters import MOST_PODS, find, whole
-from apps.console.shell.forms import seen
+from apps.console.clusters.clusters import MOST_PODS, find, render_cluster
+from apps.console.shell.forms import posted_versions
 from apps.console.shell.page_access import page
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
@@ -22,7 +22,7 @@ from gpucloud.errors import GpucloudError, PreconditionFailed
 @require_GET
 @page
 def quotas(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """The part of a cluster's page that asks its API server; it comes after the page."""
+    """Render the quota fragment of a cluster's page, which asks its API server after the page has loaded."""
     standing = quota_drift.read(principal=principal, cluster=find(name))
     return render(request, "clusters/_quotas.html", {"standing": standing})
 
@@ -30,7 +30,7 @@ def quotas(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
 @require_POST
 @page
 def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Have a tenant pay for a namespace from now on."""
+    """Charge a namespace to a tenant from now on."""
     principal.require_operator()
     cluster, form = find(name), BindingForm(request.POST)
     if form.is_valid():
@@ -39,13 +39,13 @@ def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, said(row)))
+            messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
             return redirect("cluster", name=name)
-    return whole(request, cluster, bind=form, refused=True)
+    return render_cluster(request, cluster, bind=form, refused=True)
 
 
-def said(row: NamespaceBinding) -> str:
-    """The namespaces in words."""
+def describe(row: NamespaceBinding) -> str:
+    """Return the namespaces of a binding in words."""
     if row.namespace is not None:
         return _("namespace {0}").format(row.namespace)
     labels = ", ".join(f"{name}={value}" for name, value in sorted((row.selector or {}).items()))
@@ -55,14 +55,16 @@ def said(row: NamespaceBinding) -> str:
 @require_http_methods(["GET", "POST"])
 @page
 def unbind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
-    """What ending the binding would do; and, posted, doing it."""
+    """Show the effect of ending the binding; end it if posted."""
     principal.require_operator()
     cluster, row = find(name), _binding(name, pk)
     if request.method == "POST":
         bindings.unbind(principal=principal, binding=row)
-        messages.success(request, _("{0} no longer pays for what comes to {1}.").format(row.tenant, said(row)))
+        messages.success(request, _("{0} is no longer charged for new pods in {1}.").format(row.tenant, describe(row)))
         return redirect("cluster", name=name)
-    return render(request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": said(row), **_effect(row)})
+    return render(
+        request, "clusters/unbind.html", {"cluster": cluster, "row": row, "about": describe(row), **_effect(row)}
+    )
 
 
 def _binding(name: str, pk: int) -> NamespaceBinding:
@@ -75,28 +77,28 @@ def _binding(name: str, pk: int) -> NamespaceBinding:
 @require_http_methods(["GET", "POST"])
 @page
 def rebind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
-    """Have another tenant pay for what comes from now on."""
+    """Charge new pods to another tenant from now on."""
     principal.require_operator()
     cluster, row = find(name), _binding(name, pk)
     form = RebindForm(request.POST or None, initial={"tenant": row.tenant.slug, "version": row.version})
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
-        shown, done = _rebound(request, principal, row, form)
+        shown, done = _apply_rebind(request, principal, row, form)
         if done:
             return redirect("cluster", name=name)
     refused = form.is_bound and not form.is_valid()
     row = _binding(name, pk)
-    shown |= {"cluster": cluster, "row": row, "about": said(row), "form": form, **_effect(row)}
+    shown |= {"cluster": cluster, "row": row, "about": describe(row), "form": form, **_effect(row)}
     return render(request, "clusters/rebind.html", shown, status=422 if refused else 200)
 
 
-def _rebound(
+def _apply_rebind(
     request: HttpRequest, principal: Principal, row: NamespaceBinding, form: RebindForm
 ) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether another pays."""
-    tenant, versions = form.cleaned_data["tenant"], seen(request)
+    """Return the context beside the form, and True if another tenant pays."""
+    tenant, versions = form.cleaned_data["tenant"], posted_versions(request)
     if tenant == row.tenant and row.version in versions:
-        messages.info(request, _("Nothing was to be changed."))
+        messages.info(request, _("Nothing has changed."))
         return {}, True
     try:
         row = bindings.change(principal=principal, binding=row, tenant=tenant, versions=versions)
@@ -108,15 +110,18 @@ def _rebound(
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    messages.success(request, _("{0} pays for {1} from now on.").format(row.tenant, said(row)))
+    messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
     return {}, True
 
 
 def _effect(row: NamespaceBinding) -> dict[str, Any]:
-    """What runs there for the tenant, and who pays afterwards as far as names say it."""
+    """Return the tenant's running pods there, and who pays afterwards as far as names say it."""
     pods = PodClaim.objects.live().filter(cluster=row.cluster, claim__tenant=row.tenant).select_related("claim")
     if row.namespace is not None:
         pods = pods.filter(namespace=row.namespace)
     others = row.cluster.bindings.exclude(pk=row.pk).select_related("tenant")
     by_labels = [other for other in others if other.selector is not None]
-    return {"pods": pods.order_by("namespace", "pod")[:MOST_PODS], "by_labels": [(said(one), one) for one in by_labels]}
+    return {
+        "pods": pods.order_by("namespace", "pod")[:MOST_PODS],
+        "by_labels": [(describe(one), one) for one in by_labels],
+    }

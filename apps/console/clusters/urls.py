@@ -1,4 +1,4 @@
-"""Routes of the pages of clusters."""
+"""Routes of the clusters' pages."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""A node's last hour of heartbeats, and emptying a node after a look at what moves. Operators only."""
+"""A node's heartbeats of the last hour, and its drain after a preview. Operators only."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.nodes.models import Node, UsageMinute
@@ -24,21 +24,21 @@ from apps.scheduling.services.reclaiming.draining import drain_node, plan
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 MINUTES = 60
-# An agent reports once a second; with less than this of a minute's frames it was away for some of it.
+# An agent reports once a second; with fewer frames than this in a minute it was away for some of it.
 WHOLE_MINUTE = 50
 HEIGHTS = {"whole": 10, "part": 6, "silent": 2}
 COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "reasons"]
 
 
 class DrainForm(ServiceForm):
-    """How long claims have."""
+    """The grace period of claims."""
 
     grace_seconds = forms.IntegerField(
         label=_("Grace, in seconds"),
         required=False,
         min_value=0,
         max_value=7 * 86_400,
-        help_text=_("From the notice until a claim leaves. Empty: as the pool has it."),
+        help_text=_("Time from the notice until a claim is moved. Empty: the pool’s setting."),
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
     )
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -46,23 +46,23 @@ class DrainForm(ServiceForm):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The minutes that are rolled up of the last hour, the oldest first: whole, in part, or silent."""
+    """The rolled-up minutes of the last hour, oldest first: whole, part or silent."""
 
     minutes: list[str]
 
     @property
-    def heard(self) -> int:
-        """Minutes with any frame."""
+    def minutes_with_frames(self) -> int:
+        """The number of minutes with any frame."""
         return len(self.minutes) - self.minutes.count("silent")
 
     @property
     def ticks(self) -> list[tuple[float, int, str]]:
-        """Where each begins, how high it is, of ten, and how it went: told by the height as well as by a colour."""
+        """Position, height out of ten, and state of each minute: the height shows what the colour does."""
         return [(at + 0.1, HEIGHTS[word], word) for at, word in enumerate(self.minutes)]
 
 
 def heartbeat(node: Node, *, now: datetime) -> Heartbeat:
-    """By the frames that were stored of each minute. Of a node that is new, since it enrolled."""
+    """Return the heartbeat by the stored frames of each minute; for a new node since its enrolment."""
     # The minute before this one may not be rolled up yet.
     end = floor(now, MINUTE.span) - MINUTE.span
     begin = max(end - timedelta(minutes=MINUTES), floor(node.enrolled_at or node.created_at, MINUTE.span))
@@ -80,24 +80,24 @@ def _word(frames: int) -> str:
 @require_http_methods(["GET", "POST"])
 @page
 def drain(request: HttpRequest, principal: Principal, name: str) -> HttpResponseBase:
-    """What draining would do now, and the button that does it."""
+    """Preview the drain; drain the node if posted."""
     principal.require_operator()
     node = get_object_or_404(Node.objects.select_related("pool"), name=name)
     form = DrainForm(request.POST or None, initial={"version": node.version})
     grace: int | None = None
     if request.method == "POST" and form.is_valid():
         grace = form.cleaned_data["grace_seconds"]
-        if request.POST.get("act") == "drain" and _drained(request, principal, node, form):
+        if request.POST.get("act") == "drain" and _try_drain(request, principal, node, form):
             return redirect("node", name=name)
     found = plan(node, grace_seconds=grace)
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, f"drain-{name}", COLUMNS, found["moves"])
     shown: dict[str, Any] = {"node": node, "form": form, "plan": found}
     shown["waiting"] = sum(move["to"] is None for move in found["moves"])
     return render(request, "nodes/drain.html", shown, status=422 if form.errors else 200)
 
 
-def _drained(request: HttpRequest, principal: Principal, node: Node, form: DrainForm) -> HttpResponse | bool:
+def _try_drain(request: HttpRequest, principal: Principal, node: Node, form: DrainForm) -> HttpResponse | bool:
     version, grace = form.cleaned_data["version"], form.cleaned_data["grace_seconds"]
     versions = None if version is None else frozenset({version})
     try:
@@ -111,6 +111,6 @@ def _drained(request: HttpRequest, principal: Principal, node: Node, form: Drain
     except GpucloudError as error:
         form.refuse(error)
         return False
-    told = gettext("Node {0} is being drained: its claims are told within seconds.")
-    messages.success(request, told.format(node.name))
+    text = gettext("Node {0} is being drained: its claims are told within seconds.")
+    messages.success(request, text.format(node.name))
     return True

@@ -1,4 +1,4 @@
-"""One GPU: whose pieces lie on it, what each uses against its limit, and moving a limit. Operators only."""
+"""The page of one GPU: its assignments, the use of each against its limit, and new limits. Operators only."""
 
 import uuid
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
+from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.claims import find_all, last_change, last_resizes, room
 from apps.console.shell.bars import bars_of
-from apps.console.shell.forms import ResizeForm
 from apps.console.shell.measurements import chart_of_shares, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
@@ -25,7 +25,7 @@ from gpucloud.errors import GpucloudError
 @require_GET
 @page
 def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse:
-    """The page, or its living part."""
+    """Show the page, or its live fragment."""
     gpu = _find(principal, uuid)
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
@@ -38,20 +38,20 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
 @require_GET
 @page
 def gpu_series(request: HttpRequest, principal: Principal, uuid: str) -> JsonResponse:
-    """What the page's charts show, again."""
+    """Return the data of the page's charts."""
     return JsonResponse(chart_of_shares(_shares(_find(principal, uuid))))
 
 
 @require_POST
 @page
 def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uuid.UUID) -> HttpResponse:
-    """New limits for the claim whose piece this is; they hold on all its GPUs. A refusal changes nothing."""
+    """Set new limits for the claim of an assignment, on all its GPUs. A refusal changes nothing."""
     gpu = _find(principal, uuid)
     item = get_object_or_404(_shares(gpu), claim__uid=claim)
     form = _form(item, request.POST)
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=item.claim, changes=ClaimChanges(**form.changed))
+            resize_claim(principal=principal, claim=item.claim, changes=ClaimChanges(**form.changes))
         except GpucloudError as error:
             form.refuse(error)
     if not wants_fragment(request) and form.is_valid():
@@ -75,7 +75,7 @@ def _shares(gpu: Gpu) -> Any:
 
 
 def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, Any]]:
-    """What is shown of each; as many queries for fifty as for one."""
+    """Return the context of each assignment; as many queries for fifty as for one."""
     claims = {claim.pk: claim for claim in find_all(principal, [item.claim_id for item in items])}
     resizes = last_resizes(claims.values())
     rows = []
@@ -96,5 +96,5 @@ def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, A
 
 
 def _form(item: Assignment, data: Any = None) -> ResizeForm:
-    # Several forms are on the page: each field has a name of its own for its label.
+    # The page has several forms: each field has an id of its own for its label.
     return ResizeForm(data, initial=limits(item.claim), auto_id=f"{item.claim.uid}-%s")

@@ -1,4 +1,4 @@
-"""Nodes: the list, one node with its GPUs, cordon and uncordon. Operators only."""
+"""Pages of nodes: the list, one node with its GPUs, cordon and uncordon. Operators only."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.nodes.drain import heartbeat
 from apps.console.shell.bars import bars_of
-from apps.console.shell.export import as_file, asked_as_file
-from apps.console.shell.forms import in_words
-from apps.console.shell.fragment_cache import shared
+from apps.console.shell.export import as_file, file_format
+from apps.console.shell.forms import describe_error
+from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.measurements import chart_of_gpus, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Node
@@ -35,9 +35,9 @@ COLUMNS = [
 
 @require_GET
 @page
-@shared
+@share_fragment
 def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Every node with what is promised of it."""
+    """List every node with its allocation."""
     principal.require_operator()
     present = Q(gpus__present=True)
     nodes = (
@@ -51,7 +51,7 @@ def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
             memory_total=Sum("gpus__memory_mib", filter=present, default=0),
         )
     )
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "nodes", COLUMNS, map(_facts, nodes))
     template = "nodes/_rows.html" if wants_fragment(request) else "nodes/list.html"
     return render(request, template, {"nodes": nodes})
@@ -67,18 +67,18 @@ def _facts(node: Any) -> dict[str, Any]:
 @require_GET
 @page
 def node_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """One node, or its living part."""
+    """Show one node, or its live fragment."""
     principal.require_operator()
     node = get_object_or_404(Node.objects.select_related("pool"), name=name)
     if wants_fragment(request):
-        return render(request, "nodes/_live.html", _shown(node))
-    return render(request, "nodes/node.html", {**_shown(node), "chart": chart_of_gpus(node.gpus.all())})
+        return render(request, "nodes/_live.html", _context(node))
+    return render(request, "nodes/node.html", {**_context(node), "chart": chart_of_gpus(node.gpus.all())})
 
 
 @require_GET
 @page
 def node_series(request: HttpRequest, principal: Principal, name: str) -> JsonResponse:
-    """What the node's charts show, again."""
+    """Return the data of the node's charts."""
     principal.require_operator()
     node = get_object_or_404(Node, name=name)
     return JsonResponse(chart_of_gpus(node.gpus.all()))
@@ -87,7 +87,7 @@ def node_series(request: HttpRequest, principal: Principal, name: str) -> JsonRe
 @require_POST
 @page
 def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Take no new claims, or take them again."""
+    """Cordon the node, or uncordon it."""
     principal.require_operator()
     node = get_object_or_404(Node, name=name)
     cordoned = request.POST.get("cordoned") == "yes"
@@ -100,19 +100,19 @@ def cordon(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
 @require_POST
 @page
 def repair(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Have put right what somebody changed on the machine."""
+    """Order the repair of drift on the machine."""
     principal.require_operator()
     node = get_object_or_404(Node, name=name)
     try:
         repair_node(principal=principal, node=node)
     except NothingToRepair as error:
-        messages.info(request, in_words(error))
+        messages.info(request, describe_error(error))
     else:
-        messages.success(request, _("The agent of {0} puts right what was changed.").format(node.name))
+        messages.success(request, _("The agent of {0} repairs the changes.").format(node.name))
     return redirect("node", name=node.name)
 
 
-def _shown(node: Node) -> dict[str, Any]:
+def _context(node: Node) -> dict[str, Any]:
     gpus = list(node.gpus.prefetch_related("conditions"))
     live = list(
         Assignment.objects.filter(gpu__node=node)

@@ -1,4 +1,4 @@
-"""Buttons of a node's page: lift its fence, forget it, take a GPU for cured. Operators only."""
+"""Actions of a node's page: lift its fence, forget it, declare a GPU cured. Operators only."""
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -6,7 +6,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from apps.console.shell.forms import in_words
+from apps.console.shell.forms import describe_error
 from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import Principal
@@ -28,23 +28,23 @@ def unfence(request: HttpRequest, principal: Principal, name: str) -> HttpRespon
 @require_POST
 @page
 def clear(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse:
-    """Take the GPU for cured."""
+    """Declare the GPU cured."""
     principal.require_operator()
     gpu = clear_gpu(principal=principal, gpu=get_object_or_404(Gpu, uuid=uuid))
-    messages.success(request, _("GPU {0} is told to be cured; its agent confirms it.").format(gpu.index))
+    messages.success(request, _("GPU {0} is declared cured; its agent will confirm it.").format(gpu.index))
     return redirect("node", name=gpu.node.name)
 
 
 @require_POST
 @page
 def forget(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Give back what a lost node holds; one that came back meanwhile is left alone, and that is said."""
+    """Release all that a lost node holds; refuse with a message if it came back meanwhile."""
     principal.require_operator()
     node = get_object_or_404(Node, name=name)
     try:
         forget_node(principal=principal, node=node)
     except Conflict as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
     else:
         said = _("Node {0} is forgotten: its claims are released, and its agent must be enrolled again.")
         messages.success(request, said.format(name))

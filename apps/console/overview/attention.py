@@ -1,4 +1,4 @@
-"""What is wrong, worst first: the first thing that the overview says."""
+"""Problems, worst first: the first panel of the overview."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,15 +24,15 @@ from gpucloud.web.tags import amount
 
 # A list that needs scrolling hides what it should show; the claims page has the rest.
 MOST: Final = 6
-# A push is in force within 100 ms; after this long somebody should look.
+# A push is in force within 100 ms; after this time an operator should check.
 SLOW: Final = timedelta(seconds=5)
-# Of a webhook's server: longer than it takes to begin anew.
+# Of a webhook's server: longer than a restart takes.
 LONG: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to look at."""
+    """One problem to look at."""
 
     tone: Tone
     icon: str
@@ -43,16 +43,16 @@ class Notice:
 
 
 def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
-    """Lost nodes, what failed, is over its limit or not in force, who is not told, what waits and why: six of each.
+    """Return up to six notices of each kind, of nodes, claims, webhooks, requests, idle and queued claims.
 
-    Of the fleet as it was read; None for whom nodes do not concern.
+    `fleet`: the fleet as it was read; None for readers without access to nodes.
     """
-    found = _nodes(fleet) if fleet is not None else []
-    found += [*_assignments(principal), *_webhooks(principal), *_requests(principal)]
-    return [*found, *_idle(principal), *_queued(principal)]
+    found = _node_notices(fleet) if fleet is not None else []
+    found += [*_assignment_notices(principal), *_webhook_notices(principal), *_request_notices(principal)]
+    return [*found, *_idle_notices(principal), *_queued_notices(principal)]
 
 
-def _nodes(fleet: Fleet) -> list[Notice]:
+def _node_notices(fleet: Fleet) -> list[Notice]:
     nodes = [node for node, _cells in fleet.nodes]
     gpus = [(node, cell.gpu) for node, cells in fleet.nodes for cell in cells]
     gone = [node for node in nodes if not node.online]
@@ -61,20 +61,23 @@ def _nodes(fleet: Fleet) -> list[Notice]:
     sick = [(node, gpu) for node, gpu in gpus if gpu.unhealthy]
     missing = [(node, gpu) for node, gpu in gpus if not gpu.present and node.online]
     return [
-        *(_gone(node) for node in gone[:MOST]),
-        *(_fenced(node) for node in fenced[:MOST]),
-        *(_sick(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
-        *(_sick(_("GPU {0} of {1}").format(gpu.index, node.name), gpu.unhealthy, node) for node, gpu in sick[:MOST]),
-        *(_missing(node, gpu) for node, gpu in missing[:MOST]),
+        *(_lost_notice(node) for node in gone[:MOST]),
+        *(_fenced_notice(node) for node in fenced[:MOST]),
+        *(_unhealthy_notice(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
+        *(
+            _unhealthy_notice(_("GPU {0} of {1}").format(gpu.index, node.name), gpu.unhealthy, node)
+            for node, gpu in sick[:MOST]
+        ),
+        *(_missing_notice(node, gpu) for node, gpu in missing[:MOST]),
     ]
 
 
-def _missing(node: Node, gpu: GpuRow) -> Notice:
+def _missing_notice(node: Node, gpu: GpuRow) -> Notice:
     title, detail = _("GPU {0} of {1} is gone"), _("The agent no longer sees it; nothing new is placed on it.")
     return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, reverse("node", args=[node.name]))
 
 
-def _gone(node: Node) -> Notice:
+def _lost_notice(node: Node) -> Notice:
     url = reverse("node", args=[node.name])
     if node.last_seen_at is None:
         detail = _("Run the command that its creation answered on the machine, or make a new enrolment token.")
@@ -85,20 +88,20 @@ def _gone(node: Node) -> Notice:
     return Notice("bad", "plug-connected-x", _("Node {0} is lost").format(node.name), detail, url, node.last_seen_at)
 
 
-def _fenced(node: Node) -> Notice:
+def _fenced_notice(node: Node) -> Notice:
     detail = _("{0} It takes no new claims until the fence is lifted.").format(node.fenced_why)
     title = _("Node {0} is fenced").format(node.name)
     return Notice("bad", "alert-triangle", title, detail, reverse("node", args=[node.name]), node.fenced_at)
 
 
-def _sick(what: str, words: str, node: Node) -> Notice:
+def _unhealthy_notice(what: str, words: str, node: Node) -> Notice:
     detail = _("{0}: nothing new is placed on it; the claims on it are left.").format(words)
     return Notice(
         "bad", "alert-triangle", _("{0} is unhealthy").format(what), detail, reverse("node", args=[node.name])
     )
 
 
-def _assignments(principal: Principal) -> list[Notice]:
+def _assignment_notices(principal: Principal) -> list[Notice]:
     slow = Q(observed_generation__lt=F("generation"), updated_at__lt=timezone.now() - SLOW)
     wrong = Q(state__in=[AssignmentState.FAILED, AssignmentState.OVER_LIMIT])
     rows = (
@@ -106,10 +109,10 @@ def _assignments(principal: Principal) -> list[Notice]:
         .exclude(state=AssignmentState.RELEASED)
         .select_related("claim__tenant", "gpu__node")
     )
-    return [_of_assignment(row) for row in rows[:MOST]]
+    return [_assignment_notice(row) for row in rows[:MOST]]
 
 
-def _of_assignment(row: Assignment) -> Notice:
+def _assignment_notice(row: Assignment) -> Notice:
     where = f"{row.gpu.node.name} GPU {row.gpu.index}"
     common: dict[str, Any] = {"url": reverse("claim", args=[row.claim.uid]), "since": row.updated_at}
     if row.state == AssignmentState.FAILED:
@@ -124,26 +127,26 @@ def _of_assignment(row: Assignment) -> Notice:
     return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
 
 
-def _webhooks(principal: Principal) -> list[Notice]:
-    """To who may mend them, those that were stopped or have failed for a while."""
+def _webhook_notices(principal: Principal) -> list[Notice]:
+    """Return the stopped and failing webhooks that the reader may repair."""
     if not principal.may_administer:
         return []
     stopped = Q(enabled=False, disabled_reason__isnull=False)
     failing = Q(enabled=True, failing_since__lt=timezone.now() - LONG)
-    return [_of_webhook(hook) for hook in Webhook.objects.visible_to(principal).filter(stopped | failing)[:MOST]]
+    return [_webhook_notice(hook) for hook in Webhook.objects.visible_to(principal).filter(stopped | failing)[:MOST]]
 
 
-def _of_webhook(hook: Webhook) -> Notice:
+def _webhook_notice(hook: Webhook) -> Notice:
     to, url = addresses.origin(hook.url), reverse("webhook", args=[hook.uid])
     if hook.enabled:
-        detail = _("What it is told of is kept and tried again for three days.")
+        detail = _("Its messages are stored and sent again for three days.")
         return Notice("warn", "activity", _("The webhook to {0} fails").format(to), detail, url, hook.failing_since)
     title = _("The webhook to {0} was stopped").format(to)
     return Notice("bad", "activity", title, hook.disabled_reason or "", url, hook.failing_since)
 
 
-def _requests(principal: Principal) -> list[Notice]:
-    """To operators what waits for their answer, to a tenant's admins what waits for theirs."""
+def _request_notices(principal: Principal) -> list[Notice]:
+    """Return the requests that wait for operators, or for the tenant's admins."""
     rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
     if principal.is_operator:
         rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
@@ -164,14 +167,14 @@ def _requests(principal: Principal) -> list[Notice]:
     ]
 
 
-def _idle(principal: Principal) -> list[Notice]:
+def _idle_notices(principal: Principal) -> list[Notice]:
     idle = Claim.objects.visible_to(principal).filter(idle_since__isnull=False).select_related("tenant")
-    # Who is released first goes first.
+    # The claim that is released first comes first.
     rows = idle.order_by(F("idle_release_at").asc(nulls_last=True), "idle_since", "pk")
-    return [_of_idle(claim) for claim in rows[:MOST]]
+    return [_idle_notice(claim) for claim in rows[:MOST]]
 
 
-def _of_idle(claim: Claim) -> Notice:
+def _idle_notice(claim: Claim) -> Notice:
     unused = claim.idle_reason == Idle.UNUSED
     what = _("No program has used it.") if unused else _("Its programs compute nothing.")
     if claim.idle_release_at is not None:
@@ -179,16 +182,16 @@ def _of_idle(claim: Claim) -> Notice:
             f"{claim.idle_release_at:%Y-%m-%d %H:%M:%S}"
         )
     elif claim.lent_core:
-        end = _("It lends {0} of a GPU until it wants it.").format(f"{claim.lent_core} %")
+        end = _("It lends {0} of a GPU until it needs it.").format(f"{claim.lent_core} %")
     else:
         end = _("Release it if it is needed no longer.")
     title = (_("{0} is unused") if unused else _("{0} is idle")).format(claim)
     return Notice("warn", "player-pause", title, f"{what} {end}", reverse("claim", args=[claim.uid]), claim.idle_since)
 
 
-def _queued(principal: Principal) -> list[Notice]:
+def _queued_notices(principal: Principal) -> list[Notice]:
     waiting = Claim.objects.visible_to(principal).filter(state=ClaimState.QUEUED).select_related("tenant")
-    # Who asked to start later waits as it should.
+    # A claim with a later start waits as it should.
     waiting = waiting.exclude(start_at__gt=timezone.now())
     return [
         Notice(

@@ -1,4 +1,4 @@
-"""The largest shares of one GPU that still fit, by model."""
+"""The largest free shares of one GPU, by model."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from apps.nodes.services.gpu_rows import GpuRow
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a claim for one GPU of this model can still get: pairs of core and MiB, the most core first."""
+    """The free shares of GPUs of one model: pairs of core and MiB, the most core first."""
 
     model: str
     gpus: int
@@ -21,7 +21,7 @@ class Room:
 
 
 def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
-    """By model, on the GPUs that take new claims: the shares of which no other fits with more of both."""
+    """Return by model, for schedulable GPUs, the shares that no other share exceeds in both core and memory."""
     found: dict[str, list[GpuRow]] = defaultdict(list)
     for node, cells in nodes:
         ready = node.state == "ready"
@@ -39,7 +39,7 @@ def _room(model: str, gpus: list[GpuRow]) -> Room:
 def _largest(free: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     best: list[tuple[int, int]] = []
     for core, memory in sorted(set(free), reverse=True):
-        # More memory than what has more core; a share has some of both.
+        # More memory than any share with more core; a share has some of both.
         if core and memory > (best[-1][1] if best else 0):
             best.append((core, memory))
     return best

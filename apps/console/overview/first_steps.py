@@ -1,4 +1,4 @@
-"""What an empty installation needs first: a node, a tenant that may hold something, a claim."""
+"""The first steps of an empty installation: a node, a tenant with a quota, a claim."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from apps.scheduling.models import Claim
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One of them: whether it is done, and what one types."""
+    """One step: whether it is done, and its commands."""
 
     done: bool
     title: Promise
@@ -30,7 +30,7 @@ CLAIM = "gpucloud claim create --tenant physics --core 25 --memory 8GiB"
 
 
 def first_steps(principal: Principal) -> list[Step]:
-    """The three, until the first claim was made; then none, by one query. They are an operator's."""
+    """Return the three steps to an operator until the first claim was made; then none, by one query."""
     if not principal.is_operator or Claim.objects.exists():
         return []
     return [

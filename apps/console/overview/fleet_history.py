@@ -1,4 +1,4 @@
-"""How full the fleet was, over some hours: what was leased and what was used, by the minutes that are rolled up."""
+"""The fleet's allocation and use over some hours, by the rolled-up minutes."""
 
 from datetime import timedelta
 from typing import Any, Final
@@ -11,18 +11,18 @@ from apps.console.shell.page_access import page
 from apps.nodes.services.telemetry import fleet
 from apps.quotas.principals import Principal
 
-# Hours of a chart, and minutes that one point is the mean of.
+# Hours of a chart, and the minutes that one point averages.
 STEPS: Final = {1: 1, 6: 5, 24: 15}
 
 
 def hours_of(request: HttpRequest) -> int:
-    """How far back the URL asks for; an hour unless it says one of the others."""
+    """Return the hours that the URL asks for; one hour for any other value."""
     text = request.GET.get("hours", "")
     return int(text) if text.isdecimal() and len(text) < 3 and int(text) in STEPS else 1
 
 
 def history(hours: int) -> dict[str, Any]:
-    """What the fleet's charts show."""
+    """Return the data of the fleet's charts."""
     now, step = timezone.now(), timedelta(minutes=STEPS[hours])
     window = timedelta(hours=hours)
     series = {"key": "fleet", **fleet.history(begin=now - window, step=step)}
@@ -33,6 +33,6 @@ def history(hours: int) -> dict[str, Any]:
 @require_GET
 @page
 def fleet_series(request: HttpRequest, principal: Principal) -> JsonResponse:
-    """What the fleet's charts show, again."""
+    """Return the data of the fleet's charts again."""
     principal.require_operator()
     return JsonResponse(history(hours_of(request)))

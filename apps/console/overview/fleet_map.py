@@ -9,32 +9,32 @@ from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.principals import Principal
 
-# What is read of a node, of which there may be hundreds.
+# The columns read of each node, of which there may be hundreds.
 OF_NODE: Final = (
     "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "created_at", "last_seen_at", "simulated",
 )  # fmt: skip
 
 
 class Cell(NamedTuple):
-    """One GPU: how much is promised of it, how much is used. Percent; None where nothing is measured."""
+    """One GPU: its allocated and used share in percent; None if nothing is measured."""
 
     gpu: GpuRow
     use: Use
 
     @property
     def leased(self) -> int:
-        """Of core."""
+        """The allocated core."""
         return self.gpu.core_used
 
     @property
     def used(self) -> float | None:
-        """Of core; never drawn past the cell's top."""
+        """The used core, never above the cell's top."""
         return None if self.use.core_percent is None else min(100.0, self.use.core_percent)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the GPUs that are there. Means are None where nothing is measured."""
+    """Sums over the present GPUs. Means are None if nothing is measured."""
 
     gpus: int
     gpus_ready: int
@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def memory_leased_percent(self) -> float:
-        """Of all memory."""
+        """The allocated part of all memory."""
         return 100 * self.memory_leased_mib / self.memory_mib if self.memory_mib else 0.0
 
 
@@ -59,7 +59,7 @@ class Fleet:
 
 
 def read_fleet_map(principal: Principal) -> Fleet:
-    """Three queries, whatever the size. Operators only."""
+    """Read the fleet in three queries, whatever its size. Operators only."""
     principal.require_operator()
     rows = gpu_rows(Gpu.objects.all())
     use = use_of_gpus(rows)

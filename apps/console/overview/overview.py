@@ -1,4 +1,4 @@
-"""The overview: is anything wrong, and how full are we?"""
+"""The overview: problems, and how full the fleet is."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from apps.console.overview.first_steps import first_steps
 from apps.console.overview.fleet_history import STEPS, history, hours_of
 from apps.console.overview.fleet_map import read_fleet_map
 from apps.console.overview.strips import strips_of
-from apps.console.shell.fragment_cache import shared
+from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.measurements import with_use
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, ResourceQuota
@@ -26,10 +26,10 @@ EVENTS = 8
 
 
 @page
-@shared
+@share_fragment
 def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """The page, or its living part."""
-    shown = _shown(principal) | {"hours": hours_of(request), "windows": list(STEPS)}
+    """Show the page, or its live fragment."""
+    shown = _context(principal) | {"hours": hours_of(request), "windows": list(STEPS)}
     if wants_fragment(request):
         return render(request, "overview/_live.html", shown)
     if principal.is_operator:
@@ -37,7 +37,7 @@ def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
     return render(request, "overview/overview.html", shown)
 
 
-def _shown(principal: Principal) -> dict[str, Any]:
+def _context(principal: Principal) -> dict[str, Any]:
     claims = Claim.objects.visible_to(principal)
     counts = claims.live().aggregate(
         live=Count("pk"),
@@ -55,13 +55,13 @@ def _shown(principal: Principal) -> dict[str, Any]:
         "room": room_of(fleet.nodes) if fleet else [],
         "counts": counts,
         "claims": with_use(claims.live()[:CLAIMS]),
-        "quotas": _pressed(principal),
+        "quotas": _fullest_quotas(principal),
         "events": AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk")[:EVENTS],
     }
 
 
-def _pressed(principal: Principal) -> Any:
-    """The fullest quotas first; unlimited ones press nobody."""
+def _fullest_quotas(principal: Principal) -> Any:
+    """Return the fullest quotas first; unlimited ones are left out."""
     percent = ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())
     limited = ResourceQuota.objects.visible_to(principal).filter(hard__gt=0).select_related("tenant", "pool")
     return limited.annotate(percent=percent).order_by("-percent", "pk")[:QUOTAS]

@@ -1,7 +1,7 @@
-"""A large fleet drawn small: a strip for each node, in it a column for each GPU, ten units wide and high.
+"""A large fleet drawn small: a strip per node with a column per GPU, ten units wide and high.
 
-Paths, as a shape for each GPU would be too many; and put together here, as a template takes longer to ask for a thing
-than to show it.
+Paths, as a shape for each GPU would be too many; and rendered here, as a template takes longer to look a value up than
+to show it.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from django.utils.translation import gettext as _
 from apps.console.overview.fleet_map import Cell
 from apps.nodes.models import Node
 from gpucloud.web.tags import percent
-from gpucloud.web.tags import state as in_words
+from gpucloud.web.tags import state as state_label
 
 # Nodes that fit on a screen or two with a number at each GPU.
 MOST_LARGE: Final = 12
 STRIP: Final = '<li><a class="strip" href="{}"><span class="strip-name">{}</span> {} {}</a></li>'
-# Where it has GPUs: all of each, what is promised of it, what is used of it; and means of all.
+# With GPUs: the whole of each, its allocation, its use; and means of all.
 COLUMNS: Final = """\
 <svg viewBox="0 0 {} 10" preserveAspectRatio="none" aria-hidden="true">\
 <path class="cell-ground" d="{}" /><path class="cell-leased" d="{}" /><path class="cell-used" d="{}" /></svg>
@@ -29,19 +29,19 @@ NO_COLUMNS: Final = '<span class="strip-number"><small>{}</small></span>'
 
 
 def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> SafeString:
-    """Items of a list. Nothing where the nodes are few enough to be drawn large."""
+    """Return the items of a list; nothing if the nodes are few enough to be drawn large."""
     if len(nodes) <= MOST_LARGE:
         return SafeString()
     return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in nodes))
 
 
 def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
-    shown = in_words(node.state) if node.state != "ready" else ""
+    shown = state_label(node.state) if node.state != "ready" else ""
     return reverse("node", args=[node.name]), node.name, shown, _columns(cells) if cells else _no_columns()
 
 
 def _no_columns() -> SafeString:
-    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not said hello."))
+    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not connected."))
 
 
 def _columns(cells: list[Cell]) -> SafeString:

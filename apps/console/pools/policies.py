@@ -1,4 +1,4 @@
-"""Policies: what every pool does by itself, side by side; a pool's own page changes it. Operators only."""
+"""The policies of all pools side by side; a pool's own page changes them. Operators only."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
@@ -21,10 +21,10 @@ COLUMNS = [
 @require_GET
 @page
 def policy_table(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """A row for each pool."""
+    """Show a row for each pool."""
     principal.require_operator()
     pools = Pool.objects.order_by("name")
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "policies", COLUMNS, map(_facts, pools))
     return render(request, "policies/policies.html", {"pools": pools})
 

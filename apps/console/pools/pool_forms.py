@@ -1,4 +1,4 @@
-"""The form of a pool, made from the API's own fields: bounds and words are said once."""
+"""The form of a pool, made from the API's own fields: bounds and help texts are defined once."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +9,7 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
-from apps.console.shell.forms import ServiceForm, flat
+from apps.console.shell.forms import ServiceForm, flatten
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import AuditPolicy, IdleRule, PlacementPolicy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
     (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
-    (_("What is wrong on its machines"), ("audit_policy", "repair_drift")),
+    (_("Violations on its machines"), ("audit_policy", "repair_drift")),
     (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
     (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
 )
@@ -63,13 +63,13 @@ LABELS: Final = {
 }
 
 
-def called(name: str) -> str:
-    """A field inside a sentence; one that only the API sets goes by its own name."""
+def label_in_sentence(name: str) -> str:
+    """Return a field's name inside a sentence; a field that only the API sets has its own name."""
     return str(LABELS[name]).lower() if name in LABELS else name.replace("_", " ")
 
 
 class PoolForm(ServiceForm):
-    """What an operator sets of a pool; the API has a few fields more."""
+    """The settings of a pool for an operator; the API has a few fields more."""
 
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
@@ -89,30 +89,30 @@ class PoolForm(ServiceForm):
             yield title, [self[name] for name in names]
 
     def clean(self) -> dict[str, Any]:
-        """The API's own rule between two bounds."""
+        """Apply the API's own rule between two bounds."""
         values = super().clean() or {}
         checked = RebalanceBoundsSerializer(data=self._bounds(values))
         if not self.errors and not checked.is_valid():
             for name, detail in checked.errors.items():
-                self.add_error(name if name in self.fields else None, " ".join(flat(detail)))
+                self.add_error(name if name in self.fields else None, " ".join(flatten(detail)))
         return values
 
     @property
     def changes(self) -> dict[str, Any]:
-        """For the service: what differs from the pool as it is."""
+        """The fields that differ from the pool, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         values["rebalance_bounds"] = self._bounds(self.cleaned_data)
         return {name: value for name, value in values.items() if getattr(self.pool, name) != value}
 
     def _bounds(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Those that are given; the calendar is the API's, and stays."""
+        """Return the given bounds; the calendar is set by the API, and stays."""
         given = {name: values[name] for name in BOUNDS if values.get(name) is not None}
         kept = self.pool.rebalance_bounds.get("calendar")
         return given | ({"calendar": kept} if kept else {})
 
 
 class NewPoolForm(ServiceForm):
-    """A pool that is not there yet: its name, and what is chosen once and seldom changed."""
+    """A new pool: its name, and settings that are seldom changed."""
 
     name = forms.CharField(
         label=_("Name"),
@@ -129,13 +129,13 @@ class NewPoolForm(ServiceForm):
             self.fields[name] = _field(name, of_pool[name])
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """For the service: what is said."""
+    def service_arguments(self) -> dict[str, Any]:
+        """The given values, for the service."""
         return {name: value for name, value in self.cleaned_data.items() if value not in ("", None)}
 
 
 def _field(name: str, said: Any) -> forms.Field:
-    """The form's field for one of the API's."""
+    """Return the form's field for one of the API's."""
     # An empty field is the API's null, and marks of code mean nothing on a page.
     words = str(said.help_text or "").replace("Null:", "Empty:").replace("`", "")
     common: dict[str, Any] = {"label": LABELS[name], "help_text": words}

@@ -1,4 +1,4 @@
-"""Pools: the list, and one with what it does about sharing, idle claims and rebalancing. Operators only."""
+"""Pages of pools: the list, and one pool with sharing, idle rule and rebalancing. Operators only."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from apps.console.pools.pool_forms import NewPoolForm, PoolForm, called
-from apps.console.pools.proposals import worded
-from apps.console.shell.export import as_file, asked_as_file, facts_of
-from apps.console.shell.forms import in_words
+from apps.console.pools.pool_forms import NewPoolForm, PoolForm, label_in_sentence
+from apps.console.pools.proposals import with_words
+from apps.console.shell.export import as_file, facts_of, file_format
+from apps.console.shell.forms import describe_error
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
@@ -45,10 +45,10 @@ REBALANCING = {"rebalance_mode", "rebalance_policy", "rebalance_bounds"}
 @require_GET
 @page
 def pool_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Every pool with what it has, and what it does by itself."""
+    """List every pool with its capacity and its policies."""
     principal.require_operator()
-    pools = counted(Pool.objects.order_by("name"))
-    if file := asked_as_file(request):
+    pools = with_counts(Pool.objects.order_by("name"))
+    if file := file_format(request):
         return as_file(file, "pools", COLUMNS, (facts_of(pool, COLUMNS, pool=pool.name) for pool in pools))
     return render(request, "pools/_rows.html" if wants_fragment(request) else "pools/list.html", {"pools": pools})
 
@@ -56,13 +56,13 @@ def pool_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
 @require_http_methods(["GET", "POST"])
 @page
 def pool_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """One pool and its form. What is posted as `preview` changes nothing."""
+    """Show one pool and its form. A post with `preview` changes nothing."""
     principal.require_operator()
     pool = find(name)
     form = PoolForm(request.POST or None, pool=pool)
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
-        shown, done = _posted(request, principal, form)
+        shown, done = _handle_post(request, principal, form)
         if done:
             return redirect("pool", name=name)
     refused = form.is_bound and not form.is_valid()
@@ -73,12 +73,12 @@ def pool_detail(request: HttpRequest, principal: Principal, name: str) -> HttpRe
 @require_http_methods(["GET", "POST"])
 @page
 def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Make an empty pool; its page has the rest of what can be set."""
+    """Create an empty pool; its page has the rest of the settings."""
     principal.require_operator()
     form = NewPoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            pool = create_pool(principal=principal, **form.asked)
+            pool = create_pool(principal=principal, **form.service_arguments)
             messages.success(request, _("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
             return redirect("pool", name=pool.name)
         except GpucloudError as error:
@@ -89,21 +89,21 @@ def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
 @require_POST
 @page
 def rebalance_now(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """A run of the rebalancer, as its mode has it."""
+    """Run the rebalancer once, in the pool's mode."""
     principal.require_operator()
     try:
         found = proposals.rebalance(principal=principal, pool=find(name))
     except GpucloudError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
         return redirect("pool", name=name)
-    said = ngettext("{0} claim looked at, {1} to change.", "{0} claims looked at, {1} to change.", found.considered)
+    said = ngettext("{0} claim checked, {1} to change.", "{0} claims checked, {1} to change.", found.considered)
     messages.success(request, " ".join([said.format(found.considered, len(found.proposals)), found.why or ""]).strip())
     return redirect(f"{reverse('proposals')}?{urlencode({'pool': name, 'state': 'all'})}")
 
 
-def counted(pools: QuerySet[Pool]) -> QuerySet[Pool]:
-    """With what they have and what is promised of it, and what waits for somebody there."""
-    # No joins: what they multiply, each count would be made again for.
+def with_counts(pools: QuerySet[Pool]) -> QuerySet[Pool]:
+    """Annotate the pools with their capacity, allocation, idle claims and open proposals."""
+    # No joins: they would multiply the rows of each count.
     nodes = Node.objects.filter(pool=OuterRef("pk"), last_seen_at__isnull=False).order_by().values("pool")
     gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).order_by().values("node__pool")
     claims = Claim.objects.filter(pool=OuterRef("pk"), idle_since__isnull=False).order_by().values("pool")
@@ -123,38 +123,40 @@ def _one(rows: Any, number: Any) -> Coalesce:
 
 
 def find(name: str) -> Pool:
-    """The pool as `counted` has it. Raises Http404."""
-    pool = counted(Pool.objects.filter(name=name)).first()
+    """Return the pool as `with_counts` annotates it. Raises Http404."""
+    pool = with_counts(Pool.objects.filter(name=name)).first()
     if pool is None:
         raise Http404("There is no such pool.")
     return pool
 
 
-def _posted(request: HttpRequest, principal: Principal, form: PoolForm) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether the change was made."""
+def _handle_post(request: HttpRequest, principal: Principal, form: PoolForm) -> tuple[dict[str, Any], bool]:
+    """Return the context beside the form, and True if the change was made."""
     version, changes = form.cleaned_data["version"], form.changes
-    asked: dict[str, Any] = {"versions": None if version is None else frozenset({version}), **changes}
+    arguments: dict[str, Any] = {"versions": None if version is None else frozenset({version}), **changes}
     try:
         if request.POST.get("act") == "preview":
-            return {"preview": preview(principal, form.pool, asked, changes)}, False
-        change_pool(principal=principal, pool=form.pool, **asked)
+            return {"preview": preview(principal, form.pool, arguments, changes)}, False
+        change_pool(principal=principal, pool=form.pool, **arguments)
     except PreconditionFailed:
-        return _changed_meanwhile(form), False
+        return _resolve_conflict(form), False
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    words = ", ".join(map(called, sorted(changes)))
-    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing was to be changed.")
+    words = ", ".join(map(label_in_sentence, sorted(changes)))
+    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing has changed.")
     messages.success(request, said.format(form.pool, words))
     return {}, True
 
 
-def preview(principal: Principal, pool: Pool, asked: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """What the change would do: made, looked at, and taken back. Raises what the change raises."""
+def preview(principal: Principal, pool: Pool, arguments: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the effect of the change: apply it, read the result, roll it back. Raises what the change raises."""
     before = {name: getattr(pool, name) for name in changes}
     with transaction.atomic():
-        after = change_pool(principal=principal, pool=pool, **asked)
-        shown: dict[str, Any] = {"changes": [(called(name), before[name], getattr(after, name)) for name in changes]}
+        after = change_pool(principal=principal, pool=pool, **arguments)
+        shown: dict[str, Any] = {
+            "changes": [(label_in_sentence(name), before[name], getattr(after, name)) for name in changes]
+        }
         if SHARING & changes.keys():
             shown["nodes"] = Node.objects.filter(pool=after).count()
         if IDLE & changes.keys():
@@ -163,7 +165,7 @@ def preview(principal: Principal, pool: Pool, asked: dict[str, Any], changes: di
             found = proposals.rebalance(principal=principal, pool=after, dry_run=True)
             shown |= {
                 "run": found,
-                "proposals": list(map(worded, found.proposals[:MOST])),
+                "proposals": list(map(with_words, found.proposals[:MOST])),
                 "more": len(found.proposals) - MOST,
             }
         transaction.set_rollback(True)
@@ -171,7 +173,7 @@ def preview(principal: Principal, pool: Pool, asked: dict[str, Any], changes: di
 
 
 def _idle(pool: Pool) -> list[tuple[Claim, core.Step]]:
-    """The claims that the pool's rule would find now."""
+    """Return the claims that the pool's rule would find now."""
     now, rule, bounds = timezone.now(), idleness.rule_of(pool), bounds_of(pool)
     steps = [
         (claim, core.decide(seen, rule, bounds, int(now.timestamp())))
@@ -180,11 +182,11 @@ def _idle(pool: Pool) -> list[tuple[Claim, core.Step]]:
     return [(claim, step) for claim, step in steps if step.reason is not None]
 
 
-def _changed_meanwhile(form: PoolForm) -> dict[str, Any]:
-    """Who was faster, and with what. The form keeps what was typed; sent again, it counts against the new version."""
+def _resolve_conflict(form: PoolForm) -> dict[str, Any]:
+    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
     form.pool.refresh_from_db()
     events = AuditEvent.objects.filter(object_type="pool", object_id=form.pool.name).order_by("-pk")
     form.data = {**dict(form.data.items()), "version": str(form.pool.version)}
     event = events.first()
-    now = {called(name): value for name, value in ((event and event.after) or {}).items()}
+    now = {label_in_sentence(name): value for name, value in ((event and event.after) or {}).items()}
     return {"conflict": event, "now": now}

@@ -1,4 +1,4 @@
-"""Proposals of the rebalancer: what it would change and why, with a yes or a no; and what it has done."""
+"""Proposals of the rebalancer: the change and its reason, to accept or dismiss; and past ones."""
 
 import uuid
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_POST
 
-from apps.console.shell.export import Row, as_file, asked_as_file, facts_of
-from apps.console.shell.forms import in_words, seen
+from apps.console.shell.export import Row, as_file, facts_of, file_format
+from apps.console.shell.forms import describe_error, posted_versions
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
@@ -35,14 +35,14 @@ CHANGES: Final = {
     "lent_core": _("lent core"),
 }
 STATES: Final[list[tuple[str, Any]]] = [
-    ("", _("Waiting for a yes")),
+    ("", _("Waiting for a decision")),
     *((one.value, badge(one).label) for one in ProposalState if one != "proposed"),
     ("all", _("All")),
 ]
 
 
 class FilterForm(forms.Form):
-    """What the list is narrowed by; it lives in the URL."""
+    """The filter of the proposals, in the URL."""
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
@@ -60,7 +60,7 @@ class FilterForm(forms.Form):
 @require_GET
 @page
 def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Proposals that one may see, newest first; those that wait for somebody unless the URL says others."""
+    """List the visible proposals, newest first; the open ones unless the URL asks for others."""
     form = FilterForm(request.GET)
     form.is_valid()
     wanted = form.cleaned_data
@@ -68,11 +68,11 @@ def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponseBas
     rows = rows.filter(pool=wanted["pool"]) if wanted.get("pool") else rows
     state = wanted.get("state") or ProposalState.PROPOSED
     rows = rows if state == "all" else rows.filter(state=state)
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "proposals", COLUMNS, map(_facts, rows.iterator()))
     part = keyset_page(rows, request.GET)
     mine = principal.with_role("member")
-    shown = [(worded(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
+    shown = [(with_words(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
     template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
     return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
 
@@ -82,8 +82,8 @@ def _facts(row: Proposal) -> Row:
     return facts_of(row, COLUMNS, pool=row.pool.name, tenant=claim.tenant.slug, claim=claim.name, claim_uid=claim.uid)
 
 
-def worded(row: Any) -> Any:
-    """The proposal with its numbers as people read them."""
+def with_words(row: Any) -> Any:
+    """Return the proposal with its numbers in words."""
     row.says = KINDS.get(row.kind, row.kind)
     row.differences = [(CHANGES.get(name, name), row.before.get(name), value) for name, value in row.after.items()]
     row.measured = [(name.replace("_", " "), value) for name, value in row.numbers.items()]
@@ -93,19 +93,19 @@ def worded(row: Any) -> Any:
 @require_POST
 @page
 def accept(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Carry it out now."""
-    return _answered(request, principal, uid, proposals.accept, gettext("The claim is changed as proposed."))
+    """Carry out the proposal now."""
+    return _answer(request, principal, uid, proposals.accept, gettext("The claim is changed as proposed."))
 
 
 @require_POST
 @page
 def dismiss(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Leave the claim as it is."""
-    done = gettext("The claim is left as it is, for a while at least.")
-    return _answered(request, principal, uid, proposals.dismiss, done)
+    done = gettext("The claim stays as it is, at least for a while.")
+    return _answer(request, principal, uid, proposals.dismiss, done)
 
 
-def _answered(
+def _answer(
     request: HttpRequest, principal: Principal, uid: uuid.UUID, answer: Callable[..., Any], done: str
 ) -> HttpResponse:
     proposal = Proposal.objects.visible_to(principal).select_related("pool", "claim__tenant").filter(uid=uid).first()
@@ -113,12 +113,12 @@ def _answered(
         raise Http404("There is no such proposal that you may see.")
     principal.require_role(proposal.claim.tenant, "member")
     try:
-        answer(principal=principal, proposal=proposal, versions=seen(request))
+        answer(principal=principal, proposal=proposal, versions=posted_versions(request))
     except PreconditionFailed:
         late = gettext("Somebody answered it, or a later run changed it, while you had this page open.")
         messages.error(request, late)
     except GpucloudError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
     else:
         messages.success(request, done)
     return redirect("proposals")

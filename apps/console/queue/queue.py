@@ -1,4 +1,4 @@
-"""The queue of a pool: who is asked next, why each waits, and when it will start."""
+"""The queue of a pool: its order, the reason of each wait, and the estimated start."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import Row, as_file, asked_as_file, facts_of
-from apps.console.shell.fragment_cache import shared
+from apps.console.shell.export import Row, as_file, facts_of, file_format
+from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
@@ -27,7 +27,7 @@ COLUMNS = [
 
 
 class PoolForm(forms.Form):
-    """Which pool's."""
+    """The choice of a pool."""
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
@@ -41,17 +41,20 @@ class PoolForm(forms.Form):
 
 @require_GET
 @page
-@shared
+@share_fragment
 def queue_page(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """What waits in a pool, as far as one may see it, with its place among all. Of no pool, where one's own waits."""
+    """Show the visible claims that wait in a pool, with their places among all.
+
+    Without a pool in the URL, show the pool in which the reader's own claims wait.
+    """
     form = PoolForm(request.GET if "pool" in request.GET else None)
-    # A pool that is none is the first one.
+    # An unknown pool selects the first one.
     pool = (form.cleaned_data["pool"] if form.is_valid() else None) or _first(principal)
     shown = {"form": PoolForm(initial={"pool": pool and pool.name}), "pool": pool}
     if pool is not None:
         seen = queue.get_snapshot(pool)
         uids = queue.list_visible(seen, principal)
-        if file := asked_as_file(request):
+        if file := file_format(request):
             return as_file(file, f"queue-{pool}", COLUMNS, map(_facts, queue.attach_places(seen, uids)))
         part = Paginator(uids, PER_PAGE).get_page(request.GET.get("page"))
         claims = queue.attach_places(seen, list(part.object_list))

@@ -1,4 +1,4 @@
-"""Rounds of the scheduler: what was asked, what was answered, and why."""
+"""Rounds of the scheduler: the claims of each, the decisions and their reasons."""
 
 import uuid
 from datetime import timedelta
@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.console.queue.queue import PoolForm
-from apps.console.shell.export import as_file, asked_as_file, facts_of
+from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
 from apps.quotas.principals import Principal
@@ -19,14 +19,14 @@ from apps.scheduling.models import Claim, FleetSnapshot, Round
 from gpucloud.web.keyset import keyset_page
 
 MOST_SHOWN = 200
-# After what it placed was committed: on a busy machine a moment, never this long.
+# Time between the commit of a placement and its round: a moment on a busy machine, never this long.
 WRITTEN_WITHIN = timedelta(minutes=1)
 COLUMNS = ["round", "pool", "at", "considered", "placed", "duration_us"]
 DECISIONS = ["claim", "gpus", "reasons"]
 
 
 class RoundsForm(PoolForm):
-    """Of which pool; of all where none is chosen."""
+    """The choice of a pool; all pools by default."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,13 +38,13 @@ class RoundsForm(PoolForm):
 @require_GET
 @page
 def round_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """The last rounds first."""
+    """List the rounds, newest first."""
     principal.require_operator()
     form = RoundsForm(request.GET)
     rows = Round.objects.select_related("pool").defer("steps")
     if form.is_valid() and form.cleaned_data["pool"]:
         rows = rows.filter(pool=form.cleaned_data["pool"])
-    if file := asked_as_file(request):
+    if file := file_format(request):
         found = rows.order_by("-pk").iterator()
         return as_file(
             file, "rounds", COLUMNS, (facts_of(row, COLUMNS, round=row.pk, pool=row.pool.name) for row in found)
@@ -57,24 +57,28 @@ def round_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
 @require_GET
 @page
 def round_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpResponseBase:
-    """What one round decided of each claim, in the order in which they were asked."""
+    """Show the decisions of one round, in the order in which its claims were decided."""
     principal.require_operator()
     found = Round.objects.select_related("pool").filter(pk=pk).first()
     if found is None:
         raise Http404("There is no such round, or no longer: old ones are dropped.")
     decisions = found.decisions
-    if file := asked_as_file(request):
+    if file := file_format(request):
         rows = ({"gpus": None, "reasons": None, **one} for one in decisions)
         return as_file(file, f"round-{pk}", DECISIONS, rows)
-    shown = {"round": found, "decisions": _named(decisions[:MOST_SHOWN]), "left_out": len(decisions) - MOST_SHOWN}
+    shown = {
+        "round": found,
+        "decisions": _with_objects(decisions[:MOST_SHOWN]),
+        "left_out": len(decisions) - MOST_SHOWN,
+    }
     return render(request, "rounds/round.html", shown)
 
 
 def placed_by(claim: Claim) -> int | None:
-    """The number of the round that placed the claim; None: none did, or it is no longer kept.
+    """Return the number of the round that placed the claim; None if there is none, or it was dropped.
 
-    A round is written right after what it placed, and a snapshot with the first round that begins with it: few rounds
-    of few snapshots are looked into, whatever the number of those that are kept.
+    A round is written right after its placements, and a snapshot with the first round that begins with it: few rounds
+    of few snapshots are read, whatever the number of stored ones.
     """
     if claim.assigned_at is None:
         return None
@@ -85,8 +89,8 @@ def placed_by(claim: Claim) -> int | None:
     return asked.values_list("pk", flat=True).first()
 
 
-def _named(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With the claims and GPUs that are still known."""
+def _with_objects(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the decisions with the claims and GPUs that still exist."""
     uids = [uuid.UUID(one["claim"]) for one in decisions]
     claims = {str(claim.uid): claim for claim in Claim.objects.filter(uid__in=uids).select_related("tenant")}
     wanted = {gpu for one in decisions for gpu in one.get("gpus") or ()}

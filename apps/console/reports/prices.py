@@ -1,4 +1,4 @@
-"""The price book: what an hour of a whole GPU costs. Everybody reads it, operators write it."""
+"""The price book: the price of an hour of a whole GPU. Everybody reads it, operators write it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu
@@ -63,9 +63,9 @@ class PriceForm(ServiceForm):
 @require_http_methods(["GET", "POST"])
 @page
 def price_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Every price, the newest of each model first; for operators with a form."""
+    """List every price, the newest of each model first; with a form for operators."""
     rows = Price.objects.select_related("pool").order_by("gpu_model", "pool__name", "-valid_from")
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "prices", COLUMNS, map(_facts, rows.iterator()))
     initial = {"valid_from": timezone.now().date(), "gpu_model": request.GET.get("model")}
     form = PriceForm(request.POST or None, initial=initial)
@@ -88,10 +88,10 @@ def price_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
 @require_POST
 @page
 def remove(request: HttpRequest, principal: Principal, pk: int) -> HttpResponse:
-    """Take a price back: the one before it holds again."""
+    """Remove a price: the one before it applies again."""
     principal.require_operator()
     prices.remove_price(principal=principal, price=get_object_or_404(Price, pk=pk))
-    messages.success(request, gettext("The price is taken back; reports count with the one before it."))
+    messages.success(request, gettext("The price is removed; reports use the one before it."))
     return redirect("prices")
 
 

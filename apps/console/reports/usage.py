@@ -1,4 +1,4 @@
-"""GPU-hours by tenant, pool and model for a period, and what they cost; printed, it is a page for the accounts."""
+"""GPU-hours by tenant, pool and model for a period, and their cost; printable for the accounts."""
 
 from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.quotas.models import Tenant
 from apps.quotas.principals import Principal
@@ -28,13 +28,13 @@ COLUMNS = [
 
 
 def day(label: "StrPromise") -> forms.DateField:
-    """A field for a day, in UTC."""
+    """Return a field for a day, in UTC."""
     widget = forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d")
     return forms.DateField(label=label, widget=widget)
 
 
 class PeriodForm(forms.Form):
-    """Whose hours, and when; it lives in the URL."""
+    """The tenant and the period of the report, in the URL."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -57,10 +57,10 @@ class PeriodForm(forms.Form):
 @require_GET
 @page
 def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """This month unless the URL says otherwise."""
+    """Show the report of this month, or of the period in the URL."""
     today = timezone.now().date()
-    asked = {"begin": today.replace(day=1).isoformat(), "end": today.isoformat()} | request.GET.dict()
-    form = PeriodForm(asked, principal=principal)
+    period = {"begin": today.replace(day=1).isoformat(), "end": today.isoformat()} | request.GET.dict()
+    form = PeriodForm(period, principal=principal)
     report: dict[str, Any] | None = None
     if form.is_valid():
         values = form.cleaned_data
@@ -69,8 +69,10 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
             end = _midnight(values["end"]) + timedelta(days=1)
             report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end)
         except (GpucloudError, OverflowError) as error:
-            form.add_error("end", gettext(getattr(error, "detail", "")) or gettext("No calendar reaches as far."))
-    if report is not None and (file := asked_as_file(request)):
+            form.add_error(
+                "end", gettext(getattr(error, "detail", "")) or gettext("The date is too far in the future.")
+            )
+    if report is not None and (file := file_format(request)):
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
     return render(request, "reports/usage.html", {"form": form, "report": report})
 

@@ -1,4 +1,4 @@
-"""Changing a reservation: another name, another window, other rules, with a look before."""
+"""The change of a reservation: name, window and rules, with a preview."""
 
 import uuid
 from datetime import datetime
@@ -13,8 +13,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.reservations.reservations import find, whole_minutes, window_taken
-from apps.console.shell.forms import ServiceForm, moment, number, seen
+from apps.console.reservations.reservations import find, posted_window, whole_minutes
+from apps.console.shell.forms import ServiceForm, moment, number, posted_versions
 from apps.console.shell.page_access import page
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
@@ -27,7 +27,7 @@ A_DAY, A_WEEK = 24 * 60, 7 * 24 * 60
 
 
 class ChangeForm(ServiceForm):
-    """What can be changed of it; of one that has begun not its beginning. Only what the person changed is sent."""
+    """The changeable fields of a reservation; after its start, not the start. Only changed fields are sent."""
 
     name = forms.CharField(
         label=_("Name"),
@@ -46,7 +46,7 @@ class ChangeForm(ServiceForm):
         _("Idle below"),
         most=100,
         required=False,
-        help_text=_("Percent of its core; said of it when its claims use less. Empty: not watched."),
+        help_text=_("Percent of its core; reported idle when its claims use less. Empty: not watched."),
     )
     idle_minutes = number(_("Idle for"), most=A_DAY, help_text=_("Minutes."))
     version = forms.CharField(required=False, widget=forms.HiddenInput)
@@ -57,13 +57,13 @@ class ChangeForm(ServiceForm):
             del self.fields["start_at"]
 
     @property
-    def shown(self) -> list[forms.BoundField]:
-        """The fields that are seen."""
+    def fields_shown(self) -> list[forms.BoundField]:
+        """The visible fields."""
         return self.visible_fields()
 
     @property
     def changes(self) -> dict[str, Any]:
-        """For the service."""
+        """The changed fields, for the service."""
         values = {name: self.cleaned_data[name] for name in self.changed_data if name != "version"}
         for name in ("grace", "idle"):
             if f"{name}_minutes" in values:
@@ -72,7 +72,7 @@ class ChangeForm(ServiceForm):
         return values
 
     def clean(self) -> dict[str, Any]:
-        """The API's own rule."""
+        """Apply the API's own rule."""
         values = super().clean() or {}
         begin, end = values.get("start_at"), values.get("end_at")
         if begin and end and end <= begin:
@@ -81,7 +81,7 @@ class ChangeForm(ServiceForm):
 
 
 def initial_of(row: Reservation) -> dict[str, Any]:
-    """As it is, in whole minutes, as people type them."""
+    """Return the present values, in whole minutes, as people type them."""
     return {
         "name": row.name,
         "start_at": _minute(row.start_at),
@@ -100,16 +100,16 @@ def _minute(at: datetime) -> datetime:
 @require_http_methods(["GET", "POST"])
 @page
 def change(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """The form. What is not posted with `apply` is only looked at."""
+    """Show the form. A post without `apply` only previews."""
     row = find(principal, uid)
     principal.require_role(row.tenant, "member")
     if row.state not in OPEN:
         messages.info(request, gettext("{0} is over: book a new one.").format(row))
         return redirect("reservation", uid=uid)
-    form = ChangeForm(window_taken(request), row=row)
+    form = ChangeForm(posted_window(request), row=row)
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
-        shown, done = _posted(request, principal, row, form)
+        shown, done = _handle_post(request, principal, row, form)
         if done:
             messages.success(request, gettext("{0} is changed.").format(find(principal, uid)))
             return redirect("reservation", uid=uid)
@@ -118,18 +118,20 @@ def change(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     return render(request, "reservations/change.html", shown, status=422 if refused else 200)
 
 
-def _posted(
+def _handle_post(
     request: HttpRequest, principal: Principal, row: Reservation, form: ChangeForm
 ) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether the change was made."""
+    """Return the context beside the form, and True if the change was made."""
     apply, before = "apply" in request.POST, {gpu.pk for gpu in row.gpus.all()}
     try:
         with transaction.atomic():
-            changed = change_reservation(principal=principal, reservation=row, versions=seen(request), **form.changes)
+            changed = change_reservation(
+                principal=principal, reservation=row, versions=posted_versions(request), **form.changes
+            )
             gpus = list(changed.gpus.select_related("node").order_by("node__name", "index"))
             transaction.set_rollback(not apply)
     except PreconditionFailed:
-        return _changed_meanwhile(row, form), False
+        return _resolve_conflict(row, form), False
     except GpucloudError as error:
         form.refuse(error)
         windows = error.facts.get("windows")
@@ -137,8 +139,8 @@ def _posted(
     return {"fits": gpus, "moves": {gpu.pk for gpu in gpus} != before, "nothing": not form.changes}, apply
 
 
-def _changed_meanwhile(row: Reservation, form: ChangeForm) -> dict[str, Any]:
-    """Who was faster. The form keeps what was typed; sent again, it counts against the new version."""
+def _resolve_conflict(row: Reservation, form: ChangeForm) -> dict[str, Any]:
+    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
     row.refresh_from_db()
     form.data = {**dict(form.data.items()), "version": str(row.version)}
     events = AuditEvent.objects.filter(object_type="reservation", object_id=str(row.uid)).order_by("-pk")

@@ -13,12 +13,12 @@ from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
 
-# What the API takes as its own where nothing is said.
+# The API's own defaults.
 RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
 
 
 class WeekForm(forms.Form):
-    """Which pool's week; it lives in the URL."""
+    """The choice of a pool's week, in the URL."""
 
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
@@ -40,12 +40,12 @@ class WeekForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "form-control", "placeholder": _("all"), "autocomplete": "off"}),
     )
 
-    def chosen(self) -> tuple[Pool | None, datetime | None, str]:
-        """The pool (one that is none is the first one), a moment of the week, the node's name."""
+    def choose(self) -> tuple[Pool | None, datetime | None, str]:
+        """Return the pool (the first one for an unknown one), a moment of the week, the node's name."""
         self.is_valid()
         pool = self.cleaned_data.get("pool") or Pool.objects.filter(name=DEFAULT).first() or Pool.objects.first()
         day: date | None = self.cleaned_data.get("week")
-        # Weeks whose neighbours no calendar has are no weeks.
+        # The calendar needs a week before and after.
         day = day if day is not None and 1970 <= day.year < 9999 else None
         moment = timezone.make_aware(datetime(day.year, day.month, day.day)) if day else None  # noqa: DTZ001
         return pool, moment, self.cleaned_data.get("node") or ""
@@ -70,12 +70,12 @@ class BookingForm(TenantForm):
         self.fields["start_at"].initial, self.fields["end_at"].initial = hour, hour + timedelta(hours=2)
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """For the service."""
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
         return RULES | self.cleaned_data
 
     def clean(self) -> dict[str, Any]:
-        """The API's own rule."""
+        """Apply the API's own rule."""
         values = super().clean() or {}
         start, end = values.get("start_at"), values.get("end_at")
         if start and end and end <= start:

@@ -1,4 +1,4 @@
-"""Reservations: the week of a pool, one's own, booking one, giving one back."""
+"""Pages of reservations: a pool's week, the reader's reservations, booking, release."""
 
 import uuid
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from apps.console.reservations.reservation_forms import BookingForm, WeekForm
 from apps.console.reservations.week import A_WEEK, monday, rows_of
-from apps.console.shell.export import Row, as_file, asked_as_file, facts_of
+from apps.console.shell.export import Row, as_file, facts_of, file_format
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
@@ -32,18 +32,18 @@ COLUMNS = [
 ]  # fmt: skip
 # More rows than one reads; the choice of a node shows the others.
 MOST_ROWS = 64
-# A line where each day begins, as a path over a row that is a hundred wide and high.
+# A line at the beginning of each day, as a path over a row that is a hundred wide and high.
 MIDNIGHTS = "".join(f"M{100 * day / 7:.3f} 0V100" for day in range(7))
 
 
 @require_GET
 @page
 def reservation_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """A pool's week, and the reservations that one may see."""
+    """Show a pool's week, and the visible reservations."""
     mine = _visible(principal).filter(state__in=OPEN).order_by("start_at", "pk")
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "reservations", COLUMNS, map(_facts, mine))
-    pool, day, node = WeekForm(request.GET).chosen()
+    pool, day, node = WeekForm(request.GET).choose()
     begin = monday(day or timezone.now())
     form = WeekForm(initial={"pool": pool and pool.name, "week": day and begin.date(), "node": node})
     shown: dict[str, Any] = {"form": form, "pool": pool, "begin": begin, "days": _days(begin), "midnights": MIDNIGHTS}
@@ -62,14 +62,14 @@ def _facts(row: Any) -> Row:
 @require_http_methods(["GET", "POST"])
 @page
 def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Book a window, or ask first what stands in its way."""
-    form = BookingForm(window_taken(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
+    """Book a window, or preview it."""
+    form = BookingForm(posted_window(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
     preview = None
     if request.method == "POST" and form.is_valid():
         try:
             if "book" in request.POST:
-                return _booked(request, principal, form)
-            preview = preview_reservation(principal=principal, **form.asked)
+                return _book(request, principal, form)
+            preview = preview_reservation(principal=principal, **form.service_arguments)
         except GpucloudError as error:
             form.refuse(error)
             preview = error.facts if error.facts.get("windows") else None
@@ -79,7 +79,7 @@ def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 
 def whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetime]]:
-    """Free windows as a person types times: from the next whole minute on, as long."""
+    """Return free windows as a person types times: from the next whole minute on, equally long."""
     shown = []
     for window in windows:
         begin = (window["start_at"] + timedelta(seconds=59, microseconds=999_999)).replace(second=0, microsecond=0)
@@ -87,15 +87,15 @@ def whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetim
     return shown
 
 
-def _booked(request: HttpRequest, principal: Principal, form: BookingForm) -> HttpResponse:
-    rows = create_reservation(principal=principal, **form.asked)
+def _book(request: HttpRequest, principal: Principal, form: BookingForm) -> HttpResponse:
+    rows = create_reservation(principal=principal, **form.service_arguments)
     said = ngettext("{0} is booked.", "{0} is booked, {1} times.", len(rows))
     messages.success(request, said.format(rows[0], len(rows)))
     return redirect("reservation", uid=rows[0].uid)
 
 
-def window_taken(request: HttpRequest) -> Any:
-    """What was posted; where one of the free windows was chosen, with its times."""
+def posted_window(request: HttpRequest) -> Any:
+    """Return the posted data, with the times of a chosen free window."""
     if request.method != "POST":
         return None
     data = request.POST.copy()
@@ -108,7 +108,7 @@ def window_taken(request: HttpRequest) -> Any:
 @require_GET
 @page
 def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """One reservation, what runs in it, and giving it back."""
+    """Show one reservation and its claims."""
     row = find(principal, uid)
     claims = Claim.objects.visible_to(principal).filter(reservation=row).select_related("tenant").order_by("-pk")
     shown = {
@@ -125,9 +125,9 @@ def reservation_detail(request: HttpRequest, principal: Principal, uid: uuid.UUI
 @require_POST
 @page
 def give_back(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Release it."""
+    """Release the reservation."""
     row = release_reservation(principal=principal, reservation=find(principal, uid))
-    messages.success(request, gettext("{0} is given back: its room is free, and claims in it end.").format(row))
+    messages.success(request, gettext("{0} is released: its capacity is free, and claims in it end.").format(row))
     return redirect("reservation", uid=uid)
 
 
@@ -144,7 +144,7 @@ def find(principal: Principal, uid: uuid.UUID) -> Reservation:
 
 
 def _unclaimed_until(row: Reservation) -> datetime | None:
-    """When it gives itself back unless somebody claims; None: nothing to warn of."""
+    """Return when it releases itself unless a claim starts; None if it does not."""
     unclaimed = row.state == ReservationState.ACTIVE and row.claimed_at is None and row.started_at is not None
     if not unclaimed or row.grace_seconds is None or row.started_at is None:
         return None
@@ -152,7 +152,7 @@ def _unclaimed_until(row: Reservation) -> datetime | None:
 
 
 def _week(principal: Principal, pool: Pool, begin: datetime, node: str) -> dict[str, Any]:
-    """The rows; none where there is no such node."""
+    """Return the rows; none for an unknown node."""
     try:
         found = pool_calendar(
             principal=principal, pool=pool, begin=begin, end=begin + A_WEEK, node=node or None, most=MOST_ROWS
@@ -163,12 +163,12 @@ def _week(principal: Principal, pool: Pool, begin: datetime, node: str) -> dict[
 
 
 def _days(begin: datetime) -> list[tuple[datetime, bool]]:
-    """Each day of the week, and whether it is today."""
+    """Return each day of the week, and True for today."""
     today, days = timezone.localtime().date(), [begin + timedelta(days=number) for number in range(7)]
     return [(day, day.date() == today) for day in days]
 
 
 def _now_at(begin: datetime) -> float | None:
-    """Where the present is, in percent of the week."""
+    """Return the present's position in percent of the week; None outside of it."""
     at = 100 * (timezone.now() - begin) / A_WEEK
     return at if 0 <= at <= 100 else None

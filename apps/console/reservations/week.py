@@ -1,4 +1,4 @@
-"""A pool's week as its page draws it: each GPU a row, each hold a box, as wide as it lasts and as high as its core."""
+"""A pool's week as its page draws it: a row per GPU, a box per hold, by its time and its core."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ WHOLE = 100
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """`left` and `width` in percent of the week, `top` and `height` in percent of the GPU's core."""
+    """One hold; `left` and `width` in percent of the week, `top` and `height` in percent of the GPU's core."""
 
     left: float
     width: float
     top: int
     height: int
-    # One of the page's colours for what the reader may know, else none.
+    # One of the page's colours for a hold that the reader may know, else none.
     colour: int | None
     is_claim: bool
     title: str
@@ -40,34 +40,34 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What a screen reader says of the row."""
+        """The text of the row for screen readers."""
         if not self.boxes:
             return _("{0}, GPU {1}: free all week").format(self.node, self.index)
         return f"{self.node}, GPU {self.index}: {'; '.join(box.title for box in self.boxes)}"
 
 
 def monday(moment: datetime) -> datetime:
-    """When the week of `moment` begins."""
+    """Return the beginning of the week of `moment`."""
     day = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
     return day - timedelta(days=day.weekday())
 
 
 def rows_of(gpus: Sequence[Mapping[str, Any]], begin: datetime) -> list[Row]:
-    """The rows of a calendar's week. Whose name the reader knows has the same colour on every row."""
-    names = sorted({_who(hold) for gpu in gpus for hold in gpu["holds"] if hold["uid"] is not None})
+    """Return the rows of a calendar's week. A hold that the reader knows has the same colour on every row."""
+    names = sorted({_colour_key(hold) for gpu in gpus for hold in gpu["holds"] if hold["uid"] is not None})
     colours = {name: number % COLOURS for number, name in enumerate(names)}
     return [Row(gpu["node"], gpu["index"], gpu["model"], _boxes(gpu["holds"], begin, colours)) for gpu in gpus]
 
 
-def _who(hold: Mapping[str, Any]) -> str:
-    """A claim in a reservation has the reservation's colour."""
+def _colour_key(hold: Mapping[str, Any]) -> str:
+    """Return the key of the colour: a claim in a reservation has the reservation's colour."""
     return str(hold["reservation"] or hold["uid"])
 
 
 def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping[str, int]) -> list[Box]:
     end, boxes = begin + A_WEEK, list[Box]()
     for hold in holds:
-        # What is used without a claim may be more than there is.
+        # Use without a claim may exceed the whole.
         height = min(hold["core"], WHOLE)
         since, until = max(begin, hold["start_at"] or begin), min(end, hold["end_at"] or end)
         left, right = (100 * (moment - begin) / A_WEEK for moment in (since, until))
@@ -76,7 +76,7 @@ def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping
             width=right - left,
             top=_free(boxes, left, right, height),
             height=height,
-            colour=colours[_who(hold)] if hold["uid"] is not None else None,
+            colour=colours[_colour_key(hold)] if hold["uid"] is not None else None,
             is_claim=hold["kind"] == "claim",
             title=_title(hold),
         )
@@ -85,7 +85,7 @@ def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping
 
 
 def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
-    """The highest place where a box covers none that is there; at the bottom where core was lent twice."""
+    """Return the highest free place for a box; the bottom if core was lent twice."""
     beside = [box for box in boxes if box.left < right and left < box.left + box.width]
     tops = sorted({0, *(box.top + box.height for box in beside)})
     for top in tops:
@@ -95,17 +95,17 @@ def _free(boxes: Sequence[Box], left: float, right: float, height: int) -> int:
 
 
 def _title(hold: Mapping[str, Any]) -> str:
-    return f"{_whose(hold)}, {hold['core']} % {_when(hold)}"
+    return f"{_owner(hold)}, {hold['core']} % {_period(hold)}"
 
 
-def _whose(hold: Mapping[str, Any]) -> str:
+def _owner(hold: Mapping[str, Any]) -> str:
     if hold["kind"] == "outside":
-        return _("pods for which no claim stands")
+        return _("pods without a claim")
     others = _("a claim of another tenant") if hold["kind"] == "claim" else _("a reservation of another tenant")
     return f"{hold['tenant']}/{hold['name']}" if hold["uid"] is not None else others
 
 
-def _when(hold: Mapping[str, Any]) -> str:
+def _period(hold: Mapping[str, Any]) -> str:
     begin, end = hold["start_at"], hold["end_at"]
     if end:
         said = _("from {0} to {1}") if begin else _("to {1}")

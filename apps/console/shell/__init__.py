@@ -1,1 +1,1 @@
-"""What every page shares: access, sign-in, search, help, form fields, exports, live fragments."""
+"""The shared part of every page: access, sign-in, search, help, form fields, exports, live fragments."""

@@ -1,4 +1,4 @@
-"""Segmented bars: what of a GPU is whose."""
+"""Segmented bars of a GPU: the share of each assignment."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ COLOURS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """From `start`, `width` wide, in percent of the bar; `used` is how much of the width is in use now."""
+    """A segment from `start`, `width` wide, in percent of the bar; `used` is the part in use now."""
 
     start: float
     width: float
@@ -24,13 +24,13 @@ class Segment:
 
     @property
     def end(self) -> float:
-        """In percent of the bar."""
+        """The end in percent of the bar."""
         return self.start + self.width
 
 
 @dataclass(frozen=True, slots=True)
 class GpuBars:
-    """One GPU of a node page."""
+    """The bars of one GPU on a node's page."""
 
     gpu: Gpu
     use: Use
@@ -42,7 +42,7 @@ class GpuBars:
 def bars_of(
     gpu: Gpu, *, assignments: Iterable[Assignment], use: Mapping[str, Use], shares: Mapping[Any, Use]
 ) -> GpuBars:
-    """The GPU with a segment per assignment, in order of age."""
+    """Return the GPU with a segment per assignment, oldest first."""
     mine = [
         (number % COLOURS, item, shares.get(item.uid, NOTHING))
         for number, item in enumerate(item for item in assignments if item.gpu_id == gpu.pk)

@@ -1,4 +1,4 @@
-"""A table of a page as a file: CSV for spreadsheets, JSON for programs."""
+"""Tables of pages as files: CSV for spreadsheets, JSON for programs."""
 
 import csv
 import json
@@ -12,31 +12,31 @@ from django.http import HttpRequest, HttpResponse
 from gpucloud.spreadsheets import escape_formula
 
 Row = Mapping[str, Any]
-# A file is made whole in its request's own thread: one that were sent as it is read would be read in the thread of the
-# agents' frames, all of it, before its first byte goes out. A log of years is the API's, page by page.
+# A file is built completely in its request's own thread: a streamed one would be read in the thread of the agents'
+# frames, all of it, before its first byte is sent. The API lists a log of years, page by page.
 MOST_ROWS = 50_000
 
 
 class _Line:
-    """What csv writes to: it hands each line back."""
+    """A file-like object for csv that returns each line."""
 
     def write(self, line: str) -> str:
         return line
 
 
-def asked_as_file(request: HttpRequest) -> str | None:
-    """`csv` or `json` where the URL asks for one of them."""
+def file_format(request: HttpRequest) -> str | None:
+    """Return `csv` or `json` if the URL asks for one of them; None otherwise."""
     form = request.GET.get("format")
     return form if form in {"csv", "json"} else None
 
 
 def facts_of(row: Any, columns: Sequence[str], **others: Any) -> Row:
-    """What the columns name of a row; `others` are those that it has by no such name, or not as they are written."""
+    """Return the columns of a row; `others` replace attributes that have another name or form."""
     return {name: others[name] if name in others else getattr(row, name) for name in columns}
 
 
 def as_file(form: str, name: str, columns: list[str], rows: Iterable[Row]) -> HttpResponse:
-    """The rows; of more than are sent, the first, and the file's name says so."""
+    """Return the rows as a file; of too many rows the first, and the file's name says so."""
     found = list(islice(rows, MOST_ROWS + 1))
     if len(found) > MOST_ROWS:
         found, name = found[:MOST_ROWS], f"{name}-first-{MOST_ROWS}"

@@ -1,8 +1,9 @@
-"""A living part that looks the same to many is made once for all of them, and for no longer than a second.
+"""A cache that shares a live fragment between viewers with equal permissions, for at most a second.
 
-Two hundred open pages ask for the same part every few seconds, and all at once when a claim changes. A page that was
-told of a change says when (`X-Not-Before`): what was begun before that is not for it, so nobody sees the old state
-after the notice. Others get what is a second old, which is as often as agents measure.
+Two hundred open pages ask for the same fragment every few seconds, and all at once when a claim changes. A page that
+was notified of a change sends the time (`X-Not-Before`): a fragment that was begun before is not used for it, so no
+page shows the old state after the notice. Others get a fragment at most a second old, which is as often as agents
+measure.
 """
 
 import threading
@@ -23,57 +24,57 @@ P = ParamSpec("P")
 PageView = Callable[Concatenate[HttpRequest, Principal, P], HttpResponseBase]
 
 FRESH_SECONDS: Final = 1.0
-# Kinds of reader: operators, and each set of tenants; the oldest goes first.
+# Kinds of reader: operators, and each set of tenants; the oldest is dropped first.
 MOST_KEPT: Final = 200
-# As Django pads what it compresses, so that its length tells nothing.
+# As Django pads what it compresses, so that the length reveals nothing.
 PADDING: Final = 100
 
 
-class Made(NamedTuple):
-    """A part as it was at some moment between its beginning and its end (Unix seconds)."""
+class Rendering(NamedTuple):
+    """A rendered fragment, with the beginning and the end of its rendering (Unix seconds)."""
 
     begun: float
     ended: float
     content: bytes
 
 
-class Part:
-    """What was made last. Whoever needs something newer while it is being made waits for that."""
+class Fragment:
+    """The last rendering of one fragment. A viewer that needs a newer one waits for a rendering in progress."""
 
     def __init__(self) -> None:
         self.making = threading.Lock()
-        self.last = Made(0.0, 0.0, b"")
+        self.last = Rendering(0.0, 0.0, b"")
 
-    def newer_than(self, told: float, make: Callable[[], bytes]) -> bytes:
-        """What was begun after that moment (Unix seconds) and is fresh, made now where there is nothing.
+    def newer_than(self, not_before: float, make: Callable[[], bytes]) -> bytes:
+        """Return a fresh fragment begun after this moment (Unix seconds); render one if there is none.
 
-        Its age counts from its end: where many ask for what takes longer than a second, each that waited for it would
-        find it old already, and make it again.
+        Its age counts from its end: with many viewers of a fragment that takes longer than a second, each that waited
+        for it would find it too old, and render it again.
         """
-        if (content := self._fresh(told)) is not None:
+        if (content := self._fresh(not_before)) is not None:
             return content
         with self.making:
-            if (content := self._fresh(told)) is None:
+            if (content := self._fresh(not_before)) is None:
                 begun = time.time()
                 content = make()
-                self.last = Made(begun, time.time(), content)
+                self.last = Rendering(begun, time.time(), content)
             return content
 
-    def _fresh(self, told: float) -> bytes | None:
+    def _fresh(self, not_before: float) -> bytes | None:
         last, now = self.last, time.time()
         # A clock that was put back would keep it young for ever.
-        return last.content if told <= last.begun and now - FRESH_SECONDS <= last.ended <= now else None
+        return last.content if not_before <= last.begun and now - FRESH_SECONDS <= last.ended <= now else None
 
 
-_parts: dict[Hashable, Part] = {}
+_fragments: dict[Hashable, Fragment] = {}
 _changing = threading.Lock()
 
 
-def shared(view: PageView[P]) -> PageView[P]:
-    """For views whose living part depends on nothing of a person but what they may see. Whole pages are made anew."""
+def share_fragment(view: PageView[P]) -> PageView[P]:
+    """Cache the fragment of a view that depends only on its reader's permissions. Whole pages are not cached."""
 
     @wraps(view)
-    def door(request: HttpRequest, principal: Principal, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+    def cached(request: HttpRequest, principal: Principal, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not wants_fragment(request) or "gzip" not in request.headers.get("Accept-Encoding", ""):
             return view(request, principal, *args, **kwargs)
 
@@ -82,19 +83,19 @@ def shared(view: PageView[P]) -> PageView[P]:
             assert isinstance(response, HttpResponse)
             return compress_string(response.content, max_random_bytes=PADDING)
 
-        part = _part_of(_reader(request, principal))
-        response = HttpResponse(part.newer_than(_not_before(request), make), headers={"Content-Encoding": "gzip"})
+        fragment = _fragment_of(_reader(request, principal))
+        response = HttpResponse(fragment.newer_than(_not_before(request), make), headers={"Content-Encoding": "gzip"})
         patch_vary_headers(response, ["Accept-Encoding"])
         return response
 
-    return door
+    return cached
 
 
-def _part_of(reader: Hashable) -> Part:
+def _fragment_of(reader: Hashable) -> Fragment:
     with _changing:
-        while len(_parts) >= MOST_KEPT and reader not in _parts:
-            _parts.pop(next(iter(_parts)))
-        return _parts.setdefault(reader, Part())
+        while len(_fragments) >= MOST_KEPT and reader not in _fragments:
+            _fragments.pop(next(iter(_fragments)))
+        return _fragments.setdefault(reader, Fragment())
 
 
 def _reader(request: HttpRequest, principal: Principal) -> Hashable:
@@ -103,9 +104,9 @@ def _reader(request: HttpRequest, principal: Principal) -> Hashable:
 
 
 def _not_before(request: HttpRequest) -> float:
-    """When its page was told of the newest change; nothing is newer than this moment."""
+    """Return the time of the newest change that the page was notified of, at most the present."""
     try:
-        told = float(request.headers.get("X-Not-Before", ""))
+        not_before = float(request.headers.get("X-Not-Before", ""))
     except ValueError:
-        told = 0.0
-    return min(time.time(), told)
+        not_before = 0.0
+    return min(time.time(), not_before)

@@ -1,4 +1,4 @@
-"""Help: what the words mean, and the keys."""
+"""Help: the glossary, and the keyboard shortcuts."""
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -12,5 +12,5 @@ from gpucloud.web.glossary import CHAPTERS
 @require_GET
 @page
 def glossary(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """The whole glossary."""
+    """Show the whole glossary."""
     return render(request, "help/help.html", {"chapters": CHAPTERS})

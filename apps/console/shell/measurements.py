@@ -1,4 +1,4 @@
-"""What was measured, as pages show it: the last few seconds as one number, the last minutes as a chart."""
+"""Measurements as pages show them: the last few seconds as one number, the last minutes as a chart."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.accounting import utilization
 
-# An agent reports once a second; what is older than this says nothing about now.
+# An agent reports once a second; an older sample says nothing about now.
 LATEST: Final = timedelta(seconds=15)
-# Of what is not older, so much is one number.
+# The span of samples that one number averages.
 MEAN: Final = timedelta(seconds=5)
-# Enough to see what a change did, and a point for every pixel or two.
+# Enough to see the effect of a change, and a point for every pixel or two.
 WINDOW: Final = timedelta(minutes=5)
 # After a change the agent reports twice within half a second: a longer step would mix the old limit with the new one.
 STEP_SECONDS: Final = 0.2
@@ -27,7 +27,7 @@ STEP_SECONDS: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Means over the last seconds; None where nothing was heard."""
+    """Means over the last seconds; None without a sample."""
 
     core_percent: float | None = None
     memory_mib: float | None = None
@@ -37,7 +37,7 @@ NOTHING: Final = Use()
 
 
 class Known(Protocol):
-    """What is needed of a GPU."""
+    """The attributes that are read of a GPU."""
 
     @property
     def pk(self) -> Any: ...
@@ -48,20 +48,20 @@ class Known(Protocol):
 
 
 def use_of_gpus(gpus: Collection[Known]) -> dict[str, Use]:
-    """By GPU uuid; who is not there was not heard of."""
+    """Return the use by GPU uuid; GPUs without samples are left out."""
     nodes = {gpu.node_id for gpu in gpus}
     found = reading.now_of_gpus(nodes, since=timezone.now() - LATEST, mean=MEAN)
     return {gpu.uuid: Use(*found[gpu.pk]) for gpu in gpus if gpu.pk in found}
 
 
 def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:
-    """By assignment uid."""
+    """Return the use by assignment uid."""
     rows = utilization.of_assignments(assignments, **_latest())
     return {row["assignment"]: _last(row) for row in rows}
 
 
 def chart_of_claim(claim: Claim) -> dict[str, Any]:
-    """What the claim's charts show: a series per assignment, and when its limits were moved."""
+    """Return the data of the claim's charts: a series per assignment, and marks at changes of its limits."""
     now = timezone.now()
     assignments = [item for item in claim.assignments.all() if item.state != "released"]
     rows = utilization.of_assignments(assignments or claim.assignments.all(), **_window(now))
@@ -70,19 +70,19 @@ def chart_of_claim(claim: Claim) -> dict[str, Any]:
 
 
 def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
-    """What a GPU's charts show: a series per assignment on it."""
+    """Return the data of a GPU's charts: a series per assignment on it."""
     now = timezone.now()
     rows = utilization.of_assignments(assignments, **_window(now))
     return {**_frame(now), "series": [{"key": str(row["assignment"]), **_numbers(row)} for row in rows], "marks": []}
 
 
 def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
-    """What a node's charts show: two series per GPU, its use and, below `UUID/power`, its power."""
+    """Return the data of a node's charts: two series per GPU, its use and, as `UUID/power`, its power."""
     now = timezone.now()
     rows = utilization.of_gpus(gpus, **_window(now))
     use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows]
-    told = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=now - WINDOW)
-    power = [(gpu.uuid, *told.get(gpu.pk, ([], []))) for gpu in gpus]
+    watts_of = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=now - WINDOW)
+    power = [(gpu.uuid, *watts_of.get(gpu.pk, ([], []))) for gpu in gpus]
     watts = [{"key": f"{uuid}/power", "times": times, "power_watts": values} for uuid, times, values in power]
     return {**_frame(now), "series": [*use, *watts], "marks": []}
 
@@ -111,7 +111,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
-    """The reallocations inside the window. Whoever sees the claim sees when its limits moved, not who moved them."""
+    """Return the resizes inside the window; every viewer of the claim sees them, without their authors."""
     events = AuditEvent.objects.filter(
         object_type="claim", object_id=str(claim.uid), action="claim.resize", at__gte=now - WINDOW
     )
@@ -129,7 +129,7 @@ UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB"}
 
 
 def difference(event: AuditEvent) -> str:
-    """What a resize changed: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
+    """Return the changes of a resize in words: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
     before, after = event.before or {}, event.after or {}
     return ", ".join(
         f"{word} {before.get(name)} → {after[name]}{UNITS.get(name, '')}"
@@ -139,7 +139,7 @@ def difference(event: AuditEvent) -> str:
 
 
 def with_use(claims: Any) -> list[dict[str, Any]]:
-    """Claims as a table shows them: with the GPUs that carry them and what they use of them now."""
+    """Return claims as tables show them: with their GPUs and their present use."""
     placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
     rows = list(claims.select_related("tenant", "pool").prefetch_related(placed))
     live = {row.pk: [item for item in row.assignments.all() if item.state != "released"] for row in rows}

@@ -1,4 +1,4 @@
-"""Whose it is: tenants that one administers, and the platform; for forms that make something and lists that narrow."""
+"""The owner of a row: a tenant that the reader administers, or the platform; for forms and filters."""
 
 from typing import Any, Final
 
@@ -10,18 +10,18 @@ from django.utils.translation import gettext_lazy as _
 from apps.quotas.models import Role, Tenant
 from apps.quotas.principals import Principal
 
-# Of no tenant; no slug is a hyphen.
+# The owner of rows without a tenant; no slug is a hyphen.
 PLATFORM: Final = "-"
 
 
-def administered(principal: Principal) -> QuerySet[Tenant]:
-    """Tenants for which the caller may do what their admins do."""
+def administered_tenants(principal: Principal) -> QuerySet[Tenant]:
+    """Return the tenants that the caller administers."""
     mine = Tenant.objects.order_by("slug")
     return mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.ADMIN))
 
 
-class WhoseForm(forms.Form):
-    """What a list of tenants' and the platform's own is narrowed by, for who administers them; it lives in the URL."""
+class OwnerFilterForm(forms.Form):
+    """The owner filter of lists of tenants' and the platform's rows, in the URL."""
 
     tenant = forms.ChoiceField(label=_("Of"), required=False, widget=forms.Select(attrs={"class": "form-select"}))
 
@@ -29,18 +29,18 @@ class WhoseForm(forms.Form):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ChoiceField)
-        slugs = [(slug, slug) for slug in administered(principal).values_list("slug", flat=True)]
+        slugs = [(slug, slug) for slug in administered_tenants(principal).values_list("slug", flat=True)]
         platform = [(PLATFORM, gettext("the platform"))] if principal.is_operator else []
         field.choices = [("", gettext("All")), *platform, *slugs]
 
     @property
     def wanted(self) -> str:
-        """A tenant's slug, PLATFORM, or nothing: all."""
+        """A tenant's slug, PLATFORM, or empty: all."""
         self.is_valid()
         return str(self.cleaned_data.get("tenant", ""))
 
-    def narrowed(self, rows: Any) -> Any:
-        """What the form says of them."""
+    def filter_rows(self, rows: Any) -> Any:
+        """Return the rows that match the filter."""
         if not (wanted := self.wanted):
             return rows
         return rows.filter(tenant=None) if wanted == PLATFORM else rows.filter(tenant__slug=wanted)

@@ -1,4 +1,4 @@
-"""The door of every page: who is asking, and what a refusal looks like to a person."""
+"""The access to every page: its session, its principal, and the pages for refusals."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -24,17 +24,17 @@ PageView = Callable[Concatenate[HttpRequest, Principal, P], HttpResponseBase]
 
 
 def page(view: PageView[P]) -> View[P]:
-    """Ask for a session, find its principal, and turn the domain's refusals into Django's; answers are compressed."""
+    """Require a session, pass its principal, turn the domain's refusals into Django's, and compress the answer."""
 
-    # Nothing secret of a page can be guessed from its length: Django masks its tokens and pads what it compresses.
+    # The length of a page reveals nothing secret: Django masks its tokens and pads what it compresses.
     @gzip_page
     @never_cache
     @wraps(view)
-    def door(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+    def handler(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not isinstance(request.user, User):
             return _sign_in_first(request)
         principal = principals.of_user(request.user, source_ip=source_of(request))
-        # For the templates, which offer nobody what would be refused.
+        # For the templates, which offer only actions that are allowed.
         request.principal = principal  # type: ignore[attr-defined]
         try:
             response = view(request, principal, *args, **kwargs)
@@ -45,11 +45,11 @@ def page(view: PageView[P]) -> View[P]:
         patch_vary_headers(response, ["HX-Request"])
         return response
 
-    return door
+    return handler
 
 
 def wants_fragment(request: HttpRequest) -> bool:
-    """True where a script asks for a part of the page again."""
+    """Return whether a script asks for a fragment of the page."""
     return "HX-Request" in request.headers
 
 
@@ -68,7 +68,7 @@ def _sign_in_first(request: HttpRequest) -> HttpResponse:
 
 
 def _came_from(request: HttpRequest) -> str:
-    """The page of ours that has the form: where it is sent to may show nothing."""
+    """Return the page with the form: the form's own address may have no page."""
     try:
         page = urlsplit(request.headers.get("Referer", ""))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Search: the page, and the palette that every page opens over itself.
+"""Search: the page, and the palette that opens over every page.
 
-One rule for everything: each word must be a part of what a row is called, where a row's text begins with its kind, so
-that `gpu 3 node1` and `quota acme core` find what they say. What may be found is what the pages would show.
+One rule for all kinds: each word must be a part of a row's text, which begins with its kind, so that `gpu 3 node1` and
+`quota acme core` find their rows. Only rows that the reader's pages would show are found.
 """
 
 from django import forms
@@ -19,12 +19,12 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from gpucloud.web.navigation import sections
 
-# More words narrow nothing that six have not.
+# More than six words do not narrow the results further.
 MOST_WORDS = 6
 
 
 class WordsForm(forms.Form):
-    """What is looked for; it lives in the URL."""
+    """The search words, in the URL."""
 
     q = forms.CharField(
         label=gettext_lazy("Find"),
@@ -37,7 +37,7 @@ class WordsForm(forms.Form):
 @require_GET
 @page
 def search(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """What was found, by kind; without words the places and actions."""
+    """Show the results by kind; without words the pages and actions."""
     form = WordsForm(request.GET)
     words = form.cleaned_data["q"] if form.is_valid() else ""
     groups = find(principal, words.split()[:MOST_WORDS]) if form.is_valid() else []
@@ -52,13 +52,13 @@ def search(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 
 def find(principal: Principal, words: list[str]) -> list[Group]:
-    """Groups that are not empty, the likeliest first: a page whose title begins with the words, then what rows say."""
-    pages = Group("pages", _("Pages"), _named(words, _places(principal)))
+    """Return the groups with hits, the likeliest first: pages whose title begins with the words, then rows."""
+    pages = Group("pages", _("Pages"), _match(words, _places(principal)))
     if not words:
         return [group for group in (pages, Group("actions", _("Actions"), _actions(principal))) if group.hits]
     rows, own = claims(principal, words)
     teams = tenants(principal, words)
-    actions = [*_named(words, _actions(principal)), *_on_claim(principal, own), *teams.actions]
+    actions = [*_match(words, _actions(principal)), *_claim_actions(principal, own), *teams.actions]
     found = [Group("claims", _("Claims"), rows), Group("tenants", _("Tenants"), teams.hits)]
     found += [*fleet(principal, words), Group("quotas", _("Quotas"), quotas(principal, words))]
     found += [Group("reservations", _("Reservations"), reservations(principal, words))]
@@ -67,7 +67,7 @@ def find(principal: Principal, words: list[str]) -> list[Group]:
     return [group for group in (*groups, Group("actions", _("Actions"), actions)) if group.hits]
 
 
-def _named(words: list[str], offered: list[Hit]) -> list[Hit]:
+def _match(words: list[str], offered: list[Hit]) -> list[Hit]:
     return [hit for hit in offered if all(word.lower() in f"{hit.title} {hit.words}".lower() for word in words)]
 
 
@@ -81,12 +81,12 @@ def _places(principal: Principal) -> list[Hit]:
 
 
 def _actions(principal: Principal) -> list[Hit]:
-    """What the reader may do that needs no row first."""
+    """Return the actions that the reader may take without a row."""
     offered = []
     if principal.is_operator or principal.with_role(Role.MEMBER):
         offered += [
             Hit(
-                _("New claim"), _("Ask for pieces of GPUs"), reverse("new-claim"), "plus", words="make create start run"
+                _("New claim"), _("Request shares of GPUs"), reverse("new-claim"), "plus", words="make create start run"
             ),
             Hit(
                 _("New reservation"),
@@ -99,9 +99,7 @@ def _actions(principal: Principal) -> list[Hit]:
     if principal.may_administer:
         offered += [
             Hit(_("New token"), _("For a program"), reverse("new-token"), "lock", words="make create key"),
-            Hit(
-                _("New webhook"), _("Be told of what happens"), reverse("new-webhook"), "activity", words="make create"
-            ),
+            Hit(_("New webhook"), _("Receive events"), reverse("new-webhook"), "activity", words="make create"),
         ]
     if principal.is_operator:
         offered.append(
@@ -110,8 +108,8 @@ def _actions(principal: Principal) -> list[Hit]:
     return offered
 
 
-def _on_claim(principal: Principal, claim: Claim | None) -> list[Hit]:
-    """What may be done with the claim that was found first."""
+def _claim_actions(principal: Principal, claim: Claim | None) -> list[Hit]:
+    """Return the actions on the claim that was found first."""
     if claim is None or not (principal.is_operator or claim.tenant_id in principal.with_role(Role.MEMBER)):
         return []
     url = reverse("claim", args=[claim.uid])

@@ -1,4 +1,4 @@
-"""What search finds in the database: a query a kind, each asked with who is asking."""
+"""Search results of the database: a query per kind, restricted to the reader."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,7 +15,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState, Reservation
 from gpucloud.web.tags import amount
 
-# Of a kind; who sees more than this types one more letter.
+# Of a kind; a reader who sees more types one more letter.
 MOST: Final = 6
 RESOURCES: Final = {
     "core_percent": gettext_lazy("core"),
@@ -27,7 +27,7 @@ RESOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One thing found. `state`: of a claim, a node or a reservation; `words`: what else it is found by."""
+    """One result. `state`: of a claim, a node or a reservation; `words`: further words by which it is found."""
 
     title: str
     detail: str
@@ -39,7 +39,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Hits of one kind."""
+    """Results of one kind."""
 
     kind: str
     title: str
@@ -48,14 +48,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Tenants that were found, and what the reader may do for them."""
+    """Tenants that were found, and the reader's actions for the first."""
 
     hits: list[Hit] = field(default_factory=list)
     actions: list[Hit] = field(default_factory=list)
 
 
-def narrowed(rows: QuerySet[Any], kind: str, columns: list[str], words: list[str], *, name: str) -> Any:
-    """Rows whose text (the kind's word, then the columns) holds every word; whose name begins with the first, first."""
+def filter_by_words(rows: QuerySet[Any], kind: str, columns: list[str], words: list[str], *, name: str) -> Any:
+    """Return rows whose text (kind, then columns) has every word; names that begin with the first word come first."""
     parts = [part for column in columns for part in (Value(" "), Cast(column, TextField()))]
     rows = rows.annotate(searched=Concat(Value(kind), *parts, output_field=TextField()))
     for word in words:
@@ -65,11 +65,11 @@ def narrowed(rows: QuerySet[Any], kind: str, columns: list[str], words: list[str
 
 
 def claims(principal: Principal, words: list[str]) -> tuple[list[Hit], Claim | None]:
-    """Live ones first; with the first live one."""
+    """Return results, live claims first, and the first live claim."""
     rows = Claim.objects.visible_to(principal).select_related("tenant")
-    rows = narrowed(rows, "claim", ["tenant__slug", "name", "group", "uid"], words, name="name")
+    rows = filter_by_words(rows, "claim", ["tenant__slug", "name", "group", "uid"], words, name="name")
     live = list(rows.live()[:MOST])
-    # Those that are over only where there is room: they are the many.
+    # Ended claims only fill up the list: they are the most.
     over = list(rows.filter(state=ClaimState.RELEASED)[: MOST - len(live)]) if len(live) < MOST else []
     hits = [
         Hit(row.name, f"{row.tenant} · {row.uid}", reverse("claim", args=[row.uid]), "stack-2", state=row.state)
@@ -79,17 +79,17 @@ def claims(principal: Principal, words: list[str]) -> tuple[list[Hit], Claim | N
 
 
 def tenants(principal: Principal, words: list[str]) -> Tenants:
-    """By slug and name; with what may be done for the first."""
-    rows = narrowed(Tenant.objects.visible_to(principal), "tenant", ["slug", "name"], words, name="slug")
+    """Return tenants by slug and name, with the actions for the first."""
+    rows = filter_by_words(Tenant.objects.visible_to(principal), "tenant", ["slug", "name"], words, name="slug")
     found = Tenants()
     for row in rows[:MOST]:
         found.hits.append(Hit(row.slug, row.name, reverse("tenant", args=[row.slug]), "building"))
         if len(found.hits) == 1:
-            found.actions.extend(_for_tenant(principal, row))
+            found.actions.extend(_tenant_actions(principal, row))
     return found
 
 
-def _for_tenant(principal: Principal, tenant: Tenant) -> list[Hit]:
+def _tenant_actions(principal: Principal, tenant: Tenant) -> list[Hit]:
     offered = []
     if principal.is_operator or tenant.pk in principal.with_role(Role.MEMBER):
         offered.append(
@@ -102,17 +102,17 @@ def _for_tenant(principal: Principal, tenant: Tenant) -> list[Hit]:
 
 
 def fleet(principal: Principal, words: list[str]) -> list[Group]:
-    """Nodes, GPUs and pools, which are the operators'."""
+    """Return nodes, GPUs and pools to operators."""
     if not principal.is_operator:
         return []
-    nodes = narrowed(Node.objects.select_related("pool"), "node", ["name", "pool__name"], words, name="name")
-    gpus = narrowed(
+    nodes = filter_by_words(Node.objects.select_related("pool"), "node", ["name", "pool__name"], words, name="name")
+    gpus = filter_by_words(
         Gpu.objects.select_related("node"), "gpu", ["index", "node__name", "model", "uuid"], words, name="uuid"
     )
-    pools = narrowed(Pool.objects.all(), "pool", ["name"], words, name="name")
+    pools = filter_by_words(Pool.objects.all(), "pool", ["name"], words, name="name")
     return [
-        Group("nodes", _("Nodes"), [_of_node(row) for row in nodes[:MOST]]),
-        Group("gpus", "GPUs", [_of_gpu(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
+        Group("nodes", _("Nodes"), [_node_hit(row) for row in nodes[:MOST]]),
+        Group("gpus", "GPUs", [_gpu_hit(row) for row in gpus.order_by("node__name", "index")[:MOST]]),
         Group(
             "pools",
             _("Pools"),
@@ -121,32 +121,32 @@ def fleet(principal: Principal, words: list[str]) -> list[Group]:
     ]
 
 
-def _of_node(row: Node) -> Hit:
+def _node_hit(row: Node) -> Hit:
     return Hit(row.name, _("pool {0}").format(row.pool), reverse("node", args=[row.name]), "server-2", state=row.state)
 
 
-def _of_gpu(row: Gpu) -> Hit:
+def _gpu_hit(row: Gpu) -> Hit:
     title = _("GPU {0} of {1}").format(row.index, row.node.name)
     return Hit(title, f"{row.model} · {row.uuid}", reverse("gpu", args=[row.uuid]), "cpu")
 
 
 def quotas(principal: Principal, words: list[str]) -> list[Hit]:
-    """By tenant, resource and pool."""
+    """Return quotas by tenant, resource and pool."""
     rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool")
-    rows = narrowed(rows, "quota", ["tenant__slug", "resource", "pool__name"], words, name="tenant__slug")
-    return [_of_quota(row) for row in rows[:MOST]]
+    rows = filter_by_words(rows, "quota", ["tenant__slug", "resource", "pool__name"], words, name="tenant__slug")
+    return [_quota_hit(row) for row in rows[:MOST]]
 
 
-def _of_quota(row: ResourceQuota) -> Hit:
+def _quota_hit(row: ResourceQuota) -> Hit:
     where = " " + _("in {pool}").format(pool=row.pool) if row.pool else ""
     detail = _("{0} of {1}").format(amount(row.used, row.resource), amount(row.hard, row.resource))
     return Hit(f"{row.tenant}, {RESOURCES[row.resource]}{where}", detail, reverse("quota", args=[row.pk]), "gauge")
 
 
 def reservations(principal: Principal, words: list[str]) -> list[Hit]:
-    """Those that hold room or will: by tenant, name and pool."""
+    """Return current and future reservations by tenant, name and pool."""
     rows: Any = Reservation.objects.visible_to(principal).open().select_related("tenant")
-    rows = narrowed(rows, "reservation", ["tenant__slug", "name", "pool__name", "uid"], words, name="name")
+    rows = filter_by_words(rows, "reservation", ["tenant__slug", "name", "pool__name", "uid"], words, name="name")
     return [
         Hit(
             row.name,

@@ -1,4 +1,4 @@
-"""Signing in: Django's own view with our words and a limit of attempts, and single sign-on beside it."""
+"""Sign-in: Django's own view with a limit of attempts, and single sign-on beside it."""
 
 import logging
 import secrets
@@ -26,7 +26,7 @@ from apps.quotas.services.people import SignOnRefused
 
 logger = logging.getLogger(__name__)
 
-# Says that this browser signed in as somebody before; a quarter of a year, and renewed each time.
+# Marks a browser that signed in before, for a quarter of a year, renewed each time.
 KNOWN_COOKIE = "known_browser"
 KNOWN_SECONDS = 90 * 86400
 NEXT = "sign_on_next"
@@ -34,7 +34,7 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 class SignInForm(AuthenticationForm):
-    """Says one thing for every wrong pair: which of the two was wrong helps nobody but a guesser."""
+    """The sign-in form, with one message for every wrong pair, so that a guesser learns nothing."""
 
     error_messages = {
         "invalid_login": _("That name and password do not match. Passwords are case-sensitive."),
@@ -50,52 +50,52 @@ class SignInForm(AuthenticationForm):
 
 
 class SignIn(LoginView):
-    """The form. A try is taken before the password is looked at, and given back where it was right."""
+    """The sign-in page. An attempt is taken before the password check, and given back if it was right."""
 
     template_name = "sign_in.html"
     authentication_form = SignInForm
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Sign in, or say what was wrong, or (429) when to try again."""
+        """Sign in, show the error, or answer 429 with the time of the next attempt."""
         try:
-            attempts.take_sign_in(**_whose(request))
+            attempts.take_sign_in(**_attempt_key(request))
         except TooManyAttempts as refused:
             logger.warning("sign-in: too many attempts from %s", source_of(request))
-            # An unbound form: a bound one would look at the password.
-            page = self.render_to_response(self.get_context_data(form=SignInForm(request), refused=_said(refused)))
+            # An unbound form: a bound one would check the password.
+            page = self.render_to_response(self.get_context_data(form=SignInForm(request), refused=_message(refused)))
             page.status_code = 429
             page.headers["Retry-After"] = str(refused.retry_after_seconds)
             return page
         return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
-        """Rotate the session, remember the browser, write it down."""
-        attempts.give_back(**_whose(self.request))
+        """Rotate the session, mark the browser, record the sign-in."""
+        attempts.give_back(**_attempt_key(self.request))
         answer = super().form_valid(form)
         user = form.get_user()
         assert isinstance(user, User)
-        return _came_in(self.request, user, "password", answer)
+        return _record_sign_in(self.request, user, "password", answer)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """The form, and whether there is another way."""
+        """Add whether single sign-on is available."""
         return super().get_context_data(single_sign_on=bool(settings.OIDC_ISSUER), **kwargs)
 
 
 @never_cache
 @require_safe
 def single_sign_on(request: HttpRequest) -> HttpResponse:
-    """Go to the identity provider. A link, not a form: our policy (form-action) would stop a form's way out."""
-    _only_where_configured()
+    """Redirect to the identity provider. A link, not a form: our policy (form-action) would stop a form."""
+    _require_single_sign_on()
     try:
         attempts.count_sign_on(address=source_of(request))
         from apps.quotas import openid  # noqa: PLC0415 - its libraries load with the first who signs in this way
 
         answer = openid.begin(request, return_to=_address(request))
     except TooManyAttempts as refused:
-        return _refused(request, refused, status=429)
+        return _refuse(request, refused, status=429)
     except SignOnRefused as refused:
-        return _refused(request, refused, status=503)
+        return _refuse(request, refused, status=503)
     request.session[NEXT] = request.GET.get("next", "")
     return answer
 
@@ -103,8 +103,8 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def single_sign_on_return(request: HttpRequest) -> HttpResponse:
-    """Come back from it: with a new session, or with the reason why not."""
-    _only_where_configured()
+    """Return from the provider: with a new session, or with the reason why not."""
+    _require_single_sign_on()
     try:
         attempts.count_sign_on(address=source_of(request))
         from apps.quotas import openid  # noqa: PLC0415 - as above
@@ -112,18 +112,18 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
         claims = openid.claims_of(request)
         user = people.admit(issuer=settings.OIDC_ISSUER, claims=claims)
     except TooManyAttempts as refused:
-        return _refused(request, refused, status=429)
+        return _refuse(request, refused, status=429)
     except SignOnRefused as refused:
-        return _refused(request, refused, status=403)
+        return _refuse(request, refused, status=403)
     wanted = request.session.pop(NEXT, "")
-    logout(request)  # whoever was here before, the same person too: a new session, with a whole life
+    logout(request)  # also for the same person: a new session, with its full lifetime
     login(request, user, backend=BACKEND)
     safe = url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure())
     answer = HttpResponseRedirect(wanted if safe else resolve_url(settings.LOGIN_REDIRECT_URL))
-    return _came_in(request, user, "oidc", answer)
+    return _record_sign_in(request, user, "oidc", answer)
 
 
-def _only_where_configured() -> None:
+def _require_single_sign_on() -> None:
     if not settings.OIDC_ISSUER:
         raise Http404("There is no single sign-on here.")
 
@@ -132,17 +132,17 @@ def _address(request: HttpRequest) -> str:
     return request.build_absolute_uri(reverse("single-sign-on-return"))
 
 
-def _refused(request: HttpRequest, refused: SignOnRefused | TooManyAttempts, *, status: int) -> HttpResponse:
+def _refuse(request: HttpRequest, refused: SignOnRefused | TooManyAttempts, *, status: int) -> HttpResponse:
     logger.warning("single sign-on: %s (%s: %s)", refused.detail, type(refused.__cause__).__name__, refused.__cause__)
-    facts = {"form": SignInForm(request), "refused": _said(refused), "single_sign_on": True, "next": ""}
+    facts = {"form": SignInForm(request), "refused": _message(refused), "single_sign_on": True, "next": ""}
     answer = render(request, "sign_in.html", facts, status=status)
     if isinstance(refused, TooManyAttempts):
         answer.headers["Retry-After"] = str(refused.retry_after_seconds)
     return answer
 
 
-def _said(refused: SignOnRefused | TooManyAttempts) -> str:
-    """In the reader's language; the log has it in English."""
+def _message(refused: SignOnRefused | TooManyAttempts) -> str:
+    """Return the refusal in the reader's language; the log has it in English."""
     if isinstance(refused, TooManyAttempts):
         minutes = -(-refused.retry_after_seconds // 60)
         said = ngettext(
@@ -152,7 +152,7 @@ def _said(refused: SignOnRefused | TooManyAttempts) -> str:
     return gettext(refused.detail)
 
 
-def _came_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:
+def _record_sign_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:
     people.signed_in(user=user, method=method, source_ip=source_of(request))
     answer.set_cookie(
         KNOWN_COOKIE,
@@ -166,8 +166,8 @@ def _came_in(request: HttpRequest, user: User, method: str, answer: HttpResponse
     return answer
 
 
-def _whose(request: HttpRequest) -> dict[str, Any]:
-    """Whose tries these are: a name's, from this browser where it signed in under that name before."""
+def _attempt_key(request: HttpRequest) -> dict[str, Any]:
+    """Return the account, address and browser of an attempt; the browser only if it signed in as this name before."""
     name = request.POST.get("username", "")
     try:
         known = signing.loads(request.COOKIES.get(KNOWN_COOKIE, ""), salt=KNOWN_COOKIE, max_age=KNOWN_SECONDS)

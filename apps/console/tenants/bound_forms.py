@@ -1,4 +1,4 @@
-"""The forms of what bounds a tenant. Each of a kind has one for what is new and one for what can be changed of it."""
+"""Forms of a tenant's limits: of each kind one for a new limit and one for its changeable fields."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ UNITS = {
 
 
 class BoundForm(ServiceForm):
-    """What is set of a row, and the version that its reader saw."""
+    """The settings of a row, and the version that its reader saw."""
 
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
@@ -33,29 +33,29 @@ class BoundForm(ServiceForm):
         self.tenant = tenant
 
     def facts_of(self, row: Any) -> dict[str, Any]:
-        """The row's values by field."""
+        """Return the row's values by field."""
         return {name: getattr(row, name) for name in self.base_fields if hasattr(row, name)}
 
     @property
     def versions(self) -> frozenset[int] | None:
-        """For the service."""
+        """The version for the service; None without one."""
         version = self.cleaned_data["version"]
         return None if version is None else frozenset({version})
 
     @property
     def values(self) -> dict[str, Any]:
-        """For the service."""
+        """The arguments for the service."""
         return {name: value for name, value in self.cleaned_data.items() if name != "version"}
 
 
 class LimitForm(BoundForm):
-    """What a member may hold."""
+    """The limit of a member."""
 
-    # Not `hard`: beside that name stands what a quota is.
+    # Not `hard`: the help of that name describes a quota.
     most = amount(_("May hold"), _("Over all pools, by all their tokens together. Empty: unlimited; 0: nothing."))
 
     def facts_of(self, row: Any) -> dict[str, Any]:
-        """The limit under the form's name for it."""
+        """Return the limit under the form's name for it."""
         return {"most": row.hard}
 
     @property
@@ -66,7 +66,7 @@ class LimitForm(BoundForm):
 
 
 class NewLimitForm(LimitForm):
-    """For whom, and of what."""
+    """The member and the resource of a new limit."""
 
     user = forms.ModelChoiceField(
         User.objects.none(),
@@ -93,12 +93,12 @@ class NewLimitForm(LimitForm):
 
 
 class RangeForm(BoundForm):
-    """The bounds and the default."""
+    """The bounds and the default of a range."""
 
     minimum = number(_("At least"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
     maximum = number(_("At most"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
     default = number(
-        _("Unless said"), most=MAX_AMOUNT, required=False, help_text=_("What a claim gets that does not say it.")
+        _("Unless said"), most=MAX_AMOUNT, required=False, help_text=_("The default for claims that do not set it.")
     )
 
     def __init__(self, *args: Any, row: Any = None, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class RangeForm(BoundForm):
 
 
 class NewRangeForm(RangeForm):
-    """Of which field, in which pool."""
+    """The field and the pool of a new range."""
 
     field = forms.ChoiceField(
         label=_("Field of a claim"),
@@ -130,7 +130,7 @@ class NewRangeForm(RangeForm):
 
 
 class BudgetForm(BoundForm):
-    """How much."""
+    """The amount of a budget."""
 
     gpu_hours = forms.DecimalField(
         label=_("GPU-hours"),
@@ -142,12 +142,12 @@ class BudgetForm(BoundForm):
     )
 
     def facts_of(self, row: Any) -> dict[str, Any]:
-        """Without the zeros behind it."""
+        """Return the amount without trailing zeros."""
         return {"gpu_hours": f"{row.gpu_hours.normalize():f}"}
 
 
 class NewBudgetForm(BudgetForm):
-    """For which time."""
+    """The period of a new budget."""
 
     period = forms.ChoiceField(
         label=_("Period"),
@@ -160,12 +160,12 @@ class NewBudgetForm(BudgetForm):
     field_order = ("period", "gpu_hours", "starts_at", "ends_at")
 
     def clean(self) -> dict[str, Any]:
-        """The API's own rule: times belong to what is there once, and that has both."""
+        """Apply the API's own rule: only a one-time budget has times, and it has both."""
         values = super().clean() or {}
         begin, end = values.get("starts_at"), values.get("ends_at")
         once = values.get("period") == Period.CUSTOM
         if once and not self.errors and (begin is None or end is None or begin >= end):
-            self.add_error("ends_at", _("Give when it begins, and an end after that."))
+            self.add_error("ends_at", _("Enter a beginning, and an end after it."))
         if not once and (begin, end) != (None, None):
             self.add_error("starts_at", _("Only for a budget that is there once."))
         return values

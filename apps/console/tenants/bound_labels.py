@@ -1,4 +1,4 @@
-"""What bounds a tenant, in words: its members' limits, what one claim may ask for, its budgets."""
+"""Descriptions of a tenant's limits: of its members, of single claims, and of its budgets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from apps.scheduling.services.charging.budgets import standing_of
 from apps.scheduling.services.charging.states import charged_by_users
 from gpucloud.web.tags import amount, duration, mib, percent
 
-# Further ones are counted: what is looked for is who holds most.
+# Further ones are counted: the reader looks for those who hold most.
 MOST_HOLDERS: Final = 5
 FIELDS: Final = {
     ClaimField.CORE_REQUEST.value: _("Core request"),
@@ -32,13 +32,13 @@ PERIODS: Final = {
     Period.WEEK.value: _("Each week"),
     Period.CUSTOM.value: _("Once"),
 }
-# An icon, and what it stands beside.
+# An icon and its text.
 Effect = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A member, and what their claims hold of a limit's resource."""
+    """A member, and the amount of a limit's resource that their claims hold."""
 
     name: str
     held: int
@@ -46,17 +46,17 @@ class Holder:
 
     @property
     def over(self) -> bool:
-        """Whether it is more than the limit: it was lowered, or came later."""
+        """True if it is more than the limit: the limit was lowered, or came later."""
         return self.limit.hard is not None and self.held > self.limit.hard
 
     @property
     def percent(self) -> float:
-        """Of the limit."""
+        """The part of the limit in percent."""
         return 100 * self.held / self.limit.hard if self.limit.hard else 100.0
 
 
 class Members:
-    """Who is in a tenant, who has limits of their own, and what each holds now; three questions, however many."""
+    """The members of a tenant, those with limits of their own, and what each holds; three queries."""
 
     def __init__(self, tenant: Tenant) -> None:
         people = Membership.objects.filter(tenant=tenant).select_related("user")
@@ -66,7 +66,7 @@ class Members:
         self.own = set(own.values_list("user_id", "resource"))
 
     def holders(self, limit: MemberLimit) -> list[Holder]:
-        """Whom the limit bounds and who holds something, most first."""
+        """Return the members that the limit bounds and that hold something, most first."""
         bound = [limit.user_id] if limit.user_id is not None else self._without_own(limit.resource)
         found = [
             Holder(self.names[pk], self.held.get(pk, {}).get(limit.resource, 0), limit)
@@ -79,14 +79,14 @@ class Members:
         return (pk for pk in self.names if (pk, resource) not in self.own)
 
 
-def of_limit(row: MemberLimit) -> str:
-    """`max: core 200 %`."""
+def describe_limit(row: MemberLimit) -> str:
+    """Return the limit in words: `max: core 200 %`."""
     who = row.user.get_username() if row.user else gettext("Each member")
     return f"{who}: {RESOURCE_WORDS[row.resource]} {amount(row.hard, row.resource)}"
 
 
 def value_of(field: str, value: int | None) -> str:
-    """A claim's field as a page says it; a dash where there is no bound."""
+    """Return the value of a claim's field in words; a dash without a bound."""
     if value is None:
         return "–"
     if field == ClaimField.MEMORY_MIB:
@@ -96,8 +96,8 @@ def value_of(field: str, value: int | None) -> str:
     return str(value) if field == ClaimField.GPU_COUNT else percent(value)
 
 
-def of_range(row: LimitRange) -> str:
-    """`Memory: at least 1 GiB, at most 16 GiB, 4 GiB unless said`; of one pool with its name."""
+def describe_range(row: LimitRange) -> str:
+    """Return the range in words: `Memory: at least 1 GiB, at most 16 GiB, 4 GiB unless said`."""
     said = {name: value_of(row.field, getattr(row, name)) for name in ("minimum", "maximum", "default")}
     words = [
         gettext("at least {minimum}") if row.minimum is not None else "",
@@ -108,13 +108,13 @@ def of_range(row: LimitRange) -> str:
     return f"{where}: " + ", ".join(filter(None, words)).format(**said)
 
 
-def of_budget(row: Budget) -> str:
-    """`Each month: 100 GPU-hours`."""
+def describe_budget(row: Budget) -> str:
+    """Return the budget in words: `Each month: 100 GPU-hours`."""
     return f"{PERIODS[row.period]}: {gettext('{0} GPU-hours').format(f'{row.gpu_hours.normalize():f}')}"
 
 
 def limits_effects(row: MemberLimit) -> list[Effect]:
-    """Who would hold more than the limit lets them. Nothing is taken from them."""
+    """Return the members that would hold more than the limit. Their claims stay."""
     over = [one for one in Members(row.tenant).holders(row) if one.over]
     said = [
         gettext(
@@ -127,24 +127,24 @@ def limits_effects(row: MemberLimit) -> list[Effect]:
         more = len(over) - MOST_HOLDERS
         said.append(ngettext("So does {0} more.", "So do {0} more.", more).format(more))
     if not over:
-        return [("check", gettext("Nobody whom it bounds holds more than that."))]
+        return [("check", gettext("Nobody under this limit holds more."))]
     return [("alert-triangle", words) for words in said]
 
 
 def outside(row: LimitRange) -> QuerySet[Claim]:
-    """Live claims that say something else than the range lets them."""
+    """Return live claims outside of the range."""
     name = row.field
     low = Q(**{f"{name}__lt": row.minimum}) if row.minimum is not None else Q(pk__in=[])
     high = Q(pk__in=[])
     if row.maximum is not None:
-        # No time limit is longer than any.
+        # A claim without a time limit exceeds every bound.
         high = Q(**{f"{name}__gt": row.maximum}) | Q(**{f"{name}__isnull": True})
     rows = Claim.objects.live().filter(low | high, tenant=row.tenant)
     return rows.filter(pool=row.pool) if row.pool else rows
 
 
 def ranges_effects(row: LimitRange) -> list[Effect]:
-    """What becomes of claims that there are, and what new ones get."""
+    """Return the effect on existing and on new claims."""
     number = outside(row).count()
     stay = ngettext(
         "{0} live claim is outside of it: it stays as it is, and only what is changed of it must keep to the range.",
@@ -154,18 +154,18 @@ def ranges_effects(row: LimitRange) -> list[Effect]:
     )
     said = [("alert-triangle", stay.format(number))] if number else []
     if not number:
-        said.append(("check", gettext("Every live claim keeps to it.")))
+        said.append(("check", gettext("Every live claim is within it.")))
     if row.default is not None:
-        words = gettext("A new claim that does not say it gets {0}.").format(value_of(row.field, row.default))
+        words = gettext("A new claim that does not set it gets {0}.").format(value_of(row.field, row.default))
         said.append(("check", words))
     return said
 
 
 def budgets_effects(row: Budget) -> list[Effect]:
-    """What would be spent of it now, and what follows."""
+    """Return the present spending of the budget, and its effect."""
     standing = standing_of(row, now=timezone.now())
     if standing is None:
-        return [("clock", gettext("No period of it is now: it bounds nothing until it begins, or is over."))]
+        return [("clock", gettext("It has no current period: it has not begun, or has ended, and limits nothing."))]
     facts = {
         "spent": hours(standing.gpu_hours_spent),
         "whole": f"{row.gpu_hours.normalize():f}",
@@ -182,5 +182,5 @@ def budgets_effects(row: Budget) -> list[Effect]:
 
 
 def hours(text: str) -> str:
-    """GPU-hours as decimal text, to the hundredth."""
+    """Return GPU-hours as decimal text, to the hundredth."""
     return f"{float(text):.2f}"

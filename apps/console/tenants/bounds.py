@@ -1,4 +1,4 @@
-"""Setting what bounds a tenant: members' limits, limit ranges and budgets. Three kinds, the same doors."""
+"""Pages that set a tenant's limits: members' limits, limit ranges and budgets. Three kinds, the same views."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.shell.forms import seen
+from apps.console.shell.forms import posted_versions
 from apps.console.shell.page_access import page
 from apps.console.tenants import bound_labels
 from apps.console.tenants.bound_forms import (
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of bound: its rows, who sets it, its forms, its services, and its words."""
+    """One kind of limit: its rows, its role, its forms, its services, and its descriptions."""
 
     model: type[Any]
-    # What the services call the row.
+    # The services' parameter name of the row.
     named: str
     object_type: str
     # The least role that sets it; none: operators only.
@@ -49,20 +49,20 @@ class Kind:
     create: Callable[..., Any]
     change: Callable[..., Any]
     delete: Callable[..., None]
-    said: Callable[[Any], str]
+    describe: Callable[[Any], str]
     effects: Callable[[Any], list[bound_labels.Effect]]
     title: "StrPromise"
     what: "StrPromise"
 
     def require(self, principal: Principal, tenant: Tenant) -> None:
-        """Raises RoleMissing where the caller may not set it."""
+        """Check that the caller may set it. Raises RoleMissing."""
         if self.role is None:
             principal.require_operator()
         else:
             principal.require_role(tenant, self.role)
 
     def find(self, principal: Principal, pk: int) -> Any:
-        """The row. Raises Http404 where it is not there, or not the caller's."""
+        """Return the row. Raises Http404 if it is missing or not the caller's."""
         row = self.model.objects.visible_to(principal).select_related("tenant").filter(pk=pk).first()
         if row is None:
             raise Http404("There is no such limit that you may see.")
@@ -73,19 +73,19 @@ KINDS: Final = {
     "member-limits": Kind(
         MemberLimit, "row", "member-limit", Role.ADMIN, NewLimitForm, LimitForm,
         member_limits.create_limit, member_limits.change_limit, member_limits.delete_limit,
-        bound_labels.of_limit, bound_labels.limits_effects,
+        bound_labels.describe_limit, bound_labels.limits_effects,
         _("A limit for members"), _("How much of the tenant’s quota one member may hold"),
     ),
     "limit-ranges": Kind(
         LimitRange, "row", "limit-range", None, NewRangeForm, RangeForm,
         limit_ranges.create_range, limit_ranges.change_range, limit_ranges.delete_range,
-        bound_labels.of_range, bound_labels.ranges_effects,
+        bound_labels.describe_range, bound_labels.ranges_effects,
         _("A range for claims"), _("What one claim may ask for, and what it gets where it does not say"),
     ),
     "budgets": Kind(
         Budget, "budget", "budget", None, NewBudgetForm, BudgetForm,
         budgets.create_budget, budgets.change_budget, budgets.delete_budget,
-        bound_labels.of_budget, bound_labels.budgets_effects,
+        bound_labels.describe_budget, bound_labels.budgets_effects,
         _("A budget"), _("GPU-hours that the tenant may reserve; once they are spent, nothing new is granted"),
     ),
 }  # fmt: skip
@@ -94,7 +94,7 @@ KINDS: Final = {
 @require_http_methods(["GET", "POST"])
 @page
 def new_bound(request: HttpRequest, principal: Principal, slug: str, kind: str) -> HttpResponse:
-    """Set one, or see first what it would do."""
+    """Set a new limit, or preview it."""
     of, tenant = KINDS[kind], find_tenant(principal, slug)
     of.require(principal, tenant)
     form = of.new_form(request.POST or None, tenant=tenant)
@@ -102,16 +102,16 @@ def new_bound(request: HttpRequest, principal: Principal, slug: str, kind: str) 
     def act() -> Any:
         return of.create(principal=principal, tenant=tenant, **form.values)
 
-    shown, done = _posted(request, of, form, act)
+    shown, done = _handle_post(request, of, form, act)
     if done:
         return redirect("limits", slug=slug)
-    return _shown(request, of, form, shown)
+    return _context(request, of, form, shown)
 
 
 @require_http_methods(["GET", "POST"])
 @page
 def bound_detail(request: HttpRequest, principal: Principal, pk: int, kind: str) -> HttpResponse:
-    """Change one, or see first what that would do."""
+    """Change a limit, or preview the change."""
     of = KINDS[kind]
     row = of.find(principal, pk)
     of.require(principal, row.tenant)
@@ -121,26 +121,26 @@ def bound_detail(request: HttpRequest, principal: Principal, pk: int, kind: str)
         return of.change(principal=principal, versions=form.versions, **{of.named: row}, **form.values)
 
     try:
-        shown, done = _posted(request, of, form, act)
+        shown, done = _handle_post(request, of, form, act)
     except PreconditionFailed:
-        shown, done = _changed_meanwhile(of, row, form), False
+        shown, done = _resolve_conflict(of, row, form), False
     if done:
         return redirect("limits", slug=row.tenant.slug)
     row = of.find(principal, pk)
-    shown |= {"row": row, "said": of.said(row), "now": [] if "preview" in shown else of.effects(row)}
-    return _shown(request, of, form, shown)
+    shown |= {"row": row, "said": of.describe(row), "now": [] if "preview" in shown else of.effects(row)}
+    return _context(request, of, form, shown)
 
 
 @require_POST
 @page
 def remove_bound(request: HttpRequest, principal: Principal, pk: int, kind: str) -> HttpResponse:
-    """Take one away, as it was when the button was seen."""
+    """Remove a limit, in the version that the reader saw."""
     of = KINDS[kind]
     row = of.find(principal, pk)
     of.require(principal, row.tenant)
-    said = of.said(row)
+    said = of.describe(row)
     try:
-        of.delete(principal=principal, versions=seen(request), **{of.named: row})
+        of.delete(principal=principal, versions=posted_versions(request), **{of.named: row})
     except PreconditionFailed:
         messages.error(request, gettext("Somebody changed it while you had this page open; this is how it is now."))
     else:
@@ -148,34 +148,36 @@ def remove_bound(request: HttpRequest, principal: Principal, pk: int, kind: str)
     return redirect("limits", slug=row.tenant.slug)
 
 
-def _posted(request: HttpRequest, of: Kind, form: BoundForm, act: Callable[[], Any]) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether it was done. Raises PreconditionFailed."""
+def _handle_post(
+    request: HttpRequest, of: Kind, form: BoundForm, act: Callable[[], Any]
+) -> tuple[dict[str, Any], bool]:
+    """Return the context beside the form, and True if it was done. Raises PreconditionFailed."""
     if request.method != "POST" or not form.is_valid():
         return {}, False
     try:
         if request.POST.get("act") == "preview":
             effect = preview_of_bounds(act, tenant=form.tenant)
-            told = [*effect["runnable"], *effect["pending"]]
+            claims = [*effect["runnable"], *effect["pending"]]
             effect["effects"] = of.effects(effect["row"])
-            return {"preview": effect, "changes_queue": any(claim["changed"] for claim in told)}, False
+            return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}, False
         done = act()
     except PreconditionFailed:
         raise
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
-    messages.success(request, gettext("Set: {0}.").format(of.said(done)))
+    messages.success(request, gettext("Set: {0}.").format(of.describe(done)))
     return {}, True
 
 
-def _shown(request: HttpRequest, of: Kind, form: BoundForm, shown: dict[str, Any]) -> HttpResponse:
+def _context(request: HttpRequest, of: Kind, form: BoundForm, shown: dict[str, Any]) -> HttpResponse:
     refused = form.is_bound and not form.is_valid()
     shown |= {"form": form, "tenant": form.tenant, "title": of.title, "what_for": of.what}
     return render(request, "limits/bound.html", shown, status=422 if refused else 200)
 
 
-def _changed_meanwhile(of: Kind, row: Any, form: BoundForm) -> dict[str, Any]:
-    """Who was faster. The form keeps what was typed; sent again, it counts against the new version."""
+def _resolve_conflict(of: Kind, row: Any, form: BoundForm) -> dict[str, Any]:
+    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
     row.refresh_from_db()
     events = AuditEvent.objects.filter(object_type=of.object_type, object_id=str(row.pk)).order_by("-pk")
     form.data = {**dict(form.data.items()), "version": str(row.version)}

@@ -1,4 +1,4 @@
-"""What bounds a tenant beside its quotas: what one member may hold, what one claim may ask for, what time may cost."""
+"""The page of a tenant's limits beside its quotas: of members, of single claims, and budgets."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.console.tenants.bound_labels import FIELDS, MOST_HOLDERS, PERIODS, Members, hours, value_of
 from apps.console.tenants.tenants import find as find_tenant
@@ -19,7 +19,7 @@ from apps.quotas.services import member_limits
 from apps.scheduling.services.charging.budgets import Standing, counted_standing
 
 PER_PAGE: Final = 50
-# From here on it is announced that a budget comes to its end; see `accounting.budgets.THRESHOLDS`.
+# From this percentage on the end of a budget is announced; see `accounting.budgets.THRESHOLDS`.
 NEARLY_PERCENT: Final = 80
 COLUMNS: Final = {
     "members": ["member", "resource", "hard", "most_held", "members_over"],
@@ -31,14 +31,14 @@ COLUMNS: Final = {
 @require_GET
 @page
 def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpResponseBase:
-    """The three tables, or one of them as a file; to members first what bounds themselves."""
+    """Show the three tables, or one of them as a file; to members their own limits first."""
     tenant = find_tenant(principal, slug)
     of_members, members = _member_limits(tenant), Members(tenant)
     ranges = list(tenant.limit_ranges.select_related("pool").order_by("field", F("pool__name").asc(nulls_first=True)))
     budgets = [(row, _standing(row)) for row in tenant.budgets.prefetch_related("periods").order_by("period", "pk")]
-    if file := asked_as_file(request):
-        asked = request.GET.get("table", "")
-        name = asked if asked in COLUMNS else "members"
+    if file := file_format(request):
+        table = request.GET.get("table", "")
+        name = table if table in COLUMNS else "members"
         rows = {
             "members": (_limit_facts(row, members) for row in of_members),
             "ranges": map(_range_facts, ranges),
@@ -50,9 +50,9 @@ def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpRespons
         "tenant": tenant,
         "may_administer": principal.is_operator or tenant.pk in principal.with_role(Role.ADMIN),
         "part": part,
-        "limits": [_shown(row, members) for row in part.object_list],
-        "ranges": [_range_shown(row) for row in ranges],
-        "budgets": [_budget_shown(row, standing) for row, standing in budgets],
+        "limits": [_limit_row(row, members) for row in part.object_list],
+        "ranges": [_range_row(row) for row in ranges],
+        "budgets": [_budget_row(row, standing) for row, standing in budgets],
         "nearly": NEARLY_PERCENT,
         "yours": yours(principal, tenant),
     }
@@ -60,25 +60,25 @@ def limits(request: HttpRequest, principal: Principal, slug: str) -> HttpRespons
 
 
 def _member_limits(tenant: Tenant) -> Any:
-    """Everybody's first."""
+    """Return the limits, those for all members first."""
     rows = MemberLimit.objects.filter(tenant=tenant).select_related("user")
     return rows.order_by(F("user__username").asc(nulls_first=True), "resource")
 
 
-def _shown(row: MemberLimit, members: Members) -> dict[str, Any]:
-    """A row of the table: the limit, who holds most of it, and how many more hold something."""
+def _limit_row(row: MemberLimit, members: Members) -> dict[str, Any]:
+    """Return a row of the table: the limit, its largest holders, and the number of further ones."""
     holders = members.holders(row)
     gone = row.user_id is not None and row.user_id not in members.names
     return {"row": row, "holders": holders[:MOST_HOLDERS], "more": max(0, len(holders) - MOST_HOLDERS), "gone": gone}
 
 
-def _range_shown(row: LimitRange) -> dict[str, Any]:
+def _range_row(row: LimitRange) -> dict[str, Any]:
     said = {name: value_of(row.field, getattr(row, name)) for name in ("minimum", "default", "maximum")}
     return {"row": row, "field": FIELDS[row.field], **said}
 
 
 def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
-    """What bounds the reader: held and left, by resource. None to those who hold nothing of their own in the tenant."""
+    """Return the reader's limits, held and left, by resource; None to readers without claims of their own there."""
     if principal.user_id is None or tenant.pk not in principal.with_role(Role.MEMBER):
         return None
     bounds = member_limits.seen(tenant, principal.user_id)
@@ -89,8 +89,8 @@ def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
     ]
 
 
-def _budget_shown(row: Budget, standing: Standing | None) -> dict[str, Any]:
-    """A budget that was just made is counted within a minute; until then nothing is known of it but that."""
+def _budget_row(row: Budget, standing: Standing | None) -> dict[str, Any]:
+    """Return a row of the table; a new budget is counted within a minute, and until then shows no amount."""
     known = standing is not None and (standing.as_of > standing.starts_at or standing.percent >= 100)
     spent = hours(standing.gpu_hours_spent) if standing and known else None
     return {"row": row, "period": PERIODS[row.period], "standing": standing, "spent": spent}
@@ -116,7 +116,7 @@ def _range_facts(row: LimitRange) -> dict[str, Any]:
 
 
 def _budget_facts(row: Budget, standing: Standing | None) -> dict[str, Any]:
-    """The times are those of the present period."""
+    """Return the row for a file, with the times of the present period."""
     times = standing or row
     return {
         "period": row.period,

@@ -1,4 +1,4 @@
-"""Who belongs to a tenant: naming a member, another role, taking it away. For the tenant's admins and operators."""
+"""Members of a tenant: add one, change a role, remove one. For the tenant's admins and operators."""
 
 from django import forms
 from django.contrib import messages
@@ -35,13 +35,13 @@ class MemberForm(forms.Form):
 @require_POST
 @page
 def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """Give a person a role, or another one. Who was never here cannot be named: a name alone could be anybody's."""
+    """Give a person a role. The person must have signed in before: a name alone could be anybody's."""
     tenant = _find(principal, slug)
     principal.require_role(tenant, Role.ADMIN)
     form = MemberForm(request.POST)
     user = User.objects.filter(username=form.cleaned_data["username"]).first() if form.is_valid() else None
     if user is None:
-        messages.error(request, gettext("There is nobody of that name. People are known after their first sign-in."))
+        messages.error(request, gettext("Nobody has that name. A person is known after the first sign-in."))
         return redirect("tenant", slug=slug)
     membership = tenants.set_member(principal=principal, tenant=tenant, user=user, role=form.cleaned_data["role"])
     done = gettext("{0} is {1} of {2}.").format(user.get_username(), membership.get_role_display().lower(), tenant)
@@ -52,7 +52,7 @@ def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpRes
 @require_POST
 @page
 def remove_member(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """Take a person's role away."""
+    """Remove a person's role."""
     tenant, username = _find(principal, slug), request.POST.get("username", "").replace("\0", "")
     principal.require_role(tenant, Role.ADMIN)
     rows = Membership.objects.filter(tenant=tenant, user__username=username).select_related("tenant", "user")
@@ -63,7 +63,7 @@ def remove_member(request: HttpRequest, principal: Principal, slug: str) -> Http
 
 
 def _sees(principal: Principal, username: str) -> bool:
-    """Whether the caller still sees the tenant once `username` has left it."""
+    """Return whether the caller still sees the tenant once `username` has left it."""
     return principal.is_operator or principal.name != f"user:{username}"
 
 

@@ -1,4 +1,4 @@
-"""One quota: what it is, what a change of it would do, and every change of its numbers so far."""
+"""The page of one quota: its values, the preview of a change, and its ledger."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.console.tenants.tenants import find as find_tenant
@@ -38,7 +38,7 @@ RESOURCES: Final = [
     (Resource.VGPUS.value, _("vGPUs")),
     (Resource.GPUS.value, _("Whole GPUs")),
 ]
-# Inside a sentence; `tenants/_resource.html` says the same.
+# Inside a sentence; `tenants/_resource.html` has the same names.
 RESOURCE_WORDS: Final = {
     "core_percent": _("core"),
     "memory_mib": _("memory"),
@@ -49,7 +49,7 @@ RESOURCES_SAID: Final = _("Core: 100 percent are one GPU’s compute. vGPUs: pie
 
 
 def amount(label: "StrPromise", help_text: "StrPromise") -> forms.IntegerField:
-    """A field for an amount, or for none."""
+    """Return a field for an amount, or for none."""
     return forms.IntegerField(
         label=label,
         required=False,
@@ -64,23 +64,23 @@ class QuotaForm(ServiceForm):
     """The numbers that an operator sets."""
 
     hard = amount(_("Quota"), _("What the tenant may hold. Empty: unlimited; 0: none."))
-    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has it idle. Empty: all of it."))
+    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has idle quota. Empty: all of it."))
     lending_limit = amount(_("Lends"), _("Of the quota, to its cohort while idle. Empty: all of it."))
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     @property
     def numbers(self) -> dict[str, int | None]:
-        """For the service."""
+        """The arguments for the service."""
         return {name: self.cleaned_data[name] for name in quotas.SETTABLE}
 
     @property
-    def shown(self) -> list[forms.BoundField]:
-        """The fields that are seen."""
+    def fields_shown(self) -> list[forms.BoundField]:
+        """The visible fields."""
         return self.visible_fields()
 
 
 class NewQuotaForm(QuotaForm):
-    """A quota that is not there yet."""
+    """A new quota."""
 
     resource = forms.ChoiceField(
         label=_("Resource"),
@@ -103,21 +103,21 @@ class NewQuotaForm(QuotaForm):
 @require_http_methods(["GET", "POST"])
 @page
 def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpResponseBase:
-    """The quota; for operators with its form. What is posted as `preview` changes nothing."""
+    """Show the quota; with its form for operators. A post with `preview` changes nothing."""
     quota = find(principal, pk)
     entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource).order_by("-pk")
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, f"ledger-{quota.pk}", LEDGER, entries.values(*LEDGER).iterator())
     form = QuotaForm(request.POST or None, initial=_initial(quota))
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
-        shown, done = _posted(request, principal, quota, form)
+        shown, done = _handle_post(request, principal, quota, form)
         if done:
             return redirect("quota", pk=quota.pk)
     if principal.is_operator:
         shown["form"] = form
     quota = find(principal, pk)
-    # An unlimited one has nothing that could be raised.
+    # An unlimited quota cannot be raised.
     shown["may_ask"] = quota.hard is not None and quota.tenant_id in principal.with_role(Role.ADMIN)
     part = keyset_page(entries, request.GET)
     uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
@@ -133,11 +133,11 @@ def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
 
 
 def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, Any] | None:
-    """What the quota's chart shows: `used` and `hard` after each of the last changes, up to now. None without any."""
+    """Return the data of the quota's chart: `used` and `hard` after each of the last changes. None without any."""
     rows = list(entries.values_list("at", "used", "hard")[:MOST_CHANGES])[::-1]
     if not rows:
         return None
-    # Memory is read in GiB.
+    # Memory is shown in GiB.
     size = 1024 if quota.resource == Resource.MEMORY_MIB else 1
     now = timezone.now()
     rows.append((now, quota.used, quota.hard))
@@ -151,10 +151,10 @@ def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, A
     return {"now": now.timestamp(), "window_seconds": seconds, "series": [series], "marks": []}
 
 
-def _posted(
+def _handle_post(
     request: HttpRequest, principal: Principal, quota: ResourceQuota, form: QuotaForm
 ) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether the change was made."""
+    """Return the context beside the form, and True if the change was made."""
     principal.require_operator()
     version = form.cleaned_data["version"]
     versions = None if version is None else frozenset({version})
@@ -164,10 +164,10 @@ def _posted(
 
     try:
         if request.POST.get("act") == "preview":
-            return previewed(act, quota.tenant), False
+            return preview_change(act, quota.tenant), False
         act()
     except PreconditionFailed:
-        return _changed_meanwhile(quota, form), False
+        return _resolve_conflict(quota, form), False
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
@@ -175,15 +175,15 @@ def _posted(
     return {}, True
 
 
-def previewed(act: Callable[[], ResourceQuota | None], tenant: Tenant) -> dict[str, Any]:
-    """What the change would do, and whether it makes a difference to any waiting claim."""
+def preview_change(act: Callable[[], ResourceQuota | None], tenant: Tenant) -> dict[str, Any]:
+    """Return the effect of the change, and whether it changes the start of any waiting claim."""
     effect = preview(act, tenant=tenant, show=lambda row: {"quota": row})
-    told = [*effect["runnable"], *effect["pending"]]
-    return {"preview": effect, "changes_queue": any(claim["changed"] for claim in told)}
+    claims = [*effect["runnable"], *effect["pending"]]
+    return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
 
 
-def _changed_meanwhile(quota: ResourceQuota, form: QuotaForm) -> dict[str, Any]:
-    """Who was faster, and with what. The form keeps what was typed; sent again, it counts against the new version."""
+def _resolve_conflict(quota: ResourceQuota, form: QuotaForm) -> dict[str, Any]:
+    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
     quota.refresh_from_db()
     events = AuditEvent.objects.filter(object_type="quota", object_id=str(quota.pk)).order_by("-pk")
     form.data = {**dict(form.data.items()), "version": str(quota.version)}
@@ -193,7 +193,7 @@ def _changed_meanwhile(quota: ResourceQuota, form: QuotaForm) -> dict[str, Any]:
 @require_http_methods(["GET", "POST"])
 @page
 def new_quota(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """Give a tenant a quota, or see first what that would do."""
+    """Create a quota, or preview it."""
     principal.require_operator()
     tenant = find_tenant(principal, slug)
     form = NewQuotaForm(request.POST or None)
@@ -202,8 +202,8 @@ def new_quota(request: HttpRequest, principal: Principal, slug: str) -> HttpResp
         values = form.numbers | {name: form.cleaned_data[name] for name in ("resource", "pool")}
         try:
             if request.POST.get("act") != "preview":
-                return redirect("quota", pk=_made(principal, tenant, values).pk)
-            shown = previewed(lambda: _made(principal, tenant, values), tenant)
+                return redirect("quota", pk=_create(principal, tenant, values).pk)
+            shown = preview_change(lambda: _create(principal, tenant, values), tenant)
         except GpucloudError as error:
             form.refuse(error)
     refused = form.is_bound and not form.is_valid()
@@ -211,12 +211,12 @@ def new_quota(request: HttpRequest, principal: Principal, slug: str) -> HttpResp
     return render(request, "tenants/new_quota.html", shown, status=422 if refused else 200)
 
 
-def _made(principal: Principal, tenant: Tenant, values: dict[str, Any]) -> ResourceQuota:
+def _create(principal: Principal, tenant: Tenant, values: dict[str, Any]) -> ResourceQuota:
     return quotas.create_quota(principal=principal, tenant=tenant, **values)
 
 
 def find(principal: Principal, pk: int) -> ResourceQuota:
-    """The quota with its tenant, pool and share. Raises Http404 where it is not there, or not the caller's."""
+    """Return the quota with its tenant, pool and share. Raises Http404 if it is missing or not the caller's."""
     rows = ResourceQuota.objects.visible_to(principal).select_related("tenant", "pool", "share")
     quota = rows.filter(pk=pk).first()
     if quota is None:

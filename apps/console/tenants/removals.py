@@ -1,4 +1,4 @@
-"""Removing a tenant or a quota: what stands in the way is said before, and what goes with it."""
+"""The removal of a tenant or a quota, after a page with its obstacles and effects."""
 
 from typing import Any, Final
 
@@ -10,10 +10,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.console.shell.forms import in_words, seen
+from apps.console.shell.forms import describe_error, posted_versions
 from apps.console.shell.page_access import page
 from apps.console.tenants.quotas import find as find_quota
-from apps.console.tenants.quotas import previewed
+from apps.console.tenants.quotas import preview_change
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
@@ -22,9 +22,9 @@ from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Claim, Reservation
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
-# Who is in the way is named, as far as somebody reads it; the rest is counted.
+# Obstacles are named up to this number; the rest is counted.
 MOST_NAMED: Final = 20
-# What keeps a tenant for good: who held what, and when, is read for years.
+# Rows that keep a tenant for good: the history of use is read for years.
 HISTORY: Final = {
     "ledger": _("changes of its quotas"),
     "claims": _("claims"),
@@ -32,28 +32,28 @@ HISTORY: Final = {
     "used_hours": _("hours of use"),
     "quota_requests": _("requests"),
 }
-# What an operator can take away first. A quota never stands alone: its first row is in the ledger.
+# Rows that an operator can remove first. A quota never stands alone: its first row is in the ledger.
 FIRST: Final = {"budgets": _("budgets"), "namespaces": _("namespaces bound to it"), "quotas": _("quotas")}
 
 
 @require_http_methods(["GET", "POST"])
 @page
 def remove_tenant(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """What removing the tenant would do; and, posted, doing it."""
+    """Show the effect of removing the tenant; remove it if posted."""
     principal.require_operator()
     tenant = find_tenant(principal, slug)
     refusal = ""
     if request.method == "POST":
         try:
-            tenants.delete_tenant(principal=principal, tenant=tenant, versions=seen(request))
+            tenants.delete_tenant(principal=principal, tenant=tenant, versions=posted_versions(request))
         except PreconditionFailed:
             refusal = gettext("Somebody changed it while you had this page open; this is how it is now.")
         except GpucloudError as error:
-            refusal = in_words(error)
+            refusal = describe_error(error)
         else:
             messages.success(request, gettext("Tenant {0} is removed.").format(slug))
             return redirect("tenants")
-    there = {name for name in protecting() if getattr(tenant, name).exists()}
+    there = {name for name in protecting_relations() if getattr(tenant, name).exists()}
     shown = {
         "tenant": find_tenant(principal, slug),
         "history": [words for name, words in HISTORY.items() if name in there],
@@ -65,8 +65,8 @@ def remove_tenant(request: HttpRequest, principal: Principal, slug: str) -> Http
     return render(request, "tenants/remove.html", shown, status=409 if refusal else 200)
 
 
-def protecting() -> set[str]:
-    """What of a tenant stands in the way of its removal, by the name of the relation."""
+def protecting_relations() -> set[str]:
+    """Return the relations whose rows prevent the removal of a tenant, by name."""
     relations = Tenant._meta.related_objects  # noqa: SLF001
     return {one.get_accessor_name() or "" for one in relations if one.on_delete is PROTECT}
 
@@ -74,30 +74,37 @@ def protecting() -> set[str]:
 @require_http_methods(["GET", "POST"])
 @page
 def remove_quota(request: HttpRequest, principal: Principal, pk: int) -> HttpResponse:
-    """What removing the quota would do, or who is charged to it; and, posted, doing it."""
+    """Show the effect of removing the quota, or the claims charged to it; remove it if posted."""
     principal.require_operator()
     quota = find_quota(principal, pk)
     tenant, refusal, effect = quota.tenant, "", dict[str, Any]()
     try:
         if request.method == "POST":
-            quotas.delete_quota(principal=principal, quota=quota, versions=seen(request))
+            quotas.delete_quota(principal=principal, quota=quota, versions=posted_versions(request))
             messages.success(request, gettext("The quota of {0} is removed.").format(tenant))
             return redirect("tenant", slug=tenant.slug)
         if not quota.used:
-            effect = previewed(lambda: quotas.delete_quota(principal=principal, quota=quota), tenant)
+            effect = preview_change(lambda: quotas.delete_quota(principal=principal, quota=quota), tenant)
     except PreconditionFailed:
         refusal = gettext("Somebody changed it while you had this page open; this is how it is now.")
     except GpucloudError as error:
-        refusal = in_words(error)
+        refusal = describe_error(error)
     quota = find_quota(principal, pk)
-    shown = {**effect, "quota": quota, "tenant": tenant, "refusal": refusal, "may": not quota.used, **_charged(quota)}
+    shown = {
+        **effect,
+        "quota": quota,
+        "tenant": tenant,
+        "refusal": refusal,
+        "may": not quota.used,
+        **_charged_rows(quota),
+    }
     shown["after"] = _after(quota)
     refused = refusal and request.method == "POST"
     return render(request, "tenants/remove_quota.html", shown, status=409 if refused else 200)
 
 
-def _charged(quota: ResourceQuota) -> dict[str, Any]:
-    """The claims and reservations that are charged to it."""
+def _charged_rows(quota: ResourceQuota) -> dict[str, Any]:
+    """Return the claims and reservations that are charged to it."""
     of = {"tenant": quota.tenant, f"charged_{quota.resource}__gt": 0} | ({"pool": quota.pool} if quota.pool else {})
     claims, reservations = Claim.objects.filter(**of).order_by("name"), Reservation.objects.filter(**of)
     more = max(0, claims.count() - MOST_NAMED)
@@ -105,7 +112,7 @@ def _charged(quota: ResourceQuota) -> dict[str, Any]:
 
 
 def _after(quota: ResourceQuota) -> str:
-    """What then bounds the tenant in this resource."""
+    """Return in words what limits the tenant in this resource afterwards."""
     others = ResourceQuota.objects.filter(tenant=quota.tenant, resource=quota.resource).exclude(pk=quota.pk)
     if quota.pool and others.filter(pool=None).exists():
         return gettext("What is held in pool {0} is then bounded by the quota for all pools alone.").format(quota.pool)

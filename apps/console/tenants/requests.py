@@ -1,4 +1,4 @@
-"""Approvals: what tenants ask for beyond their quotas, and what an operator answers."""
+"""Approvals: tenants' requests beyond their quotas, and operators' answers."""
 
 import uuid
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
-from apps.console.shell.export import as_file, asked_as_file
-from apps.console.shell.forms import ServiceForm, in_words, moment, number
-from apps.console.shell.owner_filter import administered
+from apps.console.shell.export import as_file, file_format
+from apps.console.shell.forms import ServiceForm, describe_error, moment, number
+from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
 from apps.quotas.api.serializers import MAX_AMOUNT
@@ -42,7 +42,7 @@ ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
 
 
 class FilterForm(forms.Form):
-    """What the list is narrowed by; it lives in the URL."""
+    """The filter of the requests, in the URL."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -63,8 +63,8 @@ class FilterForm(forms.Form):
         field.queryset = Tenant.objects.visible_to(principal)
 
 
-class AskForm(ServiceForm):
-    """More of one resource."""
+class RequestForm(ServiceForm):
+    """A request for more of one resource."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -87,7 +87,7 @@ class AskForm(ServiceForm):
         empty_label=_("All pools together"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("Than the quota has now."))
+    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota."))
     until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
@@ -97,17 +97,17 @@ class AskForm(ServiceForm):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered(principal)
+        field.queryset = administered_tenants(principal)
 
 
 class AnswerForm(ServiceForm):
-    """What an operator says to it."""
+    """An operator's answer."""
 
     words = forms.CharField(
         label=_("In words"),
         required=False,
         max_length=2000,
-        help_text=_("Who asked reads them. A refusal needs some."),
+        help_text=_("Shown to the requester. A refusal needs a reason."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
     amount = number(
@@ -117,7 +117,7 @@ class AnswerForm(ServiceForm):
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def values_for(self, act: str) -> dict[str, Any]:
-        """For the service. Adds an error where the answer needs what is not there."""
+        """Return the arguments for the service; add an error if the answer lacks a field."""
         values = self.cleaned_data
         if act == "deny" and not values["words"]:
             self.add_error("words", _("Say why."))
@@ -133,7 +133,7 @@ class AnswerForm(ServiceForm):
 @require_GET
 @page
 def request_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Requests that one may see, newest first; those without an answer unless the URL says others."""
+    """List the visible requests, newest first; the open ones unless the URL asks for others."""
     form = FilterForm(request.GET, principal=principal)
     form.is_valid()
     wanted = form.cleaned_data
@@ -141,7 +141,7 @@ def request_list(request: HttpRequest, principal: Principal) -> HttpResponseBase
     rows = QuotaRequest.objects.visible_to(principal).select_related("tenant", "pool").order_by("-pk")
     rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
     rows = rows if state == "all" else rows.filter(state__in=[state] if state else UNDECIDED)
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "requests", COLUMNS, map(_facts, rows.iterator()))
     part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     may_ask = principal.is_operator or bool(principal.with_role(Role.ADMIN))
@@ -159,16 +159,16 @@ def _facts(row: QuotaRequest) -> dict[str, Any]:
 @require_http_methods(["GET", "POST"])
 @page
 def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Ask for more; a tenant's admins do."""
+    """Create a request, as a tenant's admin."""
     if not principal.is_operator and not principal.with_role(Role.ADMIN):
         raise PermissionDenied(gettext("A tenant’s admin asks for more."))
-    # As the page says it from which one comes.
+    # The page with the link fills these fields.
     said = {name: request.GET.get(name) for name in ("tenant", "resource", "pool")}
-    form = AskForm(request.POST or None, principal=principal, initial=said)
+    form = RequestForm(request.POST or None, principal=principal, initial=said)
     if request.method == "POST" and form.is_valid():
         try:
             row = requests.ask(principal=principal, **form.cleaned_data)
-            messages.success(request, gettext("Asked. Operators see it on their page of requests."))
+            messages.success(request, gettext("The request is sent. Operators see it on the page of requests."))
             return redirect("request", uid=row.uid)
         except GpucloudError as error:
             form.refuse(error)
@@ -178,10 +178,10 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @page
 def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """One request: to operators with what granting it would do, and an answer; to who asked with theirs."""
+    """Show one request: to operators with its effect and an answer, to its tenant's admins with theirs."""
     row = _find(principal, uid)
     form = AnswerForm(request.POST or None, initial={"version": row.version})
-    if request.method == "POST" and form.is_valid() and _answered(request, principal, row, form):
+    if request.method == "POST" and form.is_valid() and _answer(request, principal, row, form):
         return redirect("request", uid=uid)
     undecided = row.state in UNDECIDED
     shown: dict[str, Any] = {
@@ -191,13 +191,13 @@ def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -
     }
     if principal.is_operator:
         effect = granting(row, principal)
-        told = [*effect["runnable"], *effect["pending"]] if effect else []
-        shown |= {"preview": effect, "changes_queue": any(claim["changed"] for claim in told)}
+        claims = [*effect["runnable"], *effect["pending"]] if effect else []
+        shown |= {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
     return render(request, "requests/request.html", shown, status=422 if form.is_bound else 200)
 
 
-def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:
-    """Whether the answer was given; else the form, or a message, says why not."""
+def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:
+    """Return True if the answer was given; otherwise the form, or a message, gives the reason."""
     act = request.POST.get("act", "")
     if act not in (*ASKS, *ANSWERS):
         return False
@@ -216,8 +216,8 @@ def _answered(request: HttpRequest, principal: Principal, row: QuotaRequest, for
         raise
     except GpucloudError as error:
         if act in ASKS:
-            # Who asked has no form with room for words.
-            messages.error(request, in_words(error))
+            # The requester has no form for the text.
+            messages.error(request, describe_error(error))
             return True
         form.refuse(error)
         return False

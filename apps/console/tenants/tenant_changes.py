@@ -1,4 +1,4 @@
-"""Changing a tenant: its name, its weight, its cohort; with a preview of what the latter two do."""
+"""The change of a tenant: its name, its weight, its cohort; with a preview of the latter two."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ MOST_NAMED = 10
 
 
 class ChangeForm(NewTenantForm):
-    """What can be changed of it; the short name is in URLs and stays."""
+    """The changeable fields of a tenant; the short name is in URLs and stays."""
 
     slug = None  # type: ignore[assignment]
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def changes(self, tenant: Tenant) -> dict[str, Any]:
-        """For the service: what differs from the tenant as it is."""
+        """Return the fields that differ from the tenant, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE} | {"cohort": self.cleaned_data["cohort"] or None}
         return {name: value for name, value in values.items() if getattr(tenant, name) != value}
 
@@ -41,14 +41,14 @@ class ChangeForm(NewTenantForm):
 @require_http_methods(["GET", "POST"])
 @page
 def change_tenant(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """The form. What is posted as `preview` changes nothing."""
+    """Show and apply the form. A post with `preview` changes nothing."""
     principal.require_operator()
     tenant = find_tenant(principal, slug)
     initial = {name: getattr(tenant, name) for name in SETTABLE} | {"version": tenant.version}
     form = ChangeForm(request.POST or None, initial=initial)
     shown: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
-        shown, done = _posted(request, principal, tenant, form)
+        shown, done = _handle_post(request, principal, tenant, form)
         if done:
             return redirect("tenant", slug=slug)
     refused = form.is_bound and not form.is_valid()
@@ -56,10 +56,10 @@ def change_tenant(request: HttpRequest, principal: Principal, slug: str) -> Http
     return render(request, "tenants/change.html", shown, status=422 if refused else 200)
 
 
-def _posted(
+def _handle_post(
     request: HttpRequest, principal: Principal, tenant: Tenant, form: ChangeForm
 ) -> tuple[dict[str, Any], bool]:
-    """What to show beside the form, and whether the change was made."""
+    """Return the context beside the form, and True if the change was made."""
     version, changes = form.cleaned_data["version"], form.changes(tenant)
     versions = None if version is None else frozenset({version})
 
@@ -69,14 +69,14 @@ def _posted(
     try:
         if request.POST.get("act") == "preview":
             effect = preview(act, tenant=tenant, show=lambda _: {}, joins=changes.get("cohort"))
-            told = [*effect["runnable"], *effect["pending"]]
+            claims = [*effect["runnable"], *effect["pending"]]
             effect["effects"] = _effects(tenant, changes)
-            # Another weight is another order of what waits, whatever starts.
-            moves = "weight" in changes or any(claim["changed"] for claim in told)
+            # Another weight changes the order of the queue, whatever starts.
+            moves = "weight" in changes or any(claim["changed"] for claim in claims)
             return {"preview": effect, "changes_queue": moves}, False
         act()
     except PreconditionFailed:
-        return _changed_meanwhile(tenant, form), False
+        return _resolve_conflict(tenant, form), False
     except GpucloudError as error:
         form.refuse(error)
         return {}, False
@@ -100,7 +100,7 @@ def _effects(tenant: Tenant, changes: dict[str, Any]) -> list[Effect]:
 
 
 def _moves(tenant: Tenant, cohort: str | None) -> list[tuple[str, str]]:
-    left = gettext("It leaves cohort {0} ({1}): they lend each other nothing any more.")
+    left = gettext("It leaves cohort {0} ({1}): they no longer lend each other quota.")
     joined = gettext("It joins cohort {0} ({1}): it and they lend each other what is idle of their quotas.")
     return [(name, words) for name, words in ((tenant.cohort, left), (cohort, joined)) if name]
 
@@ -110,8 +110,8 @@ def _cohort(name: str, words: str) -> Effect:
     return "building", words.format(name, ", ".join(slugs) or gettext("nobody else yet"))
 
 
-def _changed_meanwhile(tenant: Tenant, form: ChangeForm) -> dict[str, Any]:
-    """Who was faster. The form keeps what was typed; sent again, it counts against the new version."""
+def _resolve_conflict(tenant: Tenant, form: ChangeForm) -> dict[str, Any]:
+    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
     tenant.refresh_from_db()
     events = AuditEvent.objects.filter(object_type="tenant", object_id=tenant.slug).order_by("-pk")
     form.data = {**dict(form.data.items()), "version": str(tenant.version)}

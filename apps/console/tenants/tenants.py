@@ -1,4 +1,4 @@
-"""Tenants: who is short of what, and one of them with its quotas, people and tokens."""
+"""Pages of tenants: the list by pressure, and one tenant with its quotas, people and tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.console.access import tokens
-from apps.console.shell.export import as_file, asked_as_file
+from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.people import MemberForm
@@ -35,7 +35,7 @@ MEMBERS = ["person", "role"]
 
 
 class SearchForm(forms.Form):
-    """What the list is narrowed by; it lives in the URL."""
+    """The search of the list, in the URL."""
 
     q = forms.CharField(
         label=_("Find"),
@@ -81,26 +81,26 @@ class NewTenantForm(ServiceForm):
 @require_GET
 @page
 def tenant_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Those that press most on their quotas first."""
+    """List tenants, those with the fullest quotas first."""
     form = SearchForm(request.GET)
     form.is_valid()
     wanted = form.cleaned_data.get("q", "")
-    rows = pressed(principal)
+    rows = with_pressure(principal)
     if wanted:
         rows = rows.filter(Q(slug__icontains=wanted) | Q(name__icontains=wanted))
-    if file := asked_as_file(request):
+    if file := file_format(request):
         return as_file(file, "tenants", COLUMNS, map(_facts, rows.iterator()))
     part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
     quotas: dict[int, list[ResourceQuota]] = {}
-    for quota in _by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
+    for quota in _order_by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
         quotas.setdefault(quota.tenant_id, []).append(quota)
     shown = [{"tenant": tenant, "quotas": quotas.get(tenant.pk, [])[:3]} for tenant in part.object_list]
     template = "tenants/_rows.html" if wants_fragment(request) else "tenants/list.html"
     return render(request, template, {"form": form, "rows": shown, "part": part, "filtered": bool(wanted)})
 
 
-def pressed(principal: Principal) -> QuerySet[Tenant]:
-    """Visible tenants with `pressure` (percent of their fullest quota), `running` and `waiting` claims."""
+def with_pressure(principal: Principal) -> QuerySet[Tenant]:
+    """Return visible tenants with `pressure` (percent of their fullest quota), `running` and `waiting` claims."""
     full = ResourceQuota.objects.filter(tenant=OuterRef("pk"), hard__gt=0).order_by().values("tenant")
     full = full.annotate(fullest=Max(ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())))
     return (
@@ -131,8 +131,8 @@ def _facts(tenant: Any) -> dict[str, Any]:
     }
 
 
-def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
-    # The database divides by no zero.
+def _order_by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
+    # A hard limit of zero must not be a divisor.
     percent = ExpressionWrapper(100.0 * F("used") / NullIf(F("hard"), 0), output_field=FloatField())
     rows = quotas.select_related("tenant", "pool", "share").annotate(percent=percent)
     return rows.order_by(F("percent").desc(nulls_last=True), "pk")
@@ -141,9 +141,9 @@ def _by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
 @require_GET
 @page
 def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> HttpResponseBase:
-    """One tenant, or its living part, or one of its tables as a file."""
+    """Show one tenant, its live fragment, or one of its tables as a file."""
     tenant = find(principal, slug)
-    quotas = _by_pressure(ResourceQuota.objects.filter(tenant=tenant))
+    quotas = _order_by_pressure(ResourceQuota.objects.filter(tenant=tenant))
     shown: dict[str, Any] = {
         "tenant": tenant,
         "quotas": quotas,
@@ -158,9 +158,9 @@ def tenant_detail(request: HttpRequest, principal: Principal, slug: str) -> Http
         "members": (MEMBERS, tenant.memberships.select_related("user").order_by("user__username"), _member_facts),
         "tokens": (tokens.COLUMNS, alive.with_makers().order_by("-pk"), tokens.facts),
     }
-    if file := asked_as_file(request):
-        asked = request.GET.get("table", "")
-        name = asked if asked in tables else "quotas"
+    if file := file_format(request):
+        table = request.GET.get("table", "")
+        name = table if table in tables else "quotas"
         columns, rows, facts = tables[name]
         return as_file(file, f"{slug}-{name}", columns, map(facts, rows))
     shown |= {name: rows for name, (_, rows, _) in tables.items()}
@@ -179,7 +179,7 @@ def _member_facts(membership: Any) -> dict[str, Any]:
 @require_GET
 @page
 def tenant_hours(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """A part of the tenant's page: its GPU-hours of this month, and their cost. It reads a month of the ledger."""
+    """Render the fragment of the tenant's GPU-hours of this month, and their cost, from the ledger."""
     tenant, now = find(principal, slug), timezone.now()
     begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     report = usage_report(tenants=[tenant], begin=begin, end=now)
@@ -187,8 +187,8 @@ def tenant_hours(request: HttpRequest, principal: Principal, slug: str) -> HttpR
 
 
 def find(principal: Principal, slug: str) -> Tenant:
-    """The tenant as `pressed` has it. Raises Http404 where it is not there, or not the caller's."""
-    tenant = pressed(principal).filter(slug=slug).first()
+    """Return the tenant as `with_pressure` annotates it. Raises Http404 if it is missing or not the caller's."""
+    tenant = with_pressure(principal).filter(slug=slug).first()
     if tenant is None:
         raise Http404("There is no such tenant that you may see.")
     return tenant
@@ -197,7 +197,7 @@ def find(principal: Principal, slug: str) -> Tenant:
 @require_http_methods(["GET", "POST"])
 @page
 def new_tenant(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Make a tenant; it holds nothing until it gets a quota."""
+    """Create a tenant; it holds nothing until it gets a quota."""
     principal.require_operator()
     form = NewTenantForm(request.POST or None)
     if request.method == "POST" and form.is_valid():

@@ -1,4 +1,4 @@
-"""What is done with a webhook by one button: on and off, another secret, a test, a message once more, away with it."""
+"""Actions on a webhook: enable, disable, rotate its secret, test, redeliver, remove."""
 
 import uuid
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
-from apps.console.shell.forms import in_words, seen
+from apps.console.shell.forms import describe_error, posted_versions
 from apps.console.shell.page_access import page
-from apps.console.webhooks.webhooks import find, shown_once
+from apps.console.webhooks.webhooks import find, render_secret
 from apps.quotas.models import WebhookDelivery
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import hooks
@@ -25,13 +25,17 @@ T = TypeVar("T")
 @require_POST
 @page
 def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: bool) -> HttpResponse:
-    """Tell it again, beginning with what waits; or tell it nothing more."""
+    """Enable the webhook, which sends waiting messages first; or disable it."""
     hook = find(principal, uid)
-    done = _tried(
-        request, lambda: hooks.change(principal=principal, hook=hook, versions=seen(request), enabled=enabled)
+    done = _attempt(
+        request,
+        lambda: hooks.change(principal=principal, hook=hook, versions=posted_versions(request), enabled=enabled),
     )
     if done:
-        on, off = gettext("It is on: what waits is sent now."), gettext("It is off: it is told nothing more.")
+        on, off = (
+            gettext("It is on: waiting messages are sent now."),
+            gettext("It is off: it receives no more messages."),
+        )
         messages.success(request, on if enabled else off)
     return redirect("webhook", uid=uid)
 
@@ -39,32 +43,32 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
 @require_POST
 @page
 def rotate(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Another secret, which this answer alone shows."""
+    """Replace the secret; this answer alone shows the new one."""
     hook = find(principal, uid)
-    made = _tried(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=seen(request)))
-    return shown_once(request, *made) if made else redirect("webhook", uid=uid)
+    made = _attempt(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=posted_versions(request)))
+    return render_secret(request, *made) if made else redirect("webhook", uid=uid)
 
 
 @require_POST
 @page
 def test(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Send a message that says that it is a test."""
+    """Send a test message."""
     hook = find(principal, uid)
-    if _tried(request, lambda: hooks.send_test(principal=principal, hook=hook)):
-        messages.success(request, gettext("A test is on its way. What becomes of it is said below."))
+    if _attempt(request, lambda: hooks.send_test(principal=principal, hook=hook)):
+        messages.success(request, gettext("A test message is being sent. Its result appears below."))
     return redirect("webhook", uid=uid)
 
 
 @require_POST
 @page
 def redeliver(request: HttpRequest, principal: Principal, uid: uuid.UUID, delivery: uuid.UUID) -> HttpResponse:
-    """Send one message once more, and come back to the same part of the list."""
+    """Send one message again, and return to the same part of the list."""
     hook = find(principal, uid)
     row = WebhookDelivery.objects.filter(webhook=hook, uid=delivery).first()
     if row is None:
         raise Http404("There is no such delivery that you may see.")
-    if _tried(request, lambda: hooks.redeliver(principal=principal, hook=hook, delivery=row)):
-        messages.success(request, gettext("It is sent once more, under the same id."))
+    if _attempt(request, lambda: hooks.redeliver(principal=principal, hook=hook, delivery=row)):
+        messages.success(request, gettext("It is sent again, under the same id."))
     query = request.GET.urlencode()
     return redirect(reverse("webhook", args=[uid]) + (f"?{query}" if query else ""))
 
@@ -72,21 +76,21 @@ def redeliver(request: HttpRequest, principal: Principal, uid: uuid.UUID, delive
 @require_POST
 @page
 def remove(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Forget the webhook, and what waits for it."""
+    """Delete the webhook and its waiting messages."""
     hook = find(principal, uid)
 
     def act() -> bool:
-        hooks.delete(principal=principal, hook=hook, versions=seen(request))
+        hooks.delete(principal=principal, hook=hook, versions=posted_versions(request))
         return True
 
-    if not _tried(request, act):
+    if not _attempt(request, act):
         return redirect("webhook", uid=uid)
     messages.success(request, gettext("The webhook to {0} is removed.").format(hook.to))
     return redirect(reverse("webhooks") + (f"?tenant={hook.tenant}" if hook.tenant else ""))
 
 
-def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
-    """What the service answers; None where it refused, and then a message says why."""
+def _attempt(request: HttpRequest, act: Callable[[], T]) -> T | None:
+    """Return the service's answer; None if it refused, and then a message gives the reason."""
     try:
         return act()
     except Denied:
@@ -97,5 +101,5 @@ def _tried(request: HttpRequest, act: Callable[[], T]) -> T | None:
             gettext("Somebody changed it while you had this page open; this is how it is now."),
         )
     except GpucloudError as error:
-        messages.error(request, in_words(error))
+        messages.error(request, describe_error(error))
     return None

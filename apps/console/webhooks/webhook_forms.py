@@ -1,4 +1,4 @@
-"""Forms of webhooks: where one goes and what it is told of; what lists of them and of their deliveries show."""
+"""Forms of webhooks: the endpoint and its events; the filter of deliveries."""
 
 from typing import Any, Final
 
@@ -7,9 +7,9 @@ from django.http import QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.checkbox_groups import boxes, grouped
+from apps.console.shell.checkbox_groups import boxes, group_boxes
 from apps.console.shell.forms import ServiceForm
-from apps.console.shell.owner_filter import administered
+from apps.console.shell.owner_filter import administered_tenants
 from apps.quotas.models import EventKind, Tenant, Webhook
 from apps.quotas.models.webhook import TEST, DeliveryState
 from apps.quotas.principals import Principal
@@ -18,7 +18,7 @@ from gpucloud.web.badges import badge
 
 SETTABLE: Final = ("url", "events", "description")
 SELECT: Final = {"class": "form-select"}
-# Events by what they are about: a title, and how their names begin.
+# Events by subject: a title, and the prefixes of their names.
 GROUPS: Final = (
     (_("Claims"), ("claim.",)),
     (_("Quotas, requests, budgets"), ("quota.", "quota_request.", "budget.")),
@@ -31,7 +31,7 @@ EVENTS: Final = [
 
 
 class WebhookForm(ServiceForm):
-    """What can be said of a webhook at any time."""
+    """The fields of a webhook that can change at any time."""
 
     url = forms.CharField(
         label=_("Where to"),
@@ -51,20 +51,20 @@ class WebhookForm(ServiceForm):
         help_text=_("For people."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-    events = boxes(_("It is told when"), EVENTS, error_messages={"required": _("Choose one at least.")})
+    events = boxes(_("Events"), EVENTS, error_messages={"required": _("Choose one at least.")})
 
     @property
     def usual(self) -> list[forms.BoundField]:
-        """The fields but the boxes."""
+        """All fields but the check boxes."""
         return [field for field in self.visible_fields() if field.name != "events"]
 
     @property
     def groups(self) -> Any:
-        """Of the boxes."""
-        return grouped(self["events"])
+        """The check boxes in groups."""
+        return group_boxes(self["events"])
 
     def refuse(self, error: GpucloudError) -> None:
-        """A URL that is not taken is said beside it."""
+        """Show a refused URL beside its field."""
         if error.code == "webhook-url":
             self.add_error("url", f"{gettext(error.title)}. {gettext(error.detail)}")
         else:
@@ -72,14 +72,14 @@ class WebhookForm(ServiceForm):
 
 
 class NewWebhookForm(WebhookForm):
-    """A webhook, and whose."""
+    """A new webhook, and its tenant."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
         label=_("Tenant"),
         to_field_name="slug",
         required=False,
-        help_text=_("Whose events it is told of. It cannot be changed later."),
+        help_text=_("The tenant whose events it receives. It cannot be changed later."),
         widget=forms.Select(attrs=SELECT),
     )
     field_order = ("tenant", "url", "description", "events")
@@ -88,13 +88,13 @@ class NewWebhookForm(WebhookForm):
         super().__init__(*args, **kwargs)
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered(principal)
+        field.queryset = administered_tenants(principal)
         field.required = not principal.is_operator
         field.empty_label = gettext("The whole platform: of every tenant") if principal.is_operator else None
 
 
 class ChangeForm(WebhookForm):
-    """What can be changed of one."""
+    """The changeable fields of a webhook."""
 
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
@@ -104,13 +104,13 @@ class ChangeForm(WebhookForm):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """For the service: what differs from the webhook as it is."""
+        """The fields that differ from the webhook, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         values["events"] = sorted(values["events"])
         return {name: value for name, value in values.items() if getattr(self.hook, name) != value}
 
-    def typed_over(self) -> None:
-        """Somebody was faster: what was typed stays, and sent again it counts against what is there now."""
+    def keep_typed_values(self) -> None:
+        """Keep the typed values after a conflict; sent again, they apply to the new version."""
         assert isinstance(self.data, QueryDict)
         self.data = self.data.copy()
         self.data["version"] = str(self.hook.version)
@@ -121,7 +121,7 @@ STATES: Final = [(None, _("All")), *((one.value, badge(one).label) for one in De
 
 
 class DeliveryForm(forms.Form):
-    """What a webhook's deliveries are narrowed by; it lives in the URL, and links of the page write it."""
+    """The filter of a webhook's deliveries, in the URL; links of the page write it."""
 
     state = forms.ChoiceField(label=_("State"), choices=DeliveryState.choices, required=False)
     kind = forms.ChoiceField(
@@ -130,6 +130,6 @@ class DeliveryForm(forms.Form):
 
     @property
     def wanted(self) -> dict[str, str]:
-        """`state` and `kind`; a field that means nothing narrows nothing."""
+        """`state` and `kind`; an invalid field does not filter."""
         self.is_valid()
         return {name: value for name, value in self.cleaned_data.items() if value}

@@ -16,7 +16,7 @@ from pathlib import Path
 from agent.claims import audit
 from agent.host import checkup, sampling
 from agent.host.gpus import Nvml
-from agent.host.health_metrics import VitalSigns
+from agent.host.health_metrics import HealthReader
 
 
 def main() -> None:
@@ -26,11 +26,11 @@ def main() -> None:
     found = nvml.inventory()
     if found.problem is not None:
         sys.exit(found.problem)
-    signs = VitalSigns(nvml)
+    reader = HealthReader(nvml)
     questions: dict[str, tuple[float, Callable[[], object]]] = {
         "sample": (sampling.TICK_SECONDS, nvml.sample),
-        "listed": (audit.LOOK_SECONDS, nvml.listed),
-        "vitals": (checkup.LOOK_SECONDS, signs.look),
+        "listed": (audit.LOOK_SECONDS, nvml.list_processes),
+        "vitals": (checkup.LOOK_SECONDS, reader.read),
     }
     took: dict[str, list[float]] = {name: [] for name in questions}
     threading.Thread(target=obey, args=(took,), daemon=True).start()

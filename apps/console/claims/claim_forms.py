@@ -1,0 +1,199 @@
+"""Forms of the claims' pages: a new claim, new limits, the filter of the list."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.core.validators import RegexValidator
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from rest_framework.exceptions import ValidationError
+
+from apps.console.shell.forms import ServiceForm, TenantForm, flatten, moment, number
+from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
+from apps.quotas.models import Pool, SharingPolicy, Tenant
+from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.principals import Principal
+from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
+from apps.scheduling.models import ClaimState
+from apps.scheduling.models.claim import MOST_WEIGHT
+from gpucloud.web.badges import badge
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
+LABEL_CHECK = RegexValidator(LABEL_NAME, LABEL_WRONG)
+
+
+def label(name: "StrPromise", help_text: "StrPromise") -> forms.CharField:
+    """Return a field for a label of the tenant's claims."""
+    widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
+    return forms.CharField(
+        label=name, help_text=help_text, required=False, max_length=63, widget=widget, validators=[LABEL_CHECK]
+    )
+
+
+class MoreForm(ServiceForm):
+    """The fields that only some claims need; the page folds them while all are empty."""
+
+    priority = forms.IntegerField(
+        label=_("Priority"),
+        required=False,
+        min_value=-1000,
+        max_value=1000,
+        help_text=_("Higher goes first in the queue; 0 unless given."),
+        widget=forms.NumberInput(attrs={"class": "form-control"}),
+    )
+    time_limit_minutes = number(
+        _("Time limit"),
+        most=MOST[ClaimField.TIME_LIMIT_SECONDS] // 60,
+        required=False,
+        help_text=_("Minutes after which it is released. With one it may start before claims that wait for more room."),
+    )
+    start_at = moment(_("Not before"), required=False, help_text=_("In UTC; it waits until then."))
+    affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
+    anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
+    exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
+    node_selector = forms.CharField(
+        label=_("Nodes with labels"),
+        required=False,
+        max_length=2000,
+        help_text=_("All of them, such as zone=a, net=ib."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "zone=a, net=ib"}),
+    )
+
+    @property
+    def usual(self) -> list[forms.BoundField]:
+        """The fields that are always visible."""
+        return [field for field in self if field.name not in MoreForm.base_fields]
+
+    @property
+    def more(self) -> list[forms.BoundField]:
+        """The folded fields."""
+        return [field for field in self if field.name in MoreForm.base_fields]
+
+    @property
+    def more_is_open(self) -> bool:
+        """True if one of them has a value or an error."""
+        return self.is_bound and any(field.data or field.errors for field in self.more)
+
+    def clean_node_selector(self) -> dict[str, str]:
+        """Parse `zone=a, net=ib` into the API's form."""
+        words = [word.strip().partition("=") for word in self.cleaned_data["node_selector"].split(",") if word.strip()]
+        if not all(equals for _, equals, _ in words):
+            raise forms.ValidationError(_("Write name=value, and commas between them: zone=a, net=ib."))
+        try:
+            labels: dict[str, str] = LabelsField().run_validation(
+                {name.strip(): value.strip() for name, _, value in words}
+            )
+        except ValidationError as error:
+            raise forms.ValidationError(str(next(iter(flatten(error.detail))))) from error
+        return labels
+
+    def clean_start_at(self) -> datetime | None:
+        """Apply the API's own rule."""
+        start_at: datetime | None = self.cleaned_data["start_at"]
+        if start_at is not None and start_at > timezone.now() + LATEST_START:
+            raise forms.ValidationError(gettext("Must be within {0} days.").format(LATEST_START.days))
+        return start_at
+
+    @property
+    def more_arguments(self) -> dict[str, Any]:
+        """The given values for the service, so that the tenant's defaults apply to the rest."""
+        values = {name: self.cleaned_data[name] for name in MoreForm.base_fields if self.cleaned_data[name]}
+        if minutes := values.pop("time_limit_minutes", None):
+            values["time_limit_seconds"] = 60 * minutes
+        return values
+
+
+class ClaimForm(MoreForm, TenantForm):
+    """A new claim: the fields that most claims need, and folded ones; the API has a few fields more."""
+
+    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, each with the same share."), initial=1)
+    core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
+    core_limit = number(
+        _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
+    )
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
+    weight = number(
+        _("Weight"), most=MOST_WEIGHT, help_text=_("Its part among the claims that compete for the GPU."), initial=1
+    )
+    best_effort = forms.BooleanField(
+        label=_("Best effort"),
+        required=False,
+        help_text=_("It gets only the compute that the other claims of its GPU leave."),
+        widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, principal=principal, **kwargs)
+        self._keep_where_used("weight", SharingPolicy.WEIGHTED)
+        self._keep_where_used("best_effort", SharingPolicy.PREEMPT)
+
+    def _keep_where_used(self, name: str, policy: SharingPolicy) -> None:
+        """Add the names of the pools whose policy uses the field to its help; remove it if there are none."""
+        pools = list(Pool.objects.filter(sharing_policy=policy).values_list("name", flat=True))
+        if pools:
+            self.fields[name].help_text = " ".join(
+                [str(self.fields[name].help_text), gettext("Used in pool {0}.").format(", ".join(pools))]
+            )
+        else:
+            del self.fields[name]
+
+    @property
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
+        values = {name: value for name, value in self.cleaned_data.items() if name not in MoreForm.base_fields}
+        values["core_limit"] = values["core_limit"] or values["core_request"]
+        return values | self.more_arguments
+
+    def clean(self) -> dict[str, Any]:
+        """Apply the API's own rule."""
+        values = super().clean() or {}
+        request, limit = values.get("core_request"), values.get("core_limit")
+        if request and limit and limit < request:
+            self.add_error("core_limit", _("Must not be below the core request."))
+        return values
+
+
+class FilterForm(forms.Form):
+    """The filter of the claims list, in the URL."""
+
+    state = forms.ChoiceField(
+        label=_("State"),
+        required=False,
+        choices=[("", _("All but released")), *((value, badge(value).label) for value in ClaimState.values)],
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        required=False,
+        to_field_name="slug",
+        empty_label=_("All tenants"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = Tenant.objects.visible_to(principal)
+
+
+class ResizeForm(ServiceForm):
+    """The three limits that change live. Only changed ones are sent: another person may have changed the rest."""
+
+    core_request = number(
+        _("Core request"), most=100, help_text=_("Percent of the GPU, guaranteed."), show_hidden_initial=True
+    )
+    core_limit = number(
+        _("Core limit"), most=100, help_text=_("Percent, the ceiling when others are idle."), show_hidden_initial=True
+    )
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), show_hidden_initial=True)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changed limits, for the service."""
+        return {name: self.cleaned_data[name] for name in self.changed_data}
