@@ -68,10 +68,10 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
 def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
     principal = cast(Principal, request.user)
     digest = _digest(request)
-    alone = _lock(f"{principal.name}\n{key}")
+    exclusive = _lock(f"{principal.name}\n{key}")
     # Read after the lock was tried: who has it may be another repetition of a request that is long answered.
     record = IdempotencyRecord.objects.filter(principal=principal.name, key=key).first()
-    if record is None and not alone:
+    if record is None and not exclusive:
         raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
     if record is None:
         answer = act()

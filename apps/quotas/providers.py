@@ -13,7 +13,7 @@ class ClaimCharges(Protocol):
     def charged_by_claim(self, tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
         """Return what each claim and reservation charges of the resource, in one pool or in all.
 
-        Call it under `charging.lock_tenants(…, alone=True)`, or a claim under way is missed.
+        Call it under `charging.lock_tenants(…, exclusive=True)`, or a claim under way is missed.
         """
 
     def charged_by_user(self, tenant: Tenant, user_id: int) -> dict[str, int]:

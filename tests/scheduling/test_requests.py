@@ -331,8 +331,8 @@ def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
     paths = [asked(real_cast) for _ in range(4)]
     lock = charging.lock_tenants
 
-    def lock_and_wait(*tenants: Tenant, alone: bool = False) -> bool:
-        found = lock(*tenants, alone=alone)
+    def lock_and_wait(*tenants: Tenant, exclusive: bool = False) -> bool:
+        found = lock(*tenants, exclusive=exclusive)
         time.sleep(0.05)  # for the other to lock what this one locks next, if it may
         return found
 

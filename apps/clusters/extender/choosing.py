@@ -76,8 +76,8 @@ class ByLedger:
                 for item in pods:
                     for _, asked in _wanting(item):
                         due.update(_charged(_request(asked, whole_mib)))
-        whose = charging.Whose(cluster.principal, tenant, cluster.pool, uuid.uuid4())
-        charging.charge(whose, amounts=due)
+        context = charging.ChargeContext(cluster.principal, tenant, cluster.pool, uuid.uuid4())
+        charging.charge(context, amounts=due)
         for _, asked in _wanting(pod):
             request = _request(asked, whole_mib)
             lifecycle.create_claim(

@@ -94,7 +94,7 @@ def seal() -> int:
 @transaction.atomic
 def _seal_batch() -> int:
     with connection.cursor() as cursor:
-        if not _alone(cursor):
+        if not _try_lock(cursor):
             return 0
         events = list(AuditEvent.objects.filter(position=None).order_by("pk")[:BATCH])
         if not events:
@@ -113,7 +113,7 @@ def _seal_batch() -> int:
     return len(events)
 
 
-def _alone(cursor: CursorWrapper) -> bool:
+def _try_lock(cursor: CursorWrapper) -> bool:
     """Until the transaction's end; a sealer that dies leaves no lock behind."""
     cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
     return bool(cursor.fetchone()[0])

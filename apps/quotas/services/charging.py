@@ -50,7 +50,7 @@ Amounts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class ChargeContext:
     """For whom something is charged, by whom, and for which claim."""
 
     principal: Principal
@@ -112,14 +112,14 @@ class MemberLimitExceeded(QuotaExceeded):
         )
 
 
-def lock_tenants(*tenants: Tenant, alone: bool = False) -> bool:
-    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `alone` to make or remove one.
+def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> bool:
+    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `exclusive` to make or remove one.
 
     Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
     True where one of them is in a cohort.
     """
     # Django has no FOR KEY SHARE.
-    strength = "UPDATE" if alone else "KEY SHARE"
+    strength = "UPDATE" if exclusive else "KEY SHARE"
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT cohort FROM quotas_tenant WHERE id = ANY(%s) ORDER BY id FOR {strength}",  # noqa: S608
@@ -149,34 +149,34 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 
 
 @transaction.atomic
-def charge(whose: Whose, *, amounts: Amounts) -> None:
+def charge(context: ChargeContext, *, amounts: Amounts) -> None:
     """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded.
 
     Once in a transaction for each claim, which is saved before the next: a member's limit is checked against claims.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    if limits := member_limits.lock(whose.tenant, whose.user_id, wanted):
-        _refuse_member(whose, wanted, limits)
-    quotas = _covering(whose, wanted)
+    if limits := member_limits.lock(context.tenant, context.user_id, wanted):
+        _refuse_member(context, wanted, limits)
+    quotas = _covering(context, wanted)
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
         if resource in wanted and resource not in covered:
-            raise QuotaExceeded(resource=resource, pool=whose.pool.name, hard=0, used=0, requested=wanted[resource])
+            raise QuotaExceeded(resource=resource, pool=context.pool.name, hard=0, used=0, requested=wanted[resource])
     for quota in quotas:
         amount = wanted[quota.resource]
-        if not (_take(quota, amount, whose) and cohorts.take(quota, amount)):
-            raise _exceeded(quota, amount, whose.principal)
+        if not (_take(quota, amount, context) and cohorts.take(quota, amount)):
+            raise _exceeded(quota, amount, context.principal)
 
 
 @transaction.atomic
-def refund(whose: Whose, *, amounts: Amounts) -> None:
+def refund(context: ChargeContext, *, amounts: Amounts) -> None:
     """Give back what the claim's own ledger says it took, at most `amounts`.
 
     A quota that was made after the claim took nothing from it, and gets nothing back.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    for quota in _covering(whose, wanted):
-        held = _held(quota, whose.claim_uid)
+    for quota in _covering(context, wanted):
+        held = _held(quota, context.claim_uid)
         if amount := min(wanted[quota.resource], held):
             cohorts.give_back(quota, amount)
             ResourceQuota.objects.filter(pk=quota.pk).update(
@@ -185,39 +185,41 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
-            enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
+            enter(quota, LedgerEntry.Kind.REFUND, -amount, context.claim_uid, context.principal)
 
 
-def _refuse_member(whose: Whose, wanted: Amounts, limits: Mapping[str, int]) -> None:
-    assert whose.user_id is not None
-    held = member_limits.held(whose.tenant, whose.user_id)
+def _refuse_member(context: ChargeContext, wanted: Amounts, limits: Mapping[str, int]) -> None:
+    assert context.user_id is not None
+    held = member_limits.held(context.tenant, context.user_id)
     for resource, hard in limits.items():
         if held[resource] + wanted[resource] > hard:
             raise MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
 
 
-def lock_quotas(whose: Whose, *, amounts: Amounts) -> None:
+def lock_quotas(context: ChargeContext, *, amounts: Amounts) -> None:
     """Lock every quota that covers these resources, in primary-key order.
 
     For a transaction that charges some and refunds others: each pass is in order, the two together are not.
     """
-    member_limits.lock(whose.tenant, whose.user_id, amounts)
-    lock(whose.tenant)
-    list(_rows(whose, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
+    member_limits.lock(context.tenant, context.user_id, amounts)
+    lock(context.tenant)
+    list(_rows(context, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
 
 
-def _rows(whose: Whose, amounts: Amounts) -> QuerySet[ResourceQuota]:
-    return ResourceQuota.objects.filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
+def _rows(context: ChargeContext, amounts: Amounts) -> QuerySet[ResourceQuota]:
+    return ResourceQuota.objects.filter(
+        Q(pool=context.pool) | Q(pool=None), tenant=context.tenant, resource__in=amounts
+    )
 
 
-def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
+def _covering(context: ChargeContext, amounts: Amounts) -> list[ResourceQuota]:
     """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order.
 
     Those with a share are read under its lock, so their numbers are the present ones.
     """
-    if lock_tenants(whose.tenant):
-        cohorts.lock(_rows(whose, amounts).values_list("share_id", flat=True))
-    return [quota for quota in _quotas_of(whose.tenant.pk, whose.pool.pk) if quota.resource in amounts]
+    if lock_tenants(context.tenant):
+        cohorts.lock(_rows(context, amounts).values_list("share_id", flat=True))
+    return [quota for quota in _quotas_of(context.tenant.pk, context.pool.pk) if quota.resource in amounts]
 
 
 @compiled_query
@@ -226,13 +228,13 @@ def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
     return rows.select_related("pool", "share").order_by("pk")
 
 
-def _take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
+def _take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
     """Take the amount and write it into the ledger, or return False."""
     facts: dict[str, Any] = {
         "quota": quota.pk,
         "amount": amount,
-        "claim": whose.claim_uid,
-        "actor": whose.principal.name,
+        "claim": context.claim_uid,
+        "actor": context.principal.name,
     }
     with connection.cursor() as cursor:
         cursor.execute(TAKE, {**facts, "now": timezone.now()})

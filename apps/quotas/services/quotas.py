@@ -32,7 +32,7 @@ def create_quota(
     """
     principal.require_operator()
     promised = overcommit.promises(pool)
-    charging.lock_tenants(tenant, alone=True)
+    charging.lock_tenants(tenant, exclusive=True)
     tenant.refresh_from_db(fields=["cohort"])
     quota = ResourceQuota(tenant=tenant, pool=pool, resource=resource, hard=hard)
     quota.borrowing_limit, quota.lending_limit = borrowing_limit, lending_limit
@@ -92,7 +92,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     principal.require_operator()
     promised = overcommit.promises(quota.pool)
     # Alone: a charge under way would find gone what it has just read.
-    charging.lock_tenants(quota.tenant, alone=True)
+    charging.lock_tenants(quota.tenant, exclusive=True)
     quota = _locked(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)

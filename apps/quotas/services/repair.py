@@ -19,7 +19,7 @@ def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
     principal.require_operator()
     quotas = ResourceQuota.objects.filter(pk__in=quota_ids).select_related("tenant", "pool").order_by("pk")
     # Alone: no charge of these tenants is under way, so what their claims say is all.
-    charging.lock_tenants(*(quota.tenant for quota in quotas), alone=True)
+    charging.lock_tenants(*(quota.tenant for quota in quotas), exclusive=True)
     shares = list(CohortShare.objects.values_list("pk", flat=True))
     cohorts.lock(shares)
     before = _sums()

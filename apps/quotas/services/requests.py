@@ -141,7 +141,7 @@ def _lapse(pk: int) -> bool:
     assert request.granted_amount is not None
     assert request.decided_at is not None
     overcommit.lock(request.pool)
-    charging.lock_tenants(request.tenant, alone=True)
+    charging.lock_tenants(request.tenant, exclusive=True)
     quota = _quota_of(request)
     if quota is not None and quota.created_at > request.decided_at:
         quota = None  # made since, in the place of the one that was raised
@@ -167,7 +167,7 @@ def _grant(
     """Raise the quota by `amount`, or make it, in the caller's transaction."""
     _refuse_past(until)
     overcommit.lock(request.pool)
-    charging.lock_tenants(request.tenant, alone=True)
+    charging.lock_tenants(request.tenant, exclusive=True)
     quota = _limited(request)
     # Whoever accepts an offer does what an operator allowed, in their own name.
     allowed = replace(principal, is_operator=True)

@@ -117,7 +117,7 @@ def lower(reservation: Reservation, target: Amounts, *, principal: Principal = S
     """Give back what it charges above the target."""
     less = {name: amount - target[name] for name, amount in reservation.charged.items() if amount > target[name]}
     if less:
-        charging.refund(_whose(reservation, principal), amounts=less)
+        charging.refund(_context(reservation, principal), amounts=less)
         _write(reservation, {name: target[name] for name in less})
 
 
@@ -125,7 +125,7 @@ def lift(reservation: Reservation, target: Amounts, *, principal: Principal = SY
     """Charge up to the target. Raises QuotaExceeded."""
     more = {name: target[name] - amount for name, amount in reservation.charged.items() if amount < target[name]}
     if more:
-        charging.charge(_whose(reservation, principal), amounts=more)
+        charging.charge(_context(reservation, principal), amounts=more)
         _write(reservation, {name: target[name] for name in more})
 
 
@@ -156,8 +156,8 @@ def _write(reservation: Reservation, amounts: Amounts) -> None:
     reservation.save(update_fields=[*(f"charged_{name}" for name in amounts), "updated_at"])
 
 
-def _whose(reservation: Reservation, principal: Principal) -> charging.Whose:
+def _context(reservation: Reservation, principal: Principal) -> charging.ChargeContext:
     # It counts to no member's limit: its claims do.
-    return charging.Whose(
+    return charging.ChargeContext(
         principal=principal, tenant=reservation.tenant, pool=reservation.pool, claim_uid=reservation.uid
     )

@@ -49,19 +49,19 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     reservation = reservation_charges.locked_for(claim)
     due = reservation_charges.due(reservation, but=claim, target=target) if reservation else {}
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    whose = charging.Whose(
+    context = charging.ChargeContext(
         principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
     )
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if (taken and returned) or reservation:
-        charging.lock_quotas(whose, amounts=target)
+        charging.lock_quotas(context, amounts=target)
     if reservation:
         reservation_charges.lower(reservation, due, principal=principal)
     if taken:
-        charging.charge(whose, amounts=taken)
+        charging.charge(context, amounts=taken)
     if returned:
-        charging.refund(whose, amounts=returned)
+        charging.refund(context, amounts=returned)
     for resource, amount in target.items():
         setattr(claim, f"charged_{resource}", amount)
     if reservation:
