@@ -9,7 +9,7 @@ from apps.nodes.services.bundle import Bundle, bundle
 @require_safe
 def agent_bundle(request: HttpRequest, digest: str) -> HttpResponse:
     """The bundle with this digest; 404 for another version's."""
-    made = _made()
+    made = _require_bundle()
     if digest != made.sha256[:16]:
         raise Http404("This server has another version of the agent: ask for the command again.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -19,11 +19,11 @@ def agent_bundle(request: HttpRequest, digest: str) -> HttpResponse:
 @require_safe
 def agent_manifest(request: HttpRequest) -> JsonResponse:
     """Which bundle there is: what `gpucloud-agent upgrade` asks."""
-    made = _made()
+    made = _require_bundle()
     return JsonResponse({"version": made.version, "sha256": made.sha256, "path": made.path})
 
 
-def _made() -> Bundle:
+def _require_bundle() -> Bundle:
     made = bundle()
     if made is None:
         raise Http404("libvcuda is not built on this server: `make -C libvcuda`.")

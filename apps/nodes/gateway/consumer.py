@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, wanted
+from apps.nodes.gateway import desired_states, intake, reconnect_throttle
 from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
@@ -45,7 +45,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         # Compared by those who call them, and a bound method is made anew each time it is asked for.
-        self._told, self._hear, self._want = self._stored, self._heard, self._wanted
+        self._told, self._hear, self._want = self._acknowledge, self._handle_hint, self._send_desired
         # Of this connection, so that it knows its own words.
         self.name = uuid.uuid4().hex
         self.outgoing = Outgoing()
@@ -106,7 +106,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take in one frame, to be handled after those before it."""
-        if self.node is None or self.outgoing.ended:
+        if self.node is None or self.outgoing.is_ended:
             return
         try:
             frame: wire.FromAgent | Refused = _decode(text_data)
@@ -116,7 +116,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def _handle_all(self) -> None:
         while (frame := await self.incoming.take()) is not None:
-            if self.node is None or self.outgoing.ended:
+            if self.node is None or self.outgoing.is_ended:
                 continue
             if not isinstance(frame, Refused) and not self.welcomed and not isinstance(frame, wire.Hello):
                 frame = Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
@@ -154,7 +154,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _hello(self, node: Node, hello: wire.Hello) -> None:
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(admission.turn())
+                await stack.enter_async_context(reconnect_throttle.slot())
             except TimeoutError:
                 self.outgoing.end(wire.CLOSE_BUSY, "too many agents came at once: come again")
                 return
@@ -172,7 +172,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
         # Joined before it is asked: what changes between the two is read now, what changes later is heard of.
-        wanted.here().ask(node.pk, self._want, self._unread)
+        desired_states.of_this_loop().ask(node.pk, self._want, self._end_unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _supersede(self, node: Node, group: str) -> None:
@@ -185,24 +185,24 @@ class AgentConsumer(AsyncWebsocketConsumer):
     def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
         try:
-            intake.here().put(self.source, plausible.bounded(self.source, frame), self._told)
+            intake.of_this_loop().put(self.source, plausible.drop_implausible(self.source, frame), self._told)
         except intake.NoRoom as error:
             logger.warning("node %s: a frame was not taken: %s", self.source.node_name, error)
             self.outgoing.end(wire.CLOSE_BUSY, str(error))
 
-    def _stored(self, seq: int | None) -> None:
+    def _acknowledge(self, seq: int | None) -> None:
         """Every frame up to this one is stored, or one is not."""
         if seq is None:
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
         else:
             self.outgoing.ack(seq)
 
-    def _heard(self, message: hints.Message) -> None:
+    def _handle_hint(self, message: hints.Message) -> None:
         """What workers, other servers and other connections of the node say."""
         match message:
             case {"type": "node.changed"}:
                 if self.welcomed and self.node is not None:
-                    wanted.here().ask(self.node.pk, self._want, self._unread)
+                    desired_states.of_this_loop().ask(self.node.pk, self._want, self._end_unread)
             case {"type": "node.superseded", "by": by}:
                 if by != self.name:
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
@@ -213,14 +213,14 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 # Said by another release of this product: what comes after it is heard all the same.
                 logger.warning("nobody here understands %s", message.get("type"))
 
-    def _wanted(self, text: str) -> None:
+    def _send_desired(self, text: str) -> None:
         """The node's wanted state, as it is now."""
         self.outgoing.desired(text)
         if self.source is not None:
             # What the node carries may be about to change.
             self.source.carried = None
 
-    def _unread(self) -> None:
+    def _end_unread(self) -> None:
         """Nobody else would ask again where all that is wanted was in force before: the agent does, by coming again."""
         self.outgoing.end(wire.CLOSE_BUSY, "what this node is to be could not be read: come again")
 

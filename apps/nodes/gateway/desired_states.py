@@ -32,7 +32,7 @@ Failed = Callable[[], None]
 AWAY = (OperationalError, InterfaceError)
 
 
-class Wanted:
+class DesiredStates:
     """One process's. Belongs to its event loop."""
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ def _too_many(node_id: int, state: wire.Desired) -> bool:
     return number > wire.MAX_ASSIGNMENTS
 
 
-_wanted: "WeakKeyDictionary[asyncio.AbstractEventLoop, Wanted]" = WeakKeyDictionary()
+_states_of_loops: "WeakKeyDictionary[asyncio.AbstractEventLoop, DesiredStates]" = WeakKeyDictionary()
 
 
-def here() -> Wanted:
+def of_this_loop() -> DesiredStates:
     """This event loop's."""
     loop = asyncio.get_running_loop()
-    if loop not in _wanted:
-        _wanted[loop] = Wanted()
-    return _wanted[loop]
+    if loop not in _states_of_loops:
+        _states_of_loops[loop] = DesiredStates()
+    return _states_of_loops[loop]

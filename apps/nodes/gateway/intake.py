@@ -81,7 +81,7 @@ class Intake:
         measured = [waiting.measured for waiting in batch]
         stored = True
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _stored, measured)
+            await asyncio.get_running_loop().run_in_executor(self._thread, _store_batch, measured)
         except (OperationalError, InterfaceError) as error:
             # The database is away. While there is room they wait here: a thousand agents that come back at once are
             # more work than this.
@@ -114,7 +114,7 @@ class Intake:
         self._of_node = +self._of_node
 
 
-def _stored(batch: list[Measured]) -> None:
+def _store_batch(batch: list[Measured]) -> None:
     close_old_connections()
     try:
         storing.store(batch)
@@ -126,7 +126,7 @@ def _stored(batch: list[Measured]) -> None:
 _intakes: "WeakKeyDictionary[asyncio.AbstractEventLoop, Intake]" = WeakKeyDictionary()
 
 
-def here() -> Intake:
+def of_this_loop() -> Intake:
     """This event loop's."""
     loop = asyncio.get_running_loop()
     if loop not in _intakes:

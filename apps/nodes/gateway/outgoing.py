@@ -30,7 +30,7 @@ class Outgoing:
         self._end: tuple[int, str] | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the end is said, or will be next."""
         return self._end is not None
 
@@ -61,12 +61,12 @@ class Outgoing:
         while not is_over:
             await self._news.wait()
             self._news.clear()
-            is_over = self.ended
-            for message in self._taken():
+            is_over = self.is_ended
+            for message in self._take_messages():
                 async with asyncio.timeout(READS_WITHIN_SECONDS):
                     await send(message)
 
-    def _taken(self) -> list[dict[str, Any]]:
+    def _take_messages(self) -> list[dict[str, Any]]:
         if self._end is not None:
             code, why = self._end
             return [{"type": "websocket.close", "code": code, "reason": why}]

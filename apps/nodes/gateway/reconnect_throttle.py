@@ -16,15 +16,15 @@ AT_ONCE = 4
 # Of the agent's fifteen seconds (`agent/server/link.py`): the rest is for reading its hello and for the greeting.
 LONGEST_WAIT_SECONDS = 11.0
 
-_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
+_slots: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def turn() -> AsyncIterator[None]:
+async def slot() -> AsyncIterator[None]:
     """Wait for it, and hold it. Raises TimeoutError."""
-    turns = _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
-    await asyncio.wait_for(turns.acquire(), LONGEST_WAIT_SECONDS)
+    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    await asyncio.wait_for(slots.acquire(), LONGEST_WAIT_SECONDS)
     try:
         yield
     finally:
-        turns.release()
+        slots.release()

@@ -56,7 +56,7 @@ def bundle() -> Bundle | None:
         "pages": json.loads((built / "abi.json").read_text())["version"],
     }
     files["manifest.json"] = json.dumps(told, indent=2).encode()
-    content = _zipped(files)
+    content = _zip(files)
     return Bundle(content, hashlib.sha256(content).hexdigest(), version)
 
 
@@ -97,7 +97,7 @@ def _version(source: str) -> str:
     return line.split('"')[1]
 
 
-def _zipped(files: dict[str, bytes]) -> bytes:
+def _zip(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):

@@ -67,7 +67,7 @@ def of_node(node: Node) -> list[Condition]:
     return [ready, *(row for row in node.conditions.all() if row.gpu_id is None)]
 
 
-def words(conditions: Iterable[Condition]) -> str:
+def describe(conditions: Iterable[Condition]) -> str:
     """Why those of them that keep claims off do, in a few words: `XID 79, RemapPending`."""
     reasons = sorted({_XID.sub(r"XID \1", one.reason) for one in conditions if one.unschedulable})
     return ", ".join(reasons)[:200]
@@ -128,9 +128,9 @@ def _record(node: Node, change: Change) -> bool:
 def _judge(node: Node, gpus: list[Gpu], rows: list[Condition]) -> None:
     """Who is sick, as placement reads it; a row is written only where that changed, for each write wakes a round."""
     for gpu in gpus:
-        now = words(row for row in rows if row.gpu_id == gpu.pk)
+        now = describe(row for row in rows if row.gpu_id == gpu.pk)
         if now != gpu.unhealthy:
             gpu.change(unhealthy=now)
-    now = words(row for row in rows if row.gpu_id is None)
+    now = describe(row for row in rows if row.gpu_id is None)
     if now != node.unhealthy:
         node.change(unhealthy=now)

@@ -178,8 +178,8 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
     # GPUs before their node, in key order, as a round locks them.
-    known = {gpu.uuid: gpu for gpu in _gpus_locked(node.pk)}
-    key, (node,) = node.key_digest, _locked(node.pk)
+    known = {gpu.uuid: gpu for gpu in _lock_gpus(node.pk)}
+    key, (node,) = node.key_digest, _lock_node(node.pk)
     if node.key_digest != key:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
@@ -208,12 +208,12 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
 
 
 @compiled_query
-def _gpus_locked(node_id: Any) -> QuerySet[Gpu]:
+def _lock_gpus(node_id: Any) -> QuerySet[Gpu]:
     return Gpu.objects.select_for_update().filter(node=node_id).order_by("pk")
 
 
 @compiled_query
-def _locked(node_id: Any) -> QuerySet[Node]:
+def _lock_node(node_id: Any) -> QuerySet[Node]:
     return Node.objects.select_for_update().filter(pk=node_id)
 
 

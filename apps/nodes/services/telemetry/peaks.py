@@ -12,7 +12,7 @@ from django.db.models import Max
 
 from apps.nodes.models import TelemetryMark
 from apps.nodes.services.telemetry.levels import EPOCH, HOUR, MINUTE, RAW, TENS, Level, floor, segments
-from apps.nodes.services.telemetry.reading import ASKED, KEY, Series, named
+from apps.nodes.services.telemetry.reading import ASKED, KEY, Series, parameters
 
 # Spans of an hour of tens, a day of minutes, a week of hours: what is read of a series is a few hundred rows.
 LEVELS = ((timedelta(hours=1), TENS), (timedelta(days=1), MINUTE))
@@ -67,7 +67,7 @@ def peaks(series: Sequence[Series], *, begin: datetime, now: datetime) -> list[P
     # A second more: a clock that was set while this is asked.
     end = now + timedelta(seconds=1)
     parts = segments(begin, end, levels, rolled=min(mark, now - SECONDS_READ))
-    asked = named(series)
+    asked = parameters(series)
     texts = []
     for number, (level, first, last) in enumerate(parts):
         asked |= {f"begin_{number}": first, f"end_{number}": last}

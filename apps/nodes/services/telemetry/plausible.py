@@ -17,7 +17,7 @@ MOST_MHZ = 20_000
 MOST_PROCESSES = 4_194_304
 
 
-def bounded(source: Source, usage: wire.Usage) -> wire.Usage:
+def drop_implausible(source: Source, usage: wire.Usage) -> wire.Usage:
     """Return the frame without measurements that the node's hardware cannot have made; they are refused, not clipped.
 
     The rest of the frame is stored and acknowledged, so the agent does not send it again.

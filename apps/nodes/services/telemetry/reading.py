@@ -119,8 +119,8 @@ GROUP BY gpu_id, uid
 def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
     """For each series its newest sample, or nothing."""
     # A second more: a clock that was set while this is asked.
-    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **named(series)}
-    return _answered(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
+    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **parameters(series)}
+    return _read_curves(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
 
 
 def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> dict[int, tuple[float, float]]:
@@ -177,9 +177,9 @@ def window(series: Sequence[Series], asked_for: Window) -> list[Curve]:
     parts = asked_for.parts()
     if not parts or not series:
         return [_nothing() for _ in series]
-    asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **named(series)}
+    asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **parameters(series)}
     texts = [_part(series, part, number, asked) for number, part in enumerate(parts)]
-    return _answered(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
+    return _read_curves(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
 
 
 def _levels(begin: datetime, step: timedelta, now: datetime) -> list[Level]:
@@ -209,7 +209,7 @@ def _of_gpus(series: Sequence[Series]) -> bool:
     return bool(series) and series[0].uid == WHOLE_GPU
 
 
-def named(series: Sequence[Series]) -> dict[str, Any]:
+def parameters(series: Sequence[Series]) -> dict[str, Any]:
     """The parameters of `ASKED` and `KEY`."""
     return {
         "nodes": [one.node_id for one in series],
@@ -221,7 +221,7 @@ def named(series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def _answered(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
+def _read_curves(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
     with connection.cursor() as cursor:
         cursor.execute(CURVES.format(points=points), asked)
         found = {(gpu_id, uid): Curve(*curve) for gpu_id, uid, *curve in cursor.fetchall()}

@@ -101,7 +101,7 @@ def _close(now: datetime) -> datetime:
 @transaction.atomic
 def _roll_on(closing: datetime) -> int | None:
     """One transaction's worth; None once nothing is left."""
-    if not _alone():
+    if not _try_lock():
         return None
     mark = TelemetryMark.objects.filter(name="rolled").first()
     begin = mark.at if mark else _first(closing)
@@ -113,7 +113,7 @@ def _roll_on(closing: datetime) -> int | None:
     return rows
 
 
-def _alone() -> bool:
+def _try_lock() -> bool:
     """Two runs at once would do the same; the later one leaves it to the earlier."""
     with connection.cursor() as cursor:
         # The frames of ten seconds of a thousand nodes.
@@ -160,7 +160,7 @@ def _write(statement: str, level: Level, begin: datetime, end: datetime, nodes: 
 
 @transaction.atomic
 def _roll_late_again(now: datetime) -> int:
-    if not _alone() or not (mark := TelemetryMark.objects.filter(name="rolled").first()):
+    if not _try_lock() or not (mark := TelemetryMark.objects.filter(name="rolled").first()):
         return 0
     found = list(LateFrames.objects.filter(minute__lt=mark.at).values_list("pk", "node_id", "minute"))
     # Of an hour of which some seconds may be gone already the rest would count as all.

@@ -97,10 +97,10 @@ def store(batch: Sequence[Measured]) -> None:
         cursor.execute(KEEP)
         if closing is not None:
             cursor.execute(LATE, closing)
-        _saw({source.node_id for source, _ in batch})
+        _touch_nodes({source.node_id for source, _ in batch})
 
 
-def _saw(node_ids: Iterable[int]) -> None:
+def _touch_nodes(node_ids: Iterable[int]) -> None:
     now = timezone.now()
     # In key order: two processes that store at once must not wait for each other in a ring.
     known = Node.objects.filter(pk__in=sorted(node_ids)).exclude(last_seen_at__gte=now - SEEN_EVERY)
