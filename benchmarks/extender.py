@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from apps.clusters.extender.door import Door
+from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.listener import configuration
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
@@ -112,8 +112,8 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
     # As the command does once it knows its cluster.
     gc_tuning.freeze_startup_objects()
-    door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
-    server = uvicorn.Server(configuration(door))
+    handler = ExtenderHandler({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
+    server = uvicorn.Server(configuration(handler))
     asyncio.run(server.serve(sockets=[link]))
 
 

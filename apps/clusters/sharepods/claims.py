@@ -11,8 +11,8 @@ from apps.clusters.formats import kubeshare, pods
 from apps.clusters.formats.asks import Ask, Unreadable
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.services import bindings, outside, placing
-from apps.clusters.sharepods import words
-from apps.clusters.sharepods.words import Place
+from apps.clusters.sharepods import manifests
+from apps.clusters.sharepods.manifests import Place
 from apps.nodes.models import Gpu
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
@@ -141,7 +141,7 @@ def is_elsewhere(row: SharePod, pod: Mapping[str, Any], place: Place | None) -> 
     """Whether the pod has a share that is no longer its own: of a former claim, or where its claim was before."""
     if pods.annotations(pod).get(pods.CLAIM, str(row.claim.uid)) != str(row.claim.uid):
         return True
-    return row.claim.waiting if place is None else not words.is_at(pod, place)
+    return row.claim.waiting if place is None else not manifests.is_at(pod, place)
 
 
 @transaction.atomic

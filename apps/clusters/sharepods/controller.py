@@ -18,7 +18,7 @@ from apps.clusters.formats.asks import Ask, Unreadable
 from apps.clusters.importing.reading import listed
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.models import Cluster, SharePod
-from apps.clusters.sharepods import claims, words
+from apps.clusters.sharepods import claims, manifests
 from apps.clusters.sharepods.definition import PATH
 from apps.scheduling.models import ClaimState
 from gpucloud.errors import GpucloudError
@@ -40,12 +40,12 @@ class SharePods:
     def look(self) -> None:
         """Once at all of them, by lists. Raises Unreachable, Refused where not even those can be had."""
         things = listed(self._client, f"{PATH}/sharepods", optional=True)
-        self.reconcile(things, listed(self._client, "/api/v1/pods", labelSelector=words.LABEL))
+        self.reconcile(things, listed(self._client, "/api/v1/pods", labelSelector=manifests.LABEL))
 
     def reconcile(self, things: Iterable[Thing], found: Iterable[Thing]) -> None:
         """All SharePods of the cluster, and all pods with our label. Raises Unreachable."""
         # A label alone is anybody's to write, in any namespace: the pod of a SharePod has its name too.
-        by_owner = {(pods.labels(pod)[words.LABEL], pods.name_of(pod)): pod for pod in found}
+        by_owner = {(pods.labels(pod)[manifests.LABEL], pods.name_of(pod)): pod for pod in found}
         live = self._cluster.sharepods.filter(ended_at=None).select_related("claim__tenant", "claim__pool", "cluster")
         rows = {row.uid: row for row in live}
         for thing in sorted(things, key=lambda thing: thing["metadata"]["creationTimestamp"]):
@@ -85,7 +85,7 @@ class SharePods:
         except DataError:
             logger.info("SharePod %s cannot be kept", pods.name_of(thing), exc_info=True)
             phase, message = "Failed", "One of its words is too long, or has characters that cannot be kept."
-        self._tell(thing, words.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
+        self._tell(thing, manifests.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
 
     def _wanted(
         self, thing: Thing, pod: Thing | None, row: SharePod | None
@@ -111,7 +111,7 @@ class SharePods:
         if place is None:
             return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
         if pod is None:
-            made = words.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
+            made = manifests.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
             pod = self._made(made)
         claims.note_pod(row, pod)
         return str((pod.get("status") or {}).get("phase") or "Pending"), "", row, pod
@@ -124,7 +124,7 @@ class SharePods:
         except Refused as error:
             if error.status == CONFLICT:
                 there = self._client.get(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
-                if pods.labels(there).get(words.LABEL) == pods.labels(pod)[words.LABEL]:
+                if pods.labels(there).get(manifests.LABEL) == pods.labels(pod)[manifests.LABEL]:
                     return there
             raise
         return made

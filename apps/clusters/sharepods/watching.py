@@ -9,7 +9,7 @@ from typing import Any
 
 from apps.clusters.kube.reflector import Kind, Reflector, Seen
 from apps.clusters.models import Cluster
-from apps.clusters.sharepods import words
+from apps.clusters.sharepods import manifests
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.sharepods.definition import PATH
 from apps.clusters.watches import Watch
@@ -21,7 +21,7 @@ LOOK_SECONDS = 2.0
 # A cluster may not know the kind: then there are none.
 SHAREPODS = Kind("sharepods", f"{PATH}/sharepods", dict[str, Any], optional=True)
 # Also those that are over: how they ended is in the SharePod's status.
-THEIR_PODS = Kind("pods", "/api/v1/pods", dict[str, Any], {"labelSelector": words.LABEL})
+THEIR_PODS = Kind("pods", "/api/v1/pods", dict[str, Any], {"labelSelector": manifests.LABEL})
 
 
 class WatchedSharePods(Watch):

@@ -12,7 +12,7 @@ from django.db import DatabaseError, connection
 from apps.clusters.core.gpu_admission import Chosen
 from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
-from apps.clusters.extender.door import Door
+from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.predicates import Choose, Extended
 from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
@@ -106,9 +106,9 @@ class Command(BaseCommand):
         clusters.look()
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
         networks = None if settings.EXTENDER_CLIENT_CA else settings.EXTENDER_CIDRS
-        door = Door(clusters, networks=networks, version=VERSION)
+        handler = ExtenderHandler(clusters, networks=networks, version=VERSION)
         listener.serve(
-            door,
+            handler,
             certificate=settings.EXTENDER_CERTIFICATE,
             key=settings.EXTENDER_KEY,
             host=settings.EXTENDER_HOST,

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from apps.clusters.admission import door
+from apps.clusters.admission import handler
 from apps.clusters.extender import listener
 
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
         listener.serve(
-            door.application,
+            handler.application,
             certificate=options["certificate"],
             key=options["key"],
             host=options["host"],

@@ -73,7 +73,7 @@ def status_of(pod: Mapping[str, Any] | None, place: Place | None, *, phase: str,
     if place is not None:
         status |= {"BoundDeviceID": place.gpu_uuid, "Node": place.node}
     if pod is not None:
-        status |= {"PodStatus": pod.get("status") or {}, "PodObjectMeta": _told(pod.get("metadata") or {})}
+        status |= {"PodStatus": pod.get("status") or {}, "PodObjectMeta": _pod_metadata(pod.get("metadata") or {})}
     return status
 
 
@@ -83,5 +83,5 @@ def _amounts(ask: Ask) -> dict[str, int]:
     return translation.translated(ask)
 
 
-def _told(meta: Mapping[str, Any]) -> dict[str, Any]:
+def _pod_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: meta[key] for key in ("name", "namespace", "uid", "creationTimestamp") if key in meta}
