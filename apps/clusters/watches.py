@@ -49,7 +49,7 @@ class Watch(ABC):
         self._thread.join(timeout=seconds)
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended."""
         return not self._thread.is_alive()
 
@@ -75,11 +75,11 @@ class Watches:
         # A cluster whose credentials cannot be used, at the version that it had then.
         self._unusable: dict[str, int] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Begin with new clusters, and anew with changed ones and with those whose thread has failed."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True).select_related("pool")}
         for name, watch in list(self.by_name.items()):
-            if name not in rows or rows[name].version != watch.version or watch.over:
+            if name not in rows or rows[name].version != watch.version or watch.has_ended:
                 watch.stop()
                 del self.by_name[name]
         for name, row in rows.items():

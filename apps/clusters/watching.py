@@ -16,7 +16,7 @@ from django.utils import timezone
 from apps.clusters.formats import pods
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
-from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
+from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Observation, Reflector
 from apps.clusters.models import Cluster, ClusterState, PodClaim
 from apps.clusters.services import evicting, quota_sync, resizing
 from apps.clusters.watches import Watch
@@ -41,11 +41,11 @@ class Watched(Watch):
     def __init__(self, cluster: Cluster) -> None:
         """Raises SealBroken, and what the client library raises of credentials."""
         super().__init__(cluster)
-        self._heard: queue.SimpleQueue[Seen | str] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Observation | str] = queue.SimpleQueue()
         self._every = {
             self.tell: TELL_SECONDS,
             self.evict: EVICT_SECONDS,
-            self.look_again: AGAIN_SECONDS,
+            self.retry: AGAIN_SECONDS,
             self.sync_quotas: QUOTA_SECONDS,
         }
         self._due = dict.fromkeys(self._every, 0.0)
@@ -78,7 +78,7 @@ class Watched(Watch):
             reflector.stop()
         super().stop()
 
-    def hear(self, heard: Seen | str) -> None:
+    def hear(self, heard: Observation | str) -> None:
         """From any thread: objects, or in words why nothing could be heard."""
         self._heard.put(heard)
 
@@ -93,23 +93,23 @@ class Watched(Watch):
         except queue.Empty:
             return
 
-    def take(self, heard: Seen | str) -> None:
+    def take(self, heard: Observation | str) -> None:
         """Do what follows from it."""
         if isinstance(heard, str):
-            self._stand(ClusterState.UNREACHABLE, heard)
+            self._set_state(ClusterState.UNREACHABLE, heard)
         elif heard.kind == NAMESPACES.name:
             self._take_namespaces(heard)
         else:
             self._take_pods(heard)
 
-    def look_again(self) -> None:
+    def retry(self) -> None:
         """What could not be written down before, and whether a cluster that was away is back."""
         if self.cluster.state == ClusterState.UNREACHABLE:
             try:
                 self.client.version()
             except (Refused, Unreachable):
                 return
-            self._stand(ClusterState.CONNECTED)
+            self._set_state(ClusterState.CONNECTED)
         if self._pods_whole:
             following.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
         if self._others_due:
@@ -146,7 +146,7 @@ class Watched(Watch):
         except Busy as error:
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
 
-    def _take_namespaces(self, seen: Seen) -> None:
+    def _take_namespaces(self, seen: Observation) -> None:
         first = self._namespaces is None
         if seen.whole or self._namespaces is None:
             self._namespaces = {}
@@ -157,7 +157,7 @@ class Watched(Watch):
         if first and self._pods_whole:
             self._follow_all()
 
-    def _take_pods(self, seen: Seen) -> None:
+    def _take_pods(self, seen: Observation) -> None:
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
         if seen.whole:
             self._pods, self._pods_whole = by_uid, True
@@ -180,7 +180,7 @@ class Watched(Watch):
             # Somebody else leads by now, and knows better.
             return
         self._end_others()
-        self._stand(ClusterState.CONNECTED)
+        self._set_state(ClusterState.CONNECTED)
 
     def _end_others(self) -> None:
         self._others_due = True
@@ -211,7 +211,7 @@ class Watched(Watch):
             # Tenants write pods: what one of them has thought up must not keep the others' from the books.
             logger.exception("pod %s/%s of %s is passed by", meta["namespace"], meta["name"], self.cluster.name)
 
-    def _stand(self, state: str, why: str = "") -> None:
+    def _set_state(self, state: str, why: str = "") -> None:
         values: dict[str, Any] = {"state": state, "state_reason": why[:2000]}
         if state == ClusterState.CONNECTED:
             values["synced_at"] = timezone.now()

@@ -26,7 +26,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-def configured() -> bool:
+def is_configured() -> bool:
     """Whether people can sign in this way."""
     return bool(settings.OIDC_ISSUER)
 
@@ -45,7 +45,7 @@ def begin(request: HttpRequest, *, return_to: str) -> HttpResponse:
 def claims_of(request: HttpRequest) -> dict[str, Any]:
     """Who came back, as the provider says and proves. Raises SignOnRefused, with the cause chained for the log."""
     try:
-        return _checked(request)
+        return _verified_claims(request)
     except OAuthError as error:
         if error.error == "access_denied":
             raise SignOnRefused(
@@ -58,7 +58,7 @@ def claims_of(request: HttpRequest) -> dict[str, Any]:
         ) from error
 
 
-def _checked(request: HttpRequest) -> dict[str, Any]:
+def _verified_claims(request: HttpRequest) -> dict[str, Any]:
     client = _client()
     wanted = {
         "iss": {"essential": True, "value": settings.OIDC_ISSUER},

@@ -82,10 +82,10 @@ def test_a_gpu_that_ails_or_is_gone_is_passed_over(cast: Cast, cluster: Cluster)
     world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
     assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("1", None)
     Gpu.objects.filter(index=0).update(unhealthy="", present=False)
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("q")["gpus"] is None
     Gpu.objects.filter(index=0).update(present=True)
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("q")["gpus"] == "0"
 
 
@@ -118,5 +118,5 @@ def test_a_node_that_takes_nothing_new_gets_no_pod(
         unhealthy="",
         last_seen_at=timezone.now(),
     )
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("p")["gpus"] == "0"

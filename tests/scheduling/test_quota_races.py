@@ -205,7 +205,7 @@ def test_control_a_quota_lowered_by_what_was_read_before_is_exceeded(
         time.sleep(A_MOMENT_SECONDS * 6)
         return read
 
-    monkeypatch.setattr(quotas, "_locked", unlocked)
+    monkeypatch.setattr(quotas, "_lock_row", unlocked)
     with without_constraint(ResourceQuota, "quota_never_exceeded"):
         quota, _ = lowered_while_claimed(real_cast, 16)
         assert quota.used > 40 + quota.excess

@@ -278,7 +278,7 @@ def test_control_without_the_requests_lock_the_quota_is_raised_more_than_once(
             raise requests.WrongState("Too late.", state=read.state)
         return read
 
-    monkeypatch.setattr(requests, "_locked", unlocked)
+    monkeypatch.setattr(requests, "_lock_row", unlocked)
     quota, _ = approvals(real_cast)
     assert (hard(quota) or 0) > 150
 

@@ -1,4 +1,4 @@
-"""Certificates of the webhooks: an authority of our own, and what it signs for the door.
+"""Certificates of the webhooks: an authority of our own, and what it signs for the server.
 
 Kept in a directory: `ca.crt`, `ca.key`, `tls.crt`, `tls.key`, and `ca-bundle.crt`, which is what clusters trust: the
 present authority and the one before it, so that neither a door that has not yet read its new certificate nor a cluster
@@ -36,22 +36,22 @@ class Signed:
 def rotate(directory: Path, names: Sequence[str], *, now: datetime, force: bool = False) -> list[str]:
     """Make what is missing, renew what is due or is for other names; what was written, by file name.
 
-    `names` are DNS names and IP addresses of the door. `force` renews the certificate, not the authority.
+    `names` are DNS names and IP addresses of the server. `force` renews the certificate, not the authority.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     authority = _read(directory, "ca")
-    if authority is None or _due(authority.certificate, now):
+    if authority is None or _is_due(authority.certificate, now):
         before = authority
-        authority = _authority(now)
+        authority = _make_authority(now)
         _write(directory, "ca", authority)
         bundle = [authority] if before is None else [authority, before]
         _put(directory / "ca-bundle.crt", b"".join(_pem(signed.certificate) for signed in bundle), 0o644)
         written += ["ca.crt", "ca.key", "ca-bundle.crt"]
         force = True
-    door = _read(directory, "tls")
-    if force or door is None or _due(door.certificate, now) or _names(door.certificate) != set(names):
-        _write(directory, "tls", _door(authority, names, now))
+    server = _read(directory, "tls")
+    if force or server is None or _is_due(server.certificate, now) or _names(server.certificate) != set(names):
+        _write(directory, "tls", _sign_server(authority, names, now))
         written += ["tls.crt", "tls.key"]
     return written
 
@@ -61,12 +61,12 @@ def bundle(directory: Path) -> bytes:
     return (directory / "ca-bundle.crt").read_bytes()
 
 
-def _due(certificate: x509.Certificate, now: datetime) -> bool:
+def _is_due(certificate: x509.Certificate, now: datetime) -> bool:
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     return now > certificate.not_valid_after_utc - life * RENEWED_AT
 
 
-def _authority(now: datetime) -> Signed:
+def _make_authority(now: datetime) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gpucloud webhooks {now:%Y-%m-%d}")])
     builder = (
@@ -77,7 +77,7 @@ def _authority(now: datetime) -> Signed:
     return Signed(builder.sign(key, hashes.SHA256()), key)
 
 
-def _door(authority: Signed, names: Sequence[str], now: datetime) -> Signed:
+def _sign_server(authority: Signed, names: Sequence[str], now: datetime) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpucloud webhooks")])
     builder = (

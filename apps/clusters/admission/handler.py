@@ -12,10 +12,10 @@ from apps.clusters.admission.policy import TRUSTED, Policy
 # An object of the API is at most 1.5 MiB in etcd; an update's review has two of them, and JSON is longer.
 MOST_BYTES = 8 << 20
 WEBHOOKS: dict[str, Callable[[reviews.Review, Policy], reviews.Verdict]] = {
-    "/admission/validate": validating.judged,
-    "/admission/mutate": mutating.filled,
+    "/admission/validate": validating.validate,
+    "/admission/mutate": mutating.mutate,
     # HAMi's.
-    "/webhook": mutating.filled,
+    "/webhook": mutating.mutate,
 }
 
 Message = Mapping[str, Any]

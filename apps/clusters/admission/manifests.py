@@ -19,12 +19,12 @@ def configurations(
     away: `failurePolicy: Ignore`.
     """
     return [
-        _configuration("Mutating", ca_bundle, _reached(url, service, "/admission/mutate"), conditions),
-        _configuration("Validating", ca_bundle, _reached(url, service, "/admission/validate"), conditions),
+        _configuration("Mutating", ca_bundle, _client_config(url, service, "/admission/mutate"), conditions),
+        _configuration("Validating", ca_bundle, _client_config(url, service, "/admission/validate"), conditions),
     ]
 
 
-def _reached(url: str | None, service: tuple[str, str] | None, path: str) -> dict[str, Any]:
+def _client_config(url: str | None, service: tuple[str, str] | None, path: str) -> dict[str, Any]:
     if service is None:
         return {"url": f"{(url or '').rstrip('/')}{path}"}
     return {"service": {"namespace": service[0], "name": service[1], "port": 443, "path": path}}
@@ -32,9 +32,9 @@ def _reached(url: str | None, service: tuple[str, str] | None, path: str) -> dic
 
 def _configuration(kind: str, ca_bundle: bytes, reached: dict[str, Any], conditions: bool) -> dict[str, Any]:
     client = reached | {"caBundle": base64.b64encode(ca_bundle).decode()}
-    webhooks = [_webhook("pods", client, _pods(kind), conditions=conditions)]
+    webhooks = [_webhook("pods", client, _pod_rules(kind), conditions=conditions)]
     if kind == "Validating":
-        webhooks.append(_webhook("things", client, _things(), conditions=False))
+        webhooks.append(_webhook("things", client, _object_rules(), conditions=False))
         # A quota's warning or a SharePod's early word is not worth a refusal while we are away.
         webhooks[-1]["failurePolicy"] = "Ignore"
     return {
@@ -65,12 +65,12 @@ def _webhook(name: str, client: dict[str, Any], rules: list[dict[str, Any]], *, 
     return webhook
 
 
-def _pods(kind: str) -> list[dict[str, Any]]:
+def _pod_rules(kind: str) -> list[dict[str, Any]]:
     operations = ["CREATE"] if kind == "Mutating" else ["CREATE", "UPDATE"]
     return [{"apiGroups": [""], "apiVersions": ["v1"], "operations": operations, "resources": ["pods"]}]
 
 
-def _things() -> list[dict[str, Any]]:
+def _object_rules() -> list[dict[str, Any]]:
     both = ["CREATE", "UPDATE"]
     return [
         {"apiGroups": [""], "apiVersions": ["v1"], "operations": both, "resources": ["resourcequotas"]},

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from apps.clusters.admission.policy import Policy, decided
+from apps.clusters.admission.policy import Policy, decision_annotations
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import Format, format_of, gpu_manager, kubeshare, pods, translation
 from apps.clusters.formats.asks import WHOLE, Ask, Unreadable
@@ -21,16 +21,16 @@ PRELOAD = "LD_PRELOAD"
 CDI_KEY = "cdi.k8s.io/gpucloud"
 
 
-def filled(review: Review, policy: Policy) -> Verdict:
+def mutate(review: Review, policy: Policy) -> Verdict:
     """What is to be changed of a new pod. What cannot be read is left to the judging webhook, which says why."""
     if review.kind != "Pod" or review.operation != "CREATE":
         return Verdict()
     pod = dict(review.thing)
     warnings = []
     try:
-        if decided(pod) and not policy.trusts(review.who):
+        if decision_annotations(pod) and not policy.trusts(review.who):
             warnings.append("Annotations that say which GPU a pod has were taken out: the scheduler decides that.")
-            _annotate(pod, dict.fromkeys(decided(pod)))
+            _annotate(pod, dict.fromkeys(decision_annotations(pod)))
         used = format_of(pod)
         if used is not None:
             _fill(pod, used, policy)
@@ -69,15 +69,15 @@ def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
         if 0 < core < WHOLE and not memory and policy.default_memory_mib is not None:
             amounts[gpu_manager.MEMORY] = -(-policy.default_memory_mib // gpu_manager.UNIT_MIB)
         if amounts:
-            container["resources"] = translation.replaced(container, tuple(amounts), amounts)
+            container["resources"] = translation.replace_resources(container, tuple(amounts), amounts)
 
 
 def _translate(pod: dict[str, Any], used: Format) -> None:
     asks = _by_container(pod, used)
     for container in pod["spec"]["containers"]:
         if (ask := asks.get(str(container.get("name")))) is not None:
-            amounts = translation.translated(ask)
-            container["resources"] = translation.replaced(container, used.RESOURCES, amounts)
+            amounts = translation.translate(ask)
+            container["resources"] = translation.replace_resources(container, used.RESOURCES, amounts)
     ceiling = translation.ceiling(list(asks.values()))
     if ceiling is not None:
         _annotate(pod, {gpu_manager.CORE_LIMIT: str(ceiling)})
@@ -127,18 +127,18 @@ def _annotate(pod: dict[str, Any], said: Mapping[str, str | None]) -> None:
 
 def _operations(before: pods.Pod, after: pods.Pod) -> Iterator[dict[str, Any]]:
     """RFC 6902: whole values below metadata, spec and each container, where they differ."""
-    yield from _changed("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
+    yield from _diff("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
     old, new = (pod.get("spec") or {} for pod in (before, after))
-    yield from _changed("/spec", _without(old), _without(new))
+    yield from _diff("/spec", _without_containers(old), _without_containers(new))
     for place, (was, now) in enumerate(zip(pods.containers(before), pods.containers(after), strict=True)):
-        yield from _changed(f"/spec/containers/{place}", was, now)
+        yield from _diff(f"/spec/containers/{place}", was, now)
 
 
-def _without(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _without_containers(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if key != "containers"}
 
 
-def _changed(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _diff(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for key, value in new.items():
         if key not in old or old[key] != value:
             yield {"op": "add", "path": f"{path}/{key}", "value": value}

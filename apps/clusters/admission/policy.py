@@ -64,6 +64,6 @@ def require_translatable(names: Iterable[str]) -> None:
         )
 
 
-def decided(pod: pods.Pod) -> Mapping[str, str]:
+def decision_annotations(pod: pods.Pod) -> Mapping[str, str]:
     """Its annotations that say which GPUs it has."""
     return {key: value for key, value in pods.annotations(pod).items() if key.startswith(DECISIONS)}

@@ -147,12 +147,12 @@ class ClusterList(ClusterView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List clusters; to others than operators those in which a namespace is their tenant's."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Connect a cluster (operators)."""
-        return self.answer(clusters.connect(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(clusters.connect(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class ClusterDetail(ClusterView):
@@ -168,7 +168,7 @@ class ClusterDetail(ClusterView):
 
     def patch(self, request: Request, name: str) -> Response:
         """Change how it is reached or how its pods are placed (operators)."""
-        cluster, values = self.find(name), self.parsed(request, partial=True)
+        cluster, values = self.find(name), self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(clusters.change(principal=self.principal, cluster=cluster, versions=versions, **values))
 
@@ -193,4 +193,4 @@ class PodList(ListMixin):
     def get(self, request: Request, name: str) -> Response:
         """List containers of pods that hold or held GPUs, newest first."""
         cluster = get_object_or_404(Cluster.objects.visible_to(self.principal), name=name)
-        return self.listed(self.get_queryset().filter(cluster=cluster))
+        return self.list_page(self.get_queryset().filter(cluster=cluster))

@@ -59,7 +59,7 @@ class SchedulerQuestion(Strict):
     )
     key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text=_("And its key."))
 
-    def asked(self) -> dict[str, Any]:
+    def service_arguments(self) -> dict[str, Any]:
         """For the service."""
         values = {**self.validated_data, "at": self.validated_data["url"]}
         files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
@@ -138,7 +138,7 @@ class SchedulerConfiguration(ConfigurationView):
     def get(self, request: Request) -> Response:
         """Show what kube-scheduler is to be told of the extender (operators)."""
         self.principal.require_operator()
-        asked = self.question(request, SchedulerQuestion).asked()
+        asked = self.question(request, SchedulerQuestion).service_arguments()
         return Response({"configuration": configurations.scheduler(principal=self.principal, **asked)})
 
     @extend_schema(responses={200: ConvertedSerializer})
@@ -146,10 +146,10 @@ class SchedulerConfiguration(ConfigurationView):
     def post(self, request: Request) -> Response:
         """Convert a Policy of before 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
         self.principal.require_operator()
-        document = self.parsed(request)["configuration"]
+        document = self.parse_body(request)["configuration"]
         if not isinstance(document, dict):
             raise serializers.ValidationError({"configuration": ["It must be an object."]})
-        made, left_out = configurations.converted(principal=self.principal, document=document)
+        made, left_out = configurations.convert(principal=self.principal, document=document)
         return Response({"configuration": made, "left_out": left_out})
 
 

@@ -55,7 +55,7 @@ class Import(ClusterView):
         May be repeated: what is there stays. With `dry_run=true` it is all done, and taken back.
         """
         cluster, rehearsal = self.find(name), dry_run(request)
-        values = self.parsed(request)
+        values = self.parse_body(request)
         report = take_over(principal=self.principal, cluster=cluster, rehearsal=rehearsal, **values)
         said = {"dry_run": rehearsal, "made": report.made, "kept": report.kept, "left": report.left}
         return Response(ImportReportSerializer(said).data)

@@ -40,5 +40,5 @@ class Join(ApiView):
     @extend_schema(auth=[], responses={200: JoinSerializer})
     def post(self, request: Request) -> Response:
         """Enrol an agent by its cluster's word. Safe to send again with the same key."""
-        node = joining.join(**self.parsed(request), source_ip=source_of(request))
+        node = joining.join(**self.parse_body(request), source_ip=source_of(request))
         return Response(self.get_serializer(node).data)

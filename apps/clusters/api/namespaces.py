@@ -77,13 +77,15 @@ class BindingList(BindingView, ListMixin):
 
     def get(self, request: Request, name: str) -> Response:
         """List which tenant pays for which namespaces."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Bind a namespace, or all with certain labels, to a tenant (operators)."""
         cluster = self.cluster()
-        return self.answer(bindings.bind(principal=self.principal, cluster=cluster, **self.parsed(request)), status=201)
+        return self.answer(
+            bindings.bind(principal=self.principal, cluster=cluster, **self.parse_body(request)), status=201
+        )
 
 
 class BindingDetail(BindingView):
@@ -99,7 +101,7 @@ class BindingDetail(BindingView):
 
     def patch(self, request: Request, name: str, pk: int) -> Response:
         """Have another tenant pay from now on; what runs stays charged as it is (operators)."""
-        binding, values = self.find(pk), self.parsed(request, partial=True)
+        binding, values = self.find(pk), self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(bindings.change(principal=self.principal, binding=binding, versions=versions, **values))
 

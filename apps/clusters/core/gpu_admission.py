@@ -23,7 +23,7 @@ MOST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ContainerRequest:
     """What one container's limits say, in core and in units of memory."""
 
     core: int
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldShare:
     """What one container has on one GPU; from 100 core on the whole GPU, whatever memory was asked."""
 
     index: int
@@ -48,21 +48,21 @@ class Held:
 Chosen = Mapping[int, tuple[int, ...]]
 
 
-def wants_gpu(containers: Iterable[Asked]) -> bool:
+def wants_gpu(containers: Iterable[ContainerRequest]) -> bool:
     """Whether the pod is looked at, all containers together; another pod passes everywhere."""
     asked = list(containers)
-    return Asked(sum(item.core for item in asked), sum(item.memory for item in asked)).wants_gpu
+    return ContainerRequest(sum(item.core for item in asked), sum(item.memory for item in asked)).wants_gpu
 
 
-def predicated(annotations: Iterable[str]) -> bool:
+def is_predicated(annotations: Iterable[str]) -> bool:
     """Whether the pod was decided before, by the names of its annotations."""
     return any(word in name for name in annotations for word in (ASSIGNED, TIME, INDEX_PREFIX))
 
 
-def held(containers: Iterable[Asked], annotations: Mapping[str, str]) -> tuple[Held, ...]:
+def held_shares(containers: Iterable[ContainerRequest], annotations: Mapping[str, str]) -> tuple[HeldShare, ...]:
     """What a pod's annotations say that it has, in the order in which it is counted."""
     return tuple(
-        Held(index, min(asked.core, WHOLE), asked.memory)
+        HeldShare(index, min(asked.core, WHOLE), asked.memory)
         for place, asked in enumerate(containers)
         for index in indexes(annotations, place)
     )
@@ -93,7 +93,12 @@ class View:
     __slots__ = ("core_free", "core_left", "count", "memory_each", "memory_free", "memory_left", "name", "order")
 
     def __init__(
-        self, name: str, core: int, memory: int, pods: Iterable[tuple[Held, ...]] = (), others: Iterable[Held] = ()
+        self,
+        name: str,
+        core: int,
+        memory: int,
+        pods: Iterable[tuple[HeldShare, ...]] = (),
+        others: Iterable[HeldShare] = (),
     ) -> None:
         """`core` and `memory` are the node's capacities, `pods` what each of its live pods has.
 
@@ -127,7 +132,7 @@ class View:
         self.memory_left -= memory
         return True
 
-    def fit(self, containers: Iterable[Asked]) -> Chosen | None:
+    def fit(self, containers: Iterable[ContainerRequest]) -> Chosen | None:
         """GPUs for every container that wants some, or None where one has no room."""
         asked = [(place, item) for place, item in enumerate(containers) if item.wants_gpu]
         trial, chosen = self._copy(), dict[int, tuple[int, ...]]()
@@ -137,7 +142,7 @@ class View:
                 return None
         return chosen
 
-    def choose(self, asked: Asked) -> tuple[int, ...]:
+    def choose(self, asked: ContainerRequest) -> tuple[int, ...]:
         """GPUs for one container, which are then taken in this view; none where there is no room."""
         ascending = sorted(range(self.count), key=lambda index: (self.core_free[index], self.memory_free[index], index))
         if asked.core < WHOLE:
@@ -159,7 +164,7 @@ class View:
         return twin
 
 
-def tries(views: Iterable[View], containers: tuple[Asked, ...]) -> Iterator[tuple[View, Chosen | None]]:
+def tries(views: Iterable[View], containers: tuple[ContainerRequest, ...]) -> Iterator[tuple[View, Chosen | None]]:
     """Each node in its turn, with what fits there; who has found a place stops asking."""
     least = sum(item.core if item.core < WHOLE else item.core // WHOLE * WHOLE for item in containers if item.wants_gpu)
     turns = []

@@ -81,18 +81,18 @@ def args(body: bytes) -> Args:
     try:
         decoded = _BODY.decode(body)
         if decoded.pod is UNSET or (decoded.nodes is UNSET and decoded.node_names is None):
-            decoded = _folded(body)
+            decoded = _decode_folded(body)
         if decoded.pod is UNSET:
             raise NotUnderstood("there is no Pod in the request")
         # Always in full: a pod is small, and a key missed in it is a pod without GPUs.
         pod = msgspec.convert(fold(json.loads(bytes(decoded.pod)), POD), Pod)
         raw = decoded.nodes.items or [] if isinstance(decoded.nodes, _NodeList) else None
-        return Args(pod, raw, None if raw is None else _sized(raw), decoded.node_names)
+        return Args(pod, raw, None if raw is None else _node_sizes(raw), decoded.node_names)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NotUnderstood(str(error)) from error
 
 
-def _sized(raw: list[Raw]) -> list[Sized]:
+def _node_sizes(raw: list[Raw]) -> list[Sized]:
     """Raises NotAQuantity, and what msgspec raises."""
     nodes, value = [_ITEM.decode(item) for item in raw], quantities.value
     if any(not node.metadata.name or node.status.capacity is None for node in nodes):
@@ -104,7 +104,7 @@ def _sized(raw: list[Raw]) -> list[Sized]:
     ]
 
 
-def _folded(body: bytes) -> _Body:
+def _decode_folded(body: bytes) -> _Body:
     return msgspec.convert(
         {
             name: {"items": [Raw(json.dumps(item).encode()) for item in value.get("items") or ()]}
@@ -133,7 +133,7 @@ def fold(value: Any, known: Any) -> Any:
     return found
 
 
-def filtered(
+def filter_result(
     raw_nodes: Sequence[Raw] | None,
     names: Sequence[str] | None,
     failed: dict[str, str] | None,

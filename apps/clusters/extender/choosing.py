@@ -14,13 +14,13 @@ from functools import partial
 
 from django.db import transaction
 
-from apps.clusters.core.gpu_admission import WHOLE, Asked, Chosen, View
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, ContainerRequest, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside
 from apps.nodes.models import Node
@@ -42,7 +42,7 @@ class ByLedger:
         # Pods that were found in the ledger: they are not asked for again.
         self._written: set[str] = set()
 
-    def __call__(self, pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
+    def __call__(self, pod: PodState, names: list[str]) -> tuple[str, Chosen] | str:
         """A node of these and the pod's GPUs there, or why there is none, in words."""
         try:
             cluster = Cluster.objects.select_related("pool").get(pk=self._key)
@@ -57,7 +57,7 @@ class ByLedger:
         except GpucloudError as error:
             return error.detail
 
-    def _unwritten(self, cluster: Cluster, asking: PodSeen) -> list[PodSeen]:
+    def _unwritten(self, cluster: Cluster, asking: PodState) -> list[PodState]:
         """Other pods with GPUs for which no claim stands: chosen for, or bound, a moment ago; or not to be written."""
         there = [pod for pod in self._mirror.promised() if pod.key != asking.key]
         uids = {pod.uid for pod in there}
@@ -67,18 +67,18 @@ class ByLedger:
             self._written.update(rows.values_list("pod_uid", flat=True))
         return [pod for pod in there if pod.uid not in self._written]
 
-    def _refuse(self, cluster: Cluster, pod: PodSeen, unwritten: list[PodSeen]) -> None:
+    def _refuse(self, cluster: Cluster, pod: PodState, unwritten: list[PodState]) -> None:
         """Raises what a claim for it would: quota, budget, ranges; and Unbound."""
         tenant, whole_mib = self._tenant(cluster, pod.namespace), self._memory_of_a_gpu(cluster)
         due: Counter[str] = Counter()
         for namespace, pods in _by_namespace(unwritten).items():
-            if self._pays(cluster, namespace, tenant):
+            if self._is_payer(cluster, namespace, tenant):
                 for item in pods:
-                    for _, asked in _wanting(item):
-                        due.update(_charged(_request(asked, whole_mib)))
+                    for _, asked in _gpu_requests(item):
+                        due.update(_charged_amounts(_request(asked, whole_mib)))
         context = charging.ChargeContext(cluster.principal, tenant, cluster.pool, uuid.uuid4())
         charging.charge(context, amounts=due)
-        for _, asked in _wanting(pod):
+        for _, asked in _gpu_requests(pod):
             request = _request(asked, whole_mib)
             lifecycle.create_claim(
                 principal=cluster.principal,
@@ -91,7 +91,7 @@ class ByLedger:
                 memory_mib=request.memory_mib,
             )
 
-    def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
+    def _is_payer(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
         try:
             return self._tenant(cluster, namespace) == tenant
         except (following.Unbound, RefusedByCluster):  # nobody's, or just being removed
@@ -112,14 +112,14 @@ class ByLedger:
         return min((gpu.memory_mib for gpu in read_fleet(cluster.pool)), default=1)
 
     def _place(
-        self, cluster: Cluster, pod: PodSeen, names: list[str], unwritten: list[PodSeen]
+        self, cluster: Cluster, pod: PodState, names: list[str], unwritten: list[PodState]
     ) -> tuple[str, Chosen] | str:
-        called, held = _ours(cluster, names), outside.held(cluster)
+        called, held = _kubernetes_names(cluster, names), outside.holds_of(cluster)
         # What stands in the ledger is not free there; what this pod was promised before is free for it.
-        taken_, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
-        reserved = outside.reserved(cluster.pool)
+        promised, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
+        reserved = outside.reserved_amounts(cluster.pool)
         fleet = [
-            self._as_promised(_with(gpu, own), called[gpu.node], pod, taken_, reserved.get(gpu.uuid, (0, 0)))
+            self._with_promises(_with_own(gpu, own), called[gpu.node], pod, promised, reserved.get(gpu.uuid, (0, 0)))
             for gpu in read_fleet(cluster.pool)
             if gpu.node in called
         ]
@@ -136,8 +136,8 @@ class ByLedger:
             fleet = [gpu for gpu in fleet if gpu.node != node]
         return why
 
-    def _as_promised(
-        self, gpu: GpuState, name: str, pod: PodSeen, unwritten: "Taken", reserved: tuple[int, int]
+    def _with_promises(
+        self, gpu: GpuState, name: str, pod: PodState, unwritten: "Taken", reserved: tuple[int, int]
     ) -> GpuState:
         """What is free of it. Of that the core takes what is reserved, which the view has taken off already."""
         core, memory = self._mirror.capacity(name) or (0, 0)
@@ -154,7 +154,7 @@ class ByLedger:
         )
 
 
-def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
+def _with_own(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
     core, memory_mib = own.get(gpu.uuid, (0, 0))
     return gpu.with_more(core, memory_mib)
 
@@ -163,23 +163,23 @@ def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
 Taken = Mapping[tuple[str, int], tuple[int, int]]
 
 
-def _taken_by(pods: Iterable[PodSeen]) -> Taken:
-    taken_: dict[tuple[str, int], tuple[int, int]] = {}
+def _taken_by(pods: Iterable[PodState]) -> Taken:
+    promised: dict[tuple[str, int], tuple[int, int]] = {}
     for pod in pods:
         for share in pod.shares:
-            core, units = taken_.get((pod.counts_on, share.index), (0, 0))
-            taken_[pod.counts_on, share.index] = core + share.core, units + share.memory
-    return taken_
+            core, units = promised.get((pod.counts_on, share.index), (0, 0))
+            promised[pod.counts_on, share.index] = core + share.core, units + share.memory
+    return promised
 
 
-def _by_namespace(pods: Iterable[PodSeen]) -> Mapping[str, list[PodSeen]]:
-    found: dict[str, list[PodSeen]] = defaultdict(list)
+def _by_namespace(pods: Iterable[PodState]) -> Mapping[str, list[PodState]]:
+    found: dict[str, list[PodState]] = defaultdict(list)
     for pod in pods:
         found[pod.namespace].append(pod)
     return found
 
 
-def _charged(request: Request) -> dict[str, int]:
+def _charged_amounts(request: Request) -> dict[str, int]:
     return states.amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
 
 
@@ -188,17 +188,17 @@ def _mib(view: View, gpu: GpuState) -> int:
     return gpu.memory_mib - used
 
 
-def _wanting(pod: PodSeen) -> list[tuple[int, Asked]]:
+def _gpu_requests(pod: PodState) -> list[tuple[int, ContainerRequest]]:
     return [(place_, item) for place_, item in enumerate(pod.containers) if item.wants_gpu]
 
 
-def _request(asked: Asked, whole_mib: int) -> Request:
+def _request(asked: ContainerRequest, whole_mib: int) -> Request:
     if asked.core >= WHOLE:
         return Request(asked.core // WHOLE, WHOLE, whole_mib)
     return Request(1, asked.core, asked.memory * UNIT_MIB)
 
 
-def _ours(cluster: Cluster, names: list[str]) -> dict[str, str]:
+def _kubernetes_names(cluster: Cluster, names: list[str]) -> dict[str, str]:
     """The cluster's names of our nodes, by ours."""
     wanted = set(names)
     rows = Node.objects.filter(pool=cluster.pool).values_list("name", "kubernetes_node")
@@ -206,11 +206,11 @@ def _ours(cluster: Cluster, names: list[str]) -> dict[str, str]:
 
 
 def _on_one_node(
-    fleet: list[GpuState], pod: PodSeen, placed: Callable[[Iterable[GpuState], Request], Placed | Refused]
+    fleet: list[GpuState], pod: PodState, placed: Callable[[Iterable[GpuState], Request], Placed | Refused]
 ) -> tuple[str, Chosen | None] | Refused:
     """Where the first container goes, and all of them there; None where not all fit."""
     gpus, node, chosen = {gpu.uuid: gpu for gpu in fleet}, "", dict[int, tuple[int, ...]]()
-    for place_, asked in _wanting(pod):
+    for place_, asked in _gpu_requests(pod):
         # Of a whole GPU all memory is taken, which any wholly free one has.
         request = _request(asked, 1)
         answer = placed(gpus.values(), request)

@@ -11,12 +11,12 @@ import msgspec
 
 from apps.clusters.core.gpu_admission import WHOLE
 from apps.clusters.extender import others, predicates
-from apps.clusters.extender.bodies import filtered
+from apps.clusters.extender.bodies import filter_result
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.formats import format_of, gpushare, hami
 from apps.clusters.formats.asks import Unreadable
 from apps.clusters.formats.gpu_manager import UNIT_MIB
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 
 INSPECT = "/gpushare-scheduler/inspect"
 REWRITTEN = (gpushare.NAME, hami.NAME)
@@ -25,7 +25,7 @@ REWRITTEN = (gpushare.NAME, hami.NAME)
 def sift(cluster: Extended, body: bytes) -> bytes:
     """The answer to a filter request."""
     why = _not_rewritten(body)
-    return predicates.answer(cluster, body) if why is None else filtered(None, None, None, error=why)
+    return predicates.answer(cluster, body) if why is None else filter_result(None, None, None, error=why)
 
 
 VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
@@ -55,7 +55,7 @@ def _node(cluster: Extended, name: str) -> dict[str, Any]:
     return {"name": name, "totalGPU": total * view.count, "usedGPU": sum(used), "devs": devices}
 
 
-def _pods(there: Iterable[PodSeen], index: int, whole: int) -> Iterator[dict[str, Any]]:
+def _pods(there: Iterable[PodState], index: int, whole: int) -> Iterator[dict[str, Any]]:
     for pod in there:
         mine = [share for share in pod.shares if share.index == index]
         if mine:

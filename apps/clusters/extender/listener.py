@@ -27,13 +27,13 @@ class Certificate:
     def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path, *, authority: Path | None = None) -> None:
         """`context` is the listener's; `authority`: who signs its clients' certificates. Raises OSError, SSLError."""
         self._certificate, self._key, self._authority = certificate, key, authority
-        self._read, self._newest = self._signature(), self._made()
+        self._read, self._newest = self._signature(), self._new_context()
         # Nobody comes in again by what was believed before.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
         context.sni_callback = self._begin
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read the files again where they are others than before; whether new connections have others now.
 
         While they do not fit together, as between the writing of the two, what was read before stays.
@@ -42,7 +42,7 @@ class Certificate:
         if now is None or now == self._read:
             return False
         try:
-            self._newest = self._made()
+            self._newest = self._new_context()
         except (OSError, ssl.SSLError) as error:
             logger.warning("the new certificate %s is not taken: %s", self._certificate, error)
             return False
@@ -53,7 +53,7 @@ class Certificate:
     def _begin(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         handshake.context = self._newest
 
-    def _made(self) -> ssl.SSLContext:
+    def _new_context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.load_cert_chain(self._certificate, self._key)
         if self._authority is not None:
@@ -67,7 +67,7 @@ class Certificate:
         def run() -> None:
             while True:
                 time.sleep(LOOK_SECONDS)
-                self.look()
+                self.refresh()
 
         threading.Thread(target=run, name="certificate", daemon=True).start()
 

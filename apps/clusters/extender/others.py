@@ -11,7 +11,7 @@ from apps.clusters.extender.bodies import args, fold
 from apps.clusters.extender.predicates import Extended, path_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import seen
+from apps.clusters.kube.pods import parse_pod
 
 MOST_SCORE = 10
 
@@ -19,7 +19,7 @@ MOST_SCORE = 10
 def prioritize(cluster: Extended, body: bytes) -> bytes:
     """Scores by node: the one that the pod's GPUs were chosen on, else the fuller the better. Raises NotUnderstood."""
     asked = args(body)
-    pod = seen(asked.pod)
+    pod = parse_pod(asked.pod)
     promised = pod.annotations.get(NODE) or getattr(cluster.mirror.pod(pod.key), "annotations", {}).get(NODE)
     scores = []
     for name, core, memory in asked.nodes or cluster.mirror.sizes(asked.node_names or ()):
@@ -61,7 +61,7 @@ def bind(cluster: Extended, body: bytes) -> bytes:
         return _error(str(error))
     path = path_of(asked.namespace, asked.name)
     try:
-        pod = seen(msgspec.convert(cluster.client.get(path), Pod))
+        pod = parse_pod(msgspec.convert(cluster.client.get(path), Pod))
         promised = pod.annotations.get(NODE, "")
         if pod.wants_gpu and promised != asked.node:
             return _error(f"the GPUs of pod {asked.name} were chosen on {promised or 'no node'}, not on {asked.node}")

@@ -19,11 +19,11 @@ import msgspec
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import Chosen, View
 from apps.clusters.core.quantities import NotAQuantity
-from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filtered
+from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filter_result
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, seen
+from apps.clusters.kube.pods import PodState, parse_pod
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ MOST_LOOKS = 3
 BESIDES = "; what gpucloud keeps from pods there counts too: claims, reservations, a node or GPU that takes nothing new"
 QUICKER = "others were quicker to take its GPUs: try again"
 # By our own rules: whole decisions, as (node, GPUs), or why there is none.
-Choose = Callable[[PodSeen, list[str]], "tuple[str, Chosen] | str"]
+Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
 
 
 class NoLedger(Exception):
@@ -47,10 +47,10 @@ class NoLedger(Exception):
 class Promises(Protocol):
     """What pods are chosen for, in the ledger: `extender.promises`. Both raise nothing but NoLedger."""
 
-    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+    def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         """Promise the pod these GPUs, and only these; False where others were quicker: what is left is known then."""
 
-    def withdraw(self, pod: PodSeen) -> None:
+    def withdraw(self, pod: PodState) -> None:
         """The pod could not be told."""
 
 
@@ -75,31 +75,31 @@ def answer(cluster: Extended, body: bytes) -> bytes:
     """The answer to a filter request; whatever is wrong with it, in `Error`."""
     try:
         asked = args(body)
-        pod = seen(asked.pod)
+        pod = parse_pod(asked.pod)
     except (NotUnderstood, NotAQuantity) as error:
-        return filtered(None, None, None, error=str(error))
+        return filter_result(None, None, None, error=str(error))
     if not pod.wants_gpu:
-        return filtered(asked.raw_nodes, asked.node_names, None)
-    if cluster.strict and gpu_admission.predicated(pod.annotations):
-        return filtered(None, None, None, error=f"pod {pod.name} had been predicated!")
+        return filter_result(asked.raw_nodes, asked.node_names, None)
+    if cluster.strict and gpu_admission.is_predicated(pod.annotations):
+        return filter_result(None, None, None, error=f"pod {pod.name} had been predicated!")
     there = cluster.mirror.pod(pod.key)
     if there is not None and there.bound_to and pod.uid in ("", there.uid):
         # kube-scheduler asks of no such pod; whoever does would have a running one's GPUs written anew.
-        return filtered(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
+        return filter_result(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
     with cluster.lock:
         try:
             return _Decision(cluster, pod, asked).answer()
         except NotAQuantity as error:
-            return filtered(None, None, None, error=str(error))
+            return filter_result(None, None, None, error=str(error))
         except NoLedger as error:
             logger.warning("pod %s/%s is promised nothing: %s", *pod.key, error)
-            return filtered(None, None, None, error="gpucloud's database does not answer: try again")
+            return filter_result(None, None, None, error="gpucloud's database does not answer: try again")
 
 
 class _Decision:
     """One pod's. The nodes that were asked about, and why each but one is not to be."""
 
-    def __init__(self, cluster: Extended, pod: PodSeen, asked: Args) -> None:
+    def __init__(self, cluster: Extended, pod: PodState, asked: Args) -> None:
         self.cluster, self.pod, self.asked = cluster, pod, asked
         self.failed: dict[str, str] = {}
         self.failed_writes = 0
@@ -197,14 +197,14 @@ class _Decision:
     def _answer(self, node: str | None) -> bytes:
         found = [] if node is None else [node]
         if self.asked.raw_nodes is None:
-            return filtered(None, found, self.failed)
+            return filter_result(None, found, self.failed)
         assert self.asked.nodes is not None
         both = zip(self.asked.raw_nodes, self.asked.nodes, strict=True)
         names = None if self.asked.node_names is None else found
-        return filtered([raw for raw, (name, _, _) in both if name == node], names, self.failed)
+        return filter_result([raw for raw, (name, _, _) in both if name == node], names, self.failed)
 
 
-def annotate(client: Client, pod: PodSeen, values: Mapping[str, str | None]) -> Pod:
+def annotate(client: Client, pod: PodState, values: Mapping[str, str | None]) -> Pod:
     """The pod as it is once these annotations are written; None removes one. Raises Unreachable, Refused.
 
     Of the pod that was asked about only: another of the same name is refused by its uid.

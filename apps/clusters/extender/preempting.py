@@ -15,7 +15,7 @@ from apps.clusters.core.gpu_admission import View
 from apps.clusters.extender.bodies import POD, NotUnderstood, fold
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, seen
+from apps.clusters.kube.pods import PodState, parse_pod
 
 
 class _Uid(Struct, rename={"uid": "UID"}):
@@ -51,7 +51,7 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
     Whom it named goes everywhere, as they may have to for other reasons. Raises NotUnderstood.
     """
     asked = _preemption(body)
-    pod = seen(asked.pod)
+    pod = parse_pod(asked.pod)
     named: dict[str, tuple[set[str], dict[str, int]]] = {}
     for name, victims in (asked.node_name_to_victims or {}).items():
         named[name] = {item.metadata.uid for item in victims.pods or ()}, _violations(victims)
@@ -84,13 +84,13 @@ def _violations(victims: _Victims | _MetaVictims) -> dict[str, int]:
     return {} if isinstance(number, UnsetType) else {"NumPDBViolations": number}
 
 
-def _further(cluster: Extended, pod: PodSeen, node: str, gone: set[str]) -> set[str] | None:
+def _further(cluster: Extended, pod: PodState, node: str, gone: set[str]) -> set[str] | None:
     """Who must go besides, by uid, for the pod's GPUs to be free; None: nobody's going is enough."""
     core, memory = cluster.mirror.capacity(node) or (0, 0)
     staying = [item for item in cluster.mirror.pods_on(node) if item.uid not in gone and item.key != pod.key]
     others = cluster.mirror.others_on(node)
 
-    def fits(there: Sequence[PodSeen]) -> bool:
+    def fits(there: Sequence[PodState]) -> bool:
         shares = [item.shares for item in sorted(there, key=lambda item: item.key)]
         return View(node, core, memory, shares, others).fit(pod.containers) is not None
 
@@ -100,7 +100,7 @@ def _further(cluster: Extended, pod: PodSeen, node: str, gone: set[str]) -> set[
 
 
 def _fewest(
-    staying: Sequence[PodSeen], lower: Sequence[PodSeen], fits: Callable[[Sequence[PodSeen]], bool]
+    staying: Sequence[PodState], lower: Sequence[PodState], fits: Callable[[Sequence[PodState]], bool]
 ) -> set[str] | None:
     """Of `lower`, who has to go: all of them are taken out, and put back one by one, the highest first."""
     if fits(staying):

@@ -14,11 +14,11 @@ from typing import TypeVar
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from django.db.models import Q
 
-from apps.clusters.core.gpu_admission import WHOLE, Chosen, Held
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
 from apps.clusters.extender.predicates import NoLedger
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster
 from apps.clusters.services import outside
 from apps.nodes.models import Gpu, Node
@@ -26,7 +26,7 @@ from apps.nodes.models import Gpu, Node
 logger = logging.getLogger(__name__)
 
 Known = TypeVar("Known")
-Others = Mapping[str, tuple[Held, ...]]
+Others = Mapping[str, tuple[HeldShare, ...]]
 
 
 class Promises:
@@ -37,20 +37,20 @@ class Promises:
         self._ours: frozenset[str] = frozenset()
         self._others: Others = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """What is not to be had, of all nodes. Raises DatabaseError."""
         rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
         self._ours = frozenset(theirs or ours for theirs, ours in rows)
         self._see(self._read(Q(node__pool=self._cluster.pool_id)))
 
-    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+    def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         """Promise the pod these GPUs, and only these; False where less of them is to be had than was known.
 
         Then what is not to be had of this node has been read anew. Raises NoLedger.
         """
         return node not in self._ours or _surely(lambda: self._keep(pod, node, chosen))
 
-    def withdraw(self, pod: PodSeen) -> None:
+    def withdraw(self, pod: PodState) -> None:
         """The pod could not be told."""
         try:
             _surely(lambda: outside.drop(cluster=self._cluster, pod_uid=pod.uid))
@@ -58,7 +58,7 @@ class Promises:
             # The watch of pods finds it.
             logger.warning("what was promised to pod %s/%s stays for a while: %s", *pod.key, error)
 
-    def _keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+    def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)
         gpus = {gpu.index: gpu for gpu in rows}
         known = {
@@ -74,14 +74,14 @@ class Promises:
         return kept
 
     def _read(self, which: Q) -> Others:
-        found = outside.closed(self._cluster, which)
-        there: dict[str, list[Held]] = {}
+        found = outside.unavailable(self._cluster, which)
+        there: dict[str, list[HeldShare]] = {}
         rows = Gpu.objects.filter(pk__in=found).order_by("pk")
         for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):
             core, memory_mib = found[key]
             if core or memory_mib:
                 # Also of one that holds memory only no pod can have the whole.
-                there.setdefault(theirs or ours, []).append(Held(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
+                there.setdefault(theirs or ours, []).append(HeldShare(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
         return {name: tuple(shares) for name, shares in there.items()}
 
     def _see(self, others: Others) -> None:
@@ -93,7 +93,7 @@ def _named(node: str) -> Q:
     return Q(node__kubernetes_node=node) | Q(node__kubernetes_node="", node__name=node)
 
 
-def _parts(pod: PodSeen, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
+def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
     parts: dict[int, tuple[int, int]] = {}
     for place, indexes in chosen.items():
         asked = pod.containers[place]

@@ -43,7 +43,7 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     return tuple(shares)
 
 
-def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns: int) -> dict[str, str]:
+def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns: int) -> dict[str, str]:
     """The annotations that say so, as gpu-admission writes them."""
     written = {NODE: node, TIME: str(at_ns), ASSIGNED: "false"}
     for position, ask in _asking(pod):

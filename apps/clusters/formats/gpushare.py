@@ -43,7 +43,7 @@ def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:
     return (Share("", 0, WHOLE, memory * unit_mib, gpu_index=index),)
 
 
-def written(
+def annotations_for(
     pod: pods.Pod, shares: Sequence[Share], *, at_ns: int, gpu_memory_mib: int, unit_mib: int = GIB
 ) -> dict[str, str]:
     """The annotations that say so, as gpushare's extender writes them."""

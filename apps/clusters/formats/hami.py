@@ -51,7 +51,7 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     )
 
 
-def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
+def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
     """The annotations that say so, as HAMi's scheduler writes them."""
     parts = [""] * len(pods.init_containers(pod))
     for container in pods.containers(pod):

@@ -26,7 +26,7 @@ LONGEST_LABEL = 63
 
 def prefix_of(pod: pods.Pod) -> str | None:
     """Whose words it uses. Raises Unreadable where it mixes them."""
-    used = {prefix for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX) if _said(pod, prefix)}
+    used = {prefix for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX) if _uses(pod, prefix)}
     if len(used) > 1:
         raise Unreadable(f"{pods.name_of(pod)} uses {' and '.join(sorted(used))}: use the words of one version.")
     return used.pop() if used else None
@@ -74,7 +74,7 @@ def holds(pod: pods.Pod, *, gpu_uuid: str = "") -> tuple[Share, ...]:
     if not found:
         return ()
     prefix = prefix_of(pod) or ""
-    text = gpu_uuid or pods.annotations(pod).get(f"{prefix}gpu_uuid") or _visible(pod)
+    text = gpu_uuid or pods.annotations(pod).get(f"{prefix}gpu_uuid") or _visible_devices(pod)
     uuids = [word for word in text.split(",") if word]
     if len(set(uuids)) != found[0].gpu_count:
         raise Unreadable(
@@ -88,7 +88,7 @@ def holds(pod: pods.Pod, *, gpu_uuid: str = "") -> tuple[Share, ...]:
     return tuple(Share("", found[0].core_request, found[0].core_limit, memory, gpu_uuid=uuid) for uuid in uuids)
 
 
-def written(ask: Ask, *, prefix: str) -> dict[str, str]:
+def annotations_for(ask: Ask, *, prefix: str) -> dict[str, str]:
     """The annotations (v2: labels) that ask for it."""
     many = ask.gpu_count > 1
     said = {
@@ -116,7 +116,7 @@ def _words(pod: pods.Pod, prefix: str) -> Mapping[str, str]:
     return {key.removeprefix(prefix): str(value).strip() for key, value in said.items() if key.startswith(prefix)}
 
 
-def _said(pod: pods.Pod, prefix: str) -> bool:
+def _uses(pod: pods.Pod, prefix: str) -> bool:
     words = _words(pod, prefix)
     return any(words.get(word) for word in SHARES)
 
@@ -195,5 +195,5 @@ def _text(percent: int) -> str:
     return str(Decimal(percent) / WHOLE)
 
 
-def _visible(pod: pods.Pod) -> str:
+def _visible_devices(pod: pods.Pod) -> str:
     return next((found for item in pods.containers(pod) if (found := pods.environment(item).get(VISIBLE))), "")

@@ -6,7 +6,7 @@ from apps.clusters.formats import gpu_manager, pods
 from apps.clusters.formats.asks import LEAST_CORE, WHOLE, Ask, Unreadable
 
 
-def translated(ask: Ask) -> dict[str, int]:
+def translate(ask: Ask) -> dict[str, int]:
     """The amounts of one container. Raises Unreadable where two resources cannot say it."""
     if ask.core_request == WHOLE and ask.memory_percent == WHOLE:
         return {gpu_manager.CORE: ask.gpu_count * WHOLE}
@@ -35,7 +35,9 @@ def ceiling(asks: Sequence[Ask]) -> int | None:
     return None if limits == asked else next(iter(limits), None)
 
 
-def replaced(container: pods.Container, dropped: Sequence[str], amounts: Mapping[str, int]) -> dict[str, object]:
+def replace_resources(
+    container: pods.Container, dropped: Sequence[str], amounts: Mapping[str, int]
+) -> dict[str, object]:
     """The container's `resources` with these names dropped and these amounts in their place."""
     whole = dict(container.get("resources") or {})
     for kind in ("limits", "requests"):

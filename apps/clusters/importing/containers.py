@@ -15,7 +15,7 @@ from apps.scheduling.models import AssignmentState, Claim
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ContainerPlan:
     """What is to be written down. `found`: the claim for which the pod was made; None: there is none yet."""
 
     pod: PodWanted
@@ -68,7 +68,7 @@ class Wanted:
 
 def wanted_of(
     pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], cluster: Cluster, rows: QuerySet[PodClaim]
-) -> Wanted | None:
+) -> ContainerPlan | None:
     """What is to be written down of this container; None: it has its claim, or is over. Raises NotAsItRuns."""
     place, name, shares = held
     row = rows.filter(cluster=cluster, pod_uid=pod.uid, container=name).first()
@@ -76,7 +76,9 @@ def wanted_of(
         return None
     node = placing.node_of(cluster.pool, pod.node)
     gpus = [gpu_of(share, node) for share in shares]
-    return Wanted(pod, place, name, node, gpus, _asked(shares, gpus, name), _of_sharepod(pod, name, cluster))
+    return ContainerPlan(
+        pod, place, name, node, gpus, _claim_amounts(shares, gpus, name), _of_sharepod(pod, name, cluster)
+    )
 
 
 def gpu_of(share: Share, node: Node) -> Gpu:
@@ -99,7 +101,7 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
     return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
 
 
-def _asked(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
+def _claim_amounts(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
     """One claim's numbers: the same on each of its GPUs. Raises NotAsItRuns."""
     parts = {
         (

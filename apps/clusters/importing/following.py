@@ -100,7 +100,7 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
             "node_name": pods.node_of(pod)[:253],
             "core": sum(share.core_request for share in mine),
             "memory_mib": sum(share.memory_mib or 0 for share in mine),
-            "gpu_indexes": _written(pod, place),
+            "gpu_indexes": _annotated_indexes(pod, place),
         }
         key = {"cluster": cluster, "pod_uid": str(meta.get("uid")), "container": str(container.get("name"))}
         row, made = PodClaim.objects.get_or_create(**key, defaults={**values, "problem": why[:2000]})
@@ -108,7 +108,7 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
             row.change(problem=why[:2000])
 
 
-def _written(pod: Pod, place: int) -> list[int]:
+def _annotated_indexes(pod: Pod, place: int) -> list[int]:
     """GPUs that its annotation names, as far as they can be some: anybody may have written it."""
     named = gpu_admission.indexes(pods.annotations(pod), place)
     return [index for index in named if 0 <= index <= pods.MOST][: gpu_admission.MOST_GPUS]

@@ -181,7 +181,7 @@ def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib:
     if not shares:  # its words ask for nothing
         return None
     names = [str(container.get("name")) for container in pods.containers(pod)]
-    shares = tuple(_named(share, pod, used) for share in shares)
+    shares = tuple(_with_container(share, pod, used) for share in shares)
     meta = pod.get("metadata") or {}
     return PodWanted(
         namespace=str(meta.get("namespace") or "default"),
@@ -204,7 +204,7 @@ def _shares(pod: pods.Pod, used: Format, bound: Mapping[str, str], gpushare_unit
     return used.holds(pod)
 
 
-def _named(share: Share, pod: pods.Pod, used: Format) -> Share:
+def _with_container(share: Share, pod: pods.Pod, used: Format) -> Share:
     """A share that the pod as a whole holds is its first asking container's: a claim is for one container."""
     if share.container:
         return share
@@ -231,7 +231,7 @@ def _labels(pod: pods.Pod, used: Format) -> dict[str, str | None]:
     return {"affinity": ask.affinity, "anti_affinity": ask.anti_affinity, "exclusion": ask.exclusion}
 
 
-def grouped(wanted: PodWanted) -> Iterable[tuple[int, str, tuple[Share, ...]]]:
+def shares_by_container(wanted: PodWanted) -> Iterable[tuple[int, str, tuple[Share, ...]]]:
     """Its containers: place, name, and the shares of each."""
     for place in sorted(set(wanted.places)):
         mine = tuple(share for share, at in zip(wanted.shares, wanted.places, strict=True) if at == place)

@@ -14,8 +14,8 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
-from apps.clusters.importing.containers import Wanted, wanted_of
-from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, grouped
+from apps.clusters.importing.containers import ContainerPlan, wanted_of
+from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.importing.taking import Report, payer, quota, tell_of_pod
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import outside, placing
@@ -49,13 +49,13 @@ class _Books:
         self.quotas: list[ResourceQuota] = []
         of_tenants: dict[str, list[str]] = defaultdict(list)
         for namespace in plan.namespaces:
-            with _taken_back():
+            with _rolled_back():
                 self.payers[namespace] = found = payer(namespace, plan, *self._whose, self.report)
             if found is not None:
                 of_tenants[found.slug].append(namespace)
         told: dict[QuotaWanted, Report] = {}
         for namespaces in of_tenants.values():
-            with _taken_back():
+            with _rolled_back():
                 told |= self._one_tenants(namespaces)
         for wanted in plan.quotas:
             if (said := told.get(wanted)) is not None:
@@ -82,7 +82,7 @@ class _Pods:
 
     def __init__(self, principal: Principal, cluster: Cluster, sums: Sums) -> None:
         self._principal, self._cluster, self._sums = principal, cluster, sums
-        self._reserved, self._outside = outside.reserved(cluster.pool), outside.held(cluster)
+        self._reserved, self._outside = outside.reserved_amounts(cluster.pool), outside.holds_of(cluster)
         # Core and MiB of GPUs, by uid, that those before took, less what they used without a claim.
         self._taken: dict[str, tuple[int, int]] = {}
 
@@ -92,7 +92,7 @@ class _Pods:
         try:
             for uuid, (core, memory_mib) in self._outside.get(pod.uid, {}).items():
                 self._take(uuid, -core, -memory_mib)
-            return [self._container(pod, held, tenant) for held in grouped(pod)]
+            return [self._container(pod, held, tenant) for held in shares_by_container(pod)]
         except GpucloudError:
             self._sums.undo(sums)
             self._taken = taken
@@ -111,7 +111,7 @@ class _Pods:
         self._place(wanted, claim)
         return str(wanted)
 
-    def _place(self, wanted: Wanted, claim: Claim) -> None:
+    def _place(self, wanted: ContainerPlan, claim: Claim) -> None:
         """As a commit does it. Raises NotAsItRuns."""
         for gpu in wanted.gpus:
             free, reserved = self._free(gpu), self._reserved.get(gpu.uuid, (0, 0))
@@ -131,7 +131,7 @@ class _Pods:
 
 
 @contextmanager
-def _taken_back() -> Iterator[None]:
+def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
         yield
         transaction.set_rollback(True)

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
 from apps.clusters.importing.containers import wanted_of
-from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, grouped
+from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
 from apps.quotas.models import ResourceQuota, Tenant
@@ -72,7 +72,7 @@ def quota(wanted: QuotaWanted, tenant: Tenant, principal: Principal, cluster: Cl
     there = ResourceQuota.objects.filter(covering, tenant=tenant, resource=wanted.resource).first()
     hard = "unlimited" if wanted.hard is None else wanted.hard
     if there is not None:
-        report.kept.append(f"{tenant.slug}: {wanted.resource} is {_said(there.hard)}; the cluster says {hard}.")
+        report.kept.append(f"{tenant.slug}: {wanted.resource} is {_hard_text(there.hard)}; the cluster says {hard}.")
         return
     try:
         quotas.create_quota(
@@ -84,7 +84,7 @@ def quota(wanted: QuotaWanted, tenant: Tenant, principal: Principal, cluster: Cl
     report.made.append(f"{tenant.slug}: {wanted.resource} {hard} in pool {cluster.pool.name}.")
 
 
-def _said(hard: int | None) -> str:
+def _hard_text(hard: int | None) -> str:
     return "unlimited" if hard is None else str(hard)
 
 
@@ -108,7 +108,9 @@ def tell_of_pod(pod: PodWanted, report: Report, hold: Callable[[PodWanted], list
 @transaction.atomic
 def hold(pod: PodWanted, *, tenant: Tenant, principal: Principal, cluster: Cluster) -> list[str]:
     """A claim for each container that has none yet, or none at all; in words. Raises NotAsItRuns, or why not."""
-    return [_container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in grouped(pod)]
+    return [
+        _container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in shares_by_container(pod)
+    ]
 
 
 def _container(

@@ -10,11 +10,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from apps.clusters.core.gpu_admission import Held, View
+from apps.clusters.core.gpu_admission import HeldShare, View
 from apps.clusters.core.quantities import NotAQuantity
 from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.pods import Key, PodSeen, capacity, seen
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.pods import Key, PodState, capacity, parse_pod
+from apps.clusters.kube.reflector import Observation
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +25,21 @@ class Mirror:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._nodes: dict[str, tuple[int, int]] = {}
-        self._pods: dict[Key, PodSeen] = {}
-        self._on_node: dict[str, dict[Key, tuple[Held, ...]]] = defaultdict(dict)
+        self._pods: dict[Key, PodState] = {}
+        self._on_node: dict[str, dict[Key, tuple[HeldShare, ...]]] = defaultdict(dict)
         self._views: dict[str, tuple[int, int, View]] = {}
         self._whole: set[str] = set()
         # What is used of nodes' GPUs by others than the cluster's pods.
-        self._others: Mapping[str, tuple[Held, ...]] = {}
+        self._others: Mapping[str, tuple[HeldShare, ...]] = {}
         # Pods as they were written here, until the watch has told as much: a list may have been read before.
-        self._taken: dict[Key, PodSeen] = {}
+        self._taken: dict[Key, PodState] = {}
 
     @property
     def ready(self) -> bool:
         """Whether everything was heard of once."""
         return {"pods", "nodes"} <= self._whole
 
-    def see(self, news: Seen) -> None:
+    def see(self, news: Observation) -> None:
         """Take in what a reflector tells."""
         with self._lock:
             if news.kind == "pods":
@@ -53,14 +53,14 @@ class Mirror:
         """A pod as the API server has just answered it."""
         with self._lock:
             try:
-                mine = seen(pod)
+                mine = parse_pod(pod)
             except NotAQuantity as error:
                 logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
                 return
             self._taken[mine.key] = mine
             self._see_pod(mine, gone=False)
 
-    def see_others(self, others: Mapping[str, tuple[Held, ...]]) -> None:
+    def see_others(self, others: Mapping[str, tuple[HeldShare, ...]]) -> None:
         """What others than the cluster's pods use, by node: all there is."""
         with self._lock:
             for name in {*self._others, *others}:
@@ -68,7 +68,7 @@ class Mirror:
                     self._views.pop(name, None)
             self._others = others
 
-    def others_on(self, name: str) -> tuple[Held, ...]:
+    def others_on(self, name: str) -> tuple[HeldShare, ...]:
         """What others use of the node's GPUs."""
         return self._others.get(name, ())
 
@@ -112,21 +112,21 @@ class Mirror:
         with self._lock:
             return sorted(name for name, (core, _) in self._nodes.items() if core > 0)
 
-    def pod(self, key: Key) -> PodSeen | None:
+    def pod(self, key: Key) -> PodState | None:
         """The pod of this name."""
         return self._pods.get(key)
 
-    def pods_on(self, node: str) -> list[PodSeen]:
+    def pods_on(self, node: str) -> list[PodState]:
         """Those that hold GPUs of the node."""
         with self._lock:
             return [self._pods[key] for key in sorted(self._on_node.get(node, {}))]
 
-    def promised(self) -> list[PodSeen]:
+    def promised(self) -> list[PodState]:
         """All pods that hold GPUs of some node, bound there or only chosen."""
         with self._lock:
             return [self._pods[key] for there in self._on_node.values() for key in there]
 
-    def _see_nodes(self, news: Seen) -> None:
+    def _see_nodes(self, news: Observation) -> None:
         if news.whole:
             self._nodes.clear()
         for node in news.objects:
@@ -138,7 +138,7 @@ class Mirror:
             if news.gone:
                 self._nodes.pop(node.metadata.name, None)
 
-    def _see_pods(self, news: Seen) -> None:
+    def _see_pods(self, news: Observation) -> None:
         if news.whole:
             self._pods.clear()
             self._on_node.clear()
@@ -148,14 +148,14 @@ class Mirror:
                 self._see_pod(mine, gone=False)
         for pod in news.objects:
             try:
-                one = seen(pod)
+                one = parse_pod(pod)
                 if (taken := self._taken.get(one.key)) is not None and taken.version <= one.version:
                     del self._taken[one.key]
                 self._see_pod(one, gone=news.gone)
             except NotAQuantity as error:
                 logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
 
-    def _see_pod(self, pod: PodSeen, *, gone: bool) -> None:
+    def _see_pod(self, pod: PodState, *, gone: bool) -> None:
         old = self._pods.get(pod.key)
         if old is not None and old.version > pod.version:
             return  # what was written here is newer than what the watch has told so far
@@ -171,6 +171,6 @@ class Mirror:
             self._views.pop(pod.counts_on, None)
 
 
-def _in_order(there: dict[Key, tuple[Held, ...]], *, but: Key | None = None) -> Iterable[tuple[Held, ...]]:
+def _in_order(there: dict[Key, tuple[HeldShare, ...]], *, but: Key | None = None) -> Iterable[tuple[HeldShare, ...]]:
     """Where annotations contradict each other, who is counted first wins: always the same one."""
     return (there[key] for key in sorted(there) if key != but)

@@ -47,7 +47,7 @@ NAMESPACES = Kind("namespaces", "/api/v1/namespaces", Namespace)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What was heard of a kind: all there is (`whole`), or one object that is there now or is gone."""
 
     kind: str
@@ -66,7 +66,7 @@ class Reflector:
         client: Client,
         kind: Kind,
         *,
-        see: Callable[[Seen], None],
+        see: Callable[[Observation], None],
         fail: Callable[[str, str], None],
         version: str | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Reflector:
                 failures += 1
                 if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
                     self._version = None
-                    self._see(Seen(self._kind.name, (), whole=True))
+                    self._see(Observation(self._kind.name, (), whole=True))
                 self._fail(self._kind.name, str(error))
                 self._stop.wait(pause_seconds(failures))
             except Exception as error:
@@ -121,7 +121,7 @@ class Reflector:
         items, version = self._client.list(self._kind.path, **self._kind.query)
         self.lists += 1
         objects = tuple(self._decoder.decode(item) for item in items)
-        self._see(Seen(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
+        self._see(Observation(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
         # What was listed counts once it was seen: else what follows would be watched, and this never known.
         self._version = version
 
@@ -133,7 +133,7 @@ class Reflector:
             for event in events:
                 found = self._decoder.decode(event.object)
                 if event.type != "BOOKMARK":
-                    self._see(Seen(self._kind.name, (found,), gone=event.type == "DELETED"))
+                    self._see(Observation(self._kind.name, (found,), gone=event.type == "DELETED"))
                 yield (
                     str(found["metadata"]["resourceVersion"])
                     if isinstance(found, dict)

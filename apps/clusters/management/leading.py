@@ -40,7 +40,7 @@ class Leading(BaseCommand):
                 logger.info("leading")
                 while not self.stopping:
                     # Also by this it is seen that the session, and with it the lock, is still there.
-                    watches.look()
+                    watches.refresh()
                     time.sleep(LOOK_SECONDS)
             except (InterfaceError, OperationalError) as error:
                 logger.warning("database session lost, trying again in a second: %s", error)

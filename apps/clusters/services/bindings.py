@@ -49,7 +49,7 @@ def change(
     *, principal: Principal, binding: NamespaceBinding, tenant: Tenant, versions: etags.Versions = None
 ) -> NamespaceBinding:
     """Charge what comes from now on to another tenant; what runs stays charged as it is. Raises Denied."""
-    binding = _locked(principal, binding, versions)
+    binding = _lock_row(principal, binding, versions)
     binding.change(tenant=tenant)
     _note(binding, principal=principal, action="rebind")
     return binding
@@ -58,7 +58,7 @@ def change(
 @transaction.atomic
 def unbind(*, principal: Principal, binding: NamespaceBinding, versions: etags.Versions = None) -> None:
     """Charge what comes from now on to nobody; what runs stays charged. Raises Denied."""
-    binding = _locked(principal, binding, versions)
+    binding = _lock_row(principal, binding, versions)
     _note(binding, principal=principal, action="unbind")
     binding.delete()
 
@@ -75,7 +75,7 @@ def known_as(row: NamespaceBinding) -> str:
     return f"{row.cluster.name}/{row.namespace or row.selector}"[:200]
 
 
-def _locked(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
+def _lock_row(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
     principal.require_operator()
     rows = NamespaceBinding.objects.select_for_update(of=("self",)).select_related("cluster", "tenant")
     binding = rows.get(pk=binding.pk)

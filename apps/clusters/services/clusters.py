@@ -52,7 +52,7 @@ def connect(
 @transaction.atomic
 def change(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None, **values: Any) -> Cluster:
     """Set what is given. Raises KubeconfigRefused, ReachedInTwoWays, PreconditionFailed, Denied."""
-    cluster = _locked(principal, cluster, versions)
+    cluster = _lock_row(principal, cluster, versions)
     told = {name: str(value) for name, value in values.items() if name != "kubeconfig"}
     if (kubeconfig := values.pop("kubeconfig", None)) is not None:
         if cluster.in_cluster:
@@ -74,7 +74,7 @@ def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
     principal.require_operator()
     # GPUs before the cluster: so have those who write what its pods take.
     outside.drop_all(cluster)
-    cluster = _locked(principal, cluster, versions)
+    cluster = _lock_row(principal, cluster, versions)
     whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
     if held := Claim.objects.live().filter(whose).distinct().count():
         raise InUse(
@@ -101,7 +101,7 @@ def _reach(cluster: Cluster, kubeconfig: str | None) -> None:
         cluster.sealed_kubeconfig = sealing.seal(cluster.uid, json.dumps(config))
 
 
-def _locked(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
+def _lock_row(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
     principal.require_operator()
     cluster = Cluster.objects.select_for_update(of=("self",)).select_related("pool").get(pk=cluster.pk)
     etags.check(cluster.version, versions)

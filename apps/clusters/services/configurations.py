@@ -62,7 +62,7 @@ def scheduler(
     return scheduler_configuration.configuration(entry, scheduler_name=scheduler_name or None)
 
 
-def converted(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
+def convert(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
     """The other form, and what has no place in it. Raises NotASchedulerConfiguration, Denied."""
     principal.require_operator()
     return scheduler_configuration.convert(document)

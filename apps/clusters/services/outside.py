@@ -32,10 +32,10 @@ SETTLED = timedelta(seconds=60)
 @transaction.atomic
 def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
     """The pod takes these parts, and nothing else. Repeatable. Locks GPUs."""
-    there = _there(cluster, pod_uid)
+    there = _parts_of(cluster, pod_uid)
     if there == parts:
         return
-    gpus = _locked({*there, *parts})
+    gpus = _lock_gpus({*there, *parts})
     _write(cluster, pod_uid, {key: parts[key] for key in gpus if key in parts}, gpus)
 
 
@@ -43,10 +43,10 @@ def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
 def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bool:
     """Keep what the pod was chosen for; False, and nothing is kept, where less is to be had there than was known.
 
-    `known`: what was known of `closed`.
+    `known`: what was known of `unavailable`.
     """
-    gpus = _locked({*_there(cluster, pod_uid), *parts})
-    now = closed(cluster, Q(pk__in=parts))
+    gpus = _lock_gpus({*_parts_of(cluster, pod_uid), *parts})
+    now = unavailable(cluster, Q(pk__in=parts))
     for key in parts:
         core, memory_mib = known.get(key, (0, 0))
         if now.get(key, (0, 0))[0] > core or now.get(key, (0, 0))[1] > memory_mib:
@@ -72,12 +72,12 @@ def drop_others(*, cluster: Cluster, live: Iterable[str]) -> None:
 def drop_all(cluster: Cluster) -> None:
     """No pod of the cluster takes anything."""
     rows = PodHold.objects.filter(cluster=cluster)
-    gpus = _locked(rows.values_list("gpu_id", flat=True))
+    gpus = _lock_gpus(rows.values_list("gpu_id", flat=True))
     rows.filter(gpu__in=gpus).delete()
     _count(gpus)
 
 
-def held(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
+def holds_of(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
     """What stands for the cluster's pods: core and MiB, by pod's and GPU's uid."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     rows = PodHold.objects.filter(cluster=cluster).values_list("pod_uid", "gpu__uuid", "core", "memory_mib")
@@ -86,14 +86,14 @@ def held(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
+def unavailable(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
     """What of these GPUs (a filter of them) no new pod of the cluster may count on: core and MiB, by key.
 
     What others have, what is reserved, and the whole of GPUs that take no claims. A pod that was sent there would get
     no claim, and so never begin. A node may close after this: nobody who closes one waits for pods.
     """
     found = of_others(cluster, Q(gpu__in=Gpu.objects.filter(gpus)))
-    if rooms := reserved(cluster.pool, gpus):
+    if rooms := reserved_amounts(cluster.pool, gpus):
         for key, uuid in Gpu.objects.filter(gpus, uuid__in=rooms).values_list("pk", "uuid"):
             core, memory_mib = found.get(key, (0, 0))
             found[key] = core + rooms[uuid][0], memory_mib + rooms[uuid][1]
@@ -101,7 +101,7 @@ def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
     return found | {key: (WHOLE, memory_mib) for key, memory_mib in shut}
 
 
-def reserved(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
+def reserved_amounts(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
     """Core and MiB by GPU's uid that no pod may count on of what is free: a pod has no end, and reservations begin."""
     return read_reserved(pool, now=timezone.now(), which=gpus).held(Claim(pool=pool), list)
 
@@ -135,12 +135,12 @@ def _sums(rows: QuerySet[Any], core: str, memory_mib: str) -> dict[int, tuple[in
     return {gpu: (cores, mib) for gpu, cores, mib in summed.values_list("gpu", "cores", "mib")}
 
 
-def _there(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
+def _parts_of(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
     rows = PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid).values_list("gpu_id", "core", "memory_mib")
     return {gpu: (core, memory_mib) for gpu, core, memory_mib in rows}
 
 
-def _locked(keys: Iterable[int]) -> list[int]:
+def _lock_gpus(keys: Iterable[int]) -> list[int]:
     gpus = Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")
     return list(gpus.values_list("pk", flat=True))
 

@@ -73,7 +73,7 @@ def _standing(cluster: Cluster, client: Client) -> Standing:
     for namespace in sorted(labels):
         tenant = bindings.tenant_of(rows, namespace, labels[namespace])
         if tenant is not None:
-            wanted = quota_sync.wanted(cluster, tenant, namespace)
+            wanted = quota_sync.hard_limits(cluster, tenant, namespace)
             standing.amounts += _amounts(namespace, tenant.slug, wanted, ours.get(namespace))
     return standing
 

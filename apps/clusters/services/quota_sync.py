@@ -38,13 +38,13 @@ RESOURCES = {
 }
 
 
-def wanted(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
+def hard_limits(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
     """The namespace's `spec.hard`. What is unlimited is left out."""
     hard: dict[str, str] = {}
     for resource, names in RESOURCES.items():
         covering = ResourceQuota.objects.filter(Q(pool=cluster.pool) | Q(pool=None), tenant=tenant, resource=resource)
         rows = list(covering.values_list("hard", "used"))
-        held = _held(cluster, tenant, namespace, resource)
+        held = _held_by_namespace(cluster, tenant, namespace, resource)
         # Without a quota a tenant has none of it.
         room = [most - used + held for most, used in rows if most is not None] if rows else [0]
         if room:
@@ -52,7 +52,7 @@ def wanted(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
     return hard
 
 
-def _held(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> int:
+def _held_by_namespace(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> int:
     """By the namespace's pods, and by its SharePods that have no pod yet: each of these is one claim."""
     pods = Q(container__cluster=cluster, container__namespace=namespace)
     sharepods = Q(sharepod__cluster=cluster, sharepod__namespace=namespace)
@@ -96,7 +96,7 @@ def _before(there: Quota) -> dict[str, Any] | None:
 
 
 def _sync(cluster: Cluster, client: Client, namespace: str, tenant: Tenant, there: Quota | None) -> int:
-    due, path = wanted(cluster, tenant, namespace), f"/api/v1/namespaces/{namespace}/resourcequotas"
+    due, path = hard_limits(cluster, tenant, namespace), f"/api/v1/namespaces/{namespace}/resourcequotas"
     text = json.dumps(due, sort_keys=True)
     metadata = {"name": NAME, "labels": OURS, "annotations": {WRITTEN: text}}
     if there is None:

@@ -42,7 +42,7 @@ class Api(pod_events.Api, Protocol):
     def patch(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
-class Said(NamedTuple):
+class ResizeStatus(NamedTuple):
     """What one container of a pod is to be told."""
 
     state: TellState
@@ -69,7 +69,7 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
     refusal, before = "", row.claim.generation
     now = before
     try:
-        values: dict[str, Any] = asked(words, row.container)
+        values: dict[str, Any] = parse_request(words, row.container)
         with transaction.atomic():
             if values:
                 now = resize_claim(principal=_principal(row), claim=row.claim, **values).generation
@@ -84,7 +84,7 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
     resize.change(words=words, refusal=refusal, told=resize.told, told_generation=resize.told_generation)
 
 
-def asked(words: Mapping[str, str], container: str) -> dict[str, Any]:
+def parse_request(words: Mapping[str, str], container: str) -> dict[str, Any]:
     """What the annotations want for this container, in the claim's words. Raises Unreadable."""
     named = {
         "core_request": (CORE, 1, 100),
@@ -111,20 +111,20 @@ def _of_container(said: str | None, container: str, key: str, most: int) -> int 
 def tell(*, cluster: Cluster, api: Api) -> int:
     """Tell pods what has become of their shares since they were last told; how many were. Raises Busy."""
     news: dict[tuple[str, str, str], list[PodClaim]] = {}
-    for row in _due(cluster):
+    for row in _pending_pods(cluster):
         news.setdefault((row.namespace, row.pod, row.pod_uid), []).append(row)
     told = 0
     for (namespace, name, uid), due in news.items():
         rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=uid, claim__isnull=False)
         said = {row.container: of_container(row) for row in rows.select_related("claim", "resize").order_by("pk")}
-        changed = [row for row in due if _is_news(row, said[row.container])]
+        changed = [row for row in due if _differs(row, said[row.container])]
         if not changed:
             continue
         try:
             _write(api, f"/api/v1/namespaces/{namespace}/pods/{name}", uid, said)
             for row in changed:
                 _post_event(api, row, said[row.container])
-                _note_told(row, said[row.container])
+                _record_told(row, said[row.container])
                 told += 1
         except Busy:
             raise
@@ -134,17 +134,17 @@ def tell(*, cluster: Cluster, api: Api) -> int:
                 continue
             # It is gone, or another one has its name; the watch will say so.
             for row in changed:
-                _note_told(row, said[row.container])
+                _record_told(row, said[row.container])
     return told
 
 
-def _write(api: Api, path: str, uid: str, said: Mapping[str, Said]) -> None:
+def _write(api: Api, path: str, uid: str, said: Mapping[str, ResizeStatus]) -> None:
     text = json.dumps({container: {"state": one.state, **one.facts} for container, one in said.items()})
     # With its uid: another pod of that name is told nothing.
     api.patch(path, {"metadata": {"uid": uid, "annotations": {STATUS: text}}})
 
 
-def of_container(row: PodClaim) -> Said:
+def of_container(row: PodClaim) -> ResizeStatus:
     """How the container's shares stand."""
     claim, resize = row.claim, getattr(row, "resize", None)
     assert claim is not None
@@ -155,37 +155,37 @@ def of_container(row: PodClaim) -> Said:
         "generation": claim.generation,
     }
     if resize is not None and resize.refusal and claim.generation == resize.told_generation:
-        return Said(TellState.REFUSED, facts | {"reason": resize.refusal})
+        return ResizeStatus(TellState.REFUSED, facts | {"reason": resize.refusal})
     waiting = [
         one
         for one in claim.assignments.exclude(state=AssignmentState.RELEASED)
         if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
     ]
     if claim.state == "active" and not waiting:
-        return Said(TellState.IN_FORCE, facts)
+        return ResizeStatus(TellState.IN_FORCE, facts)
     why = next((one.reason for one in waiting if one.reason), None) or f"the claim is {claim.state}"
-    return Said(TellState.PENDING, facts | {"reason": why[:500]})
+    return ResizeStatus(TellState.PENDING, facts | {"reason": why[:500]})
 
 
-def _due(cluster: Cluster) -> Iterable[PodClaim]:
+def _pending_pods(cluster: Cluster) -> Iterable[PodClaim]:
     """Containers whose shares were changed and that have not heard how it ended."""
     rows = PodClaim.objects.live().filter(cluster=cluster, claim__isnull=False)
     changed = Q(claim__generation__gt=1, resize__isnull=True) | Q(claim__generation__gt=F("resize__told_generation"))
     return rows.filter(changed | Q(resize__told=TellState.PENDING)).select_related("claim", "resize").order_by("pk")
 
 
-def _is_news(row: PodClaim, said: Said) -> bool:
+def _differs(row: PodClaim, said: ResizeStatus) -> bool:
     resize = getattr(row, "resize", None)
     generation = resize.told_generation if resize is not None else 1
     return (resize.told if resize is not None else "", generation) != (said.state, said.facts["generation"])
 
 
-def _note_told(row: PodClaim, said: Said) -> None:
+def _record_told(row: PodClaim, said: ResizeStatus) -> None:
     resize, _ = PodResize.objects.get_or_create(container=row)
     resize.change(told=said.state, told_generation=said.facts["generation"])
 
 
-def _post_event(api: Api, row: PodClaim, said: Said) -> None:
+def _post_event(api: Api, row: PodClaim, said: ResizeStatus) -> None:
     if said.state not in REASONS:
         return
     kind, reason = REASONS[said.state]

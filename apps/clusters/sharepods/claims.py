@@ -145,7 +145,7 @@ def is_elsewhere(row: SharePod, pod: Mapping[str, Any], place: Place | None) -> 
 
 
 @transaction.atomic
-def part(row: SharePod, pod: Mapping[str, Any]) -> None:
+def detach_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
     """The pod's end is not the claim's."""
     PodClaim.objects.filter(claim=row.claim, pod_uid=pod["metadata"]["uid"]).delete()
 

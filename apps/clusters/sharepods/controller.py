@@ -15,7 +15,7 @@ from django.db import DataError
 
 from apps.clusters.formats import kubeshare, pods
 from apps.clusters.formats.asks import Ask, Unreadable
-from apps.clusters.importing.reading import listed
+from apps.clusters.importing.reading import list_objects
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.models import Cluster, SharePod
 from apps.clusters.sharepods import claims, manifests
@@ -37,10 +37,10 @@ class SharePods:
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self._cluster, self._client = cluster, client
 
-    def look(self) -> None:
+    def reconcile_all(self) -> None:
         """Once at all of them, by lists. Raises Unreachable, Refused where not even those can be had."""
-        things = listed(self._client, f"{PATH}/sharepods", optional=True)
-        self.reconcile(things, listed(self._client, "/api/v1/pods", labelSelector=manifests.LABEL))
+        things = list_objects(self._client, f"{PATH}/sharepods", optional=True)
+        self.reconcile(things, list_objects(self._client, "/api/v1/pods", labelSelector=manifests.LABEL))
 
     def reconcile(self, things: Iterable[Thing], found: Iterable[Thing]) -> None:
         """All SharePods of the cluster, and all pods with our label. Raises Unreachable."""
@@ -105,18 +105,18 @@ class SharePods:
         claims.follow(row, ask)
         place = claims.place_of(row)
         if pod is not None and claims.is_elsewhere(row, pod, place):
-            claims.part(row, pod)
+            claims.detach_pod(row, pod)
             self._remove(pod)
             return "Pending", "Its share is elsewhere or waits: the pod that has the old one ends first.", row, pod
         if place is None:
             return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
         if pod is None:
             made = manifests.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
-            pod = self._made(made)
+            pod = self._post_pod(made)
         claims.note_pod(row, pod)
         return str((pod.get("status") or {}).get("phase") or "Pending"), "", row, pod
 
-    def _made(self, pod: Thing) -> Thing:
+    def _post_pod(self, pod: Thing) -> Thing:
         """Raises Refused: by a quota of the namespace, or because another pod has the name."""
         namespace = pod["metadata"]["namespace"]
         try:

@@ -32,11 +32,14 @@ def pod_of(sharepod: Mapping[str, Any], ask: Ask, place: Place, *, claim: str, a
     spec = {**sharepod["spec"], "nodeName": place.node}
     first, *others = spec["containers"]
     amounts = _amounts(ask)
-    spec["containers"] = [{**first, "resources": translation.replaced(first, tuple(amounts), amounts)}, *others]
+    spec["containers"] = [
+        {**first, "resources": translation.replace_resources(first, tuple(amounts), amounts)},
+        *others,
+    ]
     share = Share(first["name"], ask.core_request, ask.core_limit, ask.memory_mib, gpu_index=place.gpu_index)
     kept = {key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("kubectl.")}
     asking = {"metadata": {}, "spec": spec}
-    said = gpu_manager.written(asking, [share], node=place.node, at_ns=at_ns)
+    said = gpu_manager.annotations_for(asking, [share], node=place.node, at_ns=at_ns)
     ceiling = max(ask.core_limit, int(amounts[gpu_manager.CORE]))
     return {
         "apiVersion": "v1",
@@ -80,7 +83,7 @@ def status_of(pod: Mapping[str, Any] | None, place: Place | None, *, phase: str,
 def _amounts(ask: Ask) -> dict[str, int]:
     if ask.core_request == WHOLE:
         return {gpu_manager.CORE: WHOLE}
-    return translation.translated(ask)
+    return translation.translate(ask)
 
 
 def _pod_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import queue
 from typing import Any
 
-from apps.clusters.kube.reflector import Kind, Reflector, Seen
+from apps.clusters.kube.reflector import Kind, Observation, Reflector
 from apps.clusters.models import Cluster
 from apps.clusters.sharepods import manifests
 from apps.clusters.sharepods.controller import SharePods
@@ -31,7 +31,7 @@ class WatchedSharePods(Watch):
         """Raises SealBroken, and what the client library raises of credentials."""
         super().__init__(cluster)
         self._controller = SharePods(cluster, self.client)
-        self._heard: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Observation] = queue.SimpleQueue()
         # By kind, then by uid; a kind is there once all of it was heard of.
         self._there: dict[str, dict[str, dict[str, Any]]] = {}
         self._reflectors = [
@@ -50,7 +50,7 @@ class WatchedSharePods(Watch):
             reflector.stop()
         super().stop()
 
-    def hear(self, seen: Seen) -> None:
+    def hear(self, seen: Observation) -> None:
         """From any thread."""
         self._heard.put(seen)
 
@@ -71,7 +71,7 @@ class WatchedSharePods(Watch):
         except GpucloudError as error:
             logger.warning("SharePods of cluster %s: %s", self.cluster.name, error.detail)
 
-    def take(self, seen: Seen) -> None:
+    def take(self, seen: Observation) -> None:
         """Keep it."""
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
         if seen.whole:

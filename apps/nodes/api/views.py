@@ -64,13 +64,13 @@ class NodeList(NodeView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List nodes."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: serializers.NodeWithEnrolmentSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a node. The answer holds a one-time enrolment token and the command to copy to the machine."""
-        node, token = nodes.create_node(principal=self.principal, **self.parsed(request))
+        node, token = nodes.create_node(principal=self.principal, **self.parse_body(request))
         return self.with_enrolment(node, token)
 
 
@@ -88,7 +88,7 @@ class NodeDetail(NodeView):
     def patch(self, request: Request, name: str) -> Response:
         """Cordon, uncordon, or move an empty node to another pool."""
         node = self.find(name)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(nodes.change_node(principal=self.principal, node=node, versions=versions, **values))
 
@@ -117,7 +117,7 @@ class Enrol(ApiView):
     @extend_schema(auth=[], responses={200: serializers.EnrolSerializer})
     def post(self, request: Request) -> Response:
         """Enrol an agent. Safe to send again with the same key: the first answer may have been lost."""
-        node = nodes.enrol(**self.parsed(request), source_ip=source_of(request))
+        node = nodes.enrol(**self.parse_body(request), source_ip=source_of(request))
         return Response(self.get_serializer(node).data)
 
 
@@ -142,7 +142,7 @@ class GpuList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List GPUs and what is promised of them."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class GpuView(ApiView):

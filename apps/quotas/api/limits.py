@@ -77,12 +77,12 @@ class LimitRangeList(LimitRangeView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List limit ranges."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Bound a field of a tenant's claims, or give it a default."""
-        return self.answer(limit_ranges.create_range(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(limit_ranges.create_range(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class LimitRangeDetail(LimitRangeView):
@@ -97,7 +97,7 @@ class LimitRangeDetail(LimitRangeView):
     def patch(self, request: Request, pk: int) -> Response:
         """Set bounds or default."""
         row = self.find(pk)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(limit_ranges.change_range(principal=self.principal, row=row, versions=versions, **values))
 
     @extend_schema(responses={204: None})
@@ -174,12 +174,12 @@ class MemberLimitList(MemberLimitView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List members' limits."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Bound what one member, or each of them, may hold."""
-        return self.answer(member_limits.create_limit(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(member_limits.create_limit(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class MemberLimitDetail(MemberLimitView):
@@ -194,7 +194,7 @@ class MemberLimitDetail(MemberLimitView):
     def patch(self, request: Request, pk: int) -> Response:
         """Set `hard`. Below what is held nothing is taken away and nothing new is granted."""
         row = self.find(pk)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(member_limits.change_limit(principal=self.principal, row=row, versions=versions, **values))
 
     @extend_schema(responses={204: None})

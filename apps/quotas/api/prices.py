@@ -66,12 +66,12 @@ class PriceList(PriceView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List prices, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Set a model's price from a day on."""
-        return self.answer(prices.set_price(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(prices.set_price(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class PriceDetail(PriceView):

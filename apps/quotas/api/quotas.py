@@ -54,7 +54,7 @@ class QuotaList(QuotaView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List quotas."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class QuotaDetail(QuotaView):
@@ -82,4 +82,4 @@ class QuotaLedger(QuotaView, ListMixin):
 
     def get(self, request: Request, pk: int) -> Response:
         """List what changed this quota, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())

@@ -57,12 +57,12 @@ class TenantList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List tenants."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a tenant. It holds nothing until it is given quotas."""
-        values = self.parsed(request)
+        values = self.parse_body(request)
         values.setdefault("name", values["slug"])
         return self.answer(tenants.create_tenant(principal=self.principal, **values), status=201)
 
@@ -85,7 +85,7 @@ class TenantDetail(ApiView):
     def patch(self, request: Request, slug: str) -> Response:
         """Change name, weight or cohort."""
         tenant = self.find(slug)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         return self.answer(
             tenants.change_tenant(principal=self.principal, tenant=tenant, versions=etags.if_match(request), **values)
         )
@@ -111,13 +111,13 @@ class MemberList(ListMixin):
     def get(self, request: Request, slug: str) -> Response:
         """List a tenant's members."""
         get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request, slug: str) -> Response:
         """Give a person a role, or change it."""
         tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
-        membership = tenants.set_member(principal=self.principal, tenant=tenant, **self.parsed(request))
+        membership = tenants.set_member(principal=self.principal, tenant=tenant, **self.parse_body(request))
         return Response(self.get_serializer(membership).data, status=201)
 
 
@@ -154,12 +154,12 @@ class PoolList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List pools."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a pool."""
-        return self.answer(tenants.create_pool(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(tenants.create_pool(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class Me(ApiView):

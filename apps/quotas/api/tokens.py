@@ -40,13 +40,13 @@ class TokenList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List tokens; their secrets are never shown again."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a token. The answer is the only time that its text is shown."""
-        token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parsed(request))
+        token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parse_body(request))
         return _shown_once(token, text)
 
 
@@ -93,7 +93,7 @@ class TokenRotation(ApiView):
             token=old,
             user=_maker(self.principal),
             versions=etags.if_match(request),
-            **self.parsed(request),
+            **self.parse_body(request),
         )
         return _shown_once(token, text)
 
@@ -133,4 +133,4 @@ class AuditList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List who changed what, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())

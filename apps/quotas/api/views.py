@@ -74,7 +74,7 @@ class ApiView(GenericAPIView[Any]):
         """The object with this key among those the caller may see; else 404."""
         return get_object_or_404(self.get_queryset(), **{self.lookup_key: key})
 
-    def parsed(self, request: Request, *, partial: bool = False) -> dict[str, Any]:
+    def parse_body(self, request: Request, *, partial: bool = False) -> dict[str, Any]:
         """The body, checked by the view's serializer. Raises ValidationError (400)."""
         serializer = self.get_serializer(data=request.data, partial=partial)
         serializer.is_valid(raise_exception=True)
@@ -101,7 +101,7 @@ class ListMixin(ApiView):
     lists: ClassVar[bool] = True
     tagged: ClassVar[bool] = False
 
-    def listed(self, queryset: QuerySet[Any]) -> Response:
+    def list_page(self, queryset: QuerySet[Any]) -> Response:
         """One page, newest first."""
         page = self.paginate_queryset(self.filter_queryset(queryset))
         return self.get_paginated_response(self.get_serializer(page, many=True).data)

@@ -139,13 +139,13 @@ class WebhookList(WebhookView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List webhooks (a tenant's admins); their secrets are never shown again."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: NewWebhookSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
         """Make a webhook (a tenant's admins). The answer is the only time that its secret is shown."""
-        return self.shown_once(*hooks.create(principal=self.principal, **self.parsed(request)))
+        return self.shown_once(*hooks.create(principal=self.principal, **self.parse_body(request)))
 
 
 class WebhookDetail(WebhookView):
@@ -160,7 +160,7 @@ class WebhookDetail(WebhookView):
     def patch(self, request: Request, uid: str) -> Response:
         """Change where it goes or what it is told of, or enable it again."""
         hook = self.find(uid)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(hooks.change(principal=self.principal, hook=hook, versions=versions, **values))
 
     @extend_schema(responses={204: None})
@@ -211,7 +211,7 @@ class DeliveryList(ListMixin):
     def get(self, request: Request, uid: str) -> Response:
         """List what was sent to a webhook, or is to be, newest first; kept for a month."""
         hook = get_object_or_404(Webhook.objects.visible_to(self.principal), uid=uid)
-        return self.listed(self.get_queryset().filter(webhook=hook))
+        return self.list_page(self.get_queryset().filter(webhook=hook))
 
 
 class DeliveryAgain(WebhookView):

@@ -62,7 +62,7 @@ def change_budget(
 ) -> Budget:
     """Set another amount; the warnings of the present period begin anew. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _locked(budget, versions)
+    budget = _lock_row(budget, versions)
     before = _facts(budget)
     budget.change(gpu_hours=gpu_hours)
     budget.periods.update(percent_told=0)
@@ -74,12 +74,12 @@ def change_budget(
 def delete_budget(*, principal: Principal, budget: Budget, versions: etags.Versions = None) -> None:
     """Bound the tenant no longer. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _locked(budget, versions)
+    budget = _lock_row(budget, versions)
     _note(budget, principal=principal, action="budget.delete", before=_facts(budget))
     budget.delete()
 
 
-def _locked(budget: Budget, versions: etags.Versions) -> Budget:
+def _lock_row(budget: Budget, versions: etags.Versions) -> Budget:
     budget = Budget.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=budget.pk)
     etags.check(budget.version, versions)
     return budget

@@ -82,7 +82,7 @@ class QuotaExceeded(Conflict):
         )
 
 
-def exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
+def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
     """In the numbers of this row as it was read. `facts`: what lending and borrowing change of them."""
     return QuotaExceeded(
         resource=quota.resource,
@@ -165,7 +165,7 @@ def charge(context: ChargeContext, *, amounts: Amounts) -> None:
     for quota in quotas:
         amount = wanted[quota.resource]
         if not (_take(quota, amount, context) and cohorts.take(quota, amount)):
-            raise _exceeded(quota, amount, context.principal)
+            raise _refusal(quota, amount, context.principal)
 
 
 @transaction.atomic
@@ -176,7 +176,7 @@ def refund(context: ChargeContext, *, amounts: Amounts) -> None:
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
     for quota in _covering(context, wanted):
-        held = _held(quota, context.claim_uid)
+        held = _charged_amount(quota, context.claim_uid)
         if amount := min(wanted[quota.resource], held):
             cohorts.give_back(quota, amount)
             ResourceQuota.objects.filter(pk=quota.pk).update(
@@ -190,7 +190,7 @@ def refund(context: ChargeContext, *, amounts: Amounts) -> None:
 
 def _refuse_member(context: ChargeContext, wanted: Amounts, limits: Mapping[str, int]) -> None:
     assert context.user_id is not None
-    held = member_limits.held(context.tenant, context.user_id)
+    held = member_limits.amounts_held(context.tenant, context.user_id)
     for resource, hard in limits.items():
         if held[resource] + wanted[resource] > hard:
             raise MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
@@ -246,7 +246,7 @@ def _above_hard(used: Any) -> Greatest:
     return Greatest(used - F("hard"), 0)
 
 
-def _exceeded(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
+def _refusal(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
     facts: dict[str, Any] = {}
     if quota.share is None:
         quota.refresh_from_db(fields=["hard", "used"])
@@ -254,10 +254,10 @@ def _exceeded(quota: ResourceQuota, requested: int, principal: Principal) -> Quo
         lent = quota.lent
         facts = {"cohort": quota.share.cohort, "free": quota.free, "borrowed": quota.borrowed, "lent": lent}
         facts["borrowers"] = cohorts.borrowers(quota, principal=principal) if lent else []
-    return exceeded(quota, requested, **facts)
+    return quota_exceeded(quota, requested, **facts)
 
 
-def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
+def _charged_amount(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
     entries = LedgerEntry.objects.filter(
         claim_uid=claim_uid, tenant_id=quota.tenant_id, pool=quota.pool, resource=quota.resource
     )

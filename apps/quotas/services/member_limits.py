@@ -24,20 +24,20 @@ def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> d
 
     Empty for who is no member: operators, and tokens that operators made.
     """
-    limits = _limits(tenant, user_id, resources)
+    limits = _bounds(tenant, user_id, resources)
     if not limits:
         return {}
     member = Membership.objects.select_for_update(no_key=True).filter(tenant=tenant, user=user_id)
     return limits if list(member.values_list("pk")) else {}
 
 
-def seen(tenant: Tenant, user_id: int | None) -> dict[str, int]:
+def limits_of(tenant: Tenant, user_id: int | None) -> dict[str, int]:
     """The same of every resource, as it stands at this moment."""
-    limits = _limits(tenant, user_id, Resource.values)
+    limits = _bounds(tenant, user_id, Resource.values)
     return limits if limits and Membership.objects.filter(tenant=tenant, user=user_id).exists() else {}
 
 
-def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
+def _bounds(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
     if user_id is None:
         return {}
     rows = sorted(_limits_of(tenant.pk, user_id), key=lambda row: row.user_id is not None)
@@ -50,7 +50,7 @@ def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
     return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 
 
-def held(tenant: Tenant, user_id: int) -> dict[str, int]:
+def amounts_held(tenant: Tenant, user_id: int) -> dict[str, int]:
     """What the member's claims are charged with, by resource."""
     return claim_charges.get().charged_by_user(tenant, user_id)
 
@@ -80,7 +80,7 @@ def change_limit(
     *, principal: Principal, row: MemberLimit, hard: int | None, versions: etags.Versions = None
 ) -> MemberLimit:
     """Set `hard`. Below what is held nothing is taken away and nothing new granted. Raises PreconditionFailed."""
-    row = _locked(principal, row, versions)
+    row = _lock_row(principal, row, versions)
     before = {"hard": row.hard}
     row.change(hard=hard)
     _note(row, principal=principal, action="member-limit.set", before=before)
@@ -90,12 +90,12 @@ def change_limit(
 @transaction.atomic
 def delete_limit(*, principal: Principal, row: MemberLimit, versions: etags.Versions = None) -> None:
     """Bound the member no longer. Raises PreconditionFailed."""
-    row = _locked(principal, row, versions)
+    row = _lock_row(principal, row, versions)
     _note(row, principal=principal, action="member-limit.delete", before={"hard": row.hard})
     row.delete()
 
 
-def _locked(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
+def _lock_row(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
     principal.require_role(row.tenant, "admin")
     row = MemberLimit.objects.select_for_update(of=("self",)).select_related("tenant", "user").get(pk=row.pk)
     etags.check(row.version, versions)

@@ -36,7 +36,7 @@ def lock(pool: Pool | None) -> list[Pool]:
 def promises(pool: Pool | None) -> Promises:
     """What is promised now in the pool, or in all, where there is a ratio; under their locks."""
     return {
-        (row.pk, resource): _promised(row, resource)
+        (row.pk, resource): _sum_promised(row, resource)
         for row in lock(pool)
         for resource, ratio in RATIOS.items()
         if getattr(row, ratio) is not None
@@ -46,14 +46,14 @@ def promises(pool: Pool | None) -> Promises:
 def refuse_growth(before: Promises) -> None:
     """After a change of quotas, in its transaction. Raises Overcommitted."""
     for pool in Pool.objects.filter(pk__in={pk for pk, _ in before}).order_by("pk"):
-        refuse(pool, (name for pk, name in before if pk == pool.pk and _promised(pool, name) > before[pk, name]))
+        refuse(pool, (name for pk, name in before if pk == pool.pk and _sum_promised(pool, name) > before[pk, name]))
 
 
 def refuse(pool: Pool, resources: Iterable[str] = tuple(RATIOS)) -> None:
     """Raises Overcommitted where more of these is promised in the pool than its ratio allows."""
     for resource in resources:
         ratio = getattr(pool, RATIOS[Resource(resource)])
-        promised = _promised(pool, resource)
+        promised = _sum_promised(pool, resource)
         if ratio is None or promised * 100 <= (has := pool_capacity.get().of_pool(pool)[resource]) * ratio:
             continue
         told = "Without a limit" if promised == math.inf else int(promised)
@@ -69,7 +69,7 @@ def refuse(pool: Pool, resources: Iterable[str] = tuple(RATIOS)) -> None:
         )
 
 
-def _promised(pool: Pool, resource: str) -> float:
+def _sum_promised(pool: Pool, resource: str) -> float:
     rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), resource=resource)
     least: dict[int, float] = {}
     for tenant_id, hard in rows.values_list("tenant_id", "hard"):

@@ -58,7 +58,7 @@ def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
     return user
 
 
-def signed_in(*, user: User, method: str, source_ip: str | None) -> None:
+def record_sign_in(*, user: User, method: str, source_ip: str | None) -> None:
     """Write down that somebody came in, and how."""
     audit.record(
         principal=of_user(user, source_ip=source_ip),

@@ -66,7 +66,7 @@ def change_quota(
     principal.require_operator()
     assert values.keys() <= set(SETTABLE), values
     promised = overcommit.promises(quota.pool)
-    quota = _locked(quota, versions)
+    quota = _lock_row(quota, versions)
     before = {name: getattr(quota, name) for name in values}
     for name, value in values.items():
         setattr(quota, name, value)
@@ -93,7 +93,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     promised = overcommit.promises(quota.pool)
     # Alone: a charge under way would find gone what it has just read.
     charging.lock_tenants(quota.tenant, exclusive=True)
-    quota = _locked(quota, versions)
+    quota = _lock_row(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)
     before = {name: getattr(quota, name) for name in SETTABLE}
@@ -104,7 +104,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     overcommit.refuse_growth(promised)
 
 
-def _locked(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
+def _lock_row(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
     """The quota under its own lock and those that stand before it. Raises PreconditionFailed."""
     charging.lock(quota.tenant)
     quota = ResourceQuota.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=quota.pk)

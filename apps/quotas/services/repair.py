@@ -58,7 +58,7 @@ def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
     quota.excess = 0 if quota.most is None else max(0, quota.used - quota.most)
     quota.save(update_fields=["used", "borrowed", "excess", "updated_at"])
     missing = Counter(held)
-    missing.subtract(_entered(quota))
+    missing.subtract(_ledger_sums(quota))
     for claim_uid, amount in missing.items():
         if amount:
             charging.enter(quota, LedgerEntry.Kind.REPAIR, amount, claim_uid, principal)
@@ -73,7 +73,7 @@ def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
     )
 
 
-def _entered(quota: ResourceQuota) -> dict[uuid.UUID, int]:
+def _ledger_sums(quota: ResourceQuota) -> dict[uuid.UUID, int]:
     entries = LedgerEntry.objects.filter(tenant=quota.tenant_id, pool=quota.pool_id, resource=quota.resource)
     sums = entries.filter(claim_uid__isnull=False).order_by().values_list("claim_uid").annotate(Sum("amount"))
     return dict(sums)

@@ -60,7 +60,7 @@ def ask(
     principal.require_role(tenant, "admin")
     _refuse_past(until)
     request = QuotaRequest(tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason)
-    _limited(request)
+    _require_limit(request)
     request.created_by = principal.name
     request.save()
     _note(request, principal=principal, action="create", amount=amount, until=until, reason=reason)
@@ -73,7 +73,7 @@ def approve(
 ) -> QuotaRequest:
     """Give what was asked for. Raises WrongState (somebody was faster), NotLimited, DatePassed."""
     principal.require_operator()
-    request = _locked(request, versions, RequestState.OPEN)
+    request = _lock_row(request, versions, RequestState.OPEN)
     return _grant(request, request.amount, request.until, principal=principal, action="approve", words=words)
 
 
@@ -89,7 +89,7 @@ def counter(
 ) -> QuotaRequest:
     """Offer something else, which counts once the tenant accepts it. Raises WrongState, DatePassed."""
     principal.require_operator()
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     _refuse_past(until)
     answer = {"offered_amount": amount, "offered_until": until, "words": words, "answered_by": principal.name}
     request.change(state=RequestState.COUNTERED, **answer)
@@ -101,7 +101,7 @@ def counter(
 def accept(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
     """Take what the operator offered. Raises RoleMissing, WrongState, NotLimited, DatePassed."""
     principal.require_role(request.tenant, "admin")
-    request = _locked(request, versions, RequestState.COUNTERED)
+    request = _lock_row(request, versions, RequestState.COUNTERED)
     assert request.offered_amount is not None
     return _grant(request, request.offered_amount, request.offered_until, principal=principal, action="accept")
 
@@ -110,7 +110,7 @@ def accept(*, principal: Principal, request: QuotaRequest, versions: etags.Versi
 def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: etags.Versions = None) -> QuotaRequest:
     """Refuse, and say why. Raises WrongState."""
     principal.require_operator()
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     request.change(state=RequestState.DENIED, words=words, answered_by=principal.name, decided_at=timezone.now())
     _note(request, principal=principal, action="deny", words=words)
     return request
@@ -120,7 +120,7 @@ def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: e
 def withdraw(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
     """Ask no longer. Raises RoleMissing, WrongState."""
     principal.require_role(request.tenant, "admin")
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     request.change(state=RequestState.WITHDRAWN, decided_at=timezone.now())
     _note(request, principal=principal, action="withdraw")
     return request
@@ -168,7 +168,7 @@ def _grant(
     _refuse_past(until)
     overcommit.lock(request.pool)
     charging.lock_tenants(request.tenant, exclusive=True)
-    quota = _limited(request)
+    quota = _require_limit(request)
     # Whoever accepts an offer does what an operator allowed, in their own name.
     allowed = replace(principal, is_operator=True)
     if quota is None:
@@ -185,7 +185,7 @@ def _grant(
     return request
 
 
-def _limited(request: QuotaRequest) -> ResourceQuota | None:
+def _require_limit(request: QuotaRequest) -> ResourceQuota | None:
     """The quota that would be raised; None where it would be made. Raises NotLimited."""
     quota = _quota_of(request)
     absent = quota is None and request.resource not in ZERO_WITHOUT_ROW
@@ -204,7 +204,7 @@ def _quota_of(request: QuotaRequest) -> ResourceQuota | None:
     return mine.select_related("tenant").first()
 
 
-def _locked(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
+def _lock_row(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
     """The request under its row lock. Raises PreconditionFailed, WrongState."""
     rows = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
     request = rows.get(pk=request.pk)

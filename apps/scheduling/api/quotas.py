@@ -89,7 +89,7 @@ class QuotaList(routes.QuotaList):
     @idempotent
     def post(self, request: Request) -> Response:
         """Give a tenant a quota of one resource."""
-        values = self.parsed(request)
+        values = self.parse_body(request)
 
         def act() -> Any:
             return quotas.create_quota(principal=self.principal, **values)
@@ -107,7 +107,7 @@ class QuotaDetail(routes.QuotaDetail):
     def patch(self, request: Request, pk: int) -> Response:
         """Set `hard` or a limit; needs If-Match. Below what is used nothing is taken away, nothing new is granted."""
         quota = self.find(pk)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request, required=True)
 
         def act() -> Any:

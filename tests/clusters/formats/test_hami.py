@@ -96,5 +96,5 @@ def test_what_is_written_is_read_again(contents: list[list[tuple[str, int, int]]
         for place, devices in enumerate(contents)
         for uuid, memory, cores in devices
     )
-    running["metadata"]["annotations"] = hami.written(running, shares, node="gpu1", at_seconds=7)
+    running["metadata"]["annotations"] = hami.annotations_for(running, shares, node="gpu1", at_seconds=7)
     assert hami.holds(running) == shares

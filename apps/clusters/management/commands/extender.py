@@ -17,7 +17,7 @@ from apps.clusters.extender.predicates import Choose, Extended
 from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.kube.reflector import NODES, PODS, Reflector
 from apps.clusters.models import Cluster, Placement
 from apps.clusters.services.clusters import kubeconfig_of
@@ -42,7 +42,7 @@ class Extenders(dict[str, Extended]):
         # A cluster whose credentials cannot be used, at the version that it had then.
         self._unusable: dict[str, int] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Begin with new clusters, and anew with changed ones. A database that is away changes nothing."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True)}
         for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
@@ -61,13 +61,13 @@ class Extenders(dict[str, Extended]):
                     logger.exception("cluster %s cannot be answered", name)
                     self._unusable[name] = row.version
         for promises in self._promises.values():
-            promises.look()
+            promises.refresh()
 
     def _begin(self, row: Cluster) -> Extended:
         mirror, api = Mirror(), Client(kubeconfig_of(row))
         promises = Promises(row, mirror)
-        promises.look()
-        watches = [Reflector(api, kind, see=mirror.see, fail=_told(row.name)) for kind in (PODS, NODES)]
+        promises.refresh()
+        watches = [Reflector(api, kind, see=mirror.see, fail=_log_failure(row.name)) for kind in (PODS, NODES)]
         self._watches[row.name] = watches
         for watch in watches:
             watch.start()
@@ -80,7 +80,7 @@ class Extenders(dict[str, Extended]):
 def _by_ledger(choose: ByLedger) -> Choose:
     """In whatever thread answers, whose connection may have died since it last did."""
 
-    def chosen(pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
+    def chosen(pod: PodState, names: list[str]) -> tuple[str, Chosen] | str:
         try:
             return choose(pod, names)
         except DatabaseError as error:
@@ -91,7 +91,7 @@ def _by_ledger(choose: ByLedger) -> Choose:
     return chosen
 
 
-def _told(cluster: str) -> Any:
+def _log_failure(cluster: str) -> Any:
     return lambda kind, error: logger.warning("cluster %s: %s: %s", cluster, kind, error)
 
 
@@ -103,7 +103,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
         clusters = Extenders()
-        clusters.look()
+        clusters.refresh()
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
         networks = None if settings.EXTENDER_CLIENT_CA else settings.EXTENDER_CIDRS
         handler = ExtenderHandler(clusters, networks=networks, version=VERSION)
@@ -126,7 +126,7 @@ def _keep(clusters: Extenders) -> None:
             gc_tuning.freeze_startup_objects()
             ready, settled_at = now_ready, time.monotonic()
         try:
-            clusters.look()
+            clusters.refresh()
         except DatabaseError as error:
             logger.warning("the database is away, going on with what is known: %s", error)
             connection.close()

@@ -48,7 +48,7 @@ class Command(Leading):
 
 def _look(cluster: Cluster) -> None:
     try:
-        SharePods(cluster, Client(kubeconfig_of(cluster))).look()
+        SharePods(cluster, Client(kubeconfig_of(cluster))).reconcile_all()
     except GpucloudError as error:
         logger.warning("cluster %s: %s", cluster.name, error.detail)
     except DatabaseError:

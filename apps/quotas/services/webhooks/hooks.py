@@ -63,7 +63,7 @@ def create(
 @transaction.atomic
 def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = None, **values: Any) -> Webhook:
     """Set what is given; enabling begins anew. Raises UrlRefused, Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    hook = _lock_row(principal, hook, versions)
     told = {name: value for name, value in values.items() if name != "url"}
     if "url" in values:
         addresses.parse(values["url"])
@@ -83,7 +83,7 @@ def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 @transaction.atomic
 def delete(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> None:
     """Tell it nothing more; what is pending is dropped. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    hook = _lock_row(principal, hook, versions)
     _note(hook, principal=principal, action="delete", to=addresses.origin(hook.url))
     hook.delete()
 
@@ -91,7 +91,7 @@ def delete(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 @transaction.atomic
 def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> tuple[Webhook, str]:
     """A new secret; the one before signs too for a day. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    hook = _lock_row(principal, hook, versions)
     hook.change(secret_number=hook.secret_number + 1, rotated_at=timezone.now())
     _note(hook, principal=principal, action="rotate")
     return hook, signing.secret(hook)
@@ -100,7 +100,7 @@ def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 @transaction.atomic
 def send_test(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> WebhookDelivery:
     """Send it a message that says so, also where it is disabled. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    hook = _lock_row(principal, hook, versions)
     _note(hook, principal=principal, action="test")
     Webhook.objects.filter(pk=hook.pk).update(not_before=None)
     return outbox.write([hook.pk], TEST, {"tenant": hook.tenant and hook.tenant.slug, "webhook": hook.uid})[0]
@@ -111,7 +111,7 @@ def redeliver(
     *, principal: Principal, hook: Webhook, delivery: WebhookDelivery, versions: etags.Versions = None
 ) -> WebhookDelivery:
     """Send a message once more, under the same id. Raises StillPending, Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, None)
+    hook = _lock_row(principal, hook, None)
     delivery = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
     etags.check(delivery.version, versions)
     if delivery.state == DeliveryState.PENDING:
@@ -138,7 +138,7 @@ def _require(principal: Principal, tenant: Tenant | None) -> None:
         principal.require_role(tenant, Role.ADMIN)
 
 
-def _locked(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
+def _lock_row(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
     _require(principal, hook.tenant)
     hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=hook.pk)
     etags.check(hook.version, versions)

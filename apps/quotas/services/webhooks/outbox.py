@@ -35,7 +35,7 @@ def _own(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
 
 
 @compiled_query
-def _platforms() -> QuerySet[Webhook, tuple[int, list[str]]]:
+def _of_platform() -> QuerySet[Webhook, tuple[int, list[str]]]:
     return Webhook.objects.filter(tenant=None, enabled=True).values_list("pk", "events")
 
 
@@ -44,15 +44,15 @@ def tell(kind: str, *, tenant: Tenant | None, platform: bool = True, **data: Any
 
     The platform's webhooks are told of every tenant's events too, unless `platform` says that they know already.
     """
-    hooks = [key for key, events in _asked(tenant, platform) if kind in events]
+    hooks = [key for key, events in _subscriptions(tenant, platform) if kind in events]
     if hooks:
         write(hooks, kind, {"tenant": tenant and tenant.slug, **data})
     return len(hooks)
 
 
-def _asked(tenant: Tenant | None, platform: bool) -> list[tuple[int, list[str]]]:
+def _subscriptions(tenant: Tenant | None, platform: bool) -> list[tuple[int, list[str]]]:
     if tenant is None:
-        return _platforms()
+        return _of_platform()
     return _listening(tenant.pk) if platform else _own(tenant.pk)
 
 

@@ -52,9 +52,9 @@ def _turn(threads: ThreadPoolExecutor) -> int:
     made, end = 0, time.monotonic() + TURN_SECONDS
     while True:
         busy = [delivery.webhook_id for delivery in flying.values()]
-        for key in _due(but=busy, most=AT_ONCE - len(busy)) if time.monotonic() < end else ():
+        for key in _due_deliveries(but=busy, most=AT_ONCE - len(busy)) if time.monotonic() < end else ():
             if delivery := _take(key):
-                flying[_started(threads, delivery)] = delivery
+                flying[_start(threads, delivery)] = delivery
                 made += 1
         if not flying:
             return made
@@ -63,13 +63,13 @@ def _turn(threads: ThreadPoolExecutor) -> int:
             _record(flying.pop(future), future.result())
 
 
-def _started(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
+def _start(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
     hook, body = delivery.webhook, delivery.body.encode()
     headers = signing.headers(hook, message=f"msg_{delivery.uid.hex}", body=body, now=timezone.now())
     return threads.submit(posting.post, hook.url, body, headers)
 
 
-def _due(*, but: list[int], most: int) -> list[int]:
+def _due_deliveries(*, but: list[int], most: int) -> list[int]:
     """Of each webhook that may be told now, the message that is due first."""
     now = timezone.now()
     mine = WebhookDelivery.objects.filter(Q(webhook__enabled=True) | Q(kind=TEST), webhook=OuterRef("pk"))
@@ -112,10 +112,10 @@ def _record(seen: WebhookDelivery, answer: Answer) -> None:
         # Not all at the same moment after a common outage.
         again = now + timedelta(seconds=seconds * random.uniform(1, 1.1))  # noqa: S311 - no secret
         delivery.change(next_attempt_at=again, **said)
-    _failed(hook, answer, now)
+    _record_failure(hook, answer, now)
 
 
-def _failed(hook: Webhook, answer: Answer, now: datetime) -> None:
+def _record_failure(hook: Webhook, answer: Answer, now: datetime) -> None:
     pause = min(PAUSE_SECONDS * 2 ** min(hook.failures, 10), MOST_PAUSE_SECONDS)
     since = hook.failing_since or now
     _keep(hook, failures=F("failures") + 1, failing_since=since, not_before=now + timedelta(seconds=pause))
