@@ -167,7 +167,7 @@ def test_control_a_quota_that_is_not_removed_alone_is_missed_by_claims_under_way
 ) -> None:
     lock = charging.lock_tenants
 
-    def together(*tenants: Tenant, alone: bool = False) -> bool:
+    def together(*tenants: Tenant, exclusive: bool = False) -> bool:
         return lock(*tenants)
 
     monkeypatch.setattr(charging, "lock_tenants", together)

@@ -1,5 +1,6 @@
-"""What a pod is given before it is judged: a scheduler, defaults, the library; and what nobody but a scheduler may say
-is taken out. The patch replaces whole values, so applying it to what it made changes nothing.
+"""Mutating webhook: sets scheduler, defaults and library of new pods, and removes forged placement annotations.
+
+The patch replaces whole values, so it is idempotent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from apps.clusters.formats import Format, format_of, gpu_manager, kubeshare, pod
 from apps.clusters.formats.asks import WHOLE, Ask, Unreadable
 
 DEFAULT_SCHEDULER = "default-scheduler"
-# Of formats whose pods name a scheduler that is there no longer.
+# Schedulers of other formats, which no longer run once their pods are translated.
 FORMER_SCHEDULERS = frozenset({"kubeshare-scheduler", "hami-scheduler"})
 VOLUME = "gpucloud-library"
 MOUNTED_AT = "/usr/local/gpucloud"
@@ -22,7 +23,7 @@ CDI_KEY = "cdi.k8s.io/gpucloud"
 
 
 def mutate(review: Review, policy: Policy) -> Verdict:
-    """What is to be changed of a new pod. What cannot be read is left to the judging webhook, which says why."""
+    """Return the changes to a new pod. The validating webhook refuses what cannot be parsed, with a reason."""
     if review.kind != "Pod" or review.operation != "CREATE":
         return Verdict()
     pod = dict(review.thing)
@@ -60,7 +61,7 @@ def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
 
 
 def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
-    """What is missing of a share; whole GPUs miss nothing."""
+    """Fill in the missing half of a share; whole GPUs need no defaults."""
     for container in containers:
         core, memory = (pods.amount(container, name) or 0 for name in gpu_manager.RESOURCES)
         amounts = {}
@@ -84,7 +85,11 @@ def _translate(pod: dict[str, Any], used: Format) -> None:
 
 
 def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
-    """Each container's. What a pod as a whole asks by labels is its first container's; by resources, each one's own."""
+    """Return the asks by container name.
+
+    A pod-level ask (KubeShare's labels) belongs to the first container; resources belong to the container that names
+    them.
+    """
     if used.NAME == kubeshare.NAME:
         if kubeshare.prefix_of(pod) != kubeshare.V2_PREFIX:
             return {}
@@ -99,7 +104,7 @@ def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
 
 
 def _preload(spec: dict[str, Any], directory: str) -> None:
-    """The library in every container that asks, in front of what it preloads already."""
+    """Preload the library in every container that asks for GPUs, before its other preloaded libraries."""
     asking = [
         container
         for container in spec["containers"]
@@ -119,14 +124,14 @@ def _preload(spec: dict[str, Any], directory: str) -> None:
 
 
 def _annotate(pod: dict[str, Any], said: Mapping[str, str | None]) -> None:
-    """Set annotations; None takes one out."""
+    """Set annotations; None removes one."""
     merged = {**pods.annotations(pod), **said}
     kept = {key: value for key, value in merged.items() if value is not None}
     pod["metadata"] = {**(pod.get("metadata") or {}), "annotations": kept}
 
 
 def _operations(before: pods.Pod, after: pods.Pod) -> Iterator[dict[str, Any]]:
-    """RFC 6902: whole values below metadata, spec and each container, where they differ."""
+    """Yield RFC 6902 operations that replace differing values below metadata, spec and each container."""
     yield from _diff("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
     old, new = (pod.get("spec") or {} for pod in (before, after))
     yield from _diff("/spec", _without_containers(old), _without_containers(new))

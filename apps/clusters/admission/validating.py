@@ -1,8 +1,9 @@
-"""What is refused, and why: pods that would run without their GPU or on somebody else's, quotas that count nothing.
+"""Validating webhook: refuses pods that would run without their GPU or on another tenant's; warns of idle quotas.
 
-gpu-admission and the kubelet let these through: less than a GPU without memory (bound with no index), memory without
-compute (not seen as a GPU pod at all), more than one GPU that is no multiple, init containers (never given an index),
-pods that name their node (never asked about), and annotations that somebody wrote who is no scheduler.
+gpu-admission and the kubelet let these through: less than a GPU without memory (bound without an index), memory without
+compute (not recognised as a GPU pod), more than one GPU that is not a multiple of 100 core, init containers (never
+given an index), pods that name their node (which skip the scheduler), and annotations written by anyone but a
+scheduler.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
 
 
 def validate(review: Review, policy: Policy) -> Verdict:
-    """The verdict on what would be kept; what is not ours passes."""
+    """Return the verdict on the new object; other kinds pass."""
     validators = {"Pod": _pod, "SharePod": _sharepod, "ResourceQuota": _quota}
     if review.operation not in ("CREATE", "UPDATE") or review.kind not in validators:
         return Verdict()
@@ -25,7 +26,7 @@ def validate(review: Review, policy: Policy) -> Verdict:
         return validators[review.kind](review, policy)
     except Unreadable as error:
         return Verdict(refusals=[error.detail])
-    # What is not as Kubernetes has it the API server refuses itself, in its own words.
+    # The API server itself refuses objects that do not match Kubernetes' schema.
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return Verdict()
 
@@ -55,7 +56,7 @@ def _forged_decisions(pod: pods.Pod, review: Review, policy: Policy) -> Iterator
 
 
 def _changed_decisions(review: Review, policy: Policy) -> Iterator[str]:
-    """Of a pod that is there: its GPUs stay; its elastic ceiling may move, within what it may be."""
+    """Refuse changes of a pod's GPUs; its elastic ceiling may move within its bounds."""
     if decision_annotations(review.thing) != decision_annotations(review.old) and not policy.trusts(review.who):
         yield "Which GPU a pod has the scheduler decides: leave its annotations as they are."
     ceiling = pods.annotations(review.thing).get(gpu_manager.CORE_LIMIT)

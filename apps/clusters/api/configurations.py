@@ -1,4 +1,4 @@
-"""/scheduler-configuration/ and /webhook-configuration/: what others are to be told of this installation."""
+"""/scheduler-configuration/ and /webhook-configuration/: configuration files for other programs."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class ClusterByName(serializers.SlugRelatedField[Cluster]):
 
 
 class SchedulerQuestion(Strict):
-    """How kube-scheduler is to ask."""
+    """Query of a kube-scheduler configuration."""
 
     form = serializers.ChoiceField(
         choices=("configuration", "policy"), default="configuration", help_text="`policy`: before Kubernetes 1.23."
@@ -60,7 +60,7 @@ class SchedulerQuestion(Strict):
     key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text=_("And its key."))
 
     def service_arguments(self) -> dict[str, Any]:
-        """For the service."""
+        """Return the query as arguments of the service."""
         values = {**self.validated_data, "at": self.validated_data["url"]}
         files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
         del values["url"]
@@ -68,7 +68,7 @@ class SchedulerQuestion(Strict):
 
 
 class WebhookQuestion(Strict):
-    """How API servers reach the webhooks."""
+    """Query of the webhook configurations."""
 
     service = serializers.RegexField(
         r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text=_("NAMESPACE/NAME of their Service.")
@@ -80,9 +80,9 @@ class WebhookQuestion(Strict):
 
 
 class ConfigurationSerializer(Strict):
-    """A configuration, for a file."""
+    """A configuration file."""
 
-    configuration = serializers.JSONField(help_text="As the file has it.")
+    configuration = serializers.JSONField(help_text="Contents of the file.")
 
 
 class ConvertedSerializer(Strict):
@@ -90,7 +90,7 @@ class ConvertedSerializer(Strict):
 
     configuration = serializers.JSONField(read_only=True)
     left_out = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="What has no place in the other form."
+        child=serializers.CharField(), read_only=True, help_text="Fields that the other form does not have."
     )
 
 
@@ -98,7 +98,7 @@ class WebhooksSerializer(Strict):
     """The two webhook configurations."""
 
     configurations = serializers.ListField(child=serializers.JSONField(), read_only=True)
-    reason = serializers.CharField(read_only=True, help_text="Why there are none; empty: there are.")
+    reason = serializers.CharField(read_only=True, help_text="Reason why there are none; empty if there are.")
 
 
 def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:
@@ -110,13 +110,13 @@ def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:
 
 
 class ConfigurationView(ApiView):
-    """What these views share."""
+    """Base of these views."""
 
     read_scope, write_scope = "nodes:read", "nodes:write"
     tagged = False
 
     def question(self, request: Request, kind: type[Any]) -> Any:
-        """The query, checked. Raises ValidationError."""
+        """Return the validated query. Raises ValidationError."""
         switches = {name for name, field in kind().fields.items() if isinstance(field, serializers.BooleanField)}
         words = {"true": True, "false": False}
         said = request.query_params.dict()
@@ -136,7 +136,7 @@ class SchedulerConfiguration(ConfigurationView):
 
     @extend_schema(parameters=_parameters(SchedulerQuestion))
     def get(self, request: Request) -> Response:
-        """Show what kube-scheduler is to be told of the extender (operators)."""
+        """Show the configuration of kube-scheduler for this extender (operators)."""
         self.principal.require_operator()
         asked = self.question(request, SchedulerQuestion).service_arguments()
         return Response({"configuration": configurations.scheduler(principal=self.principal, **asked)})
@@ -144,7 +144,7 @@ class SchedulerConfiguration(ConfigurationView):
     @extend_schema(responses={200: ConvertedSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Convert a Policy of before 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
+        """Convert a Policy from before Kubernetes 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
         self.principal.require_operator()
         document = self.parse_body(request)["configuration"]
         if not isinstance(document, dict):
@@ -160,7 +160,7 @@ class WebhookConfiguration(ConfigurationView):
 
     @extend_schema(parameters=_parameters(WebhookQuestion))
     def get(self, request: Request) -> Response:
-        """Show both webhook configurations with the authority that they are to trust (operators)."""
+        """Show both webhook configurations with the certificate authority to trust (operators)."""
         self.principal.require_operator()
         values = self.question(request, WebhookQuestion).validated_data
         asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}

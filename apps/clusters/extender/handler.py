@@ -1,7 +1,7 @@
-"""The extender's own listener: a small ASGI application with no part of Django's, for answers in milliseconds.
+"""ASGI handler of the scheduler extender, without Django's stack, for answers within milliseconds.
 
-It admits callers by their network, or by a client certificate where the server was told to ask for one. Bodies may be
-large here and nowhere else: a thousand nodes of 10 KB each are ten megabytes, and come with every pod.
+It authorises callers by network, or by client certificate if the server asks for one. Bodies may be larger here than
+elsewhere: a thousand nodes of 10 KB each are ten megabytes, and come with every pod.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
 
 
 class ExtenderHandler:
-    """`/scheduler/…` of the only cluster, `/clusters/NAME/scheduler/…` of any, `/version` and `/healthz`."""
+    """Handler of `/scheduler/…` of the only cluster, `/clusters/NAME/scheduler/…`, `/version` and `/healthz`."""
 
     def __init__(self, clusters: Mapping[str, Extended], *, networks: Networks | None, version: str) -> None:
-        """`networks` None: whoever comes was admitted already, by a certificate."""
+        """Serve these clusters; `networks` None: client certificates authorise the callers."""
         self._clusters, self._networks, self._version = clusters, networks, version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Answer one request."""
         if scope["type"] != "http":
             return
         if not self._admits(scope):
@@ -74,12 +74,12 @@ class ExtenderHandler:
         elif not body:
             await _send(send, 400, b"Please send a request body\n", "text/plain")
         elif not cluster.mirror.ready:
-            # kube-scheduler tries the pod again; an answer without what runs would promise GPUs twice.
+            # kube-scheduler retries the pod; an answer without the running pods would promise GPUs twice.
             await _send(send, 503, b"The cluster's pods are not known yet.\n", "text/plain")
         else:
             try:
                 text = await asyncio.to_thread(verb, cluster, body)
-            # Among them NotUnderstood and NotAQuantity, and text that is none: half a character, nesting without end.
+            # NotUnderstood, NotAQuantity, and malformed text: half a character, endless nesting.
             except (ValueError, RecursionError) as error:
                 await _send(send, 400, str(error).encode(errors="replace"), "text/plain")
             else:

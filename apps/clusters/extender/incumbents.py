@@ -1,7 +1,7 @@
-"""gpushare's and HAMi's paths, for a kube-scheduler that is configured for one of them.
+"""Paths of gpushare's and HAMi's extenders, for a kube-scheduler that is configured for one of them.
 
-Both decide as every other path here: their pods come in gpu-manager's words, into which our webhook has rewritten them.
-One that comes in its own words is refused with what to do: passed on, it would be bound without a GPU.
+Both decide as every other path: the mutating webhook has translated their pods into gpu-manager's resources. A pod that
+was not translated is refused with instructions: it would be bound without a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ REWRITTEN = (gpushare.NAME, hami.NAME)
 
 
 def sift(cluster: Extended, body: bytes) -> bytes:
-    """The answer to a filter request."""
+    """Answer a filter request."""
     why = _not_rewritten(body)
     return predicates.answer(cluster, body) if why is None else filter_result(None, None, None, error=why)
 
@@ -37,7 +37,7 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
 
 
 def inspect(cluster: Extended, node: str | None) -> bytes:
-    """As gpushare's own: nodes, their GPUs, and the pods on each, in GiB. Of one node, or of all that have GPUs."""
+    """Return gpushare's report of nodes, their GPUs and the pods on each, in GiB; of one node or of all with GPUs."""
     names = cluster.mirror.nodes() if node is None else [node]
     if node is not None and cluster.mirror.capacity(node) is None:
         return msgspec.json.encode({"nodes": [], "error": f"node {node} not found"})
@@ -68,7 +68,7 @@ def _gib(units: int) -> int:
 
 
 def _not_rewritten(body: bytes) -> str | None:
-    """What is wrong with a pod that asks in its own words; None: nothing that is seen here."""
+    """Return the reason to refuse a pod that was not translated, or None."""
     try:
         whole = msgspec.json.decode(body)
         pod = next(value for key, value in whole.items() if key.lower() == "pod")

@@ -1,4 +1,4 @@
-"""Prioritize and bind: what the original leaves to kube-scheduler."""
+"""The extender's prioritize and bind verbs, which gpu-admission leaves to kube-scheduler."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MOST_SCORE = 10
 
 
 def prioritize(cluster: Extended, body: bytes) -> bytes:
-    """Scores by node: the one that the pod's GPUs were chosen on, else the fuller the better. Raises NotUnderstood."""
+    """Return scores by node: the node of the pod's chosen GPUs, else the fuller the better. Raises NotUnderstood."""
     asked = args(body)
     pod = parse_pod(asked.pod)
     promised = pod.annotations.get(NODE) or getattr(cluster.mirror.pod(pod.key), "annotations", {}).get(NODE)
@@ -25,7 +25,7 @@ def prioritize(cluster: Extended, body: bytes) -> bytes:
     for name, core, memory in asked.nodes or cluster.mirror.sizes(asked.node_names or ()):
         view = cluster.mirror.view(name, core, memory, but=pod.key)
         if not pod.wants_gpu:
-            # Where there are no GPUs, or few are free, what needs none is in nobody's way.
+            # A pod without GPUs belongs on nodes without GPUs, or with few free.
             score = _used(view) if view.count else MOST_SCORE
         elif promised:
             score = MOST_SCORE if name == promised else 0
@@ -51,9 +51,9 @@ _BINDING = dict.fromkeys(("PodName", "PodNamespace", "PodUID", "Node"), 0)
 
 
 def bind(cluster: Extended, body: bytes) -> bytes:
-    """Bind the pod to the node. A GPU pod goes to the node that its GPUs were chosen on, or nowhere.
+    """Bind the pod to the node. A GPU pod is bound only to the node of its chosen GPUs.
 
-    What is wrong is in `Error`; kube-scheduler then begins anew with the pod, and so does the filter.
+    `Error` holds the reason of a failure; kube-scheduler then schedules the pod again.
     """
     try:
         asked = msgspec.convert(fold(msgspec.json.decode(body), _BINDING), _Binding)

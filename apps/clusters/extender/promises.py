@@ -1,10 +1,10 @@
-"""The ledger beside the annotations: what pods are chosen for is written there, and what others hold is seen.
+"""The ledger beside the annotations: records promises to pods and reads what others hold.
 
-Annotations know nothing of claims outside of Kubernetes, of reservations and of nodes that take nothing new, and
-placement knows nothing of annotations. So a choice is written into the ledger, under the locks of its GPUs, before the
-pod hears of it. What is not to be had is read every two seconds for all nodes, and once more under the locks: where it
-has become more, the node is looked at anew. Nodes that are not ours need no ledger; for ours a database that is away
-promises nothing.
+Annotations do not contain claims outside of Kubernetes, reservations and closed nodes, and placement does not read
+annotations. So a choice is written into the ledger, under the locks of its GPUs, before the pod is annotated.
+Unavailable capacity is read every two seconds for all nodes, and once more under the locks: if it has grown, the node
+is evaluated again. Nodes outside of the pool need no ledger; for the pool's nodes nothing is promised while the
+database is away.
 """
 
 import logging
@@ -30,7 +30,7 @@ Others = Mapping[str, tuple[HeldShare, ...]]
 
 
 class Promises:
-    """Of one cluster; from any thread, one at a time."""
+    """Promises of one cluster. Callable from any thread, one at a time."""
 
     def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
         self._cluster, self._mirror = cluster, mirror
@@ -38,24 +38,24 @@ class Promises:
         self._others: Others = {}
 
     def refresh(self) -> None:
-        """What is not to be had, of all nodes. Raises DatabaseError."""
+        """Read the unavailable capacity of all nodes. Raises DatabaseError."""
         rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
         self._ours = frozenset(theirs or ours for theirs, ours in rows)
         self._see(self._read(Q(node__pool=self._cluster.pool_id)))
 
     def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
-        """Promise the pod these GPUs, and only these; False where less of them is to be had than was known.
+        """Promise the pod these GPUs and no others; return False if less is available than was known.
 
-        Then what is not to be had of this node has been read anew. Raises NoLedger.
+        Then the node's unavailable capacity has been read again. Raises NoLedger.
         """
         return node not in self._ours or _surely(lambda: self._keep(pod, node, chosen))
 
     def withdraw(self, pod: PodState) -> None:
-        """The pod could not be told."""
+        """Withdraw the promise of a pod that could not be annotated."""
         try:
             _surely(lambda: outside.drop(cluster=self._cluster, pod_uid=pod.uid))
         except NoLedger as error:
-            # The watch of pods finds it.
+            # The watch of pods drops it later.
             logger.warning("what was promised to pod %s/%s stays for a while: %s", *pod.key, error)
 
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
@@ -80,7 +80,7 @@ class Promises:
         for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):
             core, memory_mib = found[key]
             if core or memory_mib:
-                # Also of one that holds memory only no pod can have the whole.
+                # A GPU of which others hold only memory cannot be taken whole either.
                 there.setdefault(theirs or ours, []).append(HeldShare(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
         return {name: tuple(shares) for name, shares in there.items()}
 
@@ -105,7 +105,7 @@ def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Pa
 
 
 def _surely(does: Callable[[], Known]) -> Known:
-    """Twice where the connection of this thread has died since it was last used. Raises NoLedger."""
+    """Run the query, and once more if this thread's database connection has died. Raises NoLedger."""
     try:
         try:
             return does()

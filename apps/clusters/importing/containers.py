@@ -1,4 +1,4 @@
-"""One container of a pod that runs: the claim that is to stand for it, and the GPUs that it is on."""
+"""One container of a running pod: its claim and its GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from apps.scheduling.models import AssignmentState, Claim
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """What is to be written down. `found`: the claim for which the pod was made; None: there is none yet."""
+    """A container to record. `found`: the claim for which its pod was created, or None."""
 
     pod: PodWanted
     place: int
     name: str
     node: Node
     gpus: list[Gpu]
-    # The claim's numbers, the same on each of its GPUs.
+    # Fields of the claim, the same on each of its GPUs.
     asked: Mapping[str, int]
     found: Claim | None
 
     @property
     def claimed(self) -> dict[str, Any]:
-        """A new claim's fields."""
+        """Fields of a new claim."""
         pod = self.pod
         return {
             "name": f"{pod.namespace}/{pod.name}"[:200],
@@ -40,7 +40,7 @@ class ContainerPlan:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What stands beside the claim."""
+        """Fields of the PodClaim row beside the claim."""
         return {
             "namespace": self.pod.namespace,
             "pod": self.pod.name,
@@ -59,7 +59,7 @@ class ContainerPlan:
         return f"container {self.name} holds {asked['core_request']} percent and {asked['memory_mib']} MiB on {where}."
 
     def require_there(self) -> None:
-        """Raises NotAsItRuns where the claim that was found, sent back or moved, is on other GPUs than its pod."""
+        """Raise NotAsItRuns if the found claim was requeued or moved away from the pod's GPUs."""
         assert self.found is not None
         there = self.found.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True)
         if {gpu.pk for gpu in self.gpus} != set(there):
@@ -69,7 +69,7 @@ class ContainerPlan:
 def wanted_of(
     pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], cluster: Cluster, rows: QuerySet[PodClaim]
 ) -> ContainerPlan | None:
-    """What is to be written down of this container; None: it has its claim, or is over. Raises NotAsItRuns."""
+    """Return the plan of this container; None if it has a claim or has ended. Raises NotAsItRuns."""
     place, name, shares = held
     row = rows.filter(cluster=cluster, pod_uid=pod.uid, container=name).first()
     if row is not None and (row.claim_id is not None or row.ended_at is not None):
@@ -82,7 +82,7 @@ def wanted_of(
 
 
 def gpu_of(share: Share, node: Node) -> Gpu:
-    """The GPU of the node that the share is of. Raises NotAsItRuns."""
+    """Return the node's GPU of the share. Raises NotAsItRuns."""
     named: dict[str, Any] = {"index": share.gpu_index} if share.gpu_uuid is None else {"uuid": share.gpu_uuid}
     found = node.gpus.filter(present=True, **named).first()
     if found is None:
@@ -92,7 +92,7 @@ def gpu_of(share: Share, node: Node) -> Gpu:
 
 
 def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | None:
-    """The claim for which the pod was made, if it was: its word alone is not believed."""
+    """Return the claim for which the pod was created; the pod's annotation alone is not trusted."""
     if not pod.claim:
         return None
     named = {"namespace": pod.namespace, "name": pod.name}
@@ -102,7 +102,7 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
 
 
 def _claim_amounts(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
-    """One claim's numbers: the same on each of its GPUs. Raises NotAsItRuns."""
+    """Return the fields of one claim: the same on each of its GPUs. Raises NotAsItRuns."""
     parts = {
         (
             max(share.core_request, LEAST_CORE),

@@ -1,4 +1,4 @@
-"""Pods as decisions see them."""
+"""Pods as decisions use them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """What of a pod decides. `counts_on`: the node that it holds something of, bound there or only chosen."""
+    """State of a pod for decisions. `counts_on`: the node whose GPUs it holds, bound there or only chosen."""
 
     namespace: str
     name: str
@@ -38,17 +38,17 @@ class PodState:
 
     @property
     def key(self) -> Key:
-        """By which it is known in its cluster."""
+        """Key within the cluster: namespace and name."""
         return self.namespace, self.name
 
     @property
     def wants_gpu(self) -> bool:
-        """Whether gpu-admission looks at it."""
+        """True if gpu-admission places the pod."""
         return wants_gpu(self.containers)
 
 
 def parse_pod(pod: Pod) -> PodState:
-    """Raises NotAQuantity."""
+    """Return the state of a pod. Raises NotAQuantity."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     containers = tuple(gpu_request(container) for container in pod.spec.containers or ())
     over = pod.status.phase in OVER
@@ -69,16 +69,16 @@ def parse_pod(pod: Pod) -> PodState:
 
 
 def gpu_request(container: Container) -> ContainerRequest:
-    """What its limits say. Raises NotAQuantity."""
+    """Return the container's limits. Raises NotAQuantity."""
     limits = container.resources.limits or {}
     return ContainerRequest(amount(limits, CORE), amount(limits, MEMORY))
 
 
 def amount(amounts: Amounts | None, name: str) -> int:
-    """Of a resource; 0 where nothing is said of it. Raises NotAQuantity."""
+    """Return the amount of a resource; 0 if absent. Raises NotAQuantity."""
     return quantities.value((amounts or {}).get(name, 0))
 
 
 def capacity(node: Node) -> tuple[int, int]:
-    """A node's core and memory units. Raises NotAQuantity."""
+    """Return a node's core and memory units. Raises NotAQuantity."""
     return amount(node.status.capacity, CORE), amount(node.status.capacity, MEMORY)

@@ -1,6 +1,6 @@
-"""Trying a cluster's connection: does its API server answer, and may our account there do what we need?
+"""Checks of a cluster's connection: reachability and permissions.
 
-`NEEDS` are the rights of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with what it is for.
+`NEEDS` are the rules of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with its purpose.
 """
 
 import logging
@@ -22,17 +22,17 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class CredentialsUnusable(Conflict):
-    """The client library finds something wrong with the cluster's credentials."""
+    """The client library rejects the cluster's credentials."""
 
     code = "credentials-unusable"
     title = "The cluster's credentials cannot be used"
 
 
 class Need(NamedTuple):
-    """Rights to one kind of object, in all namespaces."""
+    """Permissions on one kind of object, in all namespaces."""
 
     group: str
-    # With its subresource: `pods/binding`.
+    # Includes the subresource: `pods/binding`.
     resource: str
     verbs: tuple[str, ...]
     purpose: str
@@ -56,7 +56,7 @@ NEEDS = (
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A right that our account does not have there."""
+    """A permission that our account lacks in the cluster."""
 
     verb: str
     resource: str
@@ -66,28 +66,28 @@ class Missing:
 
 @dataclass(slots=True)
 class Tried:
-    """What came of it. `reason`: why the cluster was not reached."""
+    """Result of a check. `reason`: why the cluster was not reached."""
 
     reached: bool
     reason: str = ""
     kubernetes_version: str = ""
-    # Of the first answer, with the connection's making.
+    # Time to the first answer, including the connection.
     answer_seconds: float | None = None
     missing: list[Missing] = field(default_factory=list)
 
 
 def client_of(cluster: Cluster) -> Client:
-    """A connection. Raises SealBroken, CredentialsUnusable."""
+    """Return a client of the cluster. Raises SealBroken, CredentialsUnusable."""
     config = kubeconfig_of(cluster)
     try:
         return Client(config)
     except Exception as error:
-        # The library raises whatever it finds wrong with credentials.
+        # The library raises any exception about credentials.
         raise CredentialsUnusable(f"The credentials of {cluster.name} cannot be used: {error}") from error
 
 
 def attempt(*, principal: Principal, cluster: Cluster) -> Tried:
-    """Ask for the version, then for each right. Changes nothing, here and there. Raises Denied."""
+    """Query the version, then each permission. Changes nothing. Raises Denied."""
     principal.require_operator()
     began = time.monotonic()
     try:

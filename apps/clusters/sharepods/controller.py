@@ -1,8 +1,8 @@
-"""Keeping SharePods as they are wanted: claim, pod, status. Level-triggered: every look begins with what is there.
+"""Controller of SharePods: claim, pod, status. Level-triggered: every pass begins with the present state.
 
-A SharePod that is gone, or whose pod has ended, gives its share back; so does one that was removed while nobody
-looked. A pod that somebody removed is made again on its GPU. One whose claim was sent back to the queue, or is placed
-elsewhere since, is ended, and made anew where the claim is.
+A SharePod that is gone, or whose pod has ended, releases its share, even if it was removed while no controller ran. A
+removed pod is created again on its GPU. A pod whose claim was requeued or moved is deleted, and created again at the
+claim's place.
 """
 
 import json
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 Thing = Mapping[str, Any]
 MISSING, CONFLICT = 404, 409
-# The spec of a SharePod has no schema: anything may stand where a pod has a list, a mapping or a name.
+# The spec of a SharePod has no schema: lists, mappings and names may have any type.
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class SharePods:
-    """Those of one cluster."""
+    """Controller of one cluster's SharePods."""
 
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self._cluster, self._client = cluster, client
 
     def reconcile_all(self) -> None:
-        """Once at all of them, by lists. Raises Unreachable, Refused where not even those can be had."""
+        """Reconcile all SharePods once, from lists. Raises Unreachable, Refused if the lists fail."""
         things = list_objects(self._client, f"{PATH}/sharepods", optional=True)
         self.reconcile(things, list_objects(self._client, "/api/v1/pods", labelSelector=manifests.LABEL))
 
     def reconcile(self, things: Iterable[Thing], found: Iterable[Thing]) -> None:
-        """All SharePods of the cluster, and all pods with our label. Raises Unreachable."""
-        # A label alone is anybody's to write, in any namespace: the pod of a SharePod has its name too.
+        """Reconcile these SharePods of the cluster with all pods that have our label. Raises Unreachable."""
+        # Anyone can write the label, in any namespace: the pod of a SharePod has its name too.
         by_owner = {(pods.labels(pod)[manifests.LABEL], pods.name_of(pod)): pod for pod in found}
         live = self._cluster.sharepods.filter(ended_at=None).select_related("claim__tenant", "claim__pool", "cluster")
         rows = {row.uid: row for row in live}
@@ -53,17 +53,17 @@ class SharePods:
             try:
                 self._reconcile(thing, by_owner.get((uid, pods.name_of(thing))), rows.pop(uid, None))
             except Unreachable:
-                # Each of the others would wait for the same answer.
+                # Every other SharePod would wait for the same timeout.
                 raise
             except GpucloudError as error:
                 logger.warning("SharePod %s: %s", pods.name_of(thing), error.detail)
         for uid, row in rows.items():
-            # What was watched may be old: others make claims too while one controller hands over to the next.
+            # The watch may be behind: during a handover another controller creates claims too.
             if not self._is_there(row):
                 self._end(row, by_owner.get((uid, f"{row.namespace}/{row.name}")), "its SharePod is gone")
 
     def _is_there(self, row: SharePod) -> bool:
-        """Whether the SharePod is there, as the cluster itself has it now. Raises Unreachable, Refused."""
+        """Return True if the SharePod exists now, by a live read. Raises Unreachable, Refused."""
         thing = self._client.find(f"{PATH}/namespaces/{row.namespace}/sharepods/{row.name}")
         return thing is not None and thing["metadata"].get("uid") == row.uid
 
@@ -90,7 +90,7 @@ class SharePods:
     def _wanted(
         self, thing: Thing, pod: Thing | None, row: SharePod | None
     ) -> tuple[str, str, SharePod | None, Thing | None]:
-        """Bring claim and pod to what the SharePod says; phase and message, and both as they are then."""
+        """Bring claim and pod to the desired state; return phase, message, and both rows afterwards."""
         if pod is not None and not pods.is_live(pod):
             if row is not None:
                 claims.end(row, "its pod has ended")
@@ -117,7 +117,7 @@ class SharePods:
         return str((pod.get("status") or {}).get("phase") or "Pending"), "", row, pod
 
     def _post_pod(self, pod: Thing) -> Thing:
-        """Raises Refused: by a quota of the namespace, or because another pod has the name."""
+        """Create the pod. Raises Refused: by a quota of the namespace, or because another pod has the name."""
         namespace = pod["metadata"]["namespace"]
         try:
             made: Thing = json.loads(self._client.post(f"/api/v1/namespaces/{namespace}/pods", pod))
@@ -135,23 +135,23 @@ class SharePods:
     def _end(self, row: SharePod, pod: Thing | None, why: str) -> None:
         claims.end(row, why)
         if pod is not None:
-            # The garbage collector would, later.
+            # The garbage collector would do it later.
             self._remove(pod)
 
     def _remove(self, pod: Thing) -> None:
-        """Tell the pod to end, where nobody has. Repeatable."""
+        """Delete the pod unless it is being deleted. Repeatable."""
         meta = pod["metadata"]
         if meta.get("deletionTimestamp"):
             return
         try:
-            # What we saw may be old, and the name another pod's since.
+            # The watch may be behind, and the name another pod's since.
             self._client.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", uid=meta["uid"])
         except Refused as error:
             if error.status not in (MISSING, CONFLICT):
                 raise
 
     def _tell(self, thing: Thing, status: Mapping[str, Any]) -> None:
-        """Write the status where it differs."""
+        """Write the status if it differs."""
         now = thing.get("status") or {}
         if all(now.get(key) == value for key, value in status.items()):
             return
@@ -161,7 +161,7 @@ class SharePods:
 
 
 def _ask(thing: Thing) -> Ask:
-    """Raises Unreadable."""
+    """Return the SharePod's request. Raises Unreadable."""
     if not pods.containers(thing):
         raise Unreadable(f"{pods.name_of(thing)}: its spec has no containers; it is a pod's spec.")
     found = kubeshare.asks(thing)

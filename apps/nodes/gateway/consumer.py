@@ -1,4 +1,4 @@
-"""A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
+"""Websocket consumer of a node's connection: decode a frame, call one service, answer."""
 
 import asyncio
 import logging
@@ -28,38 +28,39 @@ from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# A key that was replaced ends the connections that it opened within a minute.
+# A replaced key ends its connections within a minute.
 ASK_AGAIN_SECONDS = 60.0
 
 
 class AgentConsumer(AsyncWebsocketConsumer):
-    """One agent. The connection is taken over by a newer one of the same node."""
+    """Connection of one agent. A newer connection of the same node replaces it."""
 
     node: Node | None = None
     source: Source | None = None
-    # Its hello was taken: other frames may follow.
+    # True once its hello was stored: other frames may follow.
     welcomed = False
     credential = ""
     checked = 0.0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # Compared by those who call them, and a bound method is made anew each time it is asked for.
+        # Callers compare these, and each access to a bound method creates a new one.
         self._told, self._hear, self._want = self._acknowledge, self._handle_hint, self._send_desired
-        # Of this connection, so that it knows its own words.
+        # Identifies this connection in the hints that it sends itself.
         self.name = uuid.uuid4().hex
         self.outgoing = Outgoing()
         self.incoming: Incoming[wire.FromAgent | Refused] = Incoming()
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
-        connections: at a frame a second of each node that is a third of the process. Here one task reads, one
-        handles and one writes for as long as the connection stands; whoever uses a connection to the database looks
-        after it.
+        """Run one task each for reading, handling and writing while the connection lasts.
+
+        Channels' own loop creates two tasks for each message and checks old database connections in a thread: at a
+        frame a second from each node that is a third of the process. Here every user of a database connection checks it
+        itself.
         """
         self.scope, self.base_send = scope, send
         reading = asyncio.ensure_future(self._read(receive))
-        # What was read before the agent left is handled: it will not be said again.
+        # Frames that were read before the agent left are handled: it will not send them again.
         both = [asyncio.ensure_future(self._handle_all()), asyncio.ensure_future(self.outgoing.write(send))]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -68,7 +69,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         except TimeoutError:
             logger.warning("node %s reads nothing of what it is told: hung up", self.node and self.node.name)
         except OSError:
-            pass  # the agent is gone just now
+            pass  # the agent has just disconnected
         finally:
             for task in (reading, *both):
                 task.cancel()
@@ -89,7 +90,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             self.incoming.close()
 
     async def connect(self) -> None:
-        """Accept first, so that a refusal can carry a close code that the agent can explain."""
+        """Accept the connection and authenticate: a refusal then has a close code that the agent explains."""
         await self.accept()
         credential = _bearer(self.scope["headers"])
         self.credential, self.checked = credential, time.monotonic()
@@ -98,14 +99,14 @@ class AgentConsumer(AsyncWebsocketConsumer):
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
 
     async def _is_revoked(self) -> bool:
-        """Return True once the node has another key; ask the database now and then, whatever hints say or lost."""
+        """Return True if the node has another key now; queries the database every ASK_AGAIN_SECONDS."""
         if time.monotonic() - self.checked < ASK_AGAIN_SECONDS:
             return False
         self.checked = time.monotonic()
         return await database_sync_to_async(nodes.authenticate)(credential=self.credential) is None
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Take in one frame, to be handled after those before it."""
+        """Queue one frame, to be handled after those before it."""
         if self.node is None or self.outgoing.is_ended:
             return
         try:
@@ -147,7 +148,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             logger.warning("node %s: %s", node.name, error.detail)
             self.outgoing.end(wire.CLOSE_MALFORMED, _brief(error.detail))
         except DatabaseError as error:
-            # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
+            # Nothing was stored, so nothing is acknowledged; the agent reconnects and sends it again.
             logger.warning("node %s: the database refused a frame: %s", node.name, error)
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
 
@@ -161,22 +162,25 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self._greet(node, hello)
 
     async def _greet(self, node: Node, hello: wire.Hello) -> None:
-        """Nothing is sent while the turn is held: an agent that reads nothing keeps nobody waiting."""
+        """Store the hello and prepare the welcome.
+
+        Nothing is sent while the slot is held, so an agent that does not read delays no other.
+        """
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
         group = hint_group(node.pk)
         await self._supersede(node, group)
         if not self.welcomed:
-            # Once, whoever says hello twice: it is left once.
+            # Once, even for a second hello: the group is left once.
             await hints.bus().join(group, self._hear)
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
-        # Joined before it is asked: what changes between the two is read now, what changes later is heard of.
+        # Join before reading: a change in between is read now, a later one sends a hint.
         desired_states.of_this_loop().ask(node.pk, self._want, self._end_unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _supersede(self, node: Node, group: str) -> None:
-        """Have an older connection of the node closed, here or in another process."""
+        """Close an older connection of the node, here or in another process."""
         try:
             await hints.bus().publish([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
@@ -191,14 +195,14 @@ class AgentConsumer(AsyncWebsocketConsumer):
             self.outgoing.end(wire.CLOSE_BUSY, str(error))
 
     def _acknowledge(self, seq: int | None) -> None:
-        """Every frame up to this one is stored, or one is not."""
+        """Acknowledge every frame up to this number, or end the connection if one was not stored."""
         if seq is None:
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
         else:
             self.outgoing.ack(seq)
 
     def _handle_hint(self, message: hints.Message) -> None:
-        """What workers, other servers and other connections of the node say."""
+        """Handle a hint from workers, other servers or another connection of the node."""
         match message:
             case {"type": "node.changed"}:
                 if self.welcomed and self.node is not None:
@@ -207,31 +211,34 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 if by != self.name:
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
             case {"type": "node.forgotten"}:
-                # Its agent is shut out until it is enrolled again.
+                # Its agent stays refused until it is enrolled again.
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
             case _:
-                # Said by another release of this product: what comes after it is heard all the same.
+                # From another release of this product: later hints still arrive.
                 logger.warning("nobody here understands %s", message.get("type"))
 
     def _send_desired(self, text: str) -> None:
-        """The node's wanted state, as it is now."""
+        """Send the node's present desired state."""
         self.outgoing.desired(text)
         if self.source is not None:
-            # What the node carries may be about to change.
+            # The node's assignments may be about to change.
             self.source.carried = None
 
     def _end_unread(self) -> None:
-        """Nobody else would ask again where all that is wanted was in force before: the agent does, by coming again."""
+        """End the connection so that the agent reconnects: its desired state could not be read.
+
+        Nothing else would read it again if the previous state was in force already.
+        """
         self.outgoing.end(wire.CLOSE_BUSY, "what this node is to be could not be read: come again")
 
     async def disconnect(self, code: int) -> None:
-        """Leave the group; what is wanted stays in the database."""
+        """Leave the group; the desired state stays in the database."""
         if self.node is not None:
             await hints.bus().leave(hint_group(self.node.pk), self._hear)
 
 
 class Refused(Exception):
-    """A frame that ends the connection, with the close code that says so."""
+    """A frame that ends the connection, with its close code."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -239,7 +246,7 @@ class Refused(Exception):
 
 
 def _brief(why: str) -> str:
-    """A close frame has room for 123 bytes."""
+    """Cut the reason to a close frame's room, 123 bytes."""
     return why.encode()[:120].decode(errors="ignore")
 
 

@@ -1,4 +1,4 @@
-"""GPUs as they are read by the hundred: whole models would take longer to make than the database to answer."""
+"""Lightweight GPU rows for bulk reads: building model instances takes longer than the query."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from apps.nodes.models.gpu import WHOLE
 
 
 class GpuRow(NamedTuple):
-    """What is read of a GPU; each word as the model's."""
+    """Columns of a GPU, with the model's names."""
 
     pk: int
     node_id: int
@@ -42,5 +42,5 @@ class GpuRow(NamedTuple):
 
 
 def gpu_rows(gpus: QuerySet[Gpu]) -> list[GpuRow]:
-    """In the order that the query has."""
+    """Return the rows in the query's order."""
     return list(map(GpuRow._make, gpus.values_list(*GpuRow._fields)))

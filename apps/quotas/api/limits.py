@@ -66,7 +66,7 @@ class LimitRangeView(ApiView):
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return LimitRange.objects.visible_to(self.principal).select_related("tenant", "pool")
 
 
@@ -163,7 +163,7 @@ class MemberLimitView(ApiView):
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return MemberLimit.objects.visible_to(self.principal).select_related("tenant", "user")
 
 

@@ -42,7 +42,7 @@ class QuotaView(ApiView):
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return ResourceQuota.objects.visible_to(self.principal).select_related("tenant", "pool", "share")
 
 

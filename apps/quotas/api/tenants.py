@@ -52,7 +52,7 @@ class TenantList(ListMixin):
     operator_methods = CHANGES
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Tenant.objects.visible_to(self.principal)
 
     def get(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class TenantDetail(ApiView):
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Tenant.objects.visible_to(self.principal)
 
     def get(self, request: Request, slug: str) -> Response:

@@ -35,7 +35,7 @@ class TokenList(ListMixin):
     read_scope, write_scope = "tokens:read", "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:
@@ -58,7 +58,7 @@ class TokenDetail(ApiView):
     read_scope, write_scope = "tokens:read", "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request, key: str) -> Response:
@@ -80,7 +80,7 @@ class TokenRotation(ApiView):
     write_scope = "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal)
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
@@ -128,7 +128,7 @@ class AuditList(ListMixin):
     read_scope = "audit:read"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return AuditEvent.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:

@@ -119,7 +119,7 @@ class WebhookView(ApiView):
     read_scope, write_scope = "webhooks:read", "webhooks:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Webhook.objects.visible_to(self.principal).select_related("tenant")
 
     def shown_once(self, hook: Webhook, secret: str) -> Response:

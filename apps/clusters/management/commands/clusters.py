@@ -1,6 +1,6 @@
 """`manage.py clusters`: watches every cluster and keeps the ledger in step with its pods.
 
-Start as many as you like: one of them leads.
+Several may run at once: one of them leads.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""`manage.py extender`: answers kube-scheduler. Needs the clusters' API servers, and neither Redis nor a worker."""
+"""`manage.py extender`: serves kube-scheduler. Needs the clusters' API servers, but neither Redis nor a worker."""
 
 import logging
 import threading
@@ -26,24 +26,24 @@ from gpucloud.fastpath import gc_tuning
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-# Pods come and go: what has come since is looked through once, in a few milliseconds.
+# Interval of gc freezes: objects that have arrived since are frozen within a few milliseconds.
 SETTLE_SECONDS = 60.0
 VERSION = "gpucloud, as gpu-admission v0.1.0"
 
 
 class Extenders(dict[str, Extended]):
-    """The clusters that are answered, by name; kept as the database has them."""
+    """The served clusters by name, in step with the database."""
 
     def __init__(self) -> None:
         super().__init__()
         self._versions: dict[str, int] = {}
         self._watches: dict[str, list[Reflector]] = {}
         self._promises: dict[str, Promises] = {}
-        # A cluster whose credentials cannot be used, at the version that it had then.
+        # Versions of clusters with unusable credentials.
         self._unusable: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Begin with new clusters, and anew with changed ones. A database that is away changes nothing."""
+        """Start new clusters and restart changed ones. Raises DatabaseError, and changes nothing then."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True)}
         for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
             for watch in self._watches.pop(name):
@@ -57,7 +57,7 @@ class Extenders(dict[str, Extended]):
                 except DatabaseError:
                     raise
                 except Exception:
-                    # The library raises whatever it finds wrong with credentials; the other clusters are answered.
+                    # The library raises any exception about credentials; the other clusters are served.
                     logger.exception("cluster %s cannot be answered", name)
                     self._unusable[name] = row.version
         for promises in self._promises.values():
@@ -78,7 +78,7 @@ class Extenders(dict[str, Extended]):
 
 
 def _by_ledger(choose: ByLedger) -> Choose:
-    """In whatever thread answers, whose connection may have died since it last did."""
+    """Wrap the chooser for any thread: its database connection may have died since its last use."""
 
     def chosen(pod: PodState, names: list[str]) -> tuple[str, Chosen] | str:
         try:

@@ -1,4 +1,4 @@
-"""`manage.py scheduler_config`: what to tell kube-scheduler, for its version; or an old file in the new form."""
+"""`manage.py scheduler_config`: kube-scheduler's configuration for its version, or an old file converted."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from gpucloud.errors import GpucloudError
 
 
 class Command(BaseCommand):
-    """The configuration."""
+    """Command that prints the configuration."""
 
     help = "Print kube-scheduler's configuration: a KubeSchedulerConfiguration, or the Policy of before 1.23."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The options."""
+        """Add the options."""
         parser.add_argument("--url", default="http://127.0.0.1:3456", help="Where kube-scheduler reaches the extender.")
         parser.add_argument("--policy", action="store_true", help="For Kubernetes before 1.23.")
         parser.add_argument("--by-name", action="store_true", help="Nodes are sent by name: much less, from 1.25 on.")

@@ -1,4 +1,4 @@
-"""`manage.py webhook_certificates`: makes and rotates what the admission webhooks are trusted by."""
+"""`manage.py webhook_certificates`: creates and rotates the certificates of the admission webhooks."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from apps.clusters.admission import certificates, manifests
 
 
 class Command(BaseCommand):
-    """Makes, renews, prints."""
+    """Command that creates and renews certificates and prints the configurations."""
 
     help = (
         "Make or renew the webhooks' certificates in a directory (run it daily: it does nothing while nothing is due), "
@@ -20,7 +20,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where, for which names, and how the API server reaches us."""
+        """Add the directory, the names and the address of the webhooks."""
         parser.add_argument("--directory", required=True, type=Path, help="ca.crt, ca.key, tls.crt, tls.key lie here")
         parser.add_argument(
             "--service", metavar="NAMESPACE/NAME", help="the webhooks are behind this service of the cluster"
@@ -33,7 +33,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Writes files, then prints. Refuses what no API server could use."""
+        """Write the files and print both configurations. Raises CommandError for an address no API server can use."""
         service, url = options["service"], options["url"]
         if (service is None) == (url is None):
             raise CommandError("Say how the API server reaches the webhooks: --service NAMESPACE/NAME, or --url.")

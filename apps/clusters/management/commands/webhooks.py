@@ -1,4 +1,4 @@
-"""`manage.py webhooks`: the admission webhooks alone. They ask nobody, neither the database nor an API server."""
+"""`manage.py webhooks`: the admission webhooks alone, without database and API server."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from apps.clusters.extender import listener
 
 
 class Command(BaseCommand):
-    """The webhooks."""
+    """Command that serves the webhooks."""
 
     help = "Answer API servers' admission reviews, by TLS; a renewed certificate is read by itself."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where, and by which certificate."""
+        """Add the address and the certificate."""
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", type=int, default=8443)
         parser.add_argument("--certificate", required=True, help="PEM, as webhook_certificates writes it: tls.crt")
