@@ -1,4 +1,4 @@
-"""Who may hold how much, as records."""
+"""Admin pages of this app's records."""
 
 from apps.quotas import models
 from apps.quotas.models.sign_in import Identity

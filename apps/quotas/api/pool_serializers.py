@@ -1,4 +1,4 @@
-"""The shape of a pool."""
+"""Serializers of pools."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def overcommit_field(what: str) -> StrictInteger:
-    """A ratio in percent."""
+    """Return a field for a ratio in percent."""
     return StrictInteger(
         min_value=1,
         max_value=10_000,
@@ -33,7 +33,7 @@ def overcommit_field(what: str) -> StrictInteger:
 
 
 def bound(least: int, most: int, help_text: "StrPromise") -> StrictInteger:
-    """A number within which the rebalancer stays."""
+    """Return a field for a bound of the rebalancer."""
     return StrictInteger(min_value=least, max_value=most, required=False, help_text=help_text)
 
 
@@ -43,23 +43,25 @@ class HoursSerializer(Strict):
     days = serializers.ListField(
         child=StrictInteger(min_value=0, max_value=6), min_length=1, max_length=7, help_text="Monday is 0."
     )
-    to = serializers.RegexField(r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="At or before `from`: of the next day.")
-    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Of core_request; the rest is lent.")
+    to = serializers.RegexField(
+        r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="A time at or before `from` is on the next day."
+    )
+    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Percent of core_request; the rest is lent.")
 
     def get_fields(self) -> dict[str, Any]:
-        """`from` is a word of Python's own, so it cannot be declared above."""
+        """Add `from`, which is a keyword of Python and cannot be declared above."""
         begin = serializers.RegexField(r"^([01]\d|2[0-3]):[0-5]\d$", help_text="Such as 18:30.")
         return {**super().get_fields(), "from": begin}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """All of it, even where the rest of a pool stays as it is."""
+        """Require every field, even in a partial update of the pool."""
         if missing := self.fields.keys() - attrs.keys():
             raise serializers.ValidationError({name: ["This field is required."] for name in sorted(missing)})
         return attrs
 
 
 class RebalanceBoundsSerializer(Strict):
-    """What the rebalancer may do; what is left out is as its help text says."""
+    """Bounds of the rebalancer; help texts give the defaults."""
 
     window_seconds = bound(5, 86_400, _("What is looked at; 300."))
     cool_down_seconds = bound(5, 86_400, _("Between two changes of a claim, giving back excepted; 300."))
@@ -71,10 +73,10 @@ class RebalanceBoundsSerializer(Strict):
     wake_percent = bound(1, 100, _("From so much of a GPU on a claim is awake; 5. Above idle_percent."))
     throttled_percent = bound(1, 100, _("Of the time: from so much waiting on a claim is throttled; 20."))
     most_changes = bound(1, 10_000, _("In one run, giving back excepted; 50."))
-    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first of them that holds counts.")
+    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first matching entry counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Nothing is idle and awake at once."""
+        """Refuse thresholds under which a claim is idle and awake at once."""
         if attrs.get("idle_percent", 2) >= attrs.get("wake_percent", 5):
             raise serializers.ValidationError({"wake_percent": ["Must be above idle_percent."]})
         return attrs
@@ -111,7 +113,7 @@ class PoolSerializer(Strict):
         help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
     )
     reclaim_idle = serializers.BooleanField(
-        default=False, help_text="Reservations that are idle are given back, not only reported."
+        default=False, help_text="Idle reservations are released, not only reported."
     )
     preemption_grace_seconds = StrictInteger(
         min_value=0,
@@ -153,7 +155,7 @@ class PoolSerializer(Strict):
         choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text=_("How it finds changes.")
     )
     rebalance_bounds = RebalanceBoundsSerializer(
-        required=False, help_text="Within which bounds; given anew as a whole."
+        required=False, help_text="Bounds of the rebalancer; a change replaces all of them."
     )
     idle_rule = serializers.ChoiceField(
         choices=IdleRule.choices,
@@ -185,6 +187,6 @@ class PoolSerializer(Strict):
 
 
 class PoolChangeSerializer(PoolSerializer):
-    """What can be changed of a pool."""
+    """Changeable fields of a pool."""
 
     name = serializers.CharField(read_only=True)  # type: ignore[assignment]

@@ -44,7 +44,7 @@ class PoolFilter(Changed):
 
 
 class TenantList(ListMixin):
-    """Tenants: who is charged."""
+    """Tenants."""
 
     serializer_class = serializers.TenantSerializer
     filterset_class = TenantFilter
@@ -61,7 +61,7 @@ class TenantList(ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a tenant. It holds nothing until it is given quotas."""
+        """Create a tenant. It may hold nothing until it has quotas."""
         values = self.parse_body(request)
         values.setdefault("name", values["slug"])
         return self.answer(tenants.create_tenant(principal=self.principal, **values), status=201)
@@ -98,14 +98,14 @@ class TenantDetail(ApiView):
 
 
 class MemberList(ListMixin):
-    """People in a tenant."""
+    """Members of a tenant."""
 
     serializer_class = serializers.MemberSerializer
     filterset_class = MemberFilter
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
-        """Members of the tenant in the URL."""
+        """Return the members of the tenant in the URL."""
         return Membership.objects.filter(tenant__slug=self.kwargs.get("slug")).select_related("user", "tenant")
 
     def get(self, request: Request, slug: str) -> Response:
@@ -122,7 +122,7 @@ class MemberList(ListMixin):
 
 
 class MemberDetail(ApiView):
-    """One person in a tenant."""
+    """One member of a tenant."""
 
     serializer_class = serializers.MemberSerializer
     lookup_key = "user__username"
@@ -130,7 +130,7 @@ class MemberDetail(ApiView):
     tagged = False
 
     def get_queryset(self) -> Any:
-        """Members of the tenant in the URL."""
+        """Return the members of the tenant in the URL, if the caller may see it."""
         visible = Tenant.objects.visible_to(self.principal)
         return Membership.objects.filter(tenant__in=visible, tenant__slug=self.kwargs["slug"]).select_related(
             "tenant", "user"
@@ -138,7 +138,7 @@ class MemberDetail(ApiView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, slug: str, username: str) -> Response:
-        """Take a person's role away."""
+        """Remove a member from a tenant."""
         tenants.remove_member(principal=self.principal, membership=self.find(username))
         return Response(status=204)
 
@@ -158,7 +158,7 @@ class PoolList(ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a pool."""
+        """Create a pool."""
         return self.answer(tenants.create_pool(principal=self.principal, **self.parse_body(request)), status=201)
 
 
@@ -170,5 +170,5 @@ class Me(ApiView):
     pagination_class = None
 
     def get(self, request: Request) -> Response:
-        """Say who this token or session is, and what it may do."""
+        """Show the caller's identity, scopes and roles."""
         return Response(self.get_serializer(self.principal).data)

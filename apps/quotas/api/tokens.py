@@ -18,7 +18,7 @@ from gpucloud.api.filters import Changed, Named
 
 
 class TokenFilter(Changed):
-    """Tokens by whose and their name."""
+    """Tokens by tenant, name and role."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
 
@@ -45,7 +45,7 @@ class TokenList(ListMixin):
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a token. The answer is the only time that its text is shown."""
+        """Create a token. The response is the only place that shows its text."""
         token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parse_body(request))
         return _shown_once(token, text)
 
@@ -67,13 +67,13 @@ class TokenDetail(ApiView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, key: str) -> Response:
-        """Revoke a token, at once."""
+        """Revoke a token immediately."""
         tokens.revoke(principal=self.principal, token=self.find(key), versions=etags.if_match(request))
         return Response(status=204)
 
 
 class TokenRotation(ApiView):
-    """A token's successor."""
+    """Rotation of a token."""
 
     serializer_class = serializers.RotationSerializer
     lookup_key = "key"
@@ -86,7 +86,7 @@ class TokenRotation(ApiView):
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
     def post(self, request: Request, key: str) -> Response:
-        """Make a token like this one, and let this one end after the overlap. The new text is shown once."""
+        """Create a successor of this token, which ends after the overlap. The new text is shown once."""
         old = self.find(key)
         token, text = tokens.rotate(
             principal=self.principal,
@@ -99,7 +99,7 @@ class TokenRotation(ApiView):
 
 
 def _maker(principal: Principal) -> User | None:
-    """The person for whom a new token speaks."""
+    """Return the user on whose behalf a new token acts."""
     return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
 
 
@@ -109,7 +109,7 @@ def _shown_once(token: Token, text: str) -> Response:
 
 
 class AuditFilter(filters.FilterSet):
-    """Audit events by whose, what and when."""
+    """Audit events by tenant, actor, object and time."""
 
     tenant = Named(Tenant.objects, "slug")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
@@ -132,5 +132,5 @@ class AuditList(ListMixin):
         return AuditEvent.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:
-        """List who changed what, newest first."""
+        """List audit events, newest first."""
         return self.list_page(self.get_queryset())

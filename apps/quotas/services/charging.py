@@ -1,12 +1,12 @@
-"""Taking from quotas and giving back: the place where nobody gets more than they have.
+"""Charges and refunds of quotas: no tenant gets more than its quota.
 
 The database decides the race. Each charge is one UPDATE whose WHERE clause is the check, so two requests cannot both
-take the last gigabyte; a CHECK constraint stands behind it. The same statement writes the ledger's row. Rows are
-visited in primary-key order, so two requests cannot hold each other's. A charge is all or nothing: the first quota
-without room raises, and the transaction of the caller takes back what was taken before it. The row's version is left
-alone: it is the entity tag of what admins set, and would be stale all the time in a busy tenant.
+take the last gigabyte; a CHECK constraint backs it. The same statement writes the ledger's row. Rows are visited in
+primary-key order, so two requests cannot deadlock. A charge is all or nothing: the first quota without room raises, and
+the caller's transaction rolls back the rest. The row's version stays: it is the entity tag of the admins' settings, and
+would be stale all the time in a busy tenant.
 
-A tenant in a cohort takes from its quota and, above what it keeps to itself, from the cohort's share, in the same way
+A tenant in a cohort takes from its quota and, above its kept part, from the cohort's share, in the same way
 (`apps.quotas.services.cohorts`).
 """
 
@@ -28,8 +28,8 @@ from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
 from gpucloud.fastpath.compiled_queries import compiled_query
 
-# The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. Of an unlimited quota nothing
-# is borrowed: GREATEST passes over null. Written out, as every claim goes through here: one statement instead of three.
+# The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. An unlimited quota borrows
+# nothing: GREATEST ignores null. Raw SQL, because every claim runs it: one statement instead of three.
 TAKE = """
 WITH taken AS (
     UPDATE quotas_resourcequota
@@ -45,19 +45,19 @@ INSERT INTO quotas_ledgerentry (tenant_id, pool_id, resource, kind, amount, used
 SELECT tenant_id, pool_id, resource, 'charge', %(amount)s, used, hard, %(claim)s, %(actor)s, %(now)s FROM taken
 """
 
-# What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
+# A claim's amounts by resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
 Amounts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChargeContext:
-    """For whom something is charged, by whom, and for which claim."""
+    """Principal, tenant, pool and claim of a charge."""
 
     principal: Principal
     tenant: Tenant
     pool: Pool
     claim_uid: uuid.UUID
-    # The member to whose limits it counts.
+    # The member whose limits apply.
     user_id: int | None = None
 
 
@@ -83,7 +83,7 @@ class QuotaExceeded(Conflict):
 
 
 def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
-    """In the numbers of this row as it was read. `facts`: what lending and borrowing change of them."""
+    """Return the refusal with this row's numbers. `facts`: corrections by lending and borrowing."""
     return QuotaExceeded(
         resource=quota.resource,
         pool=quota.pool.name if quota.pool else None,
@@ -95,7 +95,7 @@ def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaE
 
 
 class MemberLimitExceeded(QuotaExceeded):
-    """The tenant's quota may have room; the member may hold no more of it."""
+    """The member may hold no more of the resource, even if the tenant's quota has room."""
 
     code = "member-limit-exceeded"
     title = "Member's limit exceeded"
@@ -113,10 +113,10 @@ class MemberLimitExceeded(QuotaExceeded):
 
 
 def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> bool:
-    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `exclusive` to make or remove one.
+    """Lock the tenants' sets of quotas: shared for charges and refunds, `exclusive` to create or remove one.
 
-    Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
-    True where one of them is in a cohort.
+    Without the lock a claim in progress while a quota is created would be charged to the earlier quotas, never to the
+    new one. Returns True if one of the tenants is in a cohort.
     """
     # Django has no FOR KEY SHARE.
     strength = "UPDATE" if exclusive else "KEY SHARE"
@@ -129,16 +129,16 @@ def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> bool:
 
 
 def lock(*tenants: Tenant) -> None:
-    """Lock all that charges and refunds of these tenants lock before quotas.
+    """Take all locks that charges and refunds of these tenants take before quotas.
 
-    For a transaction that concerns several tenants: each charge keeps the order of locks, several in a row do not.
+    For a transaction on several tenants: each charge keeps the order of locks, several in a row do not.
     """
     if lock_tenants(*tenants):
         cohorts.lock(ResourceQuota.objects.filter(tenant__in=tenants).values_list("share_id", flat=True))
 
 
 def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
-    """Charge a quota just made with what the tenant's claims hold already; above what it may it is `excess`."""
+    """Charge a new quota with what the tenant's claims hold already; an amount above the limit is `excess`."""
     total = 0
     for claim_uid, amount in claim_charges.get().charged_by_claim(quota.tenant, quota.pool, quota.resource).items():
         total += amount
@@ -150,9 +150,9 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 
 @transaction.atomic
 def charge(context: ChargeContext, *, amounts: Amounts) -> None:
-    """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded.
+    """Charge every amount to every quota that covers it, or charge nothing. Raises QuotaExceeded.
 
-    Once in a transaction for each claim, which is saved before the next: a member's limit is checked against claims.
+    Charge each claim once in a transaction and save it before the next: member limits are checked against claims.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
     if limits := member_limits.lock(context.tenant, context.user_id, wanted):
@@ -170,9 +170,9 @@ def charge(context: ChargeContext, *, amounts: Amounts) -> None:
 
 @transaction.atomic
 def refund(context: ChargeContext, *, amounts: Amounts) -> None:
-    """Give back what the claim's own ledger says it took, at most `amounts`.
+    """Refund what the claim's own ledger entries charged, at most `amounts`.
 
-    A quota that was made after the claim took nothing from it, and gets nothing back.
+    A quota that was created after the claim was not charged by it, and gets no refund.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
     for quota in _covering(context, wanted):
@@ -213,9 +213,9 @@ def _rows(context: ChargeContext, amounts: Amounts) -> QuerySet[ResourceQuota]:
 
 
 def _covering(context: ChargeContext, amounts: Amounts) -> list[ResourceQuota]:
-    """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order.
+    """Return the quotas to charge: the pool's and the overall ones, in primary-key order.
 
-    Those with a share are read under its lock, so their numbers are the present ones.
+    Quotas with a share are read under its lock, so their numbers are current.
     """
     if lock_tenants(context.tenant):
         cohorts.lock(_rows(context, amounts).values_list("share_id", flat=True))
@@ -229,7 +229,7 @@ def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
 
 
 def _take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
-    """Take the amount and write it into the ledger, or return False."""
+    """Charge the amount and write the ledger, or return False."""
     facts: dict[str, Any] = {
         "quota": quota.pk,
         "amount": amount,
@@ -242,7 +242,7 @@ def _take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
 
 
 def _above_hard(used: Any) -> Greatest:
-    """What of `used` is borrowed; none of an unlimited quota, as PostgreSQL's GREATEST passes over null."""
+    """Return the borrowed part of `used`; 0 for an unlimited quota, because GREATEST ignores null."""
     return Greatest(used - F("hard"), 0)
 
 
@@ -250,7 +250,7 @@ def _refusal(quota: ResourceQuota, requested: int, principal: Principal) -> Quot
     facts: dict[str, Any] = {}
     if quota.share is None:
         quota.refresh_from_db(fields=["hard", "used"])
-    else:  # read under its lock, before this charge
+    else:  # read under the share's lock, before this charge
         lent = quota.lent
         facts = {"cohort": quota.share.cohort, "free": quota.free, "borrowed": quota.borrowed, "lent": lent}
         facts["borrowers"] = cohorts.borrowers(quota, principal=principal) if lent else []

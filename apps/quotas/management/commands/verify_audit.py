@@ -1,4 +1,4 @@
-"""`manage.py verify_audit`: whether the audit log is whole."""
+"""`manage.py verify_audit`: verifies the chain of the audit log."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ def _head(text: str) -> Head:
 
 
 class Command(BaseCommand):
-    """Walks the chain."""
+    """Command that walks the chain."""
 
     help = "Check the audit log's chain. Prints its head; ends with 1, and says which event, where it is broken."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Heads that were kept elsewhere."""
+        """Add heads that were stored elsewhere."""
         parser.add_argument(
             "--head",
             action="append",
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """One line, or the faults."""
+        """Print the head. Raises CommandError with the faults."""
         verdict = audit_chain.verify(heads=[_head(text) for text in options["head"]])
         if verdict.faults:
             raise CommandError("The audit log is broken:\n" + "\n".join(verdict.faults))
