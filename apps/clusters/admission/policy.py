@@ -32,7 +32,7 @@ TRUSTED = frozenset(
         "system:serviceaccount:kube-system:gpu-manager",
     }
 )
-# Of KubeShare the labels of its version 2: a SharePod is no pod.
+# KubeShare's labels of version 2 only: a SharePod is not a pod.
 TRANSLATABLE = frozenset({hami.NAME, gpushare.NAME, kubeshare.NAME})
 
 

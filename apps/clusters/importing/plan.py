@@ -178,7 +178,7 @@ def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib:
     except Unreadable as error:
         made.left.append(Left(about, error.detail))
         return None
-    if not shares:  # its words ask for nothing
+    if not shares:  # it requests nothing
         return None
     names = [str(container.get("name")) for container in pods.containers(pod)]
     shares = tuple(_with_container(share, pod, used) for share in shares)

@@ -75,7 +75,7 @@ class Reflector:
         self._stop = threading.Event()
         self._version = version
         self._decoder = msgspec.json.Decoder(kind.type)
-        # For tests: how often everything was listed.
+        # Number of lists, for tests.
         self.lists = 0
 
     def start(self) -> None:

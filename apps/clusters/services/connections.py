@@ -36,7 +36,7 @@ class Need(NamedTuple):
     resource: str
     verbs: tuple[str, ...]
     purpose: str
-    # One object only.
+    # Restricts the permission to one object.
     name: str = ""
 
 

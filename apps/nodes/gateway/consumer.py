@@ -253,7 +253,7 @@ def _brief(why: str) -> str:
 def _decode(text: str | None) -> wire.FromAgent:
     if text is None:
         raise Refused(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
-    # Bytes are counted only where they could be too many: a character has four at most.
+    # A character has four bytes at most, so only long texts are encoded for the check.
     if len(text) > wire.MAX_FRAME_BYTES // 4 and len(text.encode()) > wire.MAX_FRAME_BYTES:
         raise Refused(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
     if "\\u0000" in text:

@@ -38,7 +38,7 @@ class DesiredStates:
     def __init__(self) -> None:
         self._asked: dict[Told, tuple[int, Failed]] = {}
         self._reading: asyncio.Task[None] | None = None
-        # A thread of its own: a resize must not wait behind what a fleet's agents observe.
+        # A thread of its own: a resize must not wait for the storage of agents' observations.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wanted")
 
     def ask(self, node_id: int, told: Told, failed: Failed) -> None:

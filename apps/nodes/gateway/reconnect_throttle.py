@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 # Enough to work on one while another waits for the database; more would only wait for each other.
 AT_ONCE = 4
-# Of the agent's fifteen seconds (`agent/server/link.py`): the rest is for reading its hello and for the greeting.
+# Part of the agent's fifteen seconds (`agent/server/link.py`): the rest is for reading the hello and for the greeting.
 LONGEST_WAIT_SECONDS = 11.0
 
 _slots: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()

@@ -67,10 +67,10 @@ class Gpu(Row):
 
     @property
     def core_left(self) -> int:
-        """As core_free, but negative if use without a claim overlaps allocations: that much must go first."""
+        """Value of core_free without its lower bound: negative if use without a claim overlaps allocations."""
         return WHOLE - self.core_used - self.core_outside
 
     @property
     def memory_left_mib(self) -> int:
-        """As memory_free_mib, but negative if use without a claim overlaps allocations."""
+        """Value of memory_free_mib without its lower bound: negative if use without a claim overlaps allocations."""
         return self.memory_mib - self.memory_used_mib - self.memory_outside_mib

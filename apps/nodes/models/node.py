@@ -64,7 +64,7 @@ class Node(Row):
     kubernetes_node = models.CharField(max_length=253, blank=True, default="", db_default="")
     arbiter = models.BooleanField(default=False, db_default=False)
     simulated = models.BooleanField(default=False)
-    # Its self-check: {"name", "state", "detail", "cure"} each.
+    # Results of its self-check: {"name", "state", "detail", "cure"} each.
     checks = models.JSONField(default=list, db_default=[])
 
     class Meta:

@@ -24,7 +24,7 @@ class UsageFrame(models.Model):
     pk = models.CompositePrimaryKey("node_id", "at", "seq")
     node_id = models.BigIntegerField()
     at = models.DateTimeField()
-    # The agent's own number: a frame that comes again is the same row.
+    # The agent's own number: a repeated frame is the same row.
     seq = models.BigIntegerField()
     gpu_ids = _list(models.BigIntegerField())
     gpu_core = _list(models.FloatField())
@@ -45,7 +45,7 @@ class UsageFrame(models.Model):
     gpu_time_ms = _list(models.FloatField(null=True))
 
     class Meta:
-        # `migrations/0006_usage_frames.py` makes the table.
+        # `migrations/0006_usage_frames.py` creates the table.
         db_table = "nodes_usageframe"
 
     def __str__(self) -> str:

@@ -178,7 +178,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
 
     Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
-    # GPUs before their node, in key order, as a round locks them.
+    # Order of locks: GPUs before their node, in key order, as in a round.
     known = {gpu.uuid: gpu for gpu in _lock_gpus(node.pk)}
     key, (node,) = node.key_digest, _lock_node(node.pk)
     if node.key_digest != key:

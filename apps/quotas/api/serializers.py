@@ -14,7 +14,7 @@ from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.fastpath.compiled_queries import compiled_query
 
-MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
+MAX_AMOUNT = 2**53 - 1  # JSON readers lose digits beyond it
 
 
 @compiled_query

@@ -118,7 +118,7 @@ GROUP BY gpu_id, uid
 
 def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
     """Return the newest sample of each series, or an empty curve."""
-    # A second more: a clock that was set while this is asked.
+    # One second more, in case the clock is set during the query.
     asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **parameters(series)}
     return _read_curves(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
 

@@ -119,7 +119,7 @@ def _roll_on(closing: datetime) -> int | None:
 def _try_lock() -> bool:
     """Try to lock the roll-ups for this transaction: a second concurrent run leaves the work to the first."""
     with connection.cursor() as cursor:
-        # The frames of ten seconds of a thousand nodes.
+        # Fits the frames of ten seconds of a thousand nodes.
         cursor.execute("SET LOCAL work_mem = '64MB'")
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
         (got,) = cursor.fetchone() or (False,)

@@ -20,7 +20,7 @@ SEEN_EVERY = timedelta(seconds=2)
 
 MIB = 1 << 20
 
-# A session's own table, neither logged nor flushed: COPY knows no conflicts, INSERT does.
+# A session's own table, neither logged nor flushed: COPY cannot skip conflicts, INSERT can.
 STAGE = "CREATE TEMP TABLE IF NOT EXISTS incoming_frame (LIKE nodes_usageframe) ON COMMIT DELETE ROWS"
 COPY = "COPY incoming_frame FROM STDIN (FORMAT BINARY)"
 KEEP = "INSERT INTO nodes_usageframe SELECT * FROM incoming_frame ON CONFLICT DO NOTHING"
