@@ -58,9 +58,9 @@ class Watch(ABC):
             while not self._stopped.is_set():
                 self.step()
         except (InterfaceError, OperationalError) as error:
-            logger.warning("cluster %s: database session lost, beginning anew: %s", self.cluster.name, error)
+            logger.warning("cluster %s: database session lost, restarting: %s", self.cluster.name, error)
         except Exception:
-            logger.exception("cluster %s: beginning anew", self.cluster.name)
+            logger.exception("cluster %s: restarting", self.cluster.name)
         finally:
             self.stop()
             connection.close()
@@ -99,7 +99,7 @@ class Watches:
         try:
             watch = self._begin(row)
         except Exception as error:  # noqa: BLE001 - the library raises whatever it finds wrong with credentials
-            logger.warning("cluster %s cannot be reached: %s", row.name, error)
+            logger.warning("cluster %s could not be reached: %s", row.name, error)
             self._unusable[row.name] = row.version
             Cluster.objects.filter(pk=row.pk).update(state=ClusterState.UNREACHABLE, state_reason=str(error)[:2000])
             return

@@ -187,7 +187,7 @@ class Watched(Watch):
             following.end_others(cluster=self.cluster, live=self._pods, is_there=self._is_there)
             self._others_due = False
         except (Refused, Unreachable) as error:
-            logger.warning("pods of cluster %s that are gone: %s", self.cluster.name, error.detail)
+            logger.warning("missing pods of cluster %s: %s", self.cluster.name, error.detail)
 
     def _is_there(self, row: PodClaim) -> bool:
         """Return True if the pod lives now, by a live read. Raises Unreachable, Refused."""
@@ -208,7 +208,7 @@ class Watched(Watch):
             raise
         except Exception:
             # Tenants write pods: a malformed one must not keep others out of the ledger.
-            logger.exception("pod %s/%s of %s is passed by", meta["namespace"], meta["name"], self.cluster.name)
+            logger.exception("pod %s/%s of %s skipped", meta["namespace"], meta["name"], self.cluster.name)
 
     def _set_state(self, state: str, why: str = "") -> None:
         values: dict[str, Any] = {"state": state, "state_reason": why[:2000]}

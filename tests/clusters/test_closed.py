@@ -111,7 +111,7 @@ def test_a_node_that_takes_nothing_new_gets_no_pod(
     refused = world.ask("p")
     assert refused["gpus"] is None
     if cluster.placement == "gpu-admission":
-        assert "a node or GPU that takes nothing new" in refused["FailedNodes"]["gpu1"]
+        assert "closed nodes and GPUs count too" in refused["FailedNodes"]["gpu1"]
     Node.objects.update(
         cordoned=False,
         fenced_at=None,

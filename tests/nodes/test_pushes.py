@@ -118,7 +118,7 @@ async def test_a_node_with_more_than_its_agent_takes_keeps_what_it_was_told(
     reader.ask(machine.node.pk, told.append, fail)
     await eventually(lambda: reader._reading is None)
     assert told == ([] if most == 1 else [wire.encode(state)])
-    assert ("node gpu1 has 2 assignments and an agent takes 1" in caplog.text) == (most == 1)
+    assert ("node gpu1 has 2 assignments, an agent accepts 1" in caplog.text) == (most == 1)
 
 
 async def test_an_agent_whose_node_cannot_be_read_is_told_to_come_again(

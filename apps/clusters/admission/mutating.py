@@ -30,7 +30,7 @@ def mutate(review: Review, policy: Policy) -> Verdict:
     warnings = []
     try:
         if decision_annotations(pod) and not policy.trusts(review.who):
-            warnings.append("Annotations that say which GPU a pod has were taken out: the scheduler decides that.")
+            warnings.append("Annotations that assign GPUs to the pod were removed: only the scheduler may write them.")
             _annotate(pod, dict.fromkeys(decision_annotations(pod)))
         used = format_of(pod)
         if used is not None:

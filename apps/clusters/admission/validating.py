@@ -58,7 +58,7 @@ def _forged_decisions(pod: pods.Pod, review: Review, policy: Policy) -> Iterator
 def _changed_decisions(review: Review, policy: Policy) -> Iterator[str]:
     """Refuse changes of a pod's GPUs; its elastic ceiling may move within its bounds."""
     if decision_annotations(review.thing) != decision_annotations(review.old) and not policy.trusts(review.who):
-        yield "Which GPU a pod has the scheduler decides: leave its annotations as they are."
+        yield "Only the scheduler assigns GPUs to a pod: leave its annotations as they are."
     ceiling = pods.annotations(review.thing).get(gpu_manager.CORE_LIMIT)
     if ceiling != pods.annotations(review.old).get(gpu_manager.CORE_LIMIT):
         gpu_manager.asks(review.thing)

@@ -31,26 +31,28 @@ class ClusterSerializer(Strict):
     name = serializers.RegexField(
         SLUG, help_text=_("Lower-case letters, digits and dashes; 63 at most; never changes.")
     )
-    pool = PoolByName(help_text=_("Whose GPUs its nodes are, and where its pods are charged."))
+    pool = PoolByName(help_text=_("Pool of its nodes' GPUs; its pods are charged there."))
     server = serializers.CharField(read_only=True, help_text="URL of its API server.")
     in_cluster = serializers.BooleanField(
-        default=False, help_text=_("This runs in the cluster itself, and uses its pod's service account.")
+        default=False, help_text=_("gpucloud runs in this cluster and uses its pod's service account.")
     )
     kubeconfig = serializers.CharField(
         write_only=True,
         allow_null=True,
         default=None,
         max_length=100_000,
-        help_text=_("As `kubectl config view --minify --flatten --raw` prints it; kept sealed and never shown."),
+        help_text=_("Output of `kubectl config view --minify --flatten --raw`; stored encrypted and never shown."),
     )
-    enabled = serializers.BooleanField(default=True, help_text=_("False: it is not watched, and its claims stay."))
+    enabled = serializers.BooleanField(
+        default=True, help_text=_("False: the cluster is not watched, and its claims stay.")
+    )
     placement = serializers.ChoiceField(
         choices=Placement.choices,
         default=Placement.GPU_ADMISSION,
-        help_text=_("By whose rules the extender chooses: gpu-admission's exactly, or the pool's own policy."),
+        help_text=_("Rules of the extender: exactly gpu-admission's, or the pool's placement policy."),
     )
     strict = serializers.BooleanField(
-        default=False, help_text=_("Answer as gpu-admission does also where that wedges a pod.")
+        default=False, help_text=_("Answer exactly as gpu-admission does, even if that blocks a pod for ever.")
     )
     sync_quotas = serializers.BooleanField(
         default=False, help_text=_("Write tenants' quotas into their namespaces as ResourceQuotas.")

@@ -35,29 +35,36 @@ class SchedulerQuestion(Strict):
         choices=("configuration", "policy"), default="configuration", help_text="`policy`: before Kubernetes 1.23."
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Where kube-scheduler reaches the extender.")
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("URL of the extender for kube-scheduler.")
     )
     cluster = ClusterByName(
-        required=False, default=None, help_text=_("For one of several clusters: its name becomes part of the path.")
+        required=False, default=None, help_text=_("One of several clusters: its name becomes part of the path.")
     )
-    by_name = serializers.BooleanField(default=False, help_text=_("Nodes are sent by name: much less, from 1.25 on."))
+    by_name = serializers.BooleanField(
+        default=False, help_text=_("Send only names of nodes, which is much less data; Kubernetes 1.25 or later.")
+    )
     everything = serializers.BooleanField(default=False, help_text=_("Also prioritize, bind and preempt."))
     scheduler_name = serializers.RegexField(
         r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$",
         default="",
         allow_blank=True,
-        help_text=_("Of a second kube-scheduler."),
+        help_text=_("Name of a second kube-scheduler."),
     )
     ca_file = serializers.CharField(
-        default="", allow_blank=True, max_length=500, help_text=_("On kube-scheduler's machine: who the extender is.")
+        default="",
+        allow_blank=True,
+        max_length=500,
+        help_text=_("Certificate authority of the extender, a file on kube-scheduler's machine."),
     )
     cert_file = serializers.CharField(
         default="",
         allow_blank=True,
         max_length=500,
-        help_text=_("Its own certificate, where the extender asks for one."),
+        help_text=_("Certificate of kube-scheduler, if the extender requires one."),
     )
-    key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text=_("And its key."))
+    key_file = serializers.CharField(
+        default="", allow_blank=True, max_length=500, help_text=_("Key of that certificate.")
+    )
 
     def service_arguments(self) -> dict[str, Any]:
         """Return the query as arguments of the service."""
@@ -74,9 +81,15 @@ class WebhookQuestion(Strict):
         r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text=_("NAMESPACE/NAME of their Service.")
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Or their address, `https://…`.")
+        ADDRESS,
+        default="",
+        allow_blank=True,
+        max_length=500,
+        help_text=_("Address of the webhooks, `https://…`; instead of a Service."),
     )
-    before_1_28 = serializers.BooleanField(default=False, help_text=_("Without matchConditions: asked for every pod."))
+    before_1_28 = serializers.BooleanField(
+        default=False, help_text=_("Omit matchConditions: API servers send every pod.")
+    )
 
 
 class ConfigurationSerializer(Strict):

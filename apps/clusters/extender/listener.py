@@ -47,10 +47,10 @@ class Certificate:
         try:
             self._newest = self._new_context()
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the new certificate %s is not taken: %s", self._certificate, error)
+            logger.warning("new certificate %s not loaded: %s", self._certificate, error)
             return False
         self._read = now
-        logger.info("the new certificate %s is taken", self._certificate)
+        logger.info("new certificate %s loaded", self._certificate)
         return True
 
     def _begin(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

@@ -34,7 +34,7 @@ MOST_FAILED_WRITES = 3
 # Attempts on a node whose GPUs others took meanwhile.
 MOST_LOOKS = 3
 # One text for all such nodes: kube-scheduler groups nodes by text and lists each text in the pod's event.
-BESIDES = "; what gpucloud keeps from pods there counts too: claims, reservations, a node or GPU that takes nothing new"
+BESIDES = "; claims outside of Kubernetes, reservations, and closed nodes and GPUs count too"
 QUICKER = "others were quicker to take its GPUs: try again"
 # A chooser by the ledger: returns (node, GPUs), or the reason why there is none.
 Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
@@ -92,7 +92,7 @@ def answer(cluster: Extended, body: bytes) -> bytes:
         except NotAQuantity as error:
             return filter_result(None, None, None, error=str(error))
         except NoLedger as error:
-            logger.warning("pod %s/%s is promised nothing: %s", *pod.key, error)
+            logger.warning("no promise to pod %s/%s: %s", *pod.key, error)
             return filter_result(None, None, None, error="gpucloud's database does not answer: try again")
 
 
@@ -180,12 +180,12 @@ class _Decision:
                 del self.failed[node]
                 return True
             except Refused as error:
-                logger.warning("pod %s/%s is not annotated: %s", *self.pod.key, error)
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 if not error.worth_another_try or attempt == TRIES - 1:
                     break
                 time.sleep(PAUSE_SECONDS)
             except Unreachable as error:
-                logger.warning("pod %s/%s is not annotated: %s", *self.pod.key, error)
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 # Every further attempt would wait for the same timeout.
                 self.failed_writes = MOST_FAILED_WRITES
                 break

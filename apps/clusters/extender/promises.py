@@ -56,7 +56,7 @@ class Promises:
             _surely(lambda: outside.drop(cluster=self._cluster, pod_uid=pod.uid))
         except NoLedger as error:
             # The watch of pods drops it later.
-            logger.warning("what was promised to pod %s/%s stays for a while: %s", *pod.key, error)
+            logger.warning("promise to pod %s/%s could not be withdrawn yet: %s", *pod.key, error)
 
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)

@@ -39,7 +39,7 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
             outside.keep(cluster=cluster, pod_uid=wanted.uid, parts=_parts(cluster, wanted))
         except IntegrityError:
             # An importer recorded it first; the next pass finds its claims.
-            _note(cluster, pod, "It was being written down at the same moment.")
+            _note(cluster, pod, "Another process was recording it at the same time.")
     if not found.pods and found.left:
         _note(cluster, pod, found.left[0].why)
 
@@ -114,7 +114,7 @@ def _annotated_indexes(pod: Pod, place: int) -> list[int]:
     return [index for index in named if 0 <= index <= pods.MOST][: gpu_admission.MOST_GPUS]
 
 
-def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
+def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod has ended") -> int:
     """Return what the pod held to the ledger; return the number of containers. Repeatable."""
     ended = 0
     for key in (
@@ -146,7 +146,7 @@ def end_others(*, cluster: Cluster, live: Iterable[str], is_there: Callable[[Pod
     """
     rows = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live)).order_by("pk")
     gone = (row for row in {row.pod_uid: row for row in rows}.values() if not is_there(row))
-    why = "its pod was gone when the cluster was looked at"
+    why = "its pod no longer existed in the cluster"
     return sum(end(cluster=cluster, pod_uid=row.pod_uid, why=why) for row in gone)
 
 

@@ -124,7 +124,7 @@ class Client:
                     raise _refusal(event.object)
                 yield event
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"The watch broke off: {error}") from error
+            raise Unreachable(f"The watch was interrupted: {error}") from error
         finally:
             response.close()
 
@@ -135,7 +135,7 @@ class Client:
         try:
             return bytes(response.read())
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"The answer broke off: {error}") from error
+            raise Unreachable(f"The response was interrupted: {error}") from error
         finally:
             response.release_conn()
 

@@ -100,7 +100,7 @@ class Reflector:
                         if self._stop.is_set():
                             return
             except Gone:
-                logger.info("%s: the version to watch from is gone, listing anew", self._kind.name)
+                logger.info("%s: watched version expired, listing again", self._kind.name)
                 self._version = None
             except (Unreachable, Refused) as error:
                 failures += 1
@@ -111,7 +111,7 @@ class Reflector:
                 self._stop.wait(pause_seconds(failures))
             except Exception as error:
                 # An ended thread would leave stale objects for ever. A new list contains what was missed.
-                logger.exception("%s: what was heard is not understood", self._kind.name)
+                logger.exception("%s: an observation could not be processed", self._kind.name)
                 failures += 1
                 self._version = None
                 self._fail(self._kind.name, str(error))

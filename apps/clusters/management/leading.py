@@ -43,7 +43,7 @@ class Leading(BaseCommand):
                     watches.refresh()
                     time.sleep(LOOK_SECONDS)
             except (InterfaceError, OperationalError) as error:
-                logger.warning("database session lost, trying again in a second: %s", error)
+                logger.warning("database session lost, retrying in a second: %s", error)
                 time.sleep(1)
             finally:
                 watches.stop()

@@ -41,13 +41,13 @@ class Need(NamedTuple):
 
 
 NEEDS = (
-    Need("", "nodes", ("get", "list", "watch"), "to know its machines"),
-    Need("", "namespaces", ("get", "list", "watch"), "to know whose pods are whose"),
-    Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to say which GPU each has"),
-    Need("", "pods/binding", ("create",), "to bind pods, where kube-scheduler leaves that to the extender"),
-    Need("", "pods/eviction", ("create",), "to end pods that must make room for whose share they borrow"),
-    Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to keep tenants' quotas there"),
-    Need("", "events", ("create",), "to tell pods what became of their resize"),
+    Need("", "nodes", ("get", "list", "watch"), "to know its nodes"),
+    Need("", "namespaces", ("get", "list", "watch"), "to find the tenants of pods"),
+    Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to assign their GPUs"),
+    Need("", "pods/binding", ("create",), "to bind pods, if kube-scheduler leaves that to the extender"),
+    Need("", "pods/eviction", ("create",), "to evict pods that must make room"),
+    Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to write tenants' quotas"),
+    Need("", "events", ("create",), "to report resizes to pods"),
     Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
     Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
     Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
@@ -112,6 +112,6 @@ def _may(client: Client, need: Need, verb: str) -> bool:
     try:
         said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"resourceAttributes": asked}}))
     except Refused as error:
-        logger.info("an access review is refused: %s", error.detail)
+        logger.info("access review refused: %s", error.detail)
         return False
     return bool(said.get("status", {}).get("allowed"))

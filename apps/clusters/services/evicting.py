@@ -64,7 +64,7 @@ def _evict(seen: PodClaim, api: Api) -> bool:
         raise
     except GpucloudError as error:
         # A disruption budget, a missing permission, or a pod that has gone, which the watch will report.
-        logger.info("pod %s/%s is not evicted: %s", row.namespace, row.pod, error.detail)
+        logger.info("pod %s/%s not evicted: %s", row.namespace, row.pod, error.detail)
         return False
     _say_why(row, row.claim, api)
     return True
@@ -80,4 +80,4 @@ def _say_why(row: PodClaim, claim: Claim, api: Api) -> None:
     except Busy:
         raise
     except GpucloudError as error:
-        logger.info("pod %s/%s is not told why it ends: %s", row.namespace, row.pod, error.detail)
+        logger.info("eviction of pod %s/%s not reported: %s", row.namespace, row.pod, error.detail)

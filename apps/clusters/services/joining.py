@@ -52,7 +52,7 @@ def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = N
             client.patience_seconds = PATIENCE_SECONDS
             name = _node_of(row, client, token)
     except Refused as error:
-        logger.warning("an agent of cluster %s cannot be let in: %s", row.name, error.detail)
+        logger.warning("an agent of cluster %s was refused: %s", row.name, error.detail)
         raise EnrolmentRefused(NOT_OURS) from error
     return _take(row, name, key_digest, Principal(name=f"cluster:{row.name}", is_operator=True, source_ip=source_ip))
 

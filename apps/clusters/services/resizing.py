@@ -129,7 +129,7 @@ def tell(*, cluster: Cluster, api: Api) -> int:
         except Busy:
             raise
         except GpucloudError as error:
-            logger.info("pod %s/%s is not told of its shares: %s", namespace, name, error.detail)
+            logger.info("status of pod %s/%s not written: %s", namespace, name, error.detail)
             if isinstance(error, Refused) and error.worth_another_try:
                 continue
             # It is gone, or another pod has its name; the watch will report it.

@@ -33,7 +33,7 @@ class NobodyPays(Conflict):
     """No tenant is bound to the namespace."""
 
     code: ClassVar[str] = "nobody-pays"
-    title = "The namespace is nobody's"
+    title = "The namespace is bound to no tenant"
 
 
 class Quicker(Conflict):

@@ -83,8 +83,8 @@ class SharePods:
             logger.info("SharePod %s is malformed", pods.name_of(thing), exc_info=True)
             phase, message = "Failed", "Its spec is not a pod's: every container needs a name and an image."
         except DataError:
-            logger.info("SharePod %s cannot be kept", pods.name_of(thing), exc_info=True)
-            phase, message = "Failed", "One of its words is too long, or has characters that cannot be kept."
+            logger.info("SharePod %s cannot be stored", pods.name_of(thing), exc_info=True)
+            phase, message = "Failed", "One of its values is too long, or has invalid characters."
         self._tell(thing, manifests.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
 
     def _wanted(
@@ -98,7 +98,7 @@ class SharePods:
         ask = _ask(thing)
         if row is None:
             if SharePod.objects.filter(cluster=self._cluster, uid=thing["metadata"]["uid"]).exists():
-                return "Succeeded", "Its share was given back.", None, pod
+                return "Succeeded", "Its share was released.", None, pod
             row = claims.make(cluster=self._cluster, thing=thing, ask=ask, labels=self._namespace(thing))
         if row.claim.state == ClaimState.RELEASED:
             row = claims.make_again(row, thing=thing, ask=ask, labels=self._namespace(thing))
@@ -107,7 +107,7 @@ class SharePods:
         if pod is not None and claims.is_elsewhere(row, pod, place):
             claims.detach_pod(row, pod)
             self._remove(pod)
-            return "Pending", "Its share is elsewhere or waits: the pod that has the old one ends first.", row, pod
+            return "Pending", "Its share has moved or waits: its previous pod must end first.", row, pod
         if place is None:
             return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
         if pod is None:

@@ -102,7 +102,7 @@ class NodeSerializer(Strict):
     conditions = serializers.SerializerMethodField(help_text="Conditions of the node itself; `Ready` first.")
     repair_drift = serializers.BooleanField(
         default=True,
-        help_text=_("What somebody changes on the machine is put right at once; else it waits for a repair."),
+        help_text=_("Repair foreign changes on the machine at once; else on request."),
     )
     drifted = serializers.SerializerMethodField(help_text="Number of such changes that are not repaired.")
     simulated = serializers.BooleanField(read_only=True)

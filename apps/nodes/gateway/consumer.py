@@ -67,7 +67,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             for task in (*done, *([reading] if reading.done() else [])):
                 task.result()
         except TimeoutError:
-            logger.warning("node %s reads nothing of what it is told: hung up", self.node and self.node.name)
+            logger.warning("node %s does not read: disconnected", self.node and self.node.name)
         except OSError:
             pass  # the agent has just disconnected
         finally:
@@ -122,7 +122,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             if not isinstance(frame, Refused) and not self.welcomed and not isinstance(frame, wire.Hello):
                 frame = Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
             if isinstance(frame, Refused):
-                logger.warning("node %s sent a frame that is refused: %s", self.node.name, frame.why)
+                logger.warning("node %s sent an invalid frame: %s", self.node.name, frame.why)
                 self.outgoing.end(frame.code, _brief(frame.why))
             else:
                 await self._handle(self.node, frame)
@@ -184,14 +184,14 @@ class AgentConsumer(AsyncWebsocketConsumer):
         try:
             await hints.bus().publish([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
+            logger.warning("other servers could not be informed that node %s connected here: %s", node.name, error)
 
     def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
         try:
             intake.of_this_loop().put(self.source, plausible.drop_implausible(self.source, frame), self._told)
         except intake.NoRoom as error:
-            logger.warning("node %s: a frame was not taken: %s", self.source.node_name, error)
+            logger.warning("node %s: a frame was not accepted: %s", self.source.node_name, error)
             self.outgoing.end(wire.CLOSE_BUSY, str(error))
 
     def _acknowledge(self, seq: int | None) -> None:
@@ -215,7 +215,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
             case _:
                 # From another release of this product: later hints still arrive.
-                logger.warning("nobody here understands %s", message.get("type"))
+                logger.warning("unknown hint: %s", message.get("type"))
 
     def _send_desired(self, text: str) -> None:
         """Send the node's present desired state."""

@@ -106,7 +106,7 @@ def _too_many(node_id: int, state: wire.Desired) -> bool:
     if number > most:
         name = Node.objects.values_list("name", flat=True).get(pk=node_id)
         logger.error(
-            "node %s has %d assignments and an agent takes %d: it is told of no change",
+            "node %s has %d assignments, an agent accepts %d: its desired state is not sent",
             name,
             number,
             wire.MAX_ASSIGNMENTS,

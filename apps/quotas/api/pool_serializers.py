@@ -63,16 +63,16 @@ class HoursSerializer(Strict):
 class RebalanceBoundsSerializer(Strict):
     """Bounds of the rebalancer; help texts give the defaults."""
 
-    window_seconds = bound(5, 86_400, _("What is looked at; 300."))
-    cool_down_seconds = bound(5, 86_400, _("Between two changes of a claim, giving back excepted; 300."))
-    floor_percent = bound(1, 100, _("What a claim that lends keeps; 5."))
-    ceiling_percent = bound(1, 100, _("What nothing is raised above; 100."))
+    window_seconds = bound(5, 86_400, _("Window of measurements in seconds; 300."))
+    cool_down_seconds = bound(5, 86_400, _("Seconds between two changes of a claim, except returns of lent core; 300."))
+    floor_percent = bound(1, 100, _("Percent that a lending claim keeps; 5."))
+    ceiling_percent = bound(1, 100, _("Highest percent to raise a claim to; 100."))
     step_percent = bound(1, 100, _("Points of core in one change; 20."))
-    margin_percent = bound(0, 1000, _("`percentile`: above what was used; 20."))
-    idle_percent = bound(0, 100, _("Up to so much of a GPU is noise, not use; 2."))
-    wake_percent = bound(1, 100, _("From so much of a GPU on a claim is awake; 5. Above idle_percent."))
-    throttled_percent = bound(1, 100, _("Of the time: from so much waiting on a claim is throttled; 20."))
-    most_changes = bound(1, 10_000, _("In one run, giving back excepted; 50."))
+    margin_percent = bound(0, 1000, _("`percentile`: percent above the measured use; 20."))
+    idle_percent = bound(0, 100, _("Percent of a GPU up to which use counts as noise; 2."))
+    wake_percent = bound(1, 100, _("Percent of a GPU from which a claim is awake; 5. Above idle_percent."))
+    throttled_percent = bound(1, 100, _("Percent of time in waiting from which a claim is throttled; 20."))
+    most_changes = bound(1, 10_000, _("Most changes in one run, except returns of lent core; 50."))
     calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first matching entry counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class PoolSerializer(Strict):
     sharing_policy = serializers.ChoiceField(
         choices=SharingPolicy.choices,
         default=SharingPolicy.BURST,
-        help_text=_("What a claim gets of a GPU's compute while others want it too."),
+        help_text=_("Distribution of a GPU's compute between competing claims."),
     )
     core_ceiling = StrictInteger(
         min_value=1,
@@ -99,12 +99,12 @@ class PoolSerializer(Strict):
         help_text=_("Percent of each GPU that all its claims together may use."),
     )
     parts = StrictInteger(
-        min_value=1, max_value=MOST_PARTS, default=1, help_text=_("`average` only: into how many each GPU is divided.")
+        min_value=1, max_value=MOST_PARTS, default=1, help_text=_("`average` only: number of parts of each GPU.")
     )
     placement_policy = serializers.ChoiceField(
         choices=PlacementPolicy.choices,
         default=PlacementPolicy.GPUCLOUD,
-        help_text=_("Which GPUs carry a claim, where several could. A change counts for what is placed from then on."),
+        help_text=_("Choice between GPUs that fit a claim. A change applies to later placements."),
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")
@@ -139,7 +139,7 @@ class PoolSerializer(Strict):
     audit_policy = serializers.ChoiceField(
         choices=AuditPolicy.choices,
         default=AuditPolicy.WARN,
-        help_text=_("What becomes of a GPU process that no limit holds, or that is above its limit."),
+        help_text=_("Reaction to a GPU process without a limit, or above its limit."),
     )
     repair_drift = serializers.BooleanField(
         default=True,
@@ -149,10 +149,12 @@ class PoolSerializer(Strict):
         ),
     )
     rebalance_mode = serializers.ChoiceField(
-        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text=_("What the rebalancer does here.")
+        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text=_("Action of the rebalancer in this pool.")
     )
     rebalance_policy = serializers.ChoiceField(
-        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text=_("How it finds changes.")
+        choices=RebalancePolicy.choices,
+        default=RebalancePolicy.FEEDBACK,
+        help_text=_("Function that proposes changes."),
     )
     rebalance_bounds = RebalanceBoundsSerializer(
         required=False, help_text="Bounds of the rebalancer; a change replaces all of them."
@@ -160,26 +162,26 @@ class PoolSerializer(Strict):
     idle_rule = serializers.ChoiceField(
         choices=IdleRule.choices,
         default=IdleRule.OFF,
-        help_text=_("What becomes of claims that were measured to do nothing for idle_seconds."),
+        help_text=_("Reaction to claims that are measured idle for idle_seconds."),
     )
     idle_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         default=1800,
-        help_text=_("So long a claim must have done nothing. What was not measured is never taken for idleness."),
+        help_text=_("Seconds without use until a claim is idle. Time without measurements does not count."),
     )
     unused_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         allow_null=True,
         default=None,
-        help_text=_("A claim that is held so long without any program is released, after the same notice. Null: kept."),
+        help_text=_("Seconds without a program until a claim is released, after the same notice. Null: never."),
     )
     idle_grace_seconds = StrictInteger(
         min_value=0,
         max_value=MOST_IDLE_SECONDS,
         default=600,
-        help_text=_("So long before it is released a claim's owner is told; a claim that works meanwhile is kept."),
+        help_text=_("Seconds between notice and release of an idle claim; a claim that is used meanwhile stays."),
     )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)

@@ -20,21 +20,21 @@ class EventKind(models.TextChoices):
 
     CLAIM_ACTIVE = "claim.active", _("A claim is in force on its GPUs.")
     CLAIM_FAILED = "claim.failed", _("An agent could not put a claim in force.")
-    CLAIM_RELEASED = "claim.released", _("A claim has given everything back.")
+    CLAIM_RELEASED = "claim.released", _("A claim is released.")
     CLAIM_OVER_QUOTA = "claim.over_quota", _("A claim waits because its tenant's quota has no room for it.")
-    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at a moment that is said.")
-    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim that had notice may stay.")
-    CLAIM_PREEMPTED = "claim.preempted", _("A claim goes back to the queue for somebody else's.")
+    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at the time in the message.")
+    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim with a preemption notice may stay.")
+    CLAIM_PREEMPTED = "claim.preempted", _("A claim is preempted and returns to the queue.")
     CLAIM_IDLE = (
         "claim.idle",
-        _("A claim does nothing for as long as its pool allows; `release_at`: then it is released."),
+        _("A claim is idle for the time that its pool allows; `release_at`: time of its release."),
     )
     CLAIM_AWAKE = "claim.awake", _("A claim that was idle is idle no longer.")
-    QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below what is held of it.")
+    QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below its use.")
     QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
     BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")
-    RESERVATION_BEGAN = "reservation.began", _("A reservation holds its room from now on.")
-    RESERVATION_ENDED = "reservation.ended", _("A reservation is over, or was given back.")
+    RESERVATION_BEGAN = "reservation.began", _("A reservation has begun.")
+    RESERVATION_ENDED = "reservation.ended", _("A reservation has ended, or was released.")
     NODE_LOST = "node.lost", _("A node's agent is silent; to tenants whose claims it carries.")
     NODE_RETURNED = "node.returned", _("A lost node's agent is back; to tenants whose claims it carries.")
 

@@ -13,7 +13,10 @@ from apps.clusters.watching import Watched
 class Command(Leading):
     """The watch over clusters."""
 
-    help = "Watch the clusters of Kubernetes: their pods become claims, charged to their namespaces' tenants."
+    help = (
+        "Watch the Kubernetes clusters: turn their pods into claims of their namespaces' tenants. "
+        "Example: manage.py clusters"
+    )
     lock, begin = watchers.CLUSTERS, Watched
 
     def handle(self, *args: Any, **options: Any) -> None:

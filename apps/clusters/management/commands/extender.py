@@ -58,7 +58,7 @@ class Extenders(dict[str, Extended]):
                     raise
                 except Exception:
                     # The library raises any exception about credentials; the other clusters are served.
-                    logger.exception("cluster %s cannot be answered", name)
+                    logger.exception("cluster %s could not be served", name)
                     self._unusable[name] = row.version
         for promises in self._promises.values():
             promises.refresh()
@@ -71,7 +71,7 @@ class Extenders(dict[str, Extended]):
         self._watches[row.name] = watches
         for watch in watches:
             watch.start()
-        logger.info("answering for cluster %s by the rules of %s", row.name, row.placement)
+        logger.info("serving cluster %s with placement %s", row.name, row.placement)
         choose = _by_ledger(ByLedger(row, api, mirror)) if row.placement == Placement.GPUCLOUD else None
         self._promises[row.name] = promises
         return Extended(row.name, api, mirror, strict=row.strict, choose=choose, promises=promises)
@@ -84,7 +84,7 @@ def _by_ledger(choose: ByLedger) -> Choose:
         try:
             return choose(pod, names)
         except DatabaseError as error:
-            logger.warning("the database is away: %s", error)
+            logger.warning("database unavailable: %s", error)
             connection.close()
             return "gpucloud's database does not answer: try again."
 
@@ -98,7 +98,9 @@ def _log_failure(cluster: str) -> Any:
 class Command(BaseCommand):
     """The extender."""
 
-    help = "Answer kube-scheduler: filter, prioritize, bind, preempt, as gpu-admission does."
+    help = (
+        "Serve kube-scheduler: filter, prioritize, bind and preempt, as gpu-admission does. Example: manage.py extender"
+    )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -128,7 +130,7 @@ def _keep(clusters: Extenders) -> None:
         try:
             clusters.refresh()
         except DatabaseError as error:
-            logger.warning("the database is away, going on with what is known: %s", error)
+            logger.warning("database unavailable, continuing with the last known state: %s", error)
             connection.close()
         except Exception:
-            logger.exception("clusters cannot be read anew")
+            logger.exception("clusters could not be refreshed")

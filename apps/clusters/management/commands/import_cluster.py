@@ -19,16 +19,16 @@ class Command(BaseCommand):
     help = (
         "Take over a connected cluster: gpu-admission's quota map and ResourceQuotas become quotas, pods of "
         "gpu-manager, HAMi, gpushare and KubeShare become claims on the GPUs that they run on. Without --take nothing "
-        "is changed: it says what would be made. May be repeated."
+        "is changed: it prints what would be created. Repeatable. Example: manage.py import_cluster prod"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the cluster and the options of the import."""
-        parser.add_argument("cluster", help="a cluster that is connected (POST /api/v1/clusters/)")
+        parser.add_argument("cluster", help="name of a connected cluster (POST /api/v1/clusters/)")
         parser.add_argument("--take", action="store_true", help="do it")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
         parser.add_argument(
-            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="what one aliyun.com/gpu-mem is: 1024, or 1"
+            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="MiB of one aliyun.com/gpu-mem: 1024, or 1"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 class Command(Leading):
     """Command with a watch for each cluster."""
 
-    help = "Keep SharePods: a claim, a pod and a status for each. Runs until it is ended."
+    help = "Reconcile SharePods: a claim, a pod and a status for each. Runs until stopped. Example: manage.py sharepods"
     lock, begin = watchers.SHAREPODS, WatchedSharePods
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options for one pass and for the kind's definition."""
-        parser.add_argument("--once", action="store_true", help="look once at every cluster, and end")
-        parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition, and end")
+        parser.add_argument("--once", action="store_true", help="reconcile every cluster once and exit")
+        parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT, or run once."""
@@ -55,4 +55,4 @@ def _look(cluster: Cluster) -> None:
         raise
     except Exception:
         # The library raises any exception about credentials; the other clusters go on.
-        logger.exception("cluster %s cannot be looked at", cluster.name)
+        logger.exception("cluster %s could not be reconciled", cluster.name)

@@ -15,21 +15,23 @@ class Command(BaseCommand):
     """Command that creates and renews certificates and prints the configurations."""
 
     help = (
-        "Make or renew the webhooks' certificates in a directory (run it daily: it does nothing while nothing is due), "
+        "Create or renew the webhooks' certificates in a directory (run it daily; it renews only what is due), "
         "and print the two webhook configurations for this installation: `… | kubectl apply -f -`."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the directory, the names and the address of the webhooks."""
-        parser.add_argument("--directory", required=True, type=Path, help="ca.crt, ca.key, tls.crt, tls.key lie here")
         parser.add_argument(
-            "--service", metavar="NAMESPACE/NAME", help="the webhooks are behind this service of the cluster"
+            "--directory", required=True, type=Path, help="directory of ca.crt, ca.key, tls.crt and tls.key"
         )
-        parser.add_argument("--url", help="the webhooks are here, for an API server outside: https://host:port")
+        parser.add_argument("--service", metavar="NAMESPACE/NAME", help="Service of the webhooks in the cluster")
+        parser.add_argument("--url", help="URL of the webhooks outside of the cluster: https://host:port")
         parser.add_argument("--name", action="append", default=[], help="a further DNS name or address (repeatable)")
-        parser.add_argument("--renew", action="store_true", help="renew the certificate though it is not due")
+        parser.add_argument("--renew", action="store_true", help="renew the certificate even if it is not due")
         parser.add_argument(
-            "--before-1-28", action="store_true", help="for a Kubernetes without matchConditions: ask for every pod"
+            "--before-1-28",
+            action="store_true",
+            help="for Kubernetes without matchConditions: API servers send every pod",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

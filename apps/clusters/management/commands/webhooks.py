@@ -11,7 +11,10 @@ from apps.clusters.extender import listener
 class Command(BaseCommand):
     """Command that serves the webhooks."""
 
-    help = "Answer API servers' admission reviews, by TLS; a renewed certificate is read by itself."
+    help = (
+        "Serve the admission webhooks with TLS; renewed certificates are reloaded. "
+        "Example: manage.py webhooks --certificate tls.crt --key tls.key"
+    )
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -31,7 +31,7 @@ def drop_implausible(source: Source, usage: wire.Usage) -> wire.Usage:
     if not source.warned:
         # Once per connection: the next frame repeats it.
         source.warned = True
-        logger.warning("node %s measured what it cannot: %d values are not stored", source.node_name, refused)
+        logger.warning("node %s sent implausible measurements: %d values are not stored", source.node_name, refused)
     return msgspec.structs.replace(usage, gpus=gpus, assignments=items)
 
 

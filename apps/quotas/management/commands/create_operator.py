@@ -16,7 +16,10 @@ from apps.quotas.services import audit, tokens
 class Command(BaseCommand):
     """Command that creates an operator."""
 
-    help = "Make an operator: asks for a password (or reads one line from standard input) and prints an API token."
+    help = (
+        "Create an operator: asks for a password (or reads one line from standard input) and prints an API token. "
+        "Example: manage.py create_operator ada"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the user name."""

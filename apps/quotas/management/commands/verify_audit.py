@@ -18,7 +18,10 @@ def _head(text: str) -> Head:
 class Command(BaseCommand):
     """Command that walks the chain."""
 
-    help = "Check the audit log's chain. Prints its head; ends with 1, and says which event, where it is broken."
+    help = (
+        "Verify the audit log's chain and print its head; exits with 1 and names the event where it is broken. "
+        "Example: manage.py verify_audit"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add heads that were stored elsewhere."""
@@ -27,7 +30,7 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="PLACE:DIGEST",
-            help="a head that was printed or logged before: the chain must still go through it (may be repeated)",
+            help="a head that was printed or logged before: the chain must still contain it (repeatable)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
