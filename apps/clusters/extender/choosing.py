@@ -59,7 +59,7 @@ class ByLedger:
 
     def _unwritten(self, cluster: Cluster, asking: PodState) -> list[PodState]:
         """Return other pods with GPUs but without a claim: just chosen for or bound, or impossible to record."""
-        there = [pod for pod in self._mirror.promised() if pod.key != asking.key]
+        there = [pod for pod in self._mirror.pods_with_gpus() if pod.key != asking.key]
         uids = {pod.uid for pod in there}
         self._written &= uids
         if unknown := uids - self._written:

@@ -118,7 +118,7 @@ class _Decision:
             if isinstance(found, str):
                 break
             node, chosen = found
-            if self._promised(node, chosen):
+            if self._promise(node, chosen):
                 return self._answer(node if self._write(node, chosen) else None)
             self.failed[node] = QUICKER
         return self._answer(None)
@@ -158,14 +158,14 @@ class _Decision:
             if chosen is None:
                 self.failed[node] = self._no_match(node)
                 return False
-            if self._promised(node, chosen):
+            if self._promise(node, chosen):
                 return self._write(node, chosen)
             size = next(size for size in self.sizes if size[0] == node)
             chosen = self.cluster.mirror.view(*size, but=self.pod.key).fit(self.pod.containers)
         self.failed[node] = QUICKER
         return False
 
-    def _promised(self, node: str, chosen: Chosen) -> bool:
+    def _promise(self, node: str, chosen: Chosen) -> bool:
         return self.cluster.promises is None or self.cluster.promises.keep(self.pod, node, chosen)
 
     def _write(self, node: str, chosen: Chosen) -> bool:

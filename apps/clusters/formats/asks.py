@@ -48,7 +48,7 @@ class Ask:
             return self.memory_mib
         return gpu_memory_mib * (self.memory_percent or 0) // WHOLE
 
-    def claimed(self, gpu_memory_mib: int) -> dict[str, Any]:
+    def claim_fields(self, gpu_memory_mib: int) -> dict[str, Any]:
         """Return the fields of a claim for this request, on GPUs of this size."""
         request = max(self.core_request, LEAST_CORE)
         return {

@@ -28,7 +28,7 @@ class ContainerPlan:
     found: Claim | None
 
     @property
-    def claimed(self) -> dict[str, Any]:
+    def claim_fields(self) -> dict[str, Any]:
         """Fields of a new claim."""
         pod = self.pod
         return {
@@ -66,7 +66,7 @@ class ContainerPlan:
             raise placing.NotAsItRuns(f"Its claim {self.found.uid} is elsewhere by now: the pod is to end.")
 
 
-def wanted_of(
+def plan_container(
     pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], cluster: Cluster, rows: QuerySet[PodClaim]
 ) -> ContainerPlan | None:
     """Return the plan of this container; None if it has a claim or has ended. Raises NotAsItRuns."""

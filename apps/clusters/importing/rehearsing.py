@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
-from apps.clusters.importing.containers import ContainerPlan, wanted_of
+from apps.clusters.importing.containers import ContainerPlan, plan_container
 from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.importing.taking import Report, payer, quota, tell_of_pod
 from apps.clusters.models import Cluster, PodClaim
@@ -99,14 +99,14 @@ class _Pods:
             raise
 
     def _container(self, pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], tenant: Tenant) -> str:
-        wanted = wanted_of(pod, held, self._cluster, PodClaim.objects.all())
+        wanted = plan_container(pod, held, self._cluster, PodClaim.objects.all())
         if wanted is None:
             return ""
         if wanted.found is not None:
             wanted.require_there()
             return str(wanted)
         pool = self._cluster.pool
-        claim = lifecycle.draft_claim(principal=self._principal, tenant=tenant, pool=pool, **wanted.claimed)
+        claim = lifecycle.draft_claim(principal=self._principal, tenant=tenant, pool=pool, **wanted.claim_fields)
         self._sums.charge(claim)
         self._place(wanted, claim)
         return str(wanted)

@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
-from apps.clusters.importing.containers import wanted_of
+from apps.clusters.importing.containers import plan_container
 from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
@@ -120,11 +120,11 @@ def _container(
 
     Raises NotAsItRuns and what creating a claim raises.
     """
-    wanted = wanted_of(pod, held, cluster, PodClaim.objects.select_for_update())
+    wanted = plan_container(pod, held, cluster, PodClaim.objects.select_for_update())
     if wanted is None:
         return ""
     claim = wanted.found or lifecycle.create_claim(
-        principal=principal, tenant=tenant, pool=cluster.pool, **wanted.claimed
+        principal=principal, tenant=tenant, pool=cluster.pool, **wanted.claim_fields
     )
     # Order of locks: quotas, GPUs. The GPU use without a claim becomes the claim's.
     outside.drop(cluster=cluster, pod_uid=pod.uid)

@@ -121,7 +121,7 @@ class Mirror:
         with self._lock:
             return [self._pods[key] for key in sorted(self._on_node.get(node, {}))]
 
-    def promised(self) -> list[PodState]:
+    def pods_with_gpus(self) -> list[PodState]:
         """Return all pods that hold GPUs of some node, bound or only chosen."""
         with self._lock:
             return [self._pods[key] for there in self._on_node.values() for key in there]

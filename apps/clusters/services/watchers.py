@@ -6,7 +6,7 @@ from gpucloud.locks import number_of
 
 CLUSTERS, SHAREPODS = number_of("clusters"), number_of("sharepods")
 # pg_locks lists a lock with a 64-bit number as two halves.
-HELD = """
+IS_LOCKED = """
     SELECT EXISTS (
         SELECT FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
@@ -27,5 +27,5 @@ def lead(lock: int = CLUSTERS) -> bool:
 def is_led(lock: int = CLUSTERS) -> bool:
     """Return True if any process watches now."""
     with connection.cursor() as cursor:
-        row = cursor.execute(HELD, {"lock": lock}).fetchone()
+        row = cursor.execute(IS_LOCKED, {"lock": lock}).fetchone()
     return bool(row and row[0])

@@ -66,7 +66,7 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
             "name": meta["name"],
             "container": container,
         },
-        **ask.claimed(0),
+        **ask.claim_fields(0),
     )
     if pinned:
         placing.place_on(claim, _pinned(claim, tenant, cluster, node=node, gpu_id=gpu_id))
@@ -123,7 +123,7 @@ def _sharing(tenant: Tenant, cluster: Cluster, gpu_id: str) -> Q:
 
 def follow(row: SharePod, ask: Ask) -> None:
     """Resize the claim to the present annotations while it runs. Raises what a resize raises."""
-    fields = ask.claimed(0)
+    fields = ask.claim_fields(0)
     wanted = {name: fields[name] for name in ("core_request", "core_limit", "memory_mib")}
     if wanted != lifecycle.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
         row.claim = resize_claim(principal=SYSTEM, claim=row.claim, **wanted)

@@ -73,7 +73,7 @@ class SharePods:
                 self._end(row, pod, "its SharePod is being removed")
             return
         try:
-            phase, message, row, pod = self._wanted(thing, pod, row)
+            phase, message, row, pod = self._bring_up(thing, pod, row)
         except claims.Quicker as error:
             logger.info("SharePod %s: %s", pods.name_of(thing), error.detail)
             return
@@ -87,10 +87,17 @@ class SharePods:
             phase, message = "Failed", "One of its values is too long, or has invalid characters."
         self._tell(thing, manifests.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
 
-    def _wanted(
+    def _bring_up(
         self, thing: Thing, pod: Thing | None, row: SharePod | None
     ) -> tuple[str, str, SharePod | None, Thing | None]:
-        """Bring claim and pod to the desired state; return phase, message, and both rows afterwards."""
+        """Bring claim and pod to the SharePod's spec; return phase, message, and both afterwards.
+
+        1. End the claim of an ended pod.
+        2. Create a missing or released claim, or resize it to the annotations.
+        3. Delete a pod whose claim has moved.
+        4. Wait while the claim has no place.
+        5. Create a missing pod at the claim's place, and record it.
+        """
         if pod is not None and not pods.is_live(pod):
             if row is not None:
                 claims.end(row, "its pod has ended")

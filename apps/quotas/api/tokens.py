@@ -47,7 +47,7 @@ class TokenList(ListMixin):
     def post(self, request: Request) -> Response:
         """Create a token. The response is the only place that shows its text."""
         token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parse_body(request))
-        return _shown_once(token, text)
+        return _show_once(token, text)
 
 
 class TokenDetail(ApiView):
@@ -95,7 +95,7 @@ class TokenRotation(ApiView):
             versions=etags.if_match(request),
             **self.parse_body(request),
         )
-        return _shown_once(token, text)
+        return _show_once(token, text)
 
 
 def _maker(principal: Principal) -> User | None:
@@ -103,7 +103,7 @@ def _maker(principal: Principal) -> User | None:
     return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
 
 
-def _shown_once(token: Token, text: str) -> Response:
+def _show_once(token: Token, text: str) -> Response:
     body = {**serializers.TokenSerializer(token).data, "token": text}
     return Response(body, status=201, headers={"ETag": etags.etag(token.version), "Cache-Control": "no-store"})
 

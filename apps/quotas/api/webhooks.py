@@ -131,7 +131,7 @@ class WebhookView(ApiView):
         """Return the rows visible to the caller."""
         return Webhook.objects.visible_to(self.principal).select_related("tenant")
 
-    def shown_once(self, hook: Webhook, secret: str) -> Response:
+    def show_once(self, hook: Webhook, secret: str) -> Response:
         """Return the webhook with its secret, which is shown once."""
         headers = {
             "ETag": etags.etag(hook.version),
@@ -154,7 +154,7 @@ class WebhookList(WebhookView, ListMixin):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a webhook (a tenant's admins). The response is the only place that shows its secret."""
-        return self.shown_once(*hooks.create(principal=self.principal, **self.parse_body(request)))
+        return self.show_once(*hooks.create(principal=self.principal, **self.parse_body(request)))
 
 
 class WebhookDetail(WebhookView):
@@ -188,7 +188,7 @@ class WebhookRotation(WebhookView):
         """Create a new secret, shown once. For a day messages are signed with both."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown_once(*hooks.rotate(principal=self.principal, hook=self.find(uid), versions=versions))
+        return self.show_once(*hooks.rotate(principal=self.principal, hook=self.find(uid), versions=versions))
 
 
 class WebhookTest(WebhookView):

@@ -45,7 +45,7 @@ def test_more_than_a_gpu_or_no_number_is_refused(container: dict[str, object]) -
 
 def test_a_claim_has_at_least_one_percent_and_may_use_all_of_an_idle_gpu() -> None:
     (ask,) = hami.asks(pod(asking(gpu=1, gpumem=3000)))
-    fields = ask.claimed(24_000)
+    fields = ask.claim_fields(24_000)
     assert (fields["core_request"], fields["core_limit"], fields["memory_mib"]) == (1, 100, 3000)
 
 

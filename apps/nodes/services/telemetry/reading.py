@@ -167,7 +167,7 @@ class Window(NamedTuple):
         )
 
 
-def rolled() -> datetime:
+def rolled_until() -> datetime:
     """Return the end of the roll-ups."""
     return TelemetryMark.objects.filter(name="rolled").aggregate(at=Max("at"))["at"] or EPOCH
 
