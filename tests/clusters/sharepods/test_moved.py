@@ -115,7 +115,7 @@ def test_the_pod_of_a_preempted_claim_ends_and_is_made_where_the_claim_is(
     machine.obey()
     look(cluster, kube)
     assert kube.ending()
-    assert "ends first" in kube.sharepods[0]["status"]["Message"]
+    assert "must end first" in kube.sharepods[0]["status"]["Message"]
     run_round(cast.pool)
     look(cluster, kube)
     assert kube.made == 1
