@@ -80,6 +80,6 @@ def _not_rewritten(body: bytes) -> str | None:
     if used is None or used.NAME not in REWRITTEN:
         return None
     return (
-        f"It asks in the words of {used.NAME}: set ADMISSION_TRANSLATE={used.NAME} for the admission webhooks, "
-        "and make the pod again."
+        f"It uses the format of {used.NAME}: set ADMISSION_TRANSLATE={used.NAME} for the admission webhooks, "
+        "and create the pod again."
     )

@@ -38,7 +38,7 @@ def format_of(pod: pods.Pod) -> Format | None:
     used = [format_ for format_ in FORMATS if _named(pod, format_)]
     if len(used) > 1:
         names = " and ".join(format_.NAME for format_ in used)
-        raise Unreadable(f"{pods.name_of(pod)} asks for GPUs in the words of {names}: use those of one.")
+        raise Unreadable(f"{pods.name_of(pod)} asks for GPUs in the formats of {names}: use one of them.")
     if used:
         return used[0]
     return kubeshare if kubeshare.prefix_of(pod) is not None else None

@@ -33,7 +33,7 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
         key = f"{INDEX_PREFIX}{position}"
         said = pods.annotations(pod).get(key)
         if said is None:
-            raise Unreadable(f"{pods.name_of(pod)}: no annotation {key}, so nobody knows which GPU it runs on.")
+            raise Unreadable(f"{pods.name_of(pod)}: no annotation {key}, so its GPU is unknown.")
         indexes = [pods.whole_text(text.strip(), f"{pods.name_of(pod)}, {key}") for text in said.split(",")]
         if len(set(indexes)) != ask.gpu_count or len(indexes) != ask.gpu_count:
             raise Unreadable(f"{pods.name_of(pod)}: {key} is {said!r}, but the container asks {ask.gpu_count} GPU(s).")

@@ -35,7 +35,7 @@ def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:
     """Return the share that the annotations of gpushare's extender name. Raises Unreadable."""
     said = pods.annotations(pod)
     if INDEX not in said:
-        raise Unreadable(f"{pods.name_of(pod)}: no annotation {INDEX}, so nobody knows which GPU it runs on.")
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {INDEX}, so its GPU is unknown.")
     index = pods.whole_text(said[INDEX], f"{pods.name_of(pod)}, {INDEX}")
     memory = pods.whole_text(said[BY_POD], f"{pods.name_of(pod)}, {BY_POD}") if BY_POD in said else units(pod)
     if memory == 0:

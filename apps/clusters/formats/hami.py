@@ -37,7 +37,7 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     """Return the shares that the annotation of HAMi's scheduler names. Raises Unreadable."""
     written = pods.annotations(pod).get(ALLOCATED)
     if written is None:
-        raise Unreadable(f"{pods.name_of(pod)}: no annotation {ALLOCATED}, so nobody knows which GPU it runs on.")
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {ALLOCATED}, so its GPU is unknown.")
     before = pods.init_containers(pod)
     names = [str(container.get("name")) for container in (*before, *pods.containers(pod))]
     parts = written.split(";")

@@ -12,7 +12,7 @@ def translate(ask: Ask) -> dict[str, int]:
         return {gpu_manager.CORE: ask.gpu_count * WHOLE}
     if ask.gpu_count > 1:
         raise Unreadable(
-            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask a part of one GPU, or whole GPUs."
+            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask for part of one GPU, or for whole GPUs."
         )
     if ask.memory_mib is None:
         raise Unreadable(

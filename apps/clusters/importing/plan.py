@@ -112,7 +112,7 @@ def _read_quota_map(data: Mapping[str, str] | None, hard: dict[str, dict[str, in
     except ValueError:
         whole = None
     if not isinstance(whole, dict):
-        made.left.append(Left(about, f"Its key {QUOTA_KEY} is not a JSON object: mend it, or set quotas here."))
+        made.left.append(Left(about, f"Its key {QUOTA_KEY} is not a JSON object: repair it, or set quotas here."))
         return
     for namespace, said in sorted(whole.items()):
         models = said.get("quota") if isinstance(said, dict) else None
@@ -131,7 +131,7 @@ def _tell_of_models(about: str, models: Mapping[str, int], pools: object, made: 
     if len(models) > 1:
         counts = ", ".join(f"{count} {model}" for model, count in sorted(models.items()))
         made.left.append(
-            Left(about, f"{counts} became one sum: models are told apart by pools here, a quota for each pool.")
+            Left(about, f"{counts} became one sum: models are distinguished by pools here, with a quota for each pool.")
         )
     if pools:
         made.left.append(Left(about, f"Its pools {pools} are labels of nodes: pods are charged to the cluster's pool."))

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 AUDIENCE = "gpucloud"
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
-NOT_OURS = "No cluster of that name lets this agent in: see its `agent_account`, and what the server's log says."
+NOT_OURS = "No cluster of that name admits this agent: see its `agent_account`, and the server's log."
 # API servers may be slow, and this endpoint is public: so only a few threads of a process wait, and briefly.
 ASKING = threading.BoundedSemaphore(2)
 PATIENCE_SECONDS = 3.0

@@ -109,7 +109,7 @@ def require_lending(pool: Pool) -> None:
     """Require a policy that lends if idle claims are to lend. Raises ShrinkNeedsLending."""
     if pool.idle_rule == IdleRule.SHRINK and pool.sharing_policy not in LENDING_POLICIES:
         raise ShrinkNeedsLending(
-            f"idle_rule shrink lends what is idle, and {pool.sharing_policy} lets nobody use it: set idle_rule to "
+            f"idle_rule shrink lends what is idle, and {pool.sharing_policy} does not lend: set idle_rule to "
             "report or release, or sharing_policy to burst or preempt.",
             sharing_policy=pool.sharing_policy,
         )

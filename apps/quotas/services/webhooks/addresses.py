@@ -72,7 +72,7 @@ def parse(url: str) -> Target:
     if parts.scheme not in ("https", "http") or not host:
         raise UrlRefused("Begin with https:// and a host name.", url=url)
     if parts.username is not None or parts.password is not None:
-        raise UrlRefused("Leave out user name and password: what comes is known by its signature.", url=url)
+        raise UrlRefused("Leave out user name and password: messages are authenticated by their signature.", url=url)
     if parts.fragment or not url.isascii() or not url.isprintable() or any(char.isspace() for char in url):
         raise UrlRefused("Use ASCII without spaces, and no #fragment: write others as %-escapes or as xn--.", url=url)
     if parts.scheme == "http" and not settings.WEBHOOK_NETWORKS:
