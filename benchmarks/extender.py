@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from apps.clusters.extender.door import Door
+from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.listener import configuration
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 from benchmarks.report import Row, print_report, quantile
 from gpucloud.fastpath import gc_tuning
 
@@ -111,12 +111,12 @@ def serve_extender(link: socket.socket, api: str, nodes: list[Json], pods: list[
     named = {"contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}], "current-context": "it"}
     config = {**named, "clusters": [{"name": "it", "cluster": {"server": api}}], "users": [{"name": "it", "user": {}}]}
     mirror = Mirror()
-    mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
-    mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
+    mirror.see(Observation("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
+    mirror.see(Observation("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
     # As the command does once it has read its cluster.
     gc_tuning.freeze_startup_objects()
-    door = Door({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
-    server = uvicorn.Server(configuration(door))
+    handler = ExtenderHandler({"kube": Extended("kube", Client(config), mirror)}, networks=None, version="bench")
+    server = uvicorn.Server(configuration(handler))
     asyncio.run(server.serve(sockets=[link]))
 
 

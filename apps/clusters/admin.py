@@ -1,4 +1,4 @@
-"""Kubernetes, as records."""
+"""Admin pages of this app's records."""
 
 from apps.clusters.models import Cluster, NamespaceBinding, PodClaim, SharePod
 from gpucloud.web.records import register

@@ -5,14 +5,14 @@ from django.conf import settings
 
 
 class ClustersConfig(AppConfig):
-    """Clusters of Kubernetes and what runs in them."""
+    """Configuration of the clusters app."""
 
     name = "apps.clusters"
     label = "clusters"
     verbose_name = "Clusters"
 
     def ready(self) -> None:
-        """Stop the start where a setting of ours says nothing. Raises ImproperlyConfigured."""
+        """Validate the settings of the webhooks. Raises ImproperlyConfigured."""
         if settings.ADMISSION_TRANSLATE:
             from apps.clusters.admission import policy  # noqa: PLC0415 - loads slowly, and few processes read pods
 

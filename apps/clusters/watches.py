@@ -1,6 +1,6 @@
-"""A thread for each cluster, so that one that hangs holds up no other.
+"""Threads of the watched clusters, one each, so that a hanging cluster does not delay the others.
 
-Each has its own connection to the database. A thread that fails ends, and is begun anew a moment later, from a new list
+Each has its own connection to the database. A failed thread ends and is started again a moment later, from a new list
 of everything.
 """
 
@@ -18,15 +18,15 @@ from apps.clusters.services.clusters import kubeconfig_of
 
 logger = logging.getLogger(__name__)
 
-# What a thread is given to end. One that waits for its API server is left behind: it ends by itself.
+# Time for a thread to end. One that waits for its API server is abandoned: it ends by itself.
 END_SECONDS = 5.0
 
 
 class Watch(ABC):
-    """One cluster's thread. Who inherits says in `step` what it does, again and again, each time within seconds."""
+    """Thread of one cluster. Subclasses implement `step`, which runs repeatedly, within seconds each time."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Raises SealBroken, and what the client library raises of credentials."""
+        """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
         self.cluster, self.version = cluster, cluster.version
         self.client = Client(kubeconfig_of(cluster))
         self._stopped = threading.Event()
@@ -34,10 +34,10 @@ class Watch(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Once."""
+        """Do one step."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -45,12 +45,12 @@ class Watch(ABC):
         self._stopped.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end, so long at most."""
+        """Wait at most so many seconds for the end."""
         self._thread.join(timeout=seconds)
 
     @property
-    def over(self) -> bool:
-        """Whether it has ended."""
+    def has_ended(self) -> bool:
+        """True once the thread has ended."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -58,28 +58,28 @@ class Watch(ABC):
             while not self._stopped.is_set():
                 self.step()
         except (InterfaceError, OperationalError) as error:
-            logger.warning("cluster %s: database session lost, beginning anew: %s", self.cluster.name, error)
+            logger.warning("cluster %s: database session lost, restarting: %s", self.cluster.name, error)
         except Exception:
-            logger.exception("cluster %s: beginning anew", self.cluster.name)
+            logger.exception("cluster %s: restarting", self.cluster.name)
         finally:
             self.stop()
             connection.close()
 
 
 class Watches:
-    """All enabled clusters' threads, by name."""
+    """Threads of all enabled clusters, by name."""
 
     def __init__(self, begin: Callable[[Cluster], Watch]) -> None:
         self._begin = begin
         self.by_name: dict[str, Watch] = {}
-        # A cluster whose credentials cannot be used, at the version that it had then.
+        # Versions of clusters with unusable credentials.
         self._unusable: dict[str, int] = {}
 
-    def look(self) -> None:
-        """Begin with new clusters, and anew with changed ones and with those whose thread has failed."""
+    def refresh(self) -> None:
+        """Start new clusters; restart changed ones and those whose thread has failed."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True).select_related("pool")}
         for name, watch in list(self.by_name.items()):
-            if name not in rows or rows[name].version != watch.version or watch.over:
+            if name not in rows or rows[name].version != watch.version or watch.has_ended:
                 watch.stop()
                 del self.by_name[name]
         for name, row in rows.items():
@@ -87,7 +87,7 @@ class Watches:
                 self._add(row)
 
     def stop(self) -> None:
-        """Watch nothing any more."""
+        """Stop all threads."""
         deadline = time.monotonic() + END_SECONDS
         for watch in self.by_name.values():
             watch.stop()
@@ -99,7 +99,7 @@ class Watches:
         try:
             watch = self._begin(row)
         except Exception as error:  # noqa: BLE001 - the library raises whatever it finds wrong with credentials
-            logger.warning("cluster %s cannot be reached: %s", row.name, error)
+            logger.warning("cluster %s could not be reached: %s", row.name, error)
             self._unusable[row.name] = row.version
             Cluster.objects.filter(pk=row.pk).update(state=ClusterState.UNREACHABLE, state_reason=str(error)[:2000])
             return

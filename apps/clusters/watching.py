@@ -1,7 +1,6 @@
-"""One cluster as it is watched: its namespaces and live pods, and what of them is still to be done.
+"""Watch of one cluster: its namespaces, its live pods, and pending work on them.
 
-Reflectors put what they hear into a queue; the cluster's thread takes it out and does everything that touches the
-database.
+Reflectors queue their observations; the cluster's thread takes them and does all work on the database.
 """
 
 import logging
@@ -16,7 +15,7 @@ from django.utils import timezone
 from apps.clusters.formats import pods
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
-from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Reflector, Seen
+from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Observation, Reflector
 from apps.clusters.models import Cluster, ClusterState, PodClaim
 from apps.clusters.services import evicting, quota_sync, resizing
 from apps.clusters.watches import Watch
@@ -25,36 +24,36 @@ from gpucloud.errors import Busy, GpucloudError
 logger = logging.getLogger(__name__)
 
 
-# Resized pods wait to be told.
+# Interval of reporting resizes to their pods.
 TELL_SECONDS = 1.0
-# Somebody may wait for the room of pods that are to end.
+# Interval of evictions: claims may wait for the room.
 EVICT_SECONDS = 2.0
-# What could not be written down is tried again; a tenant's quota may have room by now.
+# Interval of retries for unrecorded pods: a tenant's quota may have room by now.
 AGAIN_SECONDS = 10.0
-# How long Kubernetes may believe an old quota. Each look is one list, and a few queries for each bound namespace.
+# Interval of quota syncs. Each costs one list, and a few queries for each bound namespace.
 QUOTA_SECONDS = 5.0
 
 
 class Watched(Watch):
-    """Started once; stopped when the cluster is changed, and made anew."""
+    """Watch of one cluster in one version; a changed cluster gets a new one."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Raises SealBroken, and what the client library raises of credentials."""
+        """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
         super().__init__(cluster)
-        self._heard: queue.SimpleQueue[Seen | str] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Observation | str] = queue.SimpleQueue()
         self._every = {
             self.tell: TELL_SECONDS,
             self.evict: EVICT_SECONDS,
-            self.look_again: AGAIN_SECONDS,
+            self.retry: AGAIN_SECONDS,
             self.sync_quotas: QUOTA_SECONDS,
         }
         self._due = dict.fromkeys(self._every, 0.0)
         self._namespaces: dict[str, Mapping[str, str]] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
         self._pods_whole = False
-        # Whether what was held by pods that are not in the list is still to be looked through.
+        # True while pods that are missing from the list are to be ended.
         self._others_due = False
-        # Their ends are granted, and the watch may not have told yet.
+        # Uids of evicted pods whose end the watch may not have reported yet.
         self._evicted: set[str] = set()
         self._reflectors = [
             Reflector(
@@ -67,23 +66,23 @@ class Watched(Watch):
         ]
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.start()
         super().start()
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Stop the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.stop()
         super().stop()
 
-    def hear(self, heard: Seen | str) -> None:
-        """From any thread: objects, or in words why nothing could be heard."""
+    def hear(self, heard: Observation | str) -> None:
+        """Queue an observation, or the error of a reflector. Callable from any thread."""
         self._heard.put(heard)
 
     def step(self) -> None:
-        """Do what is due by the clock; then take one thing that was heard, or wait for it a while."""
+        """Do periodic work that is due; then apply one queued observation, waiting for it a moment."""
         for does, seconds in self._every.items():
             if time.monotonic() >= self._due[does]:
                 does()
@@ -93,23 +92,23 @@ class Watched(Watch):
         except queue.Empty:
             return
 
-    def take(self, heard: Seen | str) -> None:
-        """Do what follows from it."""
+    def take(self, heard: Observation | str) -> None:
+        """Apply one observation or error."""
         if isinstance(heard, str):
-            self._stand(ClusterState.UNREACHABLE, heard)
+            self._set_state(ClusterState.UNREACHABLE, heard)
         elif heard.kind == NAMESPACES.name:
             self._take_namespaces(heard)
         else:
             self._take_pods(heard)
 
-    def look_again(self) -> None:
-        """What could not be written down before, and whether a cluster that was away is back."""
+    def retry(self) -> None:
+        """Record pods that could not be recorded before, and check whether an unreachable cluster is back."""
         if self.cluster.state == ClusterState.UNREACHABLE:
             try:
                 self.client.version()
             except (Refused, Unreachable):
                 return
-            self._stand(ClusterState.CONNECTED)
+            self._set_state(ClusterState.CONNECTED)
         if self._pods_whole:
             following.forget_promises(cluster=self.cluster, pods_there=self._pods.values())
         if self._others_due:
@@ -120,7 +119,7 @@ class Watched(Watch):
                 self._follow(pod)
 
     def sync_quotas(self) -> None:
-        """Write tenants' quotas into their namespaces, where the cluster is to have them."""
+        """Write tenants' quotas into their namespaces if the cluster has `sync_quotas`."""
         if not self.cluster.sync_quotas or self._namespaces is None:
             return
         try:
@@ -129,14 +128,14 @@ class Watched(Watch):
             logger.warning("quotas of cluster %s: %s", self.cluster.name, error.detail)
 
     def tell(self) -> None:
-        """Tell pods what has become of changed shares."""
+        """Report changed shares to their pods."""
         try:
             resizing.tell(cluster=self.cluster, api=self.client)
         except Busy as error:
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
 
     def evict(self) -> None:
-        """End pods that are to have none of their share."""
+        """Evict pods that have lost their share."""
         if not self._pods_whole:
             return
         self._evicted &= self._pods.keys()
@@ -146,7 +145,7 @@ class Watched(Watch):
         except Busy as error:
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
 
-    def _take_namespaces(self, seen: Seen) -> None:
+    def _take_namespaces(self, seen: Observation) -> None:
         first = self._namespaces is None
         if seen.whole or self._namespaces is None:
             self._namespaces = {}
@@ -157,7 +156,7 @@ class Watched(Watch):
         if first and self._pods_whole:
             self._follow_all()
 
-    def _take_pods(self, seen: Seen) -> None:
+    def _take_pods(self, seen: Observation) -> None:
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
         if seen.whole:
             self._pods, self._pods_whole = by_uid, True
@@ -177,10 +176,10 @@ class Watched(Watch):
             if not self._stopped.is_set():
                 self._follow(pod)
         if self._stopped.is_set():
-            # Somebody else leads by now, and knows better.
+            # Another process leads by now, with newer knowledge.
             return
         self._end_others()
-        self._stand(ClusterState.CONNECTED)
+        self._set_state(ClusterState.CONNECTED)
 
     def _end_others(self) -> None:
         self._others_due = True
@@ -188,10 +187,10 @@ class Watched(Watch):
             following.end_others(cluster=self.cluster, live=self._pods, is_there=self._is_there)
             self._others_due = False
         except (Refused, Unreachable) as error:
-            logger.warning("pods of cluster %s that are gone: %s", self.cluster.name, error.detail)
+            logger.warning("missing pods of cluster %s: %s", self.cluster.name, error.detail)
 
     def _is_there(self, row: PodClaim) -> bool:
-        """Whether its pod lives, as the cluster itself has it now. Raises Unreachable, Refused."""
+        """Return True if the pod lives now, by a live read. Raises Unreachable, Refused."""
         pod = self.client.find(f"/api/v1/namespaces/{row.namespace}/pods/{row.pod}")
         return pod is not None and pod["metadata"]["uid"] == row.pod_uid and pods.is_live(pod)
 
@@ -208,10 +207,10 @@ class Watched(Watch):
         except (InterfaceError, OperationalError):
             raise
         except Exception:
-            # Tenants write pods: what one of them has thought up must not keep the others' from the books.
-            logger.exception("pod %s/%s of %s is passed by", meta["namespace"], meta["name"], self.cluster.name)
+            # Tenants write pods: a malformed one must not keep others out of the ledger.
+            logger.exception("pod %s/%s of %s skipped", meta["namespace"], meta["name"], self.cluster.name)
 
-    def _stand(self, state: str, why: str = "") -> None:
+    def _set_state(self, state: str, why: str = "") -> None:
         values: dict[str, Any] = {"state": state, "state_reason": why[:2000]}
         if state == ClusterState.CONNECTED:
             values["synced_at"] = timezone.now()

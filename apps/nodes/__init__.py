@@ -1,1 +1,1 @@
-"""What exists and what it is doing: nodes, GPUs, the agents' gateway, utilisation."""
+"""Nodes, GPUs, the gateway of their agents, and telemetry."""

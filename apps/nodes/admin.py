@@ -1,4 +1,4 @@
-"""What exists, as records."""
+"""Admin pages of nodes, GPUs and conditions."""
 
 from apps.nodes.models import Condition, Gpu, Node
 from gpucloud.web.records import register

@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class NodesConfig(AppConfig):
-    """Nodes, GPUs, the agents' gateway, utilisation."""
+    """Configuration of the nodes app."""
 
     name = "apps.nodes"
     label = "nodes"

@@ -1,4 +1,4 @@
-"""What machines fetch before they have an agent: the same for everyone, without a secret, so nobody need sign in."""
+"""Public downloads for machines without an agent: identical for everyone and without secrets."""
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
@@ -8,8 +8,8 @@ from apps.nodes.services.bundle import Bundle, bundle
 
 @require_safe
 def agent_bundle(request: HttpRequest, digest: str) -> HttpResponse:
-    """The bundle with this digest; 404 for another version's."""
-    made = _made()
+    """Return the bundle with this digest; 404 for another version's."""
+    made = _require_bundle()
     if digest != made.sha256[:16]:
         raise Http404("This server has another version of the agent: ask for the command again.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -18,12 +18,12 @@ def agent_bundle(request: HttpRequest, digest: str) -> HttpResponse:
 
 @require_safe
 def agent_manifest(request: HttpRequest) -> JsonResponse:
-    """Which bundle there is: what `gpucloud-agent upgrade` asks."""
-    made = _made()
+    """Return the present bundle's manifest, which `gpucloud-agent upgrade` reads."""
+    made = _require_bundle()
     return JsonResponse({"version": made.version, "sha256": made.sha256, "path": made.path})
 
 
-def _made() -> Bundle:
+def _require_bundle() -> Bundle:
     made = bundle()
     if made is None:
         raise Http404("libvcuda is not built on this server: `make -C libvcuda`.")

@@ -1,4 +1,4 @@
-"""What the gateway asks of the app above it: this app knows nodes, not claims."""
+"""Interfaces that this app needs from higher apps: it knows nodes, not claims."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NodeClaims(Protocol):
-    """Desired state of nodes, and the receiver of what agents report. Every call but `show` is synchronous."""
+    """Claims of nodes: desired state, and the receiver of agents' reports. Every call but `show` is synchronous."""
 
     def desired(self, node_ids: Sequence[int]) -> dict[int, wire.Desired]:
         """Return the desired state of each of these nodes that exists."""

@@ -1,4 +1,4 @@
-"""Celery's doors of this app."""
+"""Celery tasks of this app."""
 
 from celery import shared_task
 
@@ -7,11 +7,11 @@ from apps.nodes.services.telemetry import partitions, rolling
 
 @shared_task
 def keep_partitions() -> tuple[int, int]:
-    """Make partitions ahead and drop those whose time is over; how many of each."""
+    """Create partitions ahead and drop expired ones; return the number of each."""
     return partitions.keep_up()
 
 
 @shared_task
 def roll_up_telemetry() -> int:
-    """Bring all roll-ups up to now; how many rows were written."""
+    """Bring all roll-ups up to date; return the number of rows written."""
     return rolling.roll_up()

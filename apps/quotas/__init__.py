@@ -1,1 +1,1 @@
-"""Who may hold how much: tenants, members, tokens, audit; quotas and their ledger."""
+"""Tenants, members, tokens, audit, quotas and their ledger."""

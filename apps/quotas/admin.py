@@ -1,4 +1,4 @@
-"""Who may hold how much, as records."""
+"""Admin pages of this app's records."""
 
 from apps.quotas import models
 from apps.quotas.models.sign_in import Identity
@@ -29,7 +29,7 @@ register(
     models.QuotaRequest, "tenant", "pool", "resource", "amount", "state", find=("tenant__slug",), narrow=("state",)
 )
 register(models.Token, "key", "name", "tenant", "user", "role", "expires_at", "revoked_at", find=("key", "name"))
-# Not its address, whose path may be a secret.
+# Without its address: the path may be a secret.
 register(models.Webhook, "uid", "tenant", "enabled", "failures", find=("tenant__slug",))
 register(models.Budget, "tenant", "period", "gpu_hours", find=("tenant__slug",))
 register(models.LimitRange, "tenant", "pool", "field", "minimum", "maximum", find=("tenant__slug",))

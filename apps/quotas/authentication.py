@@ -1,4 +1,4 @@
-"""How a request to the API says who it is: a bearer token, or a page's session."""
+"""Authentication of API requests: a bearer token, or a page's session."""
 
 import ipaddress
 from typing import Any
@@ -12,12 +12,13 @@ from apps.quotas.services import attempts, tokens
 
 
 class BearerToken(authentication.BaseAuthentication):
-    """`Authorization: Bearer gpc_<key>.<secret>`."""
+    """Authentication by `Authorization: Bearer gpc_<key>.<secret>`."""
 
     def authenticate(self, request: Request) -> tuple[principals.Principal, Any] | None:
-        """Raises AuthenticationFailed (401) for a token that is wrong, expired, revoked or from elsewhere.
+        """Return the token's principal. Raises AuthenticationFailed (401) for an invalid token.
 
-        After too many of these from one address, TooManyAttempts (429); right tokens go on working there.
+        Wrong, expired and revoked tokens are invalid, and tokens from a network that they do not allow. After too many
+        from one address, raises TooManyAttempts (429); valid tokens keep working there.
         """
         header = request.headers.get("Authorization")
         if header is None:
@@ -33,24 +34,24 @@ class BearerToken(authentication.BaseAuthentication):
         return principals.of_token(token, source_ip=source_ip), token
 
     def authenticate_header(self, request: Request) -> str:
-        """What a 401 asks for."""
+        """Return the challenge of a 401."""
         return 'Bearer realm="gpucloud"'
 
 
 class Session(authentication.SessionAuthentication):
-    """A page's session, with CSRF enforced."""
+    """Authentication by a page's session, with CSRF enforced."""
 
     def authenticate(self, request: Request) -> tuple[principals.Principal, None] | None:
-        """The session's person as a principal."""
+        """Return the session's user as a principal."""
         found = super().authenticate(request)
         return found and (principals.of_user(found[0], source_ip=source_of(request)), None)
 
 
 def source_of(request: Request | HttpRequest) -> str | None:
-    """The peer's address; None behind a Unix socket, or where a proxy sends something that is no address."""
+    """Return the peer's address; None behind a Unix socket or if the proxy sends an invalid address."""
     try:
         address = ipaddress.ip_address(request.META.get("REMOTE_ADDR", ""))
     except ValueError:
         return None
-    # A socket of both families shows IPv4 in IPv6's clothes: no network of IPv4 would hold it.
+    # A dual-stack socket shows IPv4 as mapped IPv6 addresses, which no IPv4 network contains.
     return str(getattr(address, "ipv4_mapped", None) or address)

@@ -1,8 +1,8 @@
-"""Idempotency-Key on POST: a repeated request gets the first answer, and its effect happens once.
+"""Idempotency-Key on POST: a repeated request gets the first response, and its effect happens once.
 
-The record is written in the same transaction as the effect, so there is never one without the other. While the first
-request is under way a second one with the key is told to wait: an advisory lock of the transaction tells them apart,
-and disappears with a crashed process.
+The record is written in the same transaction as the effect, so neither exists without the other. While the first
+request is in progress a second one with the key is refused: an advisory lock of the transaction detects it, and
+disappears with a crashed process.
 """
 
 import functools
@@ -22,26 +22,26 @@ from gpucloud.errors import Busy, Invalid
 HEADER = "Idempotency-Key"
 MAX_LENGTH = 200
 KEPT_HEADERS = ("ETag", "Location")
-# A secret is shown once and never kept: a repeated answer carries null in its place.
+# Secrets are shown once and never stored: a repeated response has null instead.
 SECRETS = ("token", "enrolment_token", "command", "secret")
 
 
 class KeyReused(Invalid):
-    """The key belongs to another request."""
+    """The key was used for another request."""
 
     code = "idempotency-key-reused"
     title = "The Idempotency-Key was used for something else"
 
 
 class KeyInFlight(Busy):
-    """The first request with this key is still under way."""
+    """The first request with this key is in progress."""
 
     code = "idempotency-key-in-flight"
     title = "The first request with this Idempotency-Key is under way"
 
 
 class View(Protocol):
-    """A POST method of a view."""
+    """POST method of a view."""
 
     idempotent: bool
 
@@ -49,7 +49,7 @@ class View(Protocol):
 
 
 def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
-    """Wrap a view's `post`: one transaction, and with the header a remembered answer."""
+    """Wrap a view's `post` in one transaction, and with the header in a stored response."""
 
     @functools.wraps(post)
     def wrapper(view: Any, request: Request, **kwargs: Any) -> Response:
@@ -68,10 +68,10 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
 def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
     principal = cast(Principal, request.user)
     digest = _digest(request)
-    alone = _lock(f"{principal.name}\n{key}")
-    # Read after the lock was tried: who has it may be another repetition of a request that is long answered.
+    exclusive = _lock(f"{principal.name}\n{key}")
+    # Read after the lock attempt: its holder may be another repetition of a request that was answered long ago.
     record = IdempotencyRecord.objects.filter(principal=principal.name, key=key).first()
-    if record is None and not alone:
+    if record is None and not exclusive:
         raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
     if record is None:
         answer = act()
@@ -95,8 +95,8 @@ def _without_secrets(data: Any) -> Any:
 
 
 def _digest(request: Request) -> str:
-    # Both forms of a route are one: `path_info` has its slash, `path` is as it came.
-    # A preview (`?dry_run=`) is another request than the act; how long the caller waits makes no difference.
+    # Both spellings of a route are equal: `path_info` has its slash, `path` is as received.
+    # A preview (`?dry_run=`) differs from the change itself; `wait` makes no difference.
     query = sorted(item for item in request.query_params.items() if item[0] != "wait")
     text = json.dumps([request.method, request.path_info, query, request.data], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""OpenID Connect, from our side: the authorization code flow with state, nonce and PKCE, found by discovery.
+"""OpenID Connect client: authorization code flow with state, nonce and PKCE, configured by discovery.
 
-The library (Authlib) speaks the protocol; here stands what must hold besides: the issuer that discovery names is the
-one that was configured, the ID token is signed with one of its keys and made for us, and what userinfo adds is the same
-person's. Discovery is asked at each sign-in: a provider that moves or changes its keys needs no restart here.
+The library (Authlib) implements the protocol; this module adds further checks: discovery names the configured issuer,
+the ID token is signed with one of its keys and issued for this client, and userinfo has the same subject. Discovery is
+read at each sign-in, so a provider that moves or changes its keys needs no restart here.
 """
 
 from typing import Any
@@ -17,22 +17,22 @@ from requests import RequestException
 
 from apps.quotas.services.people import SignOnRefused
 
-# A person waits for it: longer, and they reload.
+# A user waits for it, and reloads after longer.
 TIMEOUT_SECONDS = 5
 SIGNATURES = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-# What the library and the network raise where a provider is away or answers nonsense.
+# Exceptions of the library and the network for an unreachable or misbehaving provider.
 FAULTS = (
     AuthlibBaseError, JoseError, RequestException, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
 )  # fmt: skip
 
 
-def configured() -> bool:
-    """Whether people can sign in this way."""
+def is_configured() -> bool:
+    """Return True if a provider is configured."""
     return bool(settings.OIDC_ISSUER)
 
 
 def begin(request: HttpRequest, *, return_to: str) -> HttpResponse:
-    """Send the browser to the provider, which sends it back to `return_to`. Raises SignOnRefused."""
+    """Redirect the browser to the provider, which redirects it back to `return_to`. Raises SignOnRefused."""
     try:
         answer: HttpResponse = _client().authorize_redirect(request, return_to)
     except FAULTS as error:
@@ -43,9 +43,9 @@ def begin(request: HttpRequest, *, return_to: str) -> HttpResponse:
 
 
 def claims_of(request: HttpRequest) -> dict[str, Any]:
-    """Who came back, as the provider says and proves. Raises SignOnRefused, with the cause chained for the log."""
+    """Return the verified claims of the returning user. Raises SignOnRefused, with the cause chained for the log."""
     try:
-        return _checked(request)
+        return _verified_claims(request)
     except OAuthError as error:
         if error.error == "access_denied":
             raise SignOnRefused(
@@ -58,14 +58,14 @@ def claims_of(request: HttpRequest) -> dict[str, Any]:
         ) from error
 
 
-def _checked(request: HttpRequest) -> dict[str, Any]:
+def _verified_claims(request: HttpRequest) -> dict[str, Any]:
     client = _client()
     wanted = {
         "iss": {"essential": True, "value": settings.OIDC_ISSUER},
         "aud": {"essential": True, "value": settings.OIDC_CLIENT_ID},
     }
     token = client.authorize_access_token(request, claims_options=wanted)
-    claims = dict(token["userinfo"])  # of the ID token; absent where the provider sent none
+    claims = dict(token["userinfo"])  # from the ID token; absent if the provider sent none
     if "userinfo_endpoint" in client.server_metadata:
         more = client.userinfo(token=token)
         if more.get("sub") != claims["sub"]:
@@ -90,8 +90,8 @@ def _client() -> Any:
     found = client.load_server_metadata()
     if found["issuer"] != settings.OIDC_ISSUER:
         raise ValueError(f"discovery names the issuer {found['issuer']}")
-    # What the provider offers is its own statement: "none" and keyed digests are not signatures.
+    # The provider's list is not trusted: "none" and keyed digests are not signatures.
     offered = found.get("id_token_signing_alg_values_supported", ["RS256"])
-    # None that is one: an empty list would let the library choose, and it knows keyed digests.
+    # Never an empty list: the library would then accept keyed digests.
     found["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNATURES] or ["RS256"]
     return client

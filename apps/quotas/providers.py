@@ -1,4 +1,4 @@
-"""What quotas ask of the apps above them: this app knows no claims and no GPUs."""
+"""Interfaces that quotas need from higher apps: this app knows neither claims nor GPUs."""
 
 import uuid
 from typing import Protocol
@@ -8,18 +8,18 @@ from gpucloud.providers import Provider
 
 
 class ClaimCharges(Protocol):
-    """Charges of live claims; a quota that is made later must count them."""
+    """Charges of live claims; a new quota must include them."""
 
     def charged_by_claim(self, tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:
-        """Return what each claim and reservation charges of the resource, in one pool or in all.
+        """Return the charge of each claim and reservation for the resource, in one pool or in all.
 
-        Call it under `charging.lock_tenants(…, alone=True)`, or a claim under way is missed.
+        Call it under `charging.lock_tenants(…, exclusive=True)`, or concurrent claims are missed.
         """
 
     def charged_by_user(self, tenant: Tenant, user_id: int) -> dict[str, int]:
-        """Return what the user's claims charge, by resource.
+        """Return the sum of the user's claims, by resource.
 
-        Call it under the lock of the membership, or a claim of the member under way is missed.
+        Call it under the lock of the membership, or the member's concurrent claims are missed.
         """
 
 

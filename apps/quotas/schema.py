@@ -1,4 +1,4 @@
-"""How the API's two ways in are named in OpenAPI."""
+"""Authentication schemes of the OpenAPI document."""
 
 from typing import Any
 
@@ -6,22 +6,22 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
 
 class BearerTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Tokens."""
+    """Scheme of bearer tokens."""
 
     target_class = "apps.quotas.authentication.BearerToken"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
-        """An HTTP bearer token."""
+        """Return the definition of an HTTP bearer token."""
         return {"type": "http", "scheme": "bearer", "bearerFormat": "gpc_<key>.<secret>"}
 
 
 class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """Sessions of pages."""
+    """Scheme of page sessions."""
 
     target_class = "apps.quotas.authentication.Session"
     name = "session"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
-        """Django's session cookie."""
+        """Return the definition of Django's session cookie."""
         return {"type": "apiKey", "in": "cookie", "name": "sessionid"}

@@ -1,4 +1,4 @@
-"""Celery's doors of this app."""
+"""Celery tasks of this app."""
 
 from datetime import timedelta
 from importlib import import_module
@@ -17,46 +17,46 @@ KEPT = timedelta(days=1)
 
 @shared_task
 def forget_idempotency() -> int:
-    """Drop remembered answers after a day; returns how many."""
+    """Delete stored responses after a day; return their number."""
     return IdempotencyRecord.objects.filter(created_at__lt=timezone.now() - KEPT).delete()[0]
 
 
 @shared_task
 def forget_sign_ins() -> int:
-    """Drop sessions and counted attempts that have ended; returns how many attempts."""
+    """Delete expired sessions and windows of attempts; return the number of windows."""
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
     return attempts.forget()
 
 
 @shared_task
 def seal_audit() -> int:
-    """Chain the audit events that were committed since the last time; returns how many."""
+    """Chain new audit events; return their number."""
     return audit_chain.seal()
 
 
 @shared_task
 def verify_audit() -> int:
-    """The nightly check; what is wrong is in the log. Returns how many faults there are."""
+    """Verify the audit chain nightly and log its faults; return their number."""
     return len(audit_chain.verify().faults)
 
 
 @shared_task
 def lapse_requests() -> int:
-    """Take back what was granted until now; returns how many requests lapsed."""
+    """End expired grants; return the number of lapsed requests."""
     return requests.lapse_due()
 
 
-# The log of deliveries is for finding what went wrong this month.
+# Deliveries serve to find failures of the last month.
 DELIVERIES_KEPT = timedelta(days=30)
 
 
 @shared_task
 def deliver_webhooks() -> int:
-    """Send what webhooks are to be told, until nothing is due; returns how many attempts it made."""
+    """Deliver messages until nothing is due; return the number of attempts."""
     return sending.deliver()
 
 
 @shared_task
 def drop_old_deliveries() -> int:
-    """Drop messages of webhooks after a month; returns how many."""
+    """Delete messages of webhooks after a month; return their number."""
     return sending.drop_old(before=timezone.now() - DELIVERIES_KEPT)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import uvicorn
 
-from apps.clusters.extender.door import Door, Networks
+from apps.clusters.extender.handler import ExtenderHandler, Networks
 from apps.clusters.extender.listener import configuration
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
@@ -26,9 +26,9 @@ class Listening:
         self.watches: list[Reflector] = []
         self.troubles: list[str] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
-        door = Door(self.clusters, networks=networks, version="test")
+        handler = ExtenderHandler(self.clusters, networks=networks, version="test")
         self._scheme = "https" if tls else "http"
-        self._server = uvicorn.Server(configuration(door, **tls))
+        self._server = uvicorn.Server(configuration(handler, **tls))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)
 
     @property

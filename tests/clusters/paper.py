@@ -10,7 +10,7 @@ from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 
 Json = dict[str, Any]
 
@@ -47,8 +47,8 @@ class Paper:
         self.refusals: list[Refused] = []
         self.version = 1
         self.mirror = Mirror()
-        self.mirror.see(Seen("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
-        self.mirror.see(Seen("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
+        self.mirror.see(Observation("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
+        self.mirror.see(Observation("pods", tuple(msgspec.convert(item, Pod) for item in pods), whole=True))
 
     def patch(self, path: str, body: Mapping[str, Any]) -> bytes:
         if self.refusals:

@@ -37,7 +37,7 @@ def test_a_connection_is_tried_and_missing_rights_are_named(cast: Cast, cluster:
     assert (said["reached"], said["kubernetes_version"], said["reason"]) == (True, "v1.36.2", "")
     assert {gap["resource"] for gap in said["missing"]} == {"resourcequotas"}
     assert {gap["verb"] for gap in said["missing"]} == {"get", "list", "watch", "create", "patch", "update"}
-    assert said["missing"][0]["purpose"] == "to keep tenants' quotas there"
+    assert said["missing"][0]["purpose"] == "to write tenants' quotas"
 
 
 def test_the_rights_that_are_asked_for_are_those_that_the_manifests_give(cast: Cast, cluster: Cluster) -> None:

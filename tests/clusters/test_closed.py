@@ -82,10 +82,10 @@ def test_a_gpu_that_ails_or_is_gone_is_passed_over(cast: Cast, cluster: Cluster)
     world = World(cluster, pod("p", container(60, 10)), pod("q", container(60, 10)))
     assert (world.ask("p")["gpus"], world.ask("q")["gpus"]) == ("1", None)
     Gpu.objects.filter(index=0).update(unhealthy="", present=False)
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("q")["gpus"] is None
     Gpu.objects.filter(index=0).update(present=True)
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("q")["gpus"] == "0"
 
 
@@ -111,12 +111,12 @@ def test_a_node_that_takes_nothing_new_gets_no_pod(
     refused = world.ask("p")
     assert refused["gpus"] is None
     if cluster.placement == "gpu-admission":
-        assert "a node or GPU that takes nothing new" in refused["FailedNodes"]["gpu1"]
+        assert "closed nodes and GPUs count too" in refused["FailedNodes"]["gpu1"]
     Node.objects.update(
         cordoned=False,
         fenced_at=None,
         unhealthy="",
         last_seen_at=timezone.now(),
     )
-    world.promises.look()
+    world.promises.refresh()
     assert world.ask("p")["gpus"] == "0"

@@ -124,9 +124,9 @@ def test_a_cluster_whose_sharepods_hold_claims_is_not_forgotten(cluster: Cluster
 
 def test_what_a_sharepod_holds_is_its_namespaces_own(cluster: Cluster, cast: Cast, machine: Machine) -> None:
     give(cast.acme, core_percent=50, memory_mib=None)
-    assert quota_sync.wanted(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "50"
+    assert quota_sync.hard_limits(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "50"
     claim = ask(cast, core_request=50)
-    assert quota_sync.wanted(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "0"
+    assert quota_sync.hard_limits(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "0"
     SharePod.objects.create(cluster=cluster, uid="1", namespace="ml", name="shared", claim=claim)
-    assert quota_sync.wanted(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "50"
-    assert quota_sync.wanted(cluster, cast.acme, "other")[f"requests.{CORE}"] == "0"
+    assert quota_sync.hard_limits(cluster, cast.acme, "ml")[f"requests.{CORE}"] == "50"
+    assert quota_sync.hard_limits(cluster, cast.acme, "other")[f"requests.{CORE}"] == "0"

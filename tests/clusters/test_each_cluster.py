@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from apps.clusters.kube.objects import Metadata, Namespace
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 from apps.clusters.models import PodClaim
 from apps.clusters.services import bindings, clusters
 from apps.clusters.watches import Watches
@@ -49,14 +49,14 @@ def hear(watches: Watches, name: str) -> None:
     """Pass an event as its reflectors do."""
     watch = watches.by_name[name]
     assert isinstance(watch, Watched)
-    watch.hear(Seen("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
+    watch.hear(Observation("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
     pod = running("train", paper.container(30, 10))
     pod["metadata"]["uid"] = f"uid-of-{name}"
-    watch.hear(Seen("pods", (pod,), whole=True))
+    watch.hear(Observation("pods", (pod,), whole=True))
 
 
 def test_a_cluster_that_hangs_holds_up_no_other(watches: Watches) -> None:
-    watches.look()
+    watches.refresh()
     # Events of this cluster cause requests that are never answered.
     hear(watches, "hangs")
     time.sleep(0.5)
@@ -68,10 +68,10 @@ def test_a_cluster_that_hangs_holds_up_no_other(watches: Watches) -> None:
 
 
 def test_a_thread_that_fails_is_begun_anew(watches: Watches, monkeypatch: pytest.MonkeyPatch) -> None:
-    watches.look()
+    watches.refresh()
     failing, other = watches.by_name["works"], watches.by_name["hangs"]
     monkeypatch.setattr(failing, "step", lambda: 1 / 0)
-    assert eventually(lambda: failing.over, seconds=20)
-    watches.look()
+    assert eventually(lambda: failing.has_ended, seconds=20)
+    watches.refresh()
     assert watches.by_name["works"] is not failing
     assert watches.by_name["hangs"] is other

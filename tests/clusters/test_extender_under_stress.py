@@ -12,7 +12,7 @@ from apps.clusters.extender import predicates
 from apps.clusters.kube.client import Refused
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.reflector import PODS, Reflector, Seen
+from apps.clusters.kube.reflector import PODS, Observation, Reflector
 from apps.clusters.management.commands.extender import Extenders
 from apps.clusters.services import clusters
 from apps.quotas.principals import SYSTEM
@@ -35,17 +35,17 @@ def seen(version: int, annotations: Json | None = None) -> Pod:
 def test_what_was_written_after_a_list_was_read_is_not_forgotten() -> None:
     mirror = Mirror()
     mirror.take(seen(12, CHOSEN))
-    mirror.see(Seen("pods", (seen(9),), whole=True, version=11))
+    mirror.see(Observation("pods", (seen(9),), whole=True, version=11))
     assert mirror.view("a", 400, 384).core_free == [0, 100, 100, 100]
-    mirror.see(Seen("pods", (), whole=True, version=13))
+    mirror.see(Observation("pods", (), whole=True, version=13))
     assert mirror.view("a", 400, 384).core_free == [100] * 4
 
 
 def test_what_the_watch_has_told_is_the_lists_again() -> None:
     mirror = Mirror()
     mirror.take(seen(12, CHOSEN))
-    mirror.see(Seen("pods", (seen(12, CHOSEN),)))
-    mirror.see(Seen("pods", (), whole=True, version=11))
+    mirror.see(Observation("pods", (seen(12, CHOSEN),)))
+    mirror.see(Observation("pods", (), whole=True, version=11))
     assert mirror.view("a", 400, 384).core_free == [100] * 4
 
 
@@ -60,7 +60,7 @@ def test_a_watch_whose_news_are_not_understood_lists_anew() -> None:
 
     heard: list[int] = []
 
-    def see(news: Seen) -> None:
+    def see(news: Observation) -> None:
         heard.append(news.version)
         if len(heard) == 1:
             raise LookupError("odd")
@@ -76,7 +76,7 @@ def test_a_cluster_whose_credentials_cannot_be_used_holds_up_no_other(cast: Cast
     clusters.connect(principal=SYSTEM, name="a-odd", pool=cast.pool, in_cluster=True)
     clusters.connect(principal=SYSTEM, name="b-good", pool=cast.pool, kubeconfig=kubeconfig())
     extenders = Extenders()
-    extenders.look()
+    extenders.refresh()
     try:
         assert set(extenders) == {"b-good"}
     finally:

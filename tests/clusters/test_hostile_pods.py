@@ -11,7 +11,7 @@ from apps.clusters.formats import kubeshare
 from apps.clusters.formats.asks import Unreadable
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.objects import Metadata, Namespace
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 from apps.clusters.management.commands import sharepods
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, clusters
@@ -35,7 +35,7 @@ def watched(cast: Cast) -> Watched:
     made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
     bindings.bind(principal=SYSTEM, cluster=made, namespace="ml", tenant=cast.acme)
     watched = Watched(Cluster.objects.get())
-    watched.take(Seen("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
+    watched.take(Observation("namespaces", (Namespace(Metadata(name="ml")),), whole=True))
     return watched
 
 
@@ -54,7 +54,7 @@ def test_the_watch_goes_on_after_a_pod_with_odd_words(
 ) -> None:
     odd = paper.pod("odd", asks, annotations=annotations, on="gpu1")
     good = paper.pod("good", paper.container(30, 10), annotations={INDEX: "1"}, on="gpu1")
-    watched.take(Seen("pods", (odd, good)))
+    watched.take(Observation("pods", (odd, good)))
     assert PodClaim.objects.get(pod="good").claim is not None
 
 
@@ -82,7 +82,7 @@ class Kube:
 
 def phases_after_check(*things: Json, pods: tuple[Json, ...] = ()) -> dict[str, Json]:
     kube = Kube(list(things), list(pods))
-    SharePods(Cluster.objects.get(), typing.cast(Any, kube)).look()
+    SharePods(Cluster.objects.get(), typing.cast(Any, kube)).reconcile_all()
     return kube.told
 
 

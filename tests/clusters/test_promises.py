@@ -45,7 +45,7 @@ class World:
     def __init__(self, cluster: Cluster, *pods: Json) -> None:
         self.paper = Paper(NODES, list(pods))
         self.promises = Promises(cluster, self.paper.mirror)
-        self.promises.look()
+        self.promises.refresh()
         choose = ByLedger(cluster, typing.cast(Client, self.paper), self.paper.mirror)
         self.extended = self.paper.extended(
             promises=self.promises, choose=choose if cluster.placement == "gpucloud" else None
@@ -124,7 +124,7 @@ def test_a_promise_becomes_the_pods_claim(cast: Cast, cluster: Cluster, machine:
     assert (machine.gpu().core_used, machine.gpu().core_outside) == (60, 0)
     assert not PodHold.objects.exists()
     # Its annotations name its part: to the pods of its cluster it is not free.
-    world.promises.look()
+    world.promises.refresh()
     assert world.paper.mirror.others_on("gpu1") == ()
 
 

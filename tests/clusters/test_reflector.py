@@ -10,7 +10,7 @@ import pytest
 from apps.clusters.kube import reflector
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.objects import Event
-from apps.clusters.kube.reflector import PODS, Reflector, Seen
+from apps.clusters.kube.reflector import PODS, Observation, Reflector
 
 GOOD = msgspec.Raw(b'{"metadata": {"name": "p", "namespace": "ml", "resourceVersion": "5"}, "spec": {}, "status": {}}')
 BAD = msgspec.Raw(b'{"metadata": 7}')
@@ -22,7 +22,7 @@ class Served:
     def __init__(self, lists: list[msgspec.Raw], events: list[msgspec.Raw]) -> None:
         self.lists, self.events = lists, events
         self.asked: list[str] = []
-        self.seen: list[Seen] = []
+        self.seen: list[Observation] = []
         self.failures: list[str] = []
         self.reflector = Reflector(
             typing.cast(Client, self), PODS, see=self.seen.append, fail=lambda kind, text: self.failures.append(text)

@@ -119,7 +119,7 @@ def test_whoever_spoke_last_is_followed(container: PodClaim, cast: Cast) -> None
 def test_an_annotation_that_says_what_is_so_already_is_no_news(container: PodClaim) -> None:
     follow(container, limit="25")
     assert (Claim.objects.get(container=container).generation, PodResize.objects.get().told) == (1, "")
-    assert not list(resizing._due(container.cluster))
+    assert not list(resizing._pending_pods(container.cluster))
 
 
 def test_a_pod_without_annotations_of_ours_costs_no_row(container: PodClaim) -> None:
@@ -144,9 +144,9 @@ def test_a_pod_without_annotations_of_ours_costs_no_row(container: PodClaim) -> 
 def test_a_value_is_for_all_containers_or_for_some(said: str, expected: dict[str, int] | None) -> None:
     if expected is None:
         with pytest.raises(Unreadable):
-            resizing.asked({CORE: said}, "cuda")
+            resizing.parse_request({CORE: said}, "cuda")
     else:
-        assert resizing.asked({CORE: said}, "cuda") == expected
+        assert resizing.parse_request({CORE: said}, "cuda") == expected
 
 
 class Kube:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.clusters.kube.client import Client
-from apps.clusters.kube.reflector import PODS, Reflector, Seen
+from apps.clusters.kube.reflector import PODS, Observation, Reflector
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import clusters, resizing
 from apps.quotas.principals import SYSTEM
@@ -38,7 +38,7 @@ class Watching:
         self.reflector = Reflector(client, PODS, see=self._see, fail=lambda kind, text: None)
         self.reflector.start()
 
-    def _see(self, seen: Seen) -> None:
+    def _see(self, seen: Observation) -> None:
         self.news += [one for one in seen.objects if not seen.gone]
 
     def follow(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.objects import Namespace
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.watching import Watched
 from apps.scheduling.models import Claim
@@ -52,7 +52,7 @@ def make_watch(cluster: Cluster, kube: Kube) -> Watched:
     watch = Watched(cluster)
     watch.client = typing.cast(Client, kube)
     namespace = msgspec.convert({"metadata": {"name": "ml"}}, Namespace)
-    watch.take(Seen("namespaces", (namespace,), whole=True))
+    watch.take(Observation("namespaces", (namespace,), whole=True))
     return watch
 
 
@@ -61,7 +61,7 @@ def live() -> list[str]:
 
 
 def test_a_pod_that_came_after_the_list_keeps_its_share(cluster: Cluster, pods: list[Json]) -> None:
-    make_watch(cluster, Kube(pods[0])).take(Seen("pods", (), whole=True))
+    make_watch(cluster, Kube(pods[0])).take(Observation("pods", (), whole=True))
     assert live() == ["new"]
     assert Claim.objects.get(name="ml/new").state == "assigned"
     assert Claim.objects.get(name="ml/gone").state == "releasing"
@@ -70,7 +70,7 @@ def test_a_pod_that_came_after_the_list_keeps_its_share(cluster: Cluster, pods: 
 def test_a_pod_that_is_over_or_whose_name_is_anothers_is_gone(cluster: Cluster, pods: list[Json]) -> None:
     pods[0]["status"]["phase"] = "Failed"
     pods[1]["metadata"] = {**pods[1]["metadata"], "uid": "uid-of-the-next"}
-    make_watch(cluster, Kube(*pods)).take(Seen("pods", (), whole=True))
+    make_watch(cluster, Kube(*pods)).take(Observation("pods", (), whole=True))
     assert live() == []
 
 
@@ -78,10 +78,10 @@ def test_of_a_cluster_that_does_not_answer_nothing_ends_until_it_does(cluster: C
     kube = Kube(pods[0])
     kube.away = True
     watch = make_watch(cluster, kube)
-    watch.take(Seen("pods", (), whole=True))
+    watch.take(Observation("pods", (), whole=True))
     assert live() == ["gone", "new"]
     kube.away = False
-    watch.look_again()
+    watch.retry()
     assert live() == ["new"]
 
 
@@ -89,7 +89,7 @@ def test_who_is_stopped_ends_nothing(cluster: Cluster, pods: list[Json]) -> None
     """It leads no longer; one that hangs in a long list continues for a while."""
     watch = make_watch(cluster, Kube())
     watch._stopped.set()
-    watch.take(Seen("pods", (pods[0],), whole=True))
+    watch.take(Observation("pods", (pods[0],), whole=True))
     assert live() == ["gone", "new"]
 
 

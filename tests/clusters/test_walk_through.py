@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from apps.clusters.kube.client import Client, Refused
-from apps.clusters.kube.reflector import NODES, Reflector, Seen
+from apps.clusters.kube.reflector import NODES, Observation, Reflector
 from tests.clusters.cluster_objects import (
     CHOSEN,
     CORE,
@@ -121,7 +121,7 @@ def test_where_the_version_to_watch_from_is_gone_everything_is_listed_anew(
     # An API server remembers changes since its start.
     control_plane.stop_one("kube-apiserver")
     control_plane.start_api_server()
-    seen: list[Seen] = []
+    seen: list[Observation] = []
     watch = Reflector(client, NODES, see=seen.append, fail=lambda kind, text: None, version="1")
     watch.start()
     assert eventually(lambda: watch.lists == 1, seconds=30)

@@ -60,7 +60,7 @@ def until(watches: Watches, condition: Callable[[], bool], *, seconds: float = 6
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, list(PodClaim.objects.values())
-        watches.look()
+        watches.refresh()
         time.sleep(0.2)
 
 

@@ -162,7 +162,7 @@ def watch_until(watches: Watches, happens: Any) -> None:
 
     def step() -> bool:
         Node.objects.update(last_seen_at=timezone.now())
-        watches.look()
+        watches.refresh()
         return bool(happens())
 
     assert eventually(step, seconds=60), list(PodClaim.objects.values())

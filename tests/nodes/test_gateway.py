@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent import wire
-from apps.nodes.gateway import admission, intake
+from apps.nodes.gateway import intake, reconnect_throttle
 from apps.nodes.models import Gpu, Node, Sample
 from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
@@ -316,10 +316,10 @@ async def test_an_agents_conditions_are_taken(agents: Agents, machine: Machine) 
 async def test_who_waits_too_long_among_many_is_told_to_come_again(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "LONGEST_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(reconnect_throttle, "LONGEST_WAIT_SECONDS", 0.3)
     async with AsyncExitStack() as others:
-        for _ in range(admission.AT_ONCE):
-            await others.enter_async_context(admission.turn())
+        for _ in range(reconnect_throttle.AT_ONCE):
+            await others.enter_async_context(reconnect_throttle.slot())
         late = await agents().connect()
         await late.say(hello(late.machine.name))
         assert await late.closed() == wire.CLOSE_BUSY

@@ -28,7 +28,7 @@ def frame(seq: int) -> wire.Usage:
 async def test_one_node_takes_no_others_room_and_has_its_own_again_when_it_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(intake, "_stored", lambda _: None)
+    monkeypatch.setattr(intake, "_store_batch", lambda _: None)
     monkeypatch.setattr(intake, "GATHER_SECONDS", 0)
     monkeypatch.setattr(node_claims, "get", NoWatchers)
     frames, done = Intake(), asyncio.Event()
@@ -60,7 +60,7 @@ async def test_a_frame_that_cannot_be_stored_costs_its_own_node_only(monkeypatch
             raise OverflowError("what no column holds")
         stored.extend(source.node_name for source, _ in batch)
 
-    monkeypatch.setattr(intake, "_stored", store)
+    monkeypatch.setattr(intake, "_store_batch", store)
     monkeypatch.setattr(node_claims, "get", NoWatchers)
     frames, heard = Intake(), {name: list[int | None]() for name in ("a", "b", "bad", "c")}
     for name, said in heard.items():

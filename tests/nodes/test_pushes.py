@@ -12,9 +12,9 @@ import pytest
 from django.db import OperationalError
 
 from agent import wire
-from apps.nodes.gateway import admission, outgoing, wanted
+from apps.nodes.gateway import desired_states, outgoing, reconnect_throttle
+from apps.nodes.gateway.desired_states import DesiredStates
 from apps.nodes.gateway.outgoing import Outgoing
-from apps.nodes.gateway.wanted import Wanted
 from apps.nodes.models.node import hint_group
 from apps.nodes.providers import node_claims
 from gpucloud import hints
@@ -32,7 +32,7 @@ class Reads:
         self.asked: list[list[int]] = []
         self.begun, self.let = asyncio.Queue[None](), threading.Semaphore(0)
         self._loop = asyncio.get_running_loop()
-        monkeypatch.setattr(wanted, "_texts", self._texts)
+        monkeypatch.setattr(desired_states, "_texts", self._texts)
 
     def _texts(self, node_ids: Sequence[int]) -> dict[int, str]:
         self.asked.append(list(node_ids))
@@ -53,7 +53,7 @@ async def eventually(what: Callable[[], bool]) -> None:
 
 
 async def test_who_asks_while_it_is_read_is_told_of_a_later_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, reader, told = Reads(monkeypatch), Wanted(), list[str]()
+    reads, reader, told = Reads(monkeypatch), DesiredStates(), list[str]()
     tell = told.append
     reader.ask(7, tell, fail)
     await reads.begun.get()
@@ -65,8 +65,8 @@ async def test_who_asks_while_it_is_read_is_told_of_a_later_read_and_once(monkey
 
 
 async def test_many_that_ask_together_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanted, "AT_ONCE", 3)
-    reads, reader = Reads(monkeypatch), Wanted()
+    monkeypatch.setattr(desired_states, "AT_ONCE", 3)
+    reads, reader = Reads(monkeypatch), DesiredStates()
     reads.let.release(9)
     told: dict[int, list[str]] = {node_id: [] for node_id in range(1, 8)}
     for node_id, said in told.items():
@@ -76,7 +76,7 @@ async def test_many_that_ask_together_are_read_together(monkeypatch: pytest.Monk
 
 
 async def test_a_database_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanted, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(desired_states, "RETRY_SECONDS", 0.05)
     tries, told = list[int](), list[str]()
 
     def read(node_ids: Sequence[int]) -> dict[int, str]:
@@ -85,8 +85,8 @@ async def test_a_database_that_is_away_is_asked_again(monkeypatch: pytest.Monkey
             raise OperationalError("away")
         return {7: "at last"}
 
-    monkeypatch.setattr(wanted, "_texts", read)
-    Wanted().ask(7, told.append, fail)
+    monkeypatch.setattr(desired_states, "_texts", read)
+    DesiredStates().ask(7, told.append, fail)
     await eventually(lambda: bool(told))
     assert (told, len(tries)) == (["at last"], 3)
 
@@ -97,8 +97,8 @@ async def test_a_node_that_cannot_be_read_hears_so_and_holds_up_no_other(monkeyp
             raise ValueError("an odd row")
         return {node_id: f"{node_id}" for node_id in node_ids if node_id != 8}
 
-    monkeypatch.setattr(wanted, "_texts", read)
-    reader, failed = Wanted(), list[int]()
+    monkeypatch.setattr(desired_states, "_texts", read)
+    reader, failed = DesiredStates(), list[int]()
     told: dict[int, list[str]] = {node_id: [] for node_id in (6, 7, 8, 9)}
     for node_id, said in told.items():
         reader.ask(node_id, said.append, partial(failed.append, node_id))
@@ -114,11 +114,11 @@ async def test_a_node_with_more_than_its_agent_takes_keeps_what_it_was_told(
     state = wire.Desired(frame=1, assignments=[wire._LONGEST] * 2)
     monkeypatch.setattr(node_claims.get(), "desired", lambda node_ids: dict.fromkeys(node_ids, state))
     monkeypatch.setattr(wire, "MAX_ASSIGNMENTS", most)
-    reader, told = Wanted(), list[str]()
+    reader, told = DesiredStates(), list[str]()
     reader.ask(machine.node.pk, told.append, fail)
     await eventually(lambda: reader._reading is None)
     assert told == ([] if most == 1 else [wire.encode(state)])
-    assert ("node gpu1 has 2 assignments and an agent takes 1" in caplog.text) == (most == 1)
+    assert ("node gpu1 has 2 assignments, an agent accepts 1" in caplog.text) == (most == 1)
 
 
 async def test_an_agent_whose_node_cannot_be_read_is_told_to_come_again(
@@ -128,7 +128,7 @@ async def test_an_agent_whose_node_cannot_be_read_is_told_to_come_again(
         raise ValueError("an odd row")
 
     with monkeypatch.context() as context:
-        context.setattr(wanted, "_texts", read)
+        context.setattr(desired_states, "_texts", read)
         agent = await agents().connect()
         await agent.say(hello("gpu1"))
         message = await agent.socket.receive_output(timeout=5)
@@ -188,7 +188,7 @@ async def test_an_agent_that_reads_nothing_holds_no_turn_and_is_hung_up(
     deaf = Deaf(machine)
     await asyncio.wait_for(deaf.waits.wait(), 10)
     async with AsyncExitStack() as turns, asyncio.timeout(10):
-        for _ in range(admission.AT_ONCE):
-            await turns.enter_async_context(admission.turn())
+        for _ in range(reconnect_throttle.AT_ONCE):
+            await turns.enter_async_context(reconnect_throttle.slot())
     await asyncio.wait_for(deaf.connection, 10)
     assert hint_group(machine.node.pk) not in hints.bus()._joined

@@ -88,7 +88,7 @@ def test_a_connection_is_tested_from_its_page(cast: Cast, cluster: Cluster, brow
     assert part.startswith('<div class="note tone-good">')
     Answering.denied.add("nodes")
     page = text(olga.get("/clusters/kube/connection/"))
-    assert "watch nodes</b> to know its machines" in page
+    assert "watch nodes</b> to know its nodes" in page
     assert "<h1>kube</h1>" in page
 
 

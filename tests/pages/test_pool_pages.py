@@ -47,7 +47,7 @@ def test_the_page_says_what_the_api_says_of_each_field(cast: Cast, browser: Sign
     for _, names in GROUPS:
         for name in names:
             assert f'id="id_{name}"' in page, name
-    assert "What was not measured is never taken for idleness." in page
+    assert "Time without measurements does not count." in page
     assert "Kill: it is ended" in page
 
 

@@ -393,7 +393,7 @@ def test_the_button_is_there_only_where_there_is_a_provider(
 ) -> None:
     assert "your organisation" in Client().get("/sign-in/").content.decode()
     settings.OIDC_ISSUER = ""
-    assert not openid.configured()
+    assert not openid.is_configured()
     assert "your organisation" not in Client().get("/sign-in/").content.decode()
     assert Client().get("/sign-in/oidc/").status_code == 404
     assert Client().get("/sign-in/oidc/return/").status_code == 404

@@ -201,7 +201,7 @@ def test_chaining_without_the_sealers_lock_breaks(real_cast: Cast, monkeypatch: 
             refused.append(error)
 
     monkeypatch.setattr(audit_chain, "head", slow_head)
-    monkeypatch.setattr(audit_chain, "_alone", lambda cursor: True)
+    monkeypatch.setattr(audit_chain, "_try_lock", lambda cursor: True)
     threads = [in_thread(sealer) for _ in range(2)]
     for thread in threads:
         thread.join()

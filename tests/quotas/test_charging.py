@@ -7,12 +7,12 @@ import pytest
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.quotas.services.charging import QuotaExceeded, Whose, charge, refund
+from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, refund
 from tests.cast import Cast, Machine, assert_ledger_agrees, give, placed, used
 
 
-def by(tenant: Tenant, pool: Pool) -> Whose:
-    return Whose(principal=SYSTEM, tenant=tenant, pool=pool, claim_uid=uuid.uuid4())
+def by(tenant: Tenant, pool: Pool) -> ChargeContext:
+    return ChargeContext(principal=SYSTEM, tenant=tenant, pool=pool, claim_uid=uuid.uuid4())
 
 
 def lower(quota: ResourceQuota, hard: int | None) -> None:
@@ -28,10 +28,10 @@ def test_a_charge_is_in_the_quota_and_in_the_ledger(cast: Cast) -> None:
 
 def test_the_ledger_says_what_was_used_after_each_entry(cast: Cast) -> None:
     give(cast.acme, core_percent=100)
-    whose = by(cast.acme, cast.pool)
-    charge(whose, amounts={"core_percent": 30})
-    charge(whose, amounts={"core_percent": 20})
-    refund(whose, amounts={"core_percent": 50})
+    context = by(cast.acme, cast.pool)
+    charge(context, amounts={"core_percent": 30})
+    charge(context, amounts={"core_percent": 20})
+    refund(context, amounts={"core_percent": 50})
     entries = LedgerEntry.objects.values_list("kind", "amount", "used", "hard")
     assert list(entries) == [
         ("set", 0, 0, 100),
@@ -131,18 +131,18 @@ def test_a_refund_gives_back_no_more_than_the_claim_took(cast: Cast) -> None:
 
 
 def test_a_quota_made_after_a_claim_gets_nothing_back_from_it(cast: Cast) -> None:
-    whose = by(cast.acme, cast.pool)
-    charge(whose, amounts={"vgpus": 4})
+    context = by(cast.acme, cast.pool)
+    charge(context, amounts={"vgpus": 4})
     give(cast.acme, vgpus=8)
     charge(by(cast.acme, cast.pool), amounts={"vgpus": 2})
-    refund(whose, amounts={"vgpus": 4})
+    refund(context, amounts={"vgpus": 4})
     assert used(cast.acme) == {"vgpus": 2}
 
 
 def test_a_quota_lowered_below_its_use_takes_nothing_and_admits_nothing(cast: Cast) -> None:
     quota = give(cast.acme, core_percent=100)["core_percent"]
-    whose = by(cast.acme, cast.pool)
-    charge(whose, amounts={"core_percent": 80})
+    context = by(cast.acme, cast.pool)
+    charge(context, amounts={"core_percent": 80})
     lower(quota, 50)
     assert used(cast.acme) == {"core_percent": 80}
     with pytest.raises(QuotaExceeded):
@@ -151,13 +151,13 @@ def test_a_quota_lowered_below_its_use_takes_nothing_and_admits_nothing(cast: Ca
 
 def test_what_was_held_above_a_lowered_quota_cannot_be_taken_again(cast: Cast) -> None:
     quota = give(cast.acme, core_percent=100)["core_percent"]
-    whose = by(cast.acme, cast.pool)
-    charge(whose, amounts={"core_percent": 80})
+    context = by(cast.acme, cast.pool)
+    charge(context, amounts={"core_percent": 80})
     lower(quota, 50)
-    refund(whose, amounts={"core_percent": 20})
+    refund(context, amounts={"core_percent": 20})
     with pytest.raises(QuotaExceeded):
         charge(by(cast.acme, cast.pool), amounts={"core_percent": 1})
-    refund(whose, amounts={"core_percent": 20})
+    refund(context, amounts={"core_percent": 20})
     charge(by(cast.acme, cast.pool), amounts={"core_percent": 10})
     quota.refresh_from_db()
     assert (quota.used, quota.excess) == (50, 0)

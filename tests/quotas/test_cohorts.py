@@ -8,7 +8,7 @@ import pytest
 from apps.quotas.models import CohortShare, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.quotas.services.charging import QuotaExceeded, Whose, charge, refund
+from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, refund
 from apps.quotas.services.cohorts import CohortInUse
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles.rounds import run_round
@@ -24,14 +24,14 @@ def grant(tenant: Tenant, hard: int | None, *, pool: Pool | None = None, **limit
     return quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=pool, resource="core_percent", hard=hard, **limits)
 
 
-def take(cast: Cast, tenant: Tenant, amount: int) -> Whose:
-    whose = Whose(principal=SYSTEM, tenant=tenant, pool=cast.pool, claim_uid=uuid.uuid4())
-    charge(whose, amounts={"core_percent": amount})
-    return whose
+def take(cast: Cast, tenant: Tenant, amount: int) -> ChargeContext:
+    context = ChargeContext(principal=SYSTEM, tenant=tenant, pool=cast.pool, claim_uid=uuid.uuid4())
+    charge(context, amounts={"core_percent": amount})
+    return context
 
 
-def give_back(whose: Whose, amount: int) -> None:
-    refund(whose, amounts={"core_percent": amount})
+def give_back(context: ChargeContext, amount: int) -> None:
+    refund(context, amounts={"core_percent": amount})
 
 
 def fresh(quota: ResourceQuota) -> ResourceQuota:
@@ -137,8 +137,8 @@ def test_each_pool_is_lent_apart(cast: Cast, pair: Pair) -> None:
 
 
 def test_what_is_given_back_can_be_lent_again(cast: Cast, pair: Pair) -> None:
-    whose = take(cast, cast.acme, 200)
-    give_back(whose, 120)
+    context = take(cast, cast.acme, 200)
+    give_back(context, 120)
     assert (fresh(pair[0]).borrowed, fresh(pair[1]).free) == (0, 120)
     take(cast, cast.globex, 120)
     assert_shares_agree()
@@ -177,14 +177,14 @@ def test_a_lender_may_wait_for_what_it_lent(cast: Cast, pair: Pair) -> None:
 
 
 def test_a_lowered_lender_takes_nothing_away_and_gets_nothing_until_it_is_given_back(cast: Cast, pair: Pair) -> None:
-    whose = take(cast, cast.acme, 180)
+    context = take(cast, cast.acme, 180)
     change(pair[1], hard=50)
     share = CohortShare.objects.get()
     assert (share.taken, share.lendable, share.excess) == (180, 150, 30)
     for tenant in (cast.acme, cast.globex):
         with pytest.raises(QuotaExceeded):
             take(cast, tenant, 1)
-    give_back(whose, 60)
+    give_back(context, 60)
     assert CohortShare.objects.get().excess == 0
     take(cast, cast.globex, 30)
     assert_shares_agree()
@@ -209,11 +209,11 @@ def test_what_others_have_borrowed_cannot_be_kept_to_oneself_too(cast: Cast, pai
 
 @pytest.mark.parametrize("leaver", ["acme", "globex"])
 def test_neither_borrower_nor_needed_lender_can_leave(cast: Cast, pair: Pair, leaver: str) -> None:
-    whose = take(cast, cast.acme, 150)
+    context = take(cast, cast.acme, 150)
     refused = cast.olga.patch(f"tenants/{leaver}/", {"cohort": None})
     assert refused.code == "cohort-in-use"
     assert_shares_agree()
-    give_back(whose, 50)
+    give_back(context, 50)
     assert cast.olga.patch(f"tenants/{leaver}/", {"cohort": None}).status == 200
     assert_shares_agree()
     with pytest.raises(QuotaExceeded):

@@ -10,7 +10,7 @@ from django.db.models import F
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent, LedgerEntry, Membership, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.charging import Whose, charge
+from apps.quotas.services.charging import ChargeContext, charge
 from apps.scheduling.models import Assignment, Claim
 from tests.cast import Cast, Machine, give, give_plenty, placed
 
@@ -37,8 +37,8 @@ def test_a_quota_cannot_be_written_wrong(quota: ResourceQuota, constraint: str, 
 
 
 def test_a_quota_in_use_cannot_be_lowered_behind_the_services_back(cast: Cast, quota: ResourceQuota) -> None:
-    whose = Whose(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, claim_uid=uuid.uuid4())
-    charge(whose, amounts={"core_percent": 80})
+    context = ChargeContext(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, claim_uid=uuid.uuid4())
+    charge(context, amounts={"core_percent": 80})
     with pytest.raises(IntegrityError, match="quota_never_exceeded"):
         ResourceQuota.objects.filter(pk=quota.pk).update(hard=79)
 

@@ -16,7 +16,7 @@ from django.db import transaction
 from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, cohorts, member_limits, quotas, tenants
-from apps.quotas.services.charging import Whose
+from apps.quotas.services.charging import ChargeContext
 from apps.scheduling.models import Claim
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims import resize
@@ -45,7 +45,7 @@ def asks(cast: Cast, count: int, tenant: Tenant | None = None, **asked: Any) -> 
     return [partial(ask, cast, tenant=tenant or cast.acme, **facts)] * count
 
 
-def naive_take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
+def naive_take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
     """Read, check, write: unlike `charging`."""
     now = ResourceQuota.objects.get(pk=quota.pk)
     time.sleep(A_MOMENT_SECONDS)
@@ -98,9 +98,9 @@ def charge_crossed(cast: Cast, racers: int) -> list[Any]:
 
     def charge(order: Iterable[str]) -> None:
         claim = Claim(tenant=cast.acme, pool=cast.pool, name="x", core_request=1, core_limit=1, memory_mib=1)
-        whose = Whose(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, claim_uid=claim.uid)
+        context = ChargeContext(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, claim_uid=claim.uid)
         with transaction.atomic():
-            charging.charge(whose, amounts=dict.fromkeys(order, 1))
+            charging.charge(context, amounts=dict.fromkeys(order, 1))
             claim.charged_core_percent = claim.charged_memory_mib = 1
             claim.save()
 
@@ -123,8 +123,8 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
 ) -> None:
     in_key_order = charging._covering
 
-    def as_asked(whose: Whose, amounts: charging.Amounts) -> list[ResourceQuota]:
-        return sorted(in_key_order(whose, amounts), key=lambda quota: list(amounts).index(quota.resource))
+    def as_asked(context: ChargeContext, amounts: charging.Amounts) -> list[ResourceQuota]:
+        return sorted(in_key_order(context, amounts), key=lambda quota: list(amounts).index(quota.resource))
 
     monkeypatch.setattr(charging, "_covering", as_asked)
     monkeypatch.setattr(charging, "_take", slowly(charging._take))
@@ -139,8 +139,8 @@ def removed_while_claimed(cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: i
     rows = give(cast.acme, core_percent=None, memory_mib=None, vgpus=100)
     in_key_order, read = charging._covering, threading.Event()
 
-    def slowly_covering(whose: Whose, amounts: charging.Amounts) -> list[ResourceQuota]:
-        found = in_key_order(whose, amounts)
+    def slowly_covering(context: ChargeContext, amounts: charging.Amounts) -> list[ResourceQuota]:
+        found = in_key_order(context, amounts)
         read.set()
         time.sleep(4 * A_MOMENT_SECONDS)
         return found
@@ -168,7 +168,7 @@ def test_control_a_quota_that_is_not_removed_alone_is_missed_by_claims_under_way
 ) -> None:
     lock = charging.lock_tenants
 
-    def together(*tenants: Tenant, alone: bool = False) -> bool:
+    def together(*tenants: Tenant, exclusive: bool = False) -> bool:
         return lock(*tenants)
 
     monkeypatch.setattr(charging, "lock_tenants", together)
@@ -206,7 +206,7 @@ def test_control_a_quota_lowered_by_what_was_read_before_is_exceeded(
         time.sleep(A_MOMENT_SECONDS * 6)
         return read
 
-    monkeypatch.setattr(quotas, "_locked", unlocked)
+    monkeypatch.setattr(quotas, "_lock_row", unlocked)
     with without_constraint(ResourceQuota, "quota_never_exceeded"):
         quota, _ = lowered_while_claimed(real_cast, 16)
         assert quota.used > 40 + quota.excess

@@ -278,7 +278,7 @@ def test_control_without_the_requests_lock_the_quota_is_raised_more_than_once(
             raise requests.WrongState("Too late.", state=read.state)
         return read
 
-    monkeypatch.setattr(requests, "_locked", unlocked)
+    monkeypatch.setattr(requests, "_lock_row", unlocked)
     quota, _ = approvals(real_cast)
     assert (hard(quota) or 0) > 150
 
@@ -331,8 +331,8 @@ def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
     paths = [make_request(real_cast) for _ in range(4)]
     lock = charging.lock_tenants
 
-    def lock_and_wait(*tenants: Tenant, alone: bool = False) -> bool:
-        found = lock(*tenants, alone=alone)
+    def lock_and_wait(*tenants: Tenant, exclusive: bool = False) -> bool:
+        found = lock(*tenants, exclusive=exclusive)
         time.sleep(0.05)  # so that the other one locks the next row, if it may
         return found
 

@@ -1,1 +1,1 @@
-"""Admission webhooks: what the API server asks before it keeps a pod, a quota or a SharePod. Pure, but for the door."""
+"""Admission webhooks for pods, quotas and SharePods. Pure, except for the handler."""

@@ -1,8 +1,8 @@
-"""Certificates of the webhooks: an authority of our own, and what it signs for the door.
+"""Certificates of the webhooks: a certificate authority of our own and the server certificate that it signs.
 
-Kept in a directory: `ca.crt`, `ca.key`, `tls.crt`, `tls.key`, and `ca-bundle.crt`, which is what clusters trust: the
-present authority and the one before it, so that neither a door that has not yet read its new certificate nor a cluster
-that has not yet been told of the new authority is cut off.
+The directory holds `ca.crt`, `ca.key`, `tls.crt`, `tls.key` and `ca-bundle.crt`. The bundle, which clusters trust,
+contains the present authority and the one before it, so neither a server that has not read its new certificate yet nor
+a cluster that does not have the new authority yet is cut off.
 """
 
 import ipaddress
@@ -19,9 +19,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_LIFE = timedelta(days=3650)
 CERTIFICATE_LIFE = timedelta(days=365)
-# Renewed when a third is left: months, in which somebody notices that the renewing has stopped.
+# Renewed when a third of the life is left: that leaves months to notice that renewal has stopped.
 RENEWED_AT = 1 / 3
-# Clocks differ.
+# Certificates begin an hour early because clocks differ.
 EARLIER = timedelta(hours=1)
 
 
@@ -34,39 +34,39 @@ class Signed:
 
 
 def rotate(directory: Path, names: Sequence[str], *, now: datetime, force: bool = False) -> list[str]:
-    """Make what is missing, renew what is due or is for other names; what was written, by file name.
+    """Create missing certificates, renew those that are due or name other hosts, and return the files written.
 
-    `names` are DNS names and IP addresses of the door. `force` renews the certificate, not the authority.
+    `names` are the DNS names and IP addresses of the server. `force` renews the server certificate, not the authority.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     authority = _read(directory, "ca")
-    if authority is None or _due(authority.certificate, now):
+    if authority is None or _is_due(authority.certificate, now):
         before = authority
-        authority = _authority(now)
+        authority = _make_authority(now)
         _write(directory, "ca", authority)
         bundle = [authority] if before is None else [authority, before]
         _put(directory / "ca-bundle.crt", b"".join(_pem(signed.certificate) for signed in bundle), 0o644)
         written += ["ca.crt", "ca.key", "ca-bundle.crt"]
         force = True
-    door = _read(directory, "tls")
-    if force or door is None or _due(door.certificate, now) or _names(door.certificate) != set(names):
-        _write(directory, "tls", _door(authority, names, now))
+    server = _read(directory, "tls")
+    if force or server is None or _is_due(server.certificate, now) or _names(server.certificate) != set(names):
+        _write(directory, "tls", _sign_server(authority, names, now))
         written += ["tls.crt", "tls.key"]
     return written
 
 
 def bundle(directory: Path) -> bytes:
-    """What a cluster is to trust, PEM."""
+    """Return the authorities that a cluster trusts, as PEM."""
     return (directory / "ca-bundle.crt").read_bytes()
 
 
-def _due(certificate: x509.Certificate, now: datetime) -> bool:
+def _is_due(certificate: x509.Certificate, now: datetime) -> bool:
     life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     return now > certificate.not_valid_after_utc - life * RENEWED_AT
 
 
-def _authority(now: datetime) -> Signed:
+def _make_authority(now: datetime) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gpucloud webhooks {now:%Y-%m-%d}")])
     builder = (
@@ -77,7 +77,7 @@ def _authority(now: datetime) -> Signed:
     return Signed(builder.sign(key, hashes.SHA256()), key)
 
 
-def _door(authority: Signed, names: Sequence[str], now: datetime) -> Signed:
+def _sign_server(authority: Signed, names: Sequence[str], now: datetime) -> Signed:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpucloud webhooks")])
     builder = (
@@ -143,7 +143,10 @@ def _read(directory: Path, name: str) -> Signed | None:
 
 
 def _write(directory: Path, name: str, signed: Signed) -> None:
-    """The key first: a door that reads between the two finds a pair that does not match, and keeps its old one."""
+    """Write the key, then the certificate.
+
+    A server that reads between the two finds a pair that does not match, and keeps its old one.
+    """
     private = signed.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -156,7 +159,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _put(path: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others on the way."""
+    """Write the file atomically, with its final mode from the beginning."""
     beside = path.with_suffix(path.suffix + ".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:

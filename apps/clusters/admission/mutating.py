@@ -1,18 +1,19 @@
-"""What a pod is given before it is judged: a scheduler, defaults, the library; and what nobody but a scheduler may say
-is taken out. The patch replaces whole values, so applying it to what it made changes nothing.
+"""Mutating webhook: sets scheduler, defaults and library of new pods, and removes forged placement annotations.
+
+The patch replaces whole values, so it is idempotent.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from apps.clusters.admission.policy import Policy, decided
+from apps.clusters.admission.policy import Policy, decision_annotations
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import Format, format_of, gpu_manager, kubeshare, pods, translation
 from apps.clusters.formats.asks import WHOLE, Ask, Unreadable
 
 DEFAULT_SCHEDULER = "default-scheduler"
-# Of formats whose pods name a scheduler that is there no longer.
+# Schedulers of other formats, which no longer run once their pods are translated.
 FORMER_SCHEDULERS = frozenset({"kubeshare-scheduler", "hami-scheduler"})
 VOLUME = "gpucloud-library"
 MOUNTED_AT = "/usr/local/gpucloud"
@@ -21,16 +22,16 @@ PRELOAD = "LD_PRELOAD"
 CDI_KEY = "cdi.k8s.io/gpucloud"
 
 
-def filled(review: Review, policy: Policy) -> Verdict:
-    """What is to be changed of a new pod. What cannot be read is left to the judging webhook, which says why."""
+def mutate(review: Review, policy: Policy) -> Verdict:
+    """Return the changes to a new pod. The validating webhook refuses what cannot be parsed, with a reason."""
     if review.kind != "Pod" or review.operation != "CREATE":
         return Verdict()
     pod = dict(review.thing)
     warnings = []
     try:
-        if decided(pod) and not policy.trusts(review.who):
-            warnings.append("Annotations that say which GPU a pod has were taken out: the scheduler decides that.")
-            _annotate(pod, dict.fromkeys(decided(pod)))
+        if decision_annotations(pod) and not policy.trusts(review.who):
+            warnings.append("Annotations that assign GPUs to the pod were removed: only the scheduler may write them.")
+            _annotate(pod, dict.fromkeys(decision_annotations(pod)))
         used = format_of(pod)
         if used is not None:
             _fill(pod, used, policy)
@@ -60,7 +61,7 @@ def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
 
 
 def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
-    """What is missing of a share; whole GPUs miss nothing."""
+    """Fill in the missing half of a share; whole GPUs need no defaults."""
     for container in containers:
         core, memory = (pods.amount(container, name) or 0 for name in gpu_manager.RESOURCES)
         amounts = {}
@@ -69,22 +70,26 @@ def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
         if 0 < core < WHOLE and not memory and policy.default_memory_mib is not None:
             amounts[gpu_manager.MEMORY] = -(-policy.default_memory_mib // gpu_manager.UNIT_MIB)
         if amounts:
-            container["resources"] = translation.replaced(container, tuple(amounts), amounts)
+            container["resources"] = translation.replace_resources(container, tuple(amounts), amounts)
 
 
 def _translate(pod: dict[str, Any], used: Format) -> None:
     asks = _by_container(pod, used)
     for container in pod["spec"]["containers"]:
         if (ask := asks.get(str(container.get("name")))) is not None:
-            amounts = translation.translated(ask)
-            container["resources"] = translation.replaced(container, used.RESOURCES, amounts)
+            amounts = translation.translate(ask)
+            container["resources"] = translation.replace_resources(container, used.RESOURCES, amounts)
     ceiling = translation.ceiling(list(asks.values()))
     if ceiling is not None:
         _annotate(pod, {gpu_manager.CORE_LIMIT: str(ceiling)})
 
 
 def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
-    """Each container's. What a pod as a whole asks by labels is its first container's; by resources, each one's own."""
+    """Return the asks by container name.
+
+    A pod-level ask (KubeShare's labels) belongs to the first container; resources belong to the container that names
+    them.
+    """
     if used.NAME == kubeshare.NAME:
         if kubeshare.prefix_of(pod) != kubeshare.V2_PREFIX:
             return {}
@@ -99,7 +104,7 @@ def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
 
 
 def _preload(spec: dict[str, Any], directory: str) -> None:
-    """The library in every container that asks, in front of what it preloads already."""
+    """Preload the library in every container that asks for GPUs, before its other preloaded libraries."""
     asking = [
         container
         for container in spec["containers"]
@@ -119,26 +124,26 @@ def _preload(spec: dict[str, Any], directory: str) -> None:
 
 
 def _annotate(pod: dict[str, Any], said: Mapping[str, str | None]) -> None:
-    """Set annotations; None takes one out."""
+    """Set annotations; None removes one."""
     merged = {**pods.annotations(pod), **said}
     kept = {key: value for key, value in merged.items() if value is not None}
     pod["metadata"] = {**(pod.get("metadata") or {}), "annotations": kept}
 
 
 def _operations(before: pods.Pod, after: pods.Pod) -> Iterator[dict[str, Any]]:
-    """RFC 6902: whole values below metadata, spec and each container, where they differ."""
-    yield from _changed("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
+    """Yield RFC 6902 operations that replace differing values below metadata, spec and each container."""
+    yield from _diff("/metadata", before.get("metadata") or {}, after.get("metadata") or {})
     old, new = (pod.get("spec") or {} for pod in (before, after))
-    yield from _changed("/spec", _without(old), _without(new))
+    yield from _diff("/spec", _without_containers(old), _without_containers(new))
     for place, (was, now) in enumerate(zip(pods.containers(before), pods.containers(after), strict=True)):
-        yield from _changed(f"/spec/containers/{place}", was, now)
+        yield from _diff(f"/spec/containers/{place}", was, now)
 
 
-def _without(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _without_containers(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if key != "containers"}
 
 
-def _changed(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _diff(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for key, value in new.items():
         if key not in old or old[key] != value:
             yield {"op": "add", "path": f"{path}/{key}", "value": value}

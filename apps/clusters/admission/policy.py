@@ -1,4 +1,4 @@
-"""What an installation wants of its webhooks."""
+"""Policy of the admission webhooks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from apps.clusters.formats import FORMATS, gpushare, hami, kubeshare, pods
 
-# Which GPUs a pod has: only schedulers say so. Whoever else could, could take any GPU.
+# Annotations that assign GPUs to a pod. Only schedulers may write them: any other writer could take any GPU.
 DECISIONS = (
     *(prefix for format_ in FORMATS for prefix in format_.DECISIONS),
     pods.CLAIM,
@@ -24,31 +24,31 @@ TRUSTED = frozenset(
         "system:serviceaccount:kube-system:kubeshare-scheduler",
     }
 )
-# Of KubeShare the labels of its version 2: a SharePod is no pod.
+# KubeShare's labels of version 2 only: a SharePod is not a pod.
 TRANSLATABLE = frozenset({hami.NAME, gpushare.NAME, kubeshare.NAME})
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """None: left as it is. `trusted`: names of users and groups that may say which GPU a pod has."""
+    """Settings of the webhooks; None leaves a value unchanged. `trusted`: users and groups that may assign GPUs."""
 
     scheduler_name: str | None = None
     default_core: int | None = None
     default_memory_mib: int | None = None
     trusted: frozenset[str] = TRUSTED
-    # Formats whose pods are rewritten into gpu-manager's words.
+    # Formats whose pods are translated into gpu-manager's resources.
     translated: frozenset[str] = frozenset()
-    # A directory of the nodes with the library, put into pods and preloaded there; and a CDI device, named for them.
+    # A directory on the nodes with the library, mounted into pods and preloaded there; and the CDI device of the pods.
     library_directory: str | None = None
     cdi_device: str | None = None
 
     def trusts(self, who: frozenset[str]) -> bool:
-        """Whether they may say which GPU a pod has."""
+        """Return True if one of these users or groups may assign GPUs to a pod."""
         return bool(who & self.trusted)
 
 
 def require_translatable(names: Iterable[str]) -> None:
-    """Raises ImproperlyConfigured where one of them names no format whose pods we rewrite: then none would be."""
+    """Raise ImproperlyConfigured if a name is not a format whose pods can be translated."""
     if unknown := sorted(set(names) - TRANSLATABLE):
         raise ImproperlyConfigured(
             f"ADMISSION_TRANSLATE: {', '.join(unknown)} is no format whose pods are rewritten. "
@@ -56,6 +56,6 @@ def require_translatable(names: Iterable[str]) -> None:
         )
 
 
-def decided(pod: pods.Pod) -> Mapping[str, str]:
-    """Its annotations that say which GPUs it has."""
+def decision_annotations(pod: pods.Pod) -> Mapping[str, str]:
+    """Return the pod's annotations that assign GPUs to it."""
     return {key: value for key, value in pods.annotations(pod).items() if key.startswith(DECISIONS)}

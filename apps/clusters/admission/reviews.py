@@ -1,4 +1,4 @@
-"""AdmissionReview, v1 and v1beta1: a question is read, an answer written, in the version that was asked in."""
+"""AdmissionReview, v1 and v1beta1: parsing of requests and rendering of responses in the same version."""
 
 import base64
 import json
@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from gpucloud.errors import Invalid
 
 VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
-# The API server cuts longer ones off.
+# The API server truncates longer warnings.
 LONGEST_WARNING = 256
 
 
 class NotAReview(Invalid):
-    """What came is not an AdmissionReview."""
+    """The body is not an AdmissionReview."""
 
     code: ClassVar[str] = "not-a-review"
     title = "Not an AdmissionReview"
@@ -22,7 +22,7 @@ class NotAReview(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A question. `old` is what an update would replace; both are empty where there is nothing."""
+    """An admission request. `old` is the object before an update; both are empty if absent."""
 
     version: str
     uid: str
@@ -31,13 +31,13 @@ class Review:
     namespace: str
     thing: Mapping[str, Any]
     old: Mapping[str, Any]
-    # Who asks, and the groups they are in.
+    # The user who sends the request, and the user's groups.
     who: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer: refused where there are refusals; the patch is a list of RFC 6902 operations."""
+    """An admission response: refused if there are refusals; `patch` is a list of RFC 6902 operations."""
 
     refusals: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -45,7 +45,7 @@ class Verdict:
 
 
 def parse(body: bytes) -> Review:
-    """The question in a request's body. Raises NotAReview."""
+    """Parse the request in a body. Raises NotAReview."""
     try:
         whole = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -70,7 +70,7 @@ def parse(body: bytes) -> Review:
 
 
 def answer(review: Review, verdict: Verdict) -> dict[str, Any]:
-    """The AdmissionReview that says so."""
+    """Return the AdmissionReview with the verdict."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": not verdict.refusals}
     if verdict.refusals:
         response["status"] = {"code": 422, "reason": "Invalid", "message": " ".join(verdict.refusals)}

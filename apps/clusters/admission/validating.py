@@ -1,14 +1,15 @@
-"""What is refused, and why: pods that would run without their GPU or on somebody else's, quotas that count nothing.
+"""Validating webhook: refuses pods that would run without their GPU or on another tenant's; warns of idle quotas.
 
-gpu-admission and the kubelet let these through: less than a GPU without memory (bound with no index), memory without
-compute (not seen as a GPU pod at all), more than one GPU that is no multiple, init containers (never given an index),
-pods that name their node (never asked about), and annotations that somebody wrote who is no scheduler.
+gpu-admission and the kubelet let these through: less than a GPU without memory (bound without an index), memory without
+compute (not recognised as a GPU pod), more than one GPU that is not a multiple of 100 core, init containers (never
+given an index), pods that name their node (which skip the scheduler), and annotations written by anyone but a
+scheduler.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from apps.clusters.admission.policy import Policy, decided
+from apps.clusters.admission.policy import Policy, decision_annotations
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import format_of, gpu_manager, kubeshare, pods
 from apps.clusters.formats.asks import Unreadable
@@ -16,54 +17,54 @@ from apps.clusters.formats.asks import Unreadable
 NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
 
 
-def judged(review: Review, policy: Policy) -> Verdict:
-    """The verdict on what would be kept; what is not ours passes."""
-    judges = {"Pod": _pod, "SharePod": _sharepod, "ResourceQuota": _quota}
-    if review.operation not in ("CREATE", "UPDATE") or review.kind not in judges:
+def validate(review: Review, policy: Policy) -> Verdict:
+    """Return the verdict on the new object; other kinds pass."""
+    validators = {"Pod": _pod, "SharePod": _sharepod, "ResourceQuota": _quota}
+    if review.operation not in ("CREATE", "UPDATE") or review.kind not in validators:
         return Verdict()
     try:
-        return judges[review.kind](review, policy)
+        return validators[review.kind](review, policy)
     except Unreadable as error:
         return Verdict(refusals=[error.detail])
-    # What is not as Kubernetes has it the API server refuses itself, in its own words.
+    # The API server itself refuses objects that do not match Kubernetes' schema.
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return Verdict()
 
 
 def _pod(review: Review, policy: Policy) -> Verdict:
     if review.operation == "UPDATE":
-        return Verdict(refusals=list(_rewritten(review, policy)))
+        return Verdict(refusals=list(_changed_decisions(review, policy)))
     pod = review.thing
-    refusals = list(_forged(pod, review, policy))
+    refusals = list(_forged_decisions(pod, review, policy))
     used = format_of(pod)
     if used is None:
         return Verdict(refusals=refusals)
     used.asks(pod)
-    refusals += _unequal(pod)
-    refusals += _before(pod)
-    if pods.node_of(pod) and used.RESOURCES and not decided(pod):
+    refusals += _unequal_requests(pod)
+    refusals += _init_container_requests(pod)
+    if pods.node_of(pod) and used.RESOURCES and not decision_annotations(pod):
         refusals.append(
             f"It names node {pods.node_of(pod)}, so no scheduler would choose its GPU: use a nodeSelector or affinity."
         )
-    return Verdict(refusals=refusals, warnings=list(_passed_by(pod, policy)))
+    return Verdict(refusals=refusals, warnings=list(_scheduler_warnings(pod, policy)))
 
 
-def _forged(pod: pods.Pod, review: Review, policy: Policy) -> Iterator[str]:
-    said = sorted(decided(pod))
+def _forged_decisions(pod: pods.Pod, review: Review, policy: Policy) -> Iterator[str]:
+    said = sorted(decision_annotations(pod))
     if said and not policy.trusts(review.who):
         yield f"Annotation {said[0]} says which GPU a pod has, which the scheduler decides: leave it out."
 
 
-def _rewritten(review: Review, policy: Policy) -> Iterator[str]:
-    """Of a pod that is there: its GPUs stay; its elastic ceiling may move, within what it may be."""
-    if decided(review.thing) != decided(review.old) and not policy.trusts(review.who):
-        yield "Which GPU a pod has the scheduler decides: leave its annotations as they are."
+def _changed_decisions(review: Review, policy: Policy) -> Iterator[str]:
+    """Refuse changes of a pod's GPUs; its elastic ceiling may move within its bounds."""
+    if decision_annotations(review.thing) != decision_annotations(review.old) and not policy.trusts(review.who):
+        yield "Only the scheduler assigns GPUs to a pod: leave its annotations as they are."
     ceiling = pods.annotations(review.thing).get(gpu_manager.CORE_LIMIT)
     if ceiling != pods.annotations(review.old).get(gpu_manager.CORE_LIMIT):
         gpu_manager.asks(review.thing)
 
 
-def _unequal(pod: pods.Pod) -> Iterator[str]:
+def _unequal_requests(pod: pods.Pod) -> Iterator[str]:
     for container in pods.containers(pod):
         requests, limits = (pods.resources(container, kind) for kind in ("requests", "limits"))
         for name in gpu_manager.RESOURCES:
@@ -79,7 +80,7 @@ def _amount(amounts: Mapping[str, Any], name: str) -> int | None:
     return pods.whole(amounts[name], name) if name in amounts else None
 
 
-def _before(pod: pods.Pod) -> Iterator[str]:
+def _init_container_requests(pod: pods.Pod) -> Iterator[str]:
     for container in pods.init_containers(pod):
         for name in gpu_manager.RESOURCES:
             if pods.amount(container, name):
@@ -89,7 +90,7 @@ def _before(pod: pods.Pod) -> Iterator[str]:
                 )
 
 
-def _passed_by(pod: pods.Pod, policy: Policy) -> Iterator[str]:
+def _scheduler_warnings(pod: pods.Pod, policy: Policy) -> Iterator[str]:
     chosen = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
     if policy.scheduler_name is not None and chosen != policy.scheduler_name:
         yield f"schedulerName is {chosen}: {policy.scheduler_name} is the one that chooses GPUs."

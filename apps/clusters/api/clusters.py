@@ -1,4 +1,4 @@
-"""/clusters/: clusters of Kubernetes, and what their pods hold."""
+"""/clusters/: Kubernetes clusters and the containers that hold GPUs there."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict
 
-# NAMESPACE/NAME of a service account, or nothing.
+# NAMESPACE/NAME of a service account.
 ACCOUNT = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
@@ -31,26 +31,28 @@ class ClusterSerializer(Strict):
     name = serializers.RegexField(
         SLUG, help_text=_("Lower-case letters, digits and dashes; 63 at most; never changes.")
     )
-    pool = PoolByName(help_text=_("Whose GPUs its nodes are, and where its pods are charged."))
-    server = serializers.CharField(read_only=True, help_text="Where its API is.")
+    pool = PoolByName(help_text=_("Pool of its nodes' GPUs; its pods are charged there."))
+    server = serializers.CharField(read_only=True, help_text="URL of its API server.")
     in_cluster = serializers.BooleanField(
-        default=False, help_text=_("This runs in the cluster itself, and uses its pod's service account.")
+        default=False, help_text=_("gpucloud runs in this cluster and uses its pod's service account.")
     )
     kubeconfig = serializers.CharField(
         write_only=True,
         allow_null=True,
         default=None,
         max_length=100_000,
-        help_text=_("As `kubectl config view --minify --flatten --raw` prints it; kept sealed and never shown."),
+        help_text=_("Output of `kubectl config view --minify --flatten --raw`; stored encrypted and never shown."),
     )
-    enabled = serializers.BooleanField(default=True, help_text=_("False: it is not watched, and its claims stay."))
+    enabled = serializers.BooleanField(
+        default=True, help_text=_("False: the cluster is not watched, and its claims stay.")
+    )
     placement = serializers.ChoiceField(
         choices=Placement.choices,
         default=Placement.GPU_ADMISSION,
-        help_text=_("By whose rules the extender chooses: gpu-admission's exactly, or the pool's own policy."),
+        help_text=_("Rules of the extender: exactly gpu-admission's, or the pool's placement policy."),
     )
     strict = serializers.BooleanField(
-        default=False, help_text=_("Answer as gpu-admission does also where that wedges a pod.")
+        default=False, help_text=_("Answer exactly as gpu-admission does, even if that blocks a pod for ever.")
     )
     sync_quotas = serializers.BooleanField(
         default=False, help_text=_("Write tenants' quotas into their namespaces as ResourceQuotas.")
@@ -65,10 +67,10 @@ class ClusterSerializer(Strict):
         ),
     )
     state = serializers.ChoiceField(choices=ClusterState.choices, read_only=True)
-    state_reason = serializers.CharField(read_only=True, help_text="What was wrong at the last attempt.")
+    state_reason = serializers.CharField(read_only=True, help_text="Error of the last attempt.")
     kubernetes_version = serializers.CharField(read_only=True)
     synced_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="When its objects were last seen whole."
+        read_only=True, allow_null=True, help_text="Time of the last complete list of its objects."
     )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
@@ -76,7 +78,7 @@ class ClusterSerializer(Strict):
 
 
 class ClusterChangeSerializer(ClusterSerializer):
-    """What can be changed of a cluster."""
+    """Changeable fields of a cluster."""
 
     name = serializers.CharField(read_only=True)  # type: ignore[assignment]
     pool = serializers.CharField(source="pool.name", read_only=True)  # type: ignore[assignment]
@@ -90,16 +92,16 @@ class PodSerializer(Strict):
     pod = serializers.CharField(read_only=True)
     pod_uid = serializers.CharField(read_only=True)
     container = serializers.CharField(read_only=True)
-    container_index = serializers.IntegerField(read_only=True, help_text="Its place in `spec.containers`.")
-    node_name = serializers.CharField(read_only=True, help_text="As Kubernetes calls it.")
+    container_index = serializers.IntegerField(read_only=True, help_text="Index in `spec.containers`.")
+    node_name = serializers.CharField(read_only=True, help_text="Name of the node in Kubernetes.")
     node = serializers.CharField(
-        source="node.name", read_only=True, allow_null=True, default=None, help_text="As it is called here."
+        source="node.name", read_only=True, allow_null=True, default=None, help_text="Name of the node in gpucloud."
     )
     core = serializers.IntegerField(read_only=True, help_text="`tencent.com/vcuda-core`: 100 is a GPU.")
-    memory_mib = serializers.IntegerField(read_only=True, help_text="On all of its GPUs together.")
+    memory_mib = serializers.IntegerField(read_only=True, help_text="Sum over all its GPUs.")
     gpu_indexes = serializers.ListField(child=serializers.IntegerField(), read_only=True)
     claim = serializers.UUIDField(source="claim.uid", read_only=True, allow_null=True, default=None)
-    problem = serializers.CharField(read_only=True, help_text="Why there is no claim.")
+    problem = serializers.CharField(read_only=True, help_text="Reason why there is no claim.")
     ended_at = serializers.DateTimeField(read_only=True, allow_null=True)
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
@@ -117,7 +119,7 @@ class ClusterFilter(Changed):
 
 
 class PodFilter(Changed):
-    """Containers by where they are."""
+    """Containers by location."""
 
     live = filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull")
 
@@ -127,14 +129,14 @@ class PodFilter(Changed):
 
 
 class ClusterView(ApiView):
-    """What views of clusters share."""
+    """Base of the views of clusters."""
 
     serializer_class: Any = ClusterSerializer
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Cluster.objects.visible_to(self.principal).select_related("pool")
 
 
@@ -146,20 +148,20 @@ class ClusterList(ClusterView, ListMixin):
     filterset_class = ClusterFilter
 
     def get(self, request: Request) -> Response:
-        """List clusters; to others than operators those in which a namespace is their tenant's."""
-        return self.listed(self.get_queryset())
+        """List clusters. Users other than operators see those in which a namespace is bound to their tenant."""
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Connect a cluster (operators)."""
-        return self.answer(clusters.connect(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(clusters.connect(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class ClusterDetail(ClusterView):
     """One cluster."""
 
     def get_serializer_class(self) -> Any:
-        """Its name and pool never change."""
+        """Return the serializer of the method: name and pool never change."""
         return ClusterChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, name: str) -> Response:
@@ -167,14 +169,14 @@ class ClusterDetail(ClusterView):
         return self.answer(self.find(name))
 
     def patch(self, request: Request, name: str) -> Response:
-        """Change how it is reached or how its pods are placed (operators)."""
-        cluster, values = self.find(name), self.parsed(request, partial=True)
+        """Change a cluster's connection or the placement of its pods (operators)."""
+        cluster, values = self.find(name), self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(clusters.change(principal=self.principal, cluster=cluster, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
-        """Forget a cluster whose pods hold nothing (operators)."""
+        """Remove a cluster whose pods hold no claims (operators)."""
         clusters.remove(principal=self.principal, cluster=self.find(name), versions=etags.if_match(request))
         return Response(status=204)
 
@@ -187,10 +189,10 @@ class PodList(ListMixin):
     read_scope = "nodes:read"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return PodClaim.objects.visible_to(self.principal).select_related("node", "claim")
 
     def get(self, request: Request, name: str) -> Response:
         """List containers of pods that hold or held GPUs, newest first."""
         cluster = get_object_or_404(Cluster.objects.visible_to(self.principal), name=name)
-        return self.listed(self.get_queryset().filter(cluster=cluster))
+        return self.list_page(self.get_queryset().filter(cluster=cluster))

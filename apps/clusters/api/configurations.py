@@ -1,4 +1,4 @@
-"""/scheduler-configuration/ and /webhook-configuration/: what others are to be told of this installation."""
+"""/scheduler-configuration/ and /webhook-configuration/: configuration files for other programs."""
 
 from typing import Any
 
@@ -29,38 +29,45 @@ class ClusterByName(serializers.SlugRelatedField[Cluster]):
 
 
 class SchedulerQuestion(Strict):
-    """How kube-scheduler is to ask."""
+    """Query of a kube-scheduler configuration."""
 
     form = serializers.ChoiceField(
         choices=("configuration", "policy"), default="configuration", help_text="`policy`: before Kubernetes 1.23."
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Where kube-scheduler reaches the extender.")
+        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("URL of the extender for kube-scheduler.")
     )
     cluster = ClusterByName(
-        required=False, default=None, help_text=_("For one of several clusters: its name becomes part of the path.")
+        required=False, default=None, help_text=_("One of several clusters: its name becomes part of the path.")
     )
-    by_name = serializers.BooleanField(default=False, help_text=_("Nodes are sent by name: much less, from 1.25 on."))
+    by_name = serializers.BooleanField(
+        default=False, help_text=_("Send only names of nodes, which is much less data; Kubernetes 1.25 or later.")
+    )
     everything = serializers.BooleanField(default=False, help_text=_("Also prioritize, bind and preempt."))
     scheduler_name = serializers.RegexField(
         r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$",
         default="",
         allow_blank=True,
-        help_text=_("Of a second kube-scheduler."),
+        help_text=_("Name of a second kube-scheduler."),
     )
     ca_file = serializers.CharField(
-        default="", allow_blank=True, max_length=500, help_text=_("On kube-scheduler's machine: who the extender is.")
+        default="",
+        allow_blank=True,
+        max_length=500,
+        help_text=_("Certificate authority of the extender, a file on kube-scheduler's machine."),
     )
     cert_file = serializers.CharField(
         default="",
         allow_blank=True,
         max_length=500,
-        help_text=_("Its own certificate, where the extender asks for one."),
+        help_text=_("Certificate of kube-scheduler, if the extender requires one."),
     )
-    key_file = serializers.CharField(default="", allow_blank=True, max_length=500, help_text=_("And its key."))
+    key_file = serializers.CharField(
+        default="", allow_blank=True, max_length=500, help_text=_("Key of that certificate.")
+    )
 
-    def asked(self) -> dict[str, Any]:
-        """For the service."""
+    def service_arguments(self) -> dict[str, Any]:
+        """Return the query as arguments of the service."""
         values = {**self.validated_data, "at": self.validated_data["url"]}
         files = {theirs: values.pop(ours) for ours, theirs in TLS_FILES.items()}
         del values["url"]
@@ -68,21 +75,27 @@ class SchedulerQuestion(Strict):
 
 
 class WebhookQuestion(Strict):
-    """How API servers reach the webhooks."""
+    """Query of the webhook configurations."""
 
     service = serializers.RegexField(
         r"^[-a-z0-9]+/[-a-z0-9]+$", default="", allow_blank=True, help_text=_("NAMESPACE/NAME of their Service.")
     )
     url = serializers.RegexField(
-        ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("Or their address, `https://…`.")
+        ADDRESS,
+        default="",
+        allow_blank=True,
+        max_length=500,
+        help_text=_("Address of the webhooks, `https://…`; instead of a Service."),
     )
-    before_1_28 = serializers.BooleanField(default=False, help_text=_("Without matchConditions: asked for every pod."))
+    before_1_28 = serializers.BooleanField(
+        default=False, help_text=_("Omit matchConditions: API servers send every pod.")
+    )
 
 
 class ConfigurationSerializer(Strict):
-    """A configuration, for a file."""
+    """A configuration file."""
 
-    configuration = serializers.JSONField(help_text="As the file has it.")
+    configuration = serializers.JSONField(help_text="Contents of the file.")
 
 
 class ConvertedSerializer(Strict):
@@ -90,7 +103,7 @@ class ConvertedSerializer(Strict):
 
     configuration = serializers.JSONField(read_only=True)
     left_out = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="What has no place in the other form."
+        child=serializers.CharField(), read_only=True, help_text="Fields that the other form does not have."
     )
 
 
@@ -98,7 +111,7 @@ class WebhooksSerializer(Strict):
     """The two webhook configurations."""
 
     configurations = serializers.ListField(child=serializers.JSONField(), read_only=True)
-    reason = serializers.CharField(read_only=True, help_text="Why there are none; empty: there are.")
+    reason = serializers.CharField(read_only=True, help_text="Reason why there are none; empty if there are.")
 
 
 def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:
@@ -110,13 +123,13 @@ def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:
 
 
 class ConfigurationView(ApiView):
-    """What these views share."""
+    """Base of these views."""
 
     read_scope, write_scope = "nodes:read", "nodes:write"
     tagged = False
 
     def question(self, request: Request, kind: type[Any]) -> Any:
-        """The query, checked. Raises ValidationError."""
+        """Return the validated query. Raises ValidationError."""
         switches = {name for name, field in kind().fields.items() if isinstance(field, serializers.BooleanField)}
         words = {"true": True, "false": False}
         said = request.query_params.dict()
@@ -136,20 +149,20 @@ class SchedulerConfiguration(ConfigurationView):
 
     @extend_schema(parameters=_parameters(SchedulerQuestion))
     def get(self, request: Request) -> Response:
-        """Show what kube-scheduler is to be told of the extender (operators)."""
+        """Show the configuration of kube-scheduler for this extender (operators)."""
         self.principal.require_operator()
-        asked = self.question(request, SchedulerQuestion).asked()
+        asked = self.question(request, SchedulerQuestion).service_arguments()
         return Response({"configuration": configurations.scheduler(principal=self.principal, **asked)})
 
     @extend_schema(responses={200: ConvertedSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Convert a Policy of before 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
+        """Convert a Policy from before Kubernetes 1.23 into a KubeSchedulerConfiguration, or back (operators)."""
         self.principal.require_operator()
-        document = self.parsed(request)["configuration"]
+        document = self.parse_body(request)["configuration"]
         if not isinstance(document, dict):
             raise serializers.ValidationError({"configuration": ["It must be an object."]})
-        made, left_out = configurations.converted(principal=self.principal, document=document)
+        made, left_out = configurations.convert(principal=self.principal, document=document)
         return Response({"configuration": made, "left_out": left_out})
 
 
@@ -160,7 +173,7 @@ class WebhookConfiguration(ConfigurationView):
 
     @extend_schema(parameters=_parameters(WebhookQuestion))
     def get(self, request: Request) -> Response:
-        """Show both webhook configurations with the authority that they are to trust (operators)."""
+        """Show both webhook configurations with the certificate authority to trust (operators)."""
         self.principal.require_operator()
         values = self.question(request, WebhookQuestion).validated_data
         asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}

@@ -1,4 +1,4 @@
-"""/clusters/{name}/import/: taking over what runs in a cluster that others shared."""
+"""/clusters/{name}/import/: take-over of the pods and quotas of a shared cluster."""
 
 from typing import Any
 
@@ -15,29 +15,31 @@ from gpucloud.api.serializers import Strict
 
 
 class ImportSerializer(Strict):
-    """How to read what is there."""
+    """Options of an import."""
 
     gpushare_unit_mib = serializers.IntegerField(
         min_value=1,
         max_value=gpushare.GIB,
         default=gpushare.GIB,
-        help_text="What one `aliyun.com/gpu-mem` is, in MiB: 1024, or 1 where gpushare's device plugin counts so.",
+        help_text="MiB of one `aliyun.com/gpu-mem`: 1024, or 1 if gpushare's device plugin counts in MiB.",
     )
 
 
 class LeftSerializer(Strict):
-    """What is not taken over, and why."""
+    """An object that is not taken over, with the reason."""
 
     about = serializers.CharField(read_only=True)
     why = serializers.CharField(read_only=True)
 
 
 class ImportReportSerializer(Strict):
-    """What was made, or would be."""
+    """Objects created by an import, or by its rehearsal."""
 
     dry_run = serializers.BooleanField(read_only=True)
     made = serializers.ListField(child=serializers.CharField(), read_only=True)
-    kept = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="What was there already.")
+    kept = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Objects that existed already."
+    )
     left = LeftSerializer(many=True, read_only=True)
 
 
@@ -50,12 +52,12 @@ class Import(ClusterView):
 
     @extend_schema(parameters=[DRY_RUN], responses={200: ImportReportSerializer})
     def post(self, request: Request, name: str) -> Response:
-        """Make quotas, tenants and claims of what is there, pod by pod; no pod is restarted (operators).
+        """Create quotas, tenants and claims from what the cluster runs; no pod is restarted (operators).
 
-        May be repeated: what is there stays. With `dry_run=true` it is all done, and taken back.
+        Repeatable: existing objects stay. With `dry_run=true` everything is done and rolled back.
         """
         cluster, rehearsal = self.find(name), dry_run(request)
-        values = self.parsed(request)
+        values = self.parse_body(request)
         report = take_over(principal=self.principal, cluster=cluster, rehearsal=rehearsal, **values)
         said = {"dry_run": rehearsal, "made": report.made, "kept": report.kept, "left": report.left}
         return Response(ImportReportSerializer(said).data)

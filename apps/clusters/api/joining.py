@@ -1,4 +1,4 @@
-"""/clusters/join/: where an agent becomes a node by its cluster's word."""
+"""/clusters/join/: enrolment of an agent by its pod's token."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from gpucloud.api.serializers import Strict
 
 
 class JoinSerializer(Strict):
-    """An agent in a pod of its cluster's."""
+    """Enrolment of an agent that runs in a pod of a cluster."""
 
-    cluster = serializers.CharField(max_length=63, write_only=True, help_text="Its name here.")
+    cluster = serializers.CharField(max_length=63, write_only=True, help_text="Name of the cluster in gpucloud.")
     token = serializers.CharField(
-        max_length=8192, write_only=True, help_text="The pod's projected token, for the audience `gpucloud`."
+        max_length=8192, write_only=True, help_text="Projected token of the pod, for the audience `gpucloud`."
     )
     key_digest = serializers.RegexField(
         KEY_DIGEST, write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
@@ -30,7 +30,7 @@ class JoinSerializer(Strict):
 
 
 class Join(ApiView):
-    """Where an agent of a cluster's node gives its pod's token for a lasting key."""
+    """Exchange of a pod's token for the agent's permanent key."""
 
     serializer_class = JoinSerializer
     tagged = False
@@ -39,6 +39,6 @@ class Join(ApiView):
 
     @extend_schema(auth=[], responses={200: JoinSerializer})
     def post(self, request: Request) -> Response:
-        """Enrol an agent by its cluster's word. Safe to send again with the same key."""
-        node = joining.join(**self.parsed(request), source_ip=source_of(request))
+        """Enrol an agent that its cluster vouches for. Safe to repeat with the same key."""
+        node = joining.join(**self.parse_body(request), source_ip=source_of(request))
         return Response(self.get_serializer(node).data)

@@ -1,4 +1,4 @@
-"""/clusters/{name}/namespaces/: which tenant pays for which namespaces."""
+"""/clusters/{name}/namespaces/: bindings of namespaces to the tenants that pay for them."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ class BindingSerializer(Strict):
 
     id = serializers.IntegerField(source="pk", read_only=True)
     namespace = serializers.RegexField(
-        LABEL_NAME, allow_null=True, default=None, help_text="One namespace by its name; or a selector."
+        LABEL_NAME, allow_null=True, default=None, help_text="Name of one namespace; give it or a selector."
     )
     selector = serializers.DictField(
         child=serializers.CharField(max_length=63, allow_blank=True),
         allow_null=True,
         default=None,
-        help_text="All namespaces with these labels; empty: every one. A name wins, then the oldest.",
+        help_text="All namespaces with these labels; empty: all. A binding by name wins, then the oldest.",
     )
     tenant = TenantBySlug()
     version = serializers.IntegerField(read_only=True)
@@ -40,7 +40,7 @@ class BindingSerializer(Strict):
 
 
 class BindingChangeSerializer(BindingSerializer):
-    """What can be changed of a binding."""
+    """Changeable fields of a binding."""
 
     namespace = serializers.CharField(read_only=True, allow_null=True)  # type: ignore[assignment]
     selector = serializers.DictField(read_only=True, allow_null=True)
@@ -55,17 +55,17 @@ class BindingFilter(Changed):
 
 
 class BindingView(ApiView):
-    """What views of bindings share."""
+    """Base of the views of bindings."""
 
     serializer_class: Any = BindingSerializer
     read_scope, write_scope = "nodes:read", "nodes:write"
 
     def cluster(self) -> Cluster:
-        """The cluster in the URL, among those the caller may see."""
+        """Return the cluster in the URL if the caller may see it; else 404."""
         return get_object_or_404(Cluster.objects.visible_to(self.principal), name=self.kwargs["name"])
 
     def get_queryset(self) -> Any:
-        """Visible to the caller, in this cluster."""
+        """Return this cluster's bindings that are visible to the caller."""
         rows = NamespaceBinding.objects.visible_to(self.principal).select_related("tenant", "cluster")
         return rows if getattr(self, "swagger_fake_view", False) else rows.filter(cluster=self.cluster())
 
@@ -76,21 +76,23 @@ class BindingList(BindingView, ListMixin):
     filterset_class = BindingFilter
 
     def get(self, request: Request, name: str) -> Response:
-        """List which tenant pays for which namespaces."""
-        return self.listed(self.get_queryset())
+        """List the cluster's bindings of namespaces to tenants."""
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Bind a namespace, or all with certain labels, to a tenant (operators)."""
         cluster = self.cluster()
-        return self.answer(bindings.bind(principal=self.principal, cluster=cluster, **self.parsed(request)), status=201)
+        return self.answer(
+            bindings.bind(principal=self.principal, cluster=cluster, **self.parse_body(request)), status=201
+        )
 
 
 class BindingDetail(BindingView):
     """One binding."""
 
     def get_serializer_class(self) -> Any:
-        """Which namespaces it is about never changes."""
+        """Return the serializer of the method: the namespaces of a binding never change."""
         return BindingChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, name: str, pk: int) -> Response:
@@ -98,13 +100,13 @@ class BindingDetail(BindingView):
         return self.answer(self.find(pk))
 
     def patch(self, request: Request, name: str, pk: int) -> Response:
-        """Have another tenant pay from now on; what runs stays charged as it is (operators)."""
-        binding, values = self.find(pk), self.parsed(request, partial=True)
+        """Charge new pods to another tenant; running pods stay charged as they are (operators)."""
+        binding, values = self.find(pk), self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(bindings.change(principal=self.principal, binding=binding, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, name: str, pk: int) -> Response:
-        """Charge what comes from now on to nobody; what runs stays charged (operators)."""
+        """Remove a binding: new pods are charged to nobody, running pods stay charged (operators)."""
         bindings.unbind(principal=self.principal, binding=self.find(pk), versions=etags.if_match(request))
         return Response(status=204)

@@ -1,4 +1,4 @@
-"""/clusters/{name}/connection/ and quotas/: what a cluster says when it is asked now."""
+"""/clusters/{name}/connection/ and quotas/: live checks of a cluster."""
 
 from typing import Any
 
@@ -13,22 +13,26 @@ from gpucloud.api.serializers import Strict
 
 
 class MissingSerializer(Strict):
-    """A right that is missing there."""
+    """A permission that is missing in the cluster."""
 
     verb = serializers.CharField(read_only=True)
     resource = serializers.CharField(read_only=True)
-    group = serializers.CharField(read_only=True, help_text="Of the API; empty: the core one.")
-    purpose = serializers.CharField(read_only=True, help_text="What it is needed for.")
+    group = serializers.CharField(read_only=True, help_text="API group; empty: the core group.")
+    purpose = serializers.CharField(read_only=True, help_text="Purpose of the permission.")
 
 
 class TriedSerializer(Strict):
-    """A connection that was tried."""
+    """Result of a connection check."""
 
     reached = serializers.BooleanField(read_only=True)
-    reason = serializers.CharField(read_only=True, help_text="Why it was not reached; empty: it was.")
+    reason = serializers.CharField(read_only=True, help_text="Reason why it was not reached; empty if it was.")
     kubernetes_version = serializers.CharField(read_only=True)
-    answer_seconds = serializers.FloatField(read_only=True, allow_null=True, help_text="Of the first answer.")
-    missing = MissingSerializer(many=True, read_only=True, help_text="Rights that our account does not have there.")
+    answer_seconds = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Response time of the first request."
+    )
+    missing = MissingSerializer(
+        many=True, read_only=True, help_text="Permissions that the account does not have there."
+    )
 
 
 class AmountSerializer(Strict):
@@ -36,15 +40,17 @@ class AmountSerializer(Strict):
 
     namespace = serializers.CharField(read_only=True)
     tenant = serializers.CharField(read_only=True)
-    resource = serializers.CharField(read_only=True, help_text="As the ResourceQuota names it.")
-    wanted = serializers.IntegerField(read_only=True, allow_null=True, help_text="By its tenant's quotas.")
-    there = serializers.IntegerField(read_only=True, allow_null=True, help_text="In the ResourceQuota `gpucloud`.")
-    used = serializers.IntegerField(read_only=True, allow_null=True, help_text="As Kubernetes counts.")
+    resource = serializers.CharField(read_only=True, help_text="Name in the ResourceQuota.")
+    wanted = serializers.IntegerField(read_only=True, allow_null=True, help_text="Amount by the tenant's quotas.")
+    there = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="Amount in the ResourceQuota `gpucloud`."
+    )
+    used = serializers.IntegerField(read_only=True, allow_null=True, help_text="Usage that Kubernetes counts.")
     in_step = serializers.BooleanField(read_only=True)
 
 
 class NeverCountedSerializer(Strict):
-    """An amount in somebody's ResourceQuota that Kubernetes never counts."""
+    """An amount in a ResourceQuota that Kubernetes never counts."""
 
     namespace = serializers.CharField(read_only=True)
     quota = serializers.CharField(read_only=True)
@@ -52,12 +58,12 @@ class NeverCountedSerializer(Strict):
 
 
 class ClusterQuotasSerializer(Strict):
-    """ResourceQuotas against tenants' quotas."""
+    """ResourceQuotas compared with tenants' quotas."""
 
     synced = serializers.BooleanField(
-        read_only=True, help_text="`sync_quotas` of the cluster: what is out of step is put right within seconds."
+        read_only=True, help_text="`sync_quotas` of the cluster: differences are corrected within seconds."
     )
-    reason = serializers.CharField(read_only=True, help_text="Why the cluster could not be asked; empty: it was.")
+    reason = serializers.CharField(read_only=True, help_text="Reason why the cluster did not answer; empty if it did.")
     amounts = AmountSerializer(many=True, read_only=True)
     never_counted = NeverCountedSerializer(many=True, read_only=True)
 
@@ -68,7 +74,7 @@ class Connection(ClusterView):
     serializer_class: Any = TriedSerializer
 
     def get(self, request: Request, name: str) -> Response:
-        """Try it now: does its API server answer, and what may our account not do there (operators)?"""
+        """Check the connection now: reachability and missing permissions (operators)."""
         tried = connections.attempt(principal=self.principal, cluster=self.find(name))
         return Response(TriedSerializer(tried).data)
 
@@ -80,6 +86,6 @@ class Quotas(ClusterView):
 
     @extend_schema(operation_id="clusters_quotas_retrieve")
     def get(self, request: Request, name: str) -> Response:
-        """Compare the namespaces' ResourceQuotas with their tenants' quotas, now (operators)."""
+        """Compare the namespaces' ResourceQuotas with their tenants' quotas now (operators)."""
         standing = quota_drift.read(principal=self.principal, cluster=self.find(name))
         return Response(ClusterQuotasSerializer(standing).data)

@@ -1,12 +1,12 @@
-"""gpu-admission's way to choose a pod's node and GPUs, as its users know it.
+"""gpu-admission's algorithm for choosing a pod's node and GPUs.
 
-A node's GPUs are told by two numbers: k = capacity(vcuda-core) // 100 of them, each with capacity(vcuda-memory) // k
-units. What is used of each follows from the annotations of the node's live pods. Nodes are tried in ascending order of
-(core left, memory left, name), so that the fullest is filled first; on each, containers in their order, each seeing
-what those before it took: below 100 core the first GPU in ascending order of (core left, memory left, index) with room
-for both, else core // 100 wholly free GPUs in that order, whole.
+A node's GPUs follow from two numbers: k = capacity(vcuda-core) // 100 GPUs, each with capacity(vcuda-memory) // k
+units. Their use follows from the annotations of the node's live pods. Nodes are tried in ascending order of (core left,
+memory left, name), so the fullest is filled first. On each node, containers are placed in order, each after those
+before it: below 100 core on the first GPU in ascending order of (core left, memory left, index) with room for both,
+else on core // 100 wholly free GPUs in that order.
 
-It counts unlike the rest of this product: a pod at a time, by what annotations say, and it never looks at quotas.
+It differs from the rest of this product: it places one pod at a time, counts by annotations, and ignores quotas.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,26 +18,26 @@ INDEX_PREFIX = "tencent.com/predicate-gpu-idx-"
 NODE, TIME, ASSIGNED = "tencent.com/predicate-node", "tencent.com/predicate-time", "tencent.com/gpu-assigned"
 WHOLE = 100
 OVER = ("Succeeded", "Failed")
-# More than a machine has. A node that tells of more, as its own kubelet may, tells of none that could be counted.
+# More than a machine has. A node whose kubelet reports more counts as a node without GPUs.
 MOST_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one container's limits say, in core and in units of memory."""
+class ContainerRequest:
+    """Limits of one container, in core and in units of memory."""
 
     core: int
     memory: int
 
     @property
     def wants_gpu(self) -> bool:
-        """Whether a GPU is to be chosen for it. Of a share without memory none is: a hole of the original."""
+        """True if a GPU is chosen for it; a share without memory gets none, as in the original."""
         return self.core > 0 and (self.core >= WHOLE or self.memory > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one container has on one GPU; from 100 core on the whole GPU, whatever memory was asked."""
+class HeldShare:
+    """Part of one GPU that a container holds; from 100 core on the whole GPU, whatever its memory request."""
 
     index: int
     core: int
@@ -48,28 +48,28 @@ class Held:
 Chosen = Mapping[int, tuple[int, ...]]
 
 
-def wants_gpu(containers: Iterable[Asked]) -> bool:
-    """Whether the pod is looked at, all containers together; another pod passes everywhere."""
+def wants_gpu(containers: Iterable[ContainerRequest]) -> bool:
+    """Return True if the pod's containers together ask for a GPU; other pods pass on every node."""
     asked = list(containers)
-    return Asked(sum(item.core for item in asked), sum(item.memory for item in asked)).wants_gpu
+    return ContainerRequest(sum(item.core for item in asked), sum(item.memory for item in asked)).wants_gpu
 
 
-def predicated(annotations: Iterable[str]) -> bool:
-    """Whether the pod was decided before, by the names of its annotations."""
+def is_predicated(annotations: Iterable[str]) -> bool:
+    """Return True if the names of the pod's annotations show an earlier decision."""
     return any(word in name for name in annotations for word in (ASSIGNED, TIME, INDEX_PREFIX))
 
 
-def held(containers: Iterable[Asked], annotations: Mapping[str, str]) -> tuple[Held, ...]:
-    """What a pod's annotations say that it has, in the order in which it is counted."""
+def held_shares(containers: Iterable[ContainerRequest], annotations: Mapping[str, str]) -> tuple[HeldShare, ...]:
+    """Return the shares that a pod's annotations name, in counting order."""
     return tuple(
-        Held(index, min(asked.core, WHOLE), asked.memory)
+        HeldShare(index, min(asked.core, WHOLE), asked.memory)
         for place, asked in enumerate(containers)
         for index in indexes(annotations, place)
     )
 
 
 def indexes(annotations: Mapping[str, str], place: int) -> tuple[int, ...]:
-    """The GPUs of the container at this place in `spec.containers`; none where one of the numbers is none."""
+    """Return the GPUs of the container at this index of `spec.containers`; empty if a number is malformed."""
     text = annotations.get(f"{INDEX_PREFIX}{place}")
     if text is None:
         return ()
@@ -80,7 +80,7 @@ def indexes(annotations: Mapping[str, str], place: int) -> tuple[int, ...]:
 
 
 def _number(word: str) -> int:
-    """Digits, with a sign or without: Python's own reading takes spaces and underscores too."""
+    """Parse digits with an optional sign: int() would accept spaces and underscores too."""
     digits = word[1:] if word[:1] in ("+", "-") else word
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(word)
@@ -88,16 +88,22 @@ def _number(word: str) -> int:
 
 
 class View:
-    """A node with what is left of each of its GPUs. Once made it is changed by `choose` only."""
+    """Free capacity of each GPU of a node. Only `choose` changes it after construction."""
 
     __slots__ = ("core_free", "core_left", "count", "memory_each", "memory_free", "memory_left", "name", "order")
 
     def __init__(
-        self, name: str, core: int, memory: int, pods: Iterable[tuple[Held, ...]] = (), others: Iterable[Held] = ()
+        self,
+        name: str,
+        core: int,
+        memory: int,
+        pods: Iterable[tuple[HeldShare, ...]] = (),
+        others: Iterable[HeldShare] = (),
     ) -> None:
-        """`core` and `memory` are the node's capacities, `pods` what each of its live pods has.
+        """Subtract what pods and others hold from the node's capacities.
 
-        `others` is what is used besides: the original knows of nothing else. Of a GPU that bears too much none is left.
+        `core` and `memory` are the node's capacities, `pods` the shares of each live pod. `others` are further shares,
+        unknown to the original. A GPU that holds more than it has counts as full.
         """
         self.name, self.count = name, core // WHOLE
         if self.count > MOST_GPUS:
@@ -118,7 +124,7 @@ class View:
         self.order = (self.core_left, self.memory_left, name)
 
     def _take(self, index: int, core: int, memory: int) -> bool:
-        """Count it, or nothing of it where there is no room: then somebody's annotation is wrong."""
+        """Take the share and return True, or return False if there is no room (then an annotation is wrong)."""
         if core > self.core_free[index] or memory > self.memory_free[index]:
             return False
         self.core_free[index] -= core
@@ -127,8 +133,8 @@ class View:
         self.memory_left -= memory
         return True
 
-    def fit(self, containers: Iterable[Asked]) -> Chosen | None:
-        """GPUs for every container that wants some, or None where one has no room."""
+    def fit(self, containers: Iterable[ContainerRequest]) -> Chosen | None:
+        """Return GPUs for every container that asks for some, or None if one does not fit."""
         asked = [(place, item) for place, item in enumerate(containers) if item.wants_gpu]
         trial, chosen = self._copy(), dict[int, tuple[int, ...]]()
         for place, item in asked:
@@ -137,8 +143,8 @@ class View:
                 return None
         return chosen
 
-    def choose(self, asked: Asked) -> tuple[int, ...]:
-        """GPUs for one container, which are then taken in this view; none where there is no room."""
+    def choose(self, asked: ContainerRequest) -> tuple[int, ...]:
+        """Choose and take GPUs for one container; empty if there is no room."""
         ascending = sorted(range(self.count), key=lambda index: (self.core_free[index], self.memory_free[index], index))
         if asked.core < WHOLE:
             for index in ascending:
@@ -159,17 +165,17 @@ class View:
         return twin
 
 
-def tries(views: Iterable[View], containers: tuple[Asked, ...]) -> Iterator[tuple[View, Chosen | None]]:
-    """Each node in its turn, with what fits there; who has found a place stops asking."""
+def tries(views: Iterable[View], containers: tuple[ContainerRequest, ...]) -> Iterator[tuple[View, Chosen | None]]:
+    """Yield each node in order with the GPUs that fit there; the caller stops at the first that suits it."""
     least = sum(item.core if item.core < WHOLE else item.core // WHOLE * WHOLE for item in containers if item.wants_gpu)
     turns = []
     for place, view in enumerate(views):
-        # Most of a busy fleet is out of the question by this one number, which is also the first that orders them.
+        # This number excludes most nodes of a busy fleet; it is also the first sort key.
         if view.core_left < least:
             yield view, None
         else:
             turns.append((view.order, place, view))
-    # Not sorted: mostly the first few are enough.
+    # A heap instead of a sort: mostly the first few nodes are enough.
     heapify(turns)
     while turns:
         view = heappop(turns)[2]
@@ -177,6 +183,6 @@ def tries(views: Iterable[View], containers: tuple[Asked, ...]) -> Iterator[tupl
 
 
 def annotations(node: str, chosen: Chosen, *, time_ns: int) -> dict[str, str]:
-    """What is written to the pod."""
+    """Return the annotations that gpu-admission writes to the pod."""
     places = {f"{INDEX_PREFIX}{place}": ",".join(map(str, found)) for place, found in chosen.items()}
     return {**places, NODE: node, ASSIGNED: "false", TIME: str(time_ns)}

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them: "8", "1500m", "2k", "1Gi", "1e3"."""
+"""Parser of Kubernetes quantities: "8", "1500m", "2k", "1Gi", "1e3"."""
 
 import re
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
@@ -13,18 +13,18 @@ SUFFIXES = {
 }  # fmt: skip
 
 
-# An exponent of more digits would be a number of more digits than there is memory.
+# A longer exponent would be a number with more digits than fit into memory.
 NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]{0,2})")
 
 
 class NotAQuantity(ValueError):
-    """It says no amount."""
+    """The text is not a quantity."""
 
 
-# A fleet has few different amounts, and each is read for every node and pod.
+# A fleet has few distinct amounts, and each is parsed for every node and pod.
 @lru_cache(maxsize=4096)
 def value(quantity: str | float) -> int:
-    """The amount as a whole number, rounded up as Kubernetes does. Raises NotAQuantity."""
+    """Return the amount as a whole number, rounded up as Kubernetes does. Raises NotAQuantity."""
     if isinstance(quantity, int):
         return quantity
     text = str(quantity)

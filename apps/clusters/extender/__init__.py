@@ -1,1 +1,1 @@
-"""The scheduler extender: what kube-scheduler asks of us, over HTTP, on a listener of its own."""
+"""The scheduler extender: HTTP endpoints for kube-scheduler, on a listener of its own."""

@@ -1,8 +1,8 @@
-"""What kube-scheduler sends and is answered: JSON whose keys are Go's field names.
+"""Request and response bodies of kube-scheduler: JSON with Go's field names.
 
-Go reads keys in any case, and so do we: as they are usually written a body is decoded at once, and only what is missed
-then is looked for under other cases. Nodes are 1.5 to 10 KB each and come by the thousand; of each only a name and two
-amounts are read, and what goes back is cut out of what came.
+Go accepts keys in any case, and so does this module: it decodes a body with the usual case at once, and looks for other
+cases only if a key is missing. Nodes are 1.5 to 10 KB each and come by the thousand, so only a name and two amounts of
+each are decoded, and the response is cut out of the request's bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from apps.clusters.kube.objects import Pod
 
 
 class NotUnderstood(ValueError):
-    """The body is not what kube-scheduler sends."""
+    """The body is not a request of kube-scheduler."""
 
 
 class _NodeList(Struct):
@@ -31,7 +31,7 @@ class _Body(Struct, rename="pascal"):
     node_names: list[str] | None = None
 
 
-# Of a node so much and no more: the rest, labels and other amounts too, is passed over while decoding.
+# The decoded fields of a node; everything else, including labels and other amounts, is skipped while decoding.
 class _Amounts(Struct, rename={"core": CORE, "memory": MEMORY}, gc=False):
     core: str | float = 0
     memory: str | float = 0
@@ -53,7 +53,7 @@ class _Node(Struct, gc=False):
 # Name, core and units of memory.
 Sized = tuple[str, int, int]
 
-# The keys that are read, as Go's types write them. What stands in braces is read within.
+# The keys that are read, as Go's types write them; nested dictionaries are read within.
 _METADATA: dict[str, Any] = {"name": 0, "namespace": 0, "uid": 0, "annotations": 0, "labels": 0, "resourceVersion": 0}
 _CONTAINER: dict[str, Any] = {"name": 0, "resources": {"limits": 0}}
 POD: dict[str, Any] = {
@@ -68,7 +68,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 class Args:
-    """A pod, and the nodes that it might go to: whole, or by name."""
+    """A pod and its candidate nodes, whole or by name."""
 
     def __init__(
         self, pod: Pod, raw_nodes: list[Raw] | None, nodes: list[Sized] | None, names: list[str] | None
@@ -77,23 +77,23 @@ class Args:
 
 
 def args(body: bytes) -> Args:
-    """Raises NotUnderstood."""
+    """Parse the arguments of a filter or prioritize request. Raises NotUnderstood."""
     try:
         decoded = _BODY.decode(body)
         if decoded.pod is UNSET or (decoded.nodes is UNSET and decoded.node_names is None):
-            decoded = _folded(body)
+            decoded = _decode_folded(body)
         if decoded.pod is UNSET:
             raise NotUnderstood("there is no Pod in the request")
-        # Always in full: a pod is small, and a key missed in it is a pod without GPUs.
+        # Always folded in full: a pod is small, and a missed key would be a pod without GPUs.
         pod = msgspec.convert(fold(json.loads(bytes(decoded.pod)), POD), Pod)
         raw = decoded.nodes.items or [] if isinstance(decoded.nodes, _NodeList) else None
-        return Args(pod, raw, None if raw is None else _sized(raw), decoded.node_names)
+        return Args(pod, raw, None if raw is None else _node_sizes(raw), decoded.node_names)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NotUnderstood(str(error)) from error
 
 
-def _sized(raw: list[Raw]) -> list[Sized]:
-    """Raises NotAQuantity, and what msgspec raises."""
+def _node_sizes(raw: list[Raw]) -> list[Sized]:
+    """Return name, core and memory of each node. Raises NotAQuantity and msgspec's errors."""
     nodes, value = [_ITEM.decode(item) for item in raw], quantities.value
     if any(not node.metadata.name or node.status.capacity is None for node in nodes):
         nodes = [msgspec.convert(fold(json.loads(bytes(item)), _NODE), _Node) for item in raw]
@@ -104,7 +104,7 @@ def _sized(raw: list[Raw]) -> list[Sized]:
     ]
 
 
-def _folded(body: bytes) -> _Body:
+def _decode_folded(body: bytes) -> _Body:
     return msgspec.convert(
         {
             name: {"items": [Raw(json.dumps(item).encode()) for item in value.get("items") or ()]}
@@ -120,7 +120,7 @@ def _folded(body: bytes) -> _Body:
 
 
 def fold(value: Any, known: Any) -> Any:
-    """The value with its keys as they are known, at every level that is known; lists item by item."""
+    """Return the value with its known keys in their usual case, at every known level; lists item by item."""
     if isinstance(value, list):
         return [fold(item, known) for item in value]
     if not isinstance(value, dict) or not isinstance(known, dict):
@@ -133,14 +133,14 @@ def fold(value: Any, known: Any) -> Any:
     return found
 
 
-def filtered(
+def filter_result(
     raw_nodes: Sequence[Raw] | None,
     names: Sequence[str] | None,
     failed: dict[str, str] | None,
     *,
     error: str = "",
 ) -> bytes:
-    """An ExtenderFilterResult, as Go writes one."""
+    """Return an ExtenderFilterResult as Go writes it."""
     nodes = None if raw_nodes is None else {"metadata": {}, "items": list(raw_nodes)}
     return msgspec.json.encode(
         {

@@ -1,9 +1,9 @@
-"""By our own rules: a pod's GPUs as a claim's, by the pool's policy, within its tenant's quota.
+"""Placement of pods by the pool's policy and the ledger, within their tenants' quotas.
 
-Everything is tried and taken back: what a pod holds is charged once Kubernetes has bound it. Until then its promise
-stands in the ledger, or, where the extender was not the one who chose, in its annotations alone: that is taken from
-what is free, of its GPUs and of its tenant's quota. Nor has a GPU more free than the annotations of all pods leave.
-What is reserved, for whatever time, is no pod's: pods have no time limit.
+Everything is tried in a transaction and rolled back: a pod is charged once Kubernetes has bound it. Until then its
+promise stands in the ledger or, if another extender chose, in its annotations only; those are subtracted from free
+capacity, of its GPUs and of its tenant's quota. A GPU never has more free than the annotations of all pods leave.
+Reserved capacity, for whatever time, is not available to pods: pods have no time limit.
 """
 
 import uuid
@@ -14,13 +14,13 @@ from functools import partial
 
 from django.db import transaction
 
-from apps.clusters.core.gpu_admission import WHOLE, Asked, Chosen, View
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, ContainerRequest, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside
 from apps.nodes.models import Node
@@ -36,20 +36,20 @@ from gpucloud.errors import GpucloudError
 
 
 class ByLedger:
-    """Chooses for the pods of one cluster."""
+    """Chooser for the pods of one cluster."""
 
     def __init__(self, cluster: Cluster, client: Client, mirror: Mirror) -> None:
         self._key, self._client, self._mirror = cluster.pk, client, mirror
-        # Pods that were found in the ledger: they are not asked for again.
+        # Pods found in the ledger: they are not queried again.
         self._written: set[str] = set()
 
-    def __call__(self, pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
-        """A node of these and the pod's GPUs there, or why there is none, in words."""
+    def __call__(self, pod: PodState, names: list[str]) -> tuple[str, Chosen] | str:
+        """Return one of these nodes and the pod's GPUs there, or the reason why there is none."""
         try:
             cluster = Cluster.objects.select_related("pool").get(pk=self._key)
             with transaction.atomic():
                 try:
-                    # Before the ledger is read: who is written down meanwhile counts twice, and not never.
+                    # Read before the ledger: a pod that is recorded meanwhile counts twice rather than never.
                     unwritten = self._unwritten(cluster, pod)
                     self._refuse(cluster, pod, unwritten)
                     return self._place(cluster, pod, names, unwritten)
@@ -58,9 +58,9 @@ class ByLedger:
         except GpucloudError as error:
             return error.detail
 
-    def _unwritten(self, cluster: Cluster, asking: PodSeen) -> list[PodSeen]:
-        """Other pods with GPUs for which no claim stands: chosen for, or bound, a moment ago; or not to be written."""
-        there = [pod for pod in self._mirror.promised() if pod.key != asking.key]
+    def _unwritten(self, cluster: Cluster, asking: PodState) -> list[PodState]:
+        """Return other pods with GPUs but without a claim: just chosen for or bound, or impossible to record."""
+        there = [pod for pod in self._mirror.pods_with_gpus() if pod.key != asking.key]
         uids = {pod.uid for pod in there}
         self._written &= uids
         if unknown := uids - self._written:
@@ -68,18 +68,18 @@ class ByLedger:
             self._written.update(rows.values_list("pod_uid", flat=True))
         return [pod for pod in there if pod.uid not in self._written]
 
-    def _refuse(self, cluster: Cluster, pod: PodSeen, unwritten: list[PodSeen]) -> None:
-        """Raises what a claim for it would: quota, budget, ranges; and Unbound."""
+    def _refuse(self, cluster: Cluster, pod: PodState, unwritten: list[PodState]) -> None:
+        """Raise what creating a claim for the pod would raise: quota, budget, ranges; and Unbound."""
         tenant, whole_mib = self._tenant(cluster, pod.namespace), self._memory_of_a_gpu(cluster)
         due: Counter[str] = Counter()
         for namespace, pods in _by_namespace(unwritten).items():
-            if self._pays(cluster, namespace, tenant):
+            if self._is_payer(cluster, namespace, tenant):
                 for item in pods:
-                    for _, asked in _wanting(item):
-                        due.update(_charged(_request(asked, whole_mib)))
-        whose = charging.Whose(cluster.principal, tenant, cluster.pool, uuid.uuid4())
-        charging.charge(whose, amounts=due)
-        for _, asked in _wanting(pod):
+                    for _, asked in _gpu_requests(item):
+                        due.update(_charged_amounts(_request(asked, whole_mib)))
+        context = charging.ChargeContext(cluster.principal, tenant, cluster.pool, uuid.uuid4())
+        charging.charge(context, amounts=due)
+        for _, asked in _gpu_requests(pod):
             request = _request(asked, whole_mib)
             lifecycle.create_claim(
                 principal=cluster.principal,
@@ -94,10 +94,10 @@ class ByLedger:
                 ),
             )
 
-    def _pays(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
+    def _is_payer(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
         try:
             return self._tenant(cluster, namespace) == tenant
-        except (following.Unbound, RefusedByCluster):  # nobody's, or just being removed
+        except (following.Unbound, RefusedByCluster):  # not bound to a tenant, or being removed
             return False
 
     def _tenant(self, cluster: Cluster, namespace: str) -> Tenant:
@@ -111,18 +111,18 @@ class ByLedger:
         return tenant
 
     def _memory_of_a_gpu(self, cluster: Cluster) -> int:
-        """What a whole GPU is charged at most: nothing says yet which one it will be."""
+        """Return the smallest GPU's memory: a whole GPU is charged at least this much."""
         return min((gpu.memory_mib for gpu in read_fleet(cluster.pool)), default=1)
 
     def _place(
-        self, cluster: Cluster, pod: PodSeen, names: list[str], unwritten: list[PodSeen]
+        self, cluster: Cluster, pod: PodState, names: list[str], unwritten: list[PodState]
     ) -> tuple[str, Chosen] | str:
-        called, held = _ours(cluster, names), outside.held(cluster)
-        # What stands in the ledger is not free there; what this pod was promised before is free for it.
-        taken_, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
-        reserved = outside.reserved(cluster.pool)
+        called, held = _kubernetes_names(cluster, names), outside.holds_of(cluster)
+        # Promises in the ledger are not free there; the pod's own earlier promise is free for it.
+        promised, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
+        reserved = outside.reserved_amounts(cluster.pool)
         fleet = [
-            self._as_promised(_with(gpu, own), called[gpu.node], pod, taken_, reserved.get(gpu.uuid, (0, 0)))
+            self._with_promises(_with_own(gpu, own), called[gpu.node], pod, promised, reserved.get(gpu.uuid, (0, 0)))
             for gpu in read_fleet(cluster.pool)
             if gpu.node in called
         ]
@@ -139,10 +139,13 @@ class ByLedger:
             fleet = [gpu for gpu in fleet if gpu.node != node]
         return why
 
-    def _as_promised(
-        self, gpu: GpuState, name: str, pod: PodSeen, unwritten: "Taken", reserved: tuple[int, int]
+    def _with_promises(
+        self, gpu: GpuState, name: str, pod: PodState, unwritten: "Taken", reserved: tuple[int, int]
     ) -> GpuState:
-        """What is free of it. Of that the core takes what is reserved, which the view has taken off already."""
+        """Return the GPU with its free capacity reduced by promises in annotations.
+
+        The core subtracts reserved capacity, which the view has subtracted already, so it is added back here.
+        """
         core, memory = self._mirror.capacity(name) or (0, 0)
         view: View = self._mirror.view(name, core, memory, but=pod.key)
         if gpu.index >= view.count:
@@ -152,12 +155,12 @@ class ByLedger:
         return replace(
             gpu,
             core_free=max(0, min(gpu.core_free - taken_core, view.core_free[gpu.index] + reserved[0])),
-            # What does not fill a unit is in no annotation.
+            # Annotations do not contain a part of a unit.
             memory_free_mib=max(0, min(gpu.memory_free_mib - taken_mib, _mib(view, gpu) + reserved[1])),
         )
 
 
-def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
+def _with_own(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
     core, memory_mib = own.get(gpu.uuid, (0, 0))
     return gpu.with_more(core, memory_mib)
 
@@ -166,23 +169,23 @@ def _with(gpu: GpuState, own: Mapping[str, tuple[int, int]]) -> GpuState:
 Taken = Mapping[tuple[str, int], tuple[int, int]]
 
 
-def _taken_by(pods: Iterable[PodSeen]) -> Taken:
-    taken_: dict[tuple[str, int], tuple[int, int]] = {}
+def _taken_by(pods: Iterable[PodState]) -> Taken:
+    promised: dict[tuple[str, int], tuple[int, int]] = {}
     for pod in pods:
         for share in pod.shares:
-            core, units = taken_.get((pod.counts_on, share.index), (0, 0))
-            taken_[pod.counts_on, share.index] = core + share.core, units + share.memory
-    return taken_
+            core, units = promised.get((pod.counts_on, share.index), (0, 0))
+            promised[pod.counts_on, share.index] = core + share.core, units + share.memory
+    return promised
 
 
-def _by_namespace(pods: Iterable[PodSeen]) -> Mapping[str, list[PodSeen]]:
-    found: dict[str, list[PodSeen]] = defaultdict(list)
+def _by_namespace(pods: Iterable[PodState]) -> Mapping[str, list[PodState]]:
+    found: dict[str, list[PodState]] = defaultdict(list)
     for pod in pods:
         found[pod.namespace].append(pod)
     return found
 
 
-def _charged(request: Request) -> dict[str, int]:
+def _charged_amounts(request: Request) -> dict[str, int]:
     return states.amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
 
 
@@ -191,30 +194,30 @@ def _mib(view: View, gpu: GpuState) -> int:
     return gpu.memory_mib - used
 
 
-def _wanting(pod: PodSeen) -> list[tuple[int, Asked]]:
+def _gpu_requests(pod: PodState) -> list[tuple[int, ContainerRequest]]:
     return [(place_, item) for place_, item in enumerate(pod.containers) if item.wants_gpu]
 
 
-def _request(asked: Asked, whole_mib: int) -> Request:
+def _request(asked: ContainerRequest, whole_mib: int) -> Request:
     if asked.core >= WHOLE:
         return Request(asked.core // WHOLE, WHOLE, whole_mib)
     return Request(1, asked.core, asked.memory * UNIT_MIB)
 
 
-def _ours(cluster: Cluster, names: list[str]) -> dict[str, str]:
-    """The cluster's names of our nodes, by ours."""
+def _kubernetes_names(cluster: Cluster, names: list[str]) -> dict[str, str]:
+    """Return the Kubernetes name of each of the pool's nodes among `names`, by its name here."""
     wanted = set(names)
     rows = Node.objects.filter(pool=cluster.pool).values_list("name", "kubernetes_node")
     return {ours: theirs or ours for ours, theirs in rows if (theirs or ours) in wanted}
 
 
 def _on_one_node(
-    fleet: list[GpuState], pod: PodSeen, placed: Callable[[Iterable[GpuState], Request], Placed | Refused]
+    fleet: list[GpuState], pod: PodState, placed: Callable[[Iterable[GpuState], Request], Placed | Refused]
 ) -> tuple[str, Chosen | None] | Refused:
-    """Where the first container goes, and all of them there; None where not all fit."""
+    """Return the node of the first container and the GPUs of all containers there; None if not all fit."""
     gpus, node, chosen = {gpu.uuid: gpu for gpu in fleet}, "", dict[int, tuple[int, ...]]()
-    for place_, asked in _wanting(pod):
-        # Of a whole GPU all memory is taken, which any wholly free one has.
+    for place_, asked in _gpu_requests(pod):
+        # A whole GPU takes all its memory, which any wholly free GPU has.
         request = _request(asked, 1)
         answer = placed(gpus.values(), request)
         if not isinstance(answer, Placed):

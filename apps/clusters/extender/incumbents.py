@@ -1,7 +1,7 @@
-"""gpushare's and HAMi's paths, for a kube-scheduler that is configured for one of them.
+"""Paths of gpushare's and HAMi's extenders, for a kube-scheduler that is configured for one of them.
 
-Both decide as every other path here: their pods come in gpu-manager's words, into which our webhook has rewritten them.
-One that comes in its own words is refused with what to do: passed on, it would be bound without a GPU.
+Both decide as every other path: the mutating webhook has translated their pods into gpu-manager's resources. A pod that
+was not translated is refused with instructions: it would be bound without a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,21 +11,21 @@ import msgspec
 
 from apps.clusters.core.gpu_admission import WHOLE
 from apps.clusters.extender import others, predicates
-from apps.clusters.extender.bodies import filtered
+from apps.clusters.extender.bodies import filter_result
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.formats import format_of, gpushare, hami
 from apps.clusters.formats.asks import Unreadable
 from apps.clusters.formats.gpu_manager import UNIT_MIB
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 
 INSPECT = "/gpushare-scheduler/inspect"
 REWRITTEN = (gpushare.NAME, hami.NAME)
 
 
 def sift(cluster: Extended, body: bytes) -> bytes:
-    """The answer to a filter request."""
+    """Answer a filter request."""
     why = _not_rewritten(body)
-    return predicates.answer(cluster, body) if why is None else filtered(None, None, None, error=why)
+    return predicates.answer(cluster, body) if why is None else filter_result(None, None, None, error=why)
 
 
 VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
@@ -37,7 +37,7 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
 
 
 def inspect(cluster: Extended, node: str | None) -> bytes:
-    """As gpushare's own: nodes, their GPUs, and the pods on each, in GiB. Of one node, or of all that have GPUs."""
+    """Return gpushare's report of nodes, their GPUs and the pods on each, in GiB; of one node or of all with GPUs."""
     names = cluster.mirror.nodes() if node is None else [node]
     if node is not None and cluster.mirror.capacity(node) is None:
         return msgspec.json.encode({"nodes": [], "error": f"node {node} not found"})
@@ -55,7 +55,7 @@ def _node(cluster: Extended, name: str) -> dict[str, Any]:
     return {"name": name, "totalGPU": total * view.count, "usedGPU": sum(used), "devs": devices}
 
 
-def _pods(there: Iterable[PodSeen], index: int, whole: int) -> Iterator[dict[str, Any]]:
+def _pods(there: Iterable[PodState], index: int, whole: int) -> Iterator[dict[str, Any]]:
     for pod in there:
         mine = [share for share in pod.shares if share.index == index]
         if mine:
@@ -68,7 +68,7 @@ def _gib(units: int) -> int:
 
 
 def _not_rewritten(body: bytes) -> str | None:
-    """What is wrong with a pod that asks in its own words; None: nothing that is seen here."""
+    """Return the reason to refuse a pod that was not translated, or None."""
     try:
         whole = msgspec.json.decode(body)
         pod = next(value for key, value in whole.items() if key.lower() == "pod")
@@ -80,6 +80,6 @@ def _not_rewritten(body: bytes) -> str | None:
     if used is None or used.NAME not in REWRITTEN:
         return None
     return (
-        f"It asks in the words of {used.NAME}: set ADMISSION_TRANSLATE={used.NAME} for the admission webhooks, "
-        "and make the pod again."
+        f"It uses the format of {used.NAME}: set ADMISSION_TRANSLATE={used.NAME} for the admission webhooks, "
+        "and create the pod again."
     )

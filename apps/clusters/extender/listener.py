@@ -1,4 +1,4 @@
-"""Serving clusters, which wait for every answer: without a restart for a renewed certificate, nor pauses for memory."""
+"""TLS server for the extender and the webhooks: reloads renewed certificates without a restart."""
 
 import logging
 import ssl
@@ -18,42 +18,45 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """What a listener shows, and whom it believes. Connections that stand keep that; new ones have what the files say.
+    """A listener's certificate and trusted authority, reloaded from files. Open connections keep theirs.
 
-    Each handshake is given the newest context: an authority that was replaced is believed no longer, which adding to
-    the one context that the listener began with could not do.
+    Each handshake uses the newest context, so a replaced authority is no longer trusted; adding to the listener's first
+    context could not remove it.
     """
 
     def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path, *, authority: Path | None = None) -> None:
-        """`context` is the listener's; `authority`: who signs its clients' certificates. Raises OSError, SSLError."""
+        """Watch the files of the listener's `context`. Raises OSError, SSLError.
+
+        `authority` signs the clients' certificates.
+        """
         self._certificate, self._key, self._authority = certificate, key, authority
-        self._read, self._newest = self._signature(), self._made()
-        # Nobody comes in again by what was believed before.
+        self._read, self._newest = self._signature(), self._new_context()
+        # No session resumption: it would skip the check against the present authority.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
         context.sni_callback = self._begin
 
-    def look(self) -> bool:
-        """Read the files again where they are others than before; whether new connections have others now.
+    def refresh(self) -> bool:
+        """Read changed files again; return True if new connections use others now.
 
-        While they do not fit together, as between the writing of the two, what was read before stays.
+        While certificate and key do not match, as between the two writes, the previous ones stay.
         """
         now = self._signature()
         if now is None or now == self._read:
             return False
         try:
-            self._newest = self._made()
+            self._newest = self._new_context()
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the new certificate %s is not taken: %s", self._certificate, error)
+            logger.warning("new certificate %s not loaded: %s", self._certificate, error)
             return False
         self._read = now
-        logger.info("the new certificate %s is taken", self._certificate)
+        logger.info("new certificate %s loaded", self._certificate)
         return True
 
     def _begin(self, handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         handshake.context = self._newest
 
-    def _made(self) -> ssl.SSLContext:
+    def _new_context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.load_cert_chain(self._certificate, self._key)
         if self._authority is not None:
@@ -62,12 +65,12 @@ class Certificate:
         return made
 
     def keep(self) -> None:
-        """Look for ever, in a thread that ends with the process."""
+        """Refresh every LOOK_SECONDS in a daemon thread."""
 
         def run() -> None:
             while True:
                 time.sleep(LOOK_SECONDS)
-                self.look()
+                self.refresh()
 
         threading.Thread(target=run, name="certificate", daemon=True).start()
 
@@ -80,9 +83,9 @@ class Certificate:
 
 
 def serve(app: Any, *, certificate: str, key: str, authority: str = "", **options: Any) -> None:
-    """Serve until SIGTERM or SIGINT, with TLS where a certificate is named. `options` are uvicorn's.
+    """Serve until SIGTERM or SIGINT, with TLS if a certificate is given. `options` are uvicorn's.
 
-    With `authority` only clients with a certificate of it are answered.
+    With `authority` only clients with a certificate signed by it are answered.
     """
     config = configuration(
         app,
@@ -107,7 +110,7 @@ def configuration(app: Any, **options: Any) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         access_log=False,
-        # Nobody stands before this listener: what a header says of where a caller comes from, the caller says.
+        # There is no proxy before this listener: forwarding headers come from the caller.
         proxy_headers=False,
         log_config=None,
         **options,

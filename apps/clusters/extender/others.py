@@ -1,4 +1,4 @@
-"""Prioritize and bind: what the original leaves to kube-scheduler."""
+"""The extender's prioritize and bind verbs, which gpu-admission leaves to kube-scheduler."""
 
 from typing import Any
 
@@ -11,21 +11,21 @@ from apps.clusters.extender.bodies import args, fold
 from apps.clusters.extender.predicates import Extended, path_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import seen
+from apps.clusters.kube.pods import parse_pod
 
 MOST_SCORE = 10
 
 
 def prioritize(cluster: Extended, body: bytes) -> bytes:
-    """Scores by node: the one that the pod's GPUs were chosen on, else the fuller the better. Raises NotUnderstood."""
+    """Return scores by node: the node of the pod's chosen GPUs, else the fuller the better. Raises NotUnderstood."""
     asked = args(body)
-    pod = seen(asked.pod)
+    pod = parse_pod(asked.pod)
     promised = pod.annotations.get(NODE) or getattr(cluster.mirror.pod(pod.key), "annotations", {}).get(NODE)
     scores = []
     for name, core, memory in asked.nodes or cluster.mirror.sizes(asked.node_names or ()):
         view = cluster.mirror.view(name, core, memory, but=pod.key)
         if not pod.wants_gpu:
-            # Where there are no GPUs, or few are free, what needs none is in nobody's way.
+            # A pod without GPUs belongs on nodes without GPUs, or with few free.
             score = _used(view) if view.count else MOST_SCORE
         elif promised:
             score = MOST_SCORE if name == promised else 0
@@ -51,9 +51,9 @@ _BINDING = dict.fromkeys(("PodName", "PodNamespace", "PodUID", "Node"), 0)
 
 
 def bind(cluster: Extended, body: bytes) -> bytes:
-    """Bind the pod to the node. A GPU pod goes to the node that its GPUs were chosen on, or nowhere.
+    """Bind the pod to the node. A GPU pod is bound only to the node of its chosen GPUs.
 
-    What is wrong is in `Error`; kube-scheduler then begins anew with the pod, and so does the filter.
+    `Error` holds the reason of a failure; kube-scheduler then schedules the pod again.
     """
     try:
         asked = msgspec.convert(fold(msgspec.json.decode(body), _BINDING), _Binding)
@@ -61,7 +61,7 @@ def bind(cluster: Extended, body: bytes) -> bytes:
         return _error(str(error))
     path = path_of(asked.namespace, asked.name)
     try:
-        pod = seen(msgspec.convert(cluster.client.get(path), Pod))
+        pod = parse_pod(msgspec.convert(cluster.client.get(path), Pod))
         promised = pod.annotations.get(NODE, "")
         if pod.wants_gpu and promised != asked.node:
             return _error(f"the GPUs of pod {asked.name} were chosen on {promised or 'no node'}, not on {asked.node}")

@@ -1,9 +1,9 @@
-"""The filter: by gpu-admission's rules, or by the pool's own policy and the ledger.
+"""The extender's filter verb: by gpu-admission's rules, or by the pool's policy and the ledger.
 
-One decision at a time for each cluster, as each rests on what the ones before it took. What was decided is written to
-the pod before it is answered, so a decision is lost only with its pod. kube-scheduler asks again whenever something
-went wrong after it: then what this same pod was promised is free for it once more. The original refuses such a pod for
-ever ("had been predicated"), and with `strict` so do we.
+Each cluster makes one decision at a time, because each depends on those before it. A decision is written to the pod
+before it is answered, so it is lost only with its pod. kube-scheduler asks again whenever a later step failed: then the
+pod's own promise is free for it once more. The original refuses such a pod for ever ("had been predicated"), and so
+does this module with `strict`.
 """
 
 import logging
@@ -19,25 +19,25 @@ import msgspec
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import Chosen, View
 from apps.clusters.core.quantities import NotAQuantity
-from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filtered
+from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filter_result
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, seen
+from apps.clusters.kube.pods import PodState, parse_pod
 
 logger = logging.getLogger(__name__)
 
-# As the original has it: a refusal that may pass is tried again so often, so long after each other.
+# As in the original: a transient refusal is retried so many times, with this pause between attempts.
 TRIES, PAUSE_SECONDS = 10, 1.0
-# So many nodes are tried where the pod cannot be written to: the others wait meanwhile, and there may be thousands.
+# Nodes tried while the pod cannot be written to: other pods wait meanwhile, and there may be thousands of nodes.
 MOST_FAILED_WRITES = 3
-# How often a node is looked at anew on which others were quicker.
+# Attempts on a node whose GPUs others took meanwhile.
 MOST_LOOKS = 3
-# One text for all such nodes: kube-scheduler counts nodes by their texts, and tells each text in the pod's event.
-BESIDES = "; what gpucloud keeps from pods there counts too: claims, reservations, a node or GPU that takes nothing new"
+# One text for all such nodes: kube-scheduler groups nodes by text and lists each text in the pod's event.
+BESIDES = "; claims outside of Kubernetes, reservations, and closed nodes and GPUs count too"
 QUICKER = "others were quicker to take its GPUs: try again"
-# By our own rules: whole decisions, as (node, GPUs), or why there is none.
-Choose = Callable[[PodSeen, list[str]], "tuple[str, Chosen] | str"]
+# A chooser by the ledger: returns (node, GPUs), or the reason why there is none.
+Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
 
 
 class NoLedger(Exception):
@@ -45,26 +45,26 @@ class NoLedger(Exception):
 
 
 class Promises(Protocol):
-    """What pods are chosen for, in the ledger: `extender.promises`. Both raise nothing but NoLedger."""
+    """Promises of GPUs to pods in the ledger (`extender.promises`). Its methods raise NoLedger only."""
 
-    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
-        """Promise the pod these GPUs, and only these; False where others were quicker: what is left is known then."""
+    def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
+        """Promise the pod these GPUs and no others; return False if others took them, after reading what is left."""
 
-    def withdraw(self, pod: PodSeen) -> None:
-        """The pod could not be told."""
+    def withdraw(self, pod: PodState) -> None:
+        """Withdraw the promise of a pod that could not be annotated."""
 
 
 @dataclass
 class Extended:
-    """A cluster as its extender knows it."""
+    """A cluster as its extender sees it."""
 
     name: str
     client: Client
     mirror: Mirror
     strict: bool = False
-    # None: by gpu-admission's rules.
+    # None: gpu-admission's rules.
     choose: Choose | None = None
-    # None: nothing of this cluster is in our ledger.
+    # None: the cluster is not in the ledger.
     promises: Promises | None = None
 
     def __post_init__(self) -> None:
@@ -72,41 +72,41 @@ class Extended:
 
 
 def answer(cluster: Extended, body: bytes) -> bytes:
-    """The answer to a filter request; whatever is wrong with it, in `Error`."""
+    """Answer a filter request; errors are in `Error`."""
     try:
         asked = args(body)
-        pod = seen(asked.pod)
+        pod = parse_pod(asked.pod)
     except (NotUnderstood, NotAQuantity) as error:
-        return filtered(None, None, None, error=str(error))
+        return filter_result(None, None, None, error=str(error))
     if not pod.wants_gpu:
-        return filtered(asked.raw_nodes, asked.node_names, None)
-    if cluster.strict and gpu_admission.predicated(pod.annotations):
-        return filtered(None, None, None, error=f"pod {pod.name} had been predicated!")
+        return filter_result(asked.raw_nodes, asked.node_names, None)
+    if cluster.strict and gpu_admission.is_predicated(pod.annotations):
+        return filter_result(None, None, None, error=f"pod {pod.name} had been predicated!")
     there = cluster.mirror.pod(pod.key)
     if there is not None and there.bound_to and pod.uid in ("", there.uid):
-        # kube-scheduler asks of no such pod; whoever does would have a running one's GPUs written anew.
-        return filtered(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
+        # kube-scheduler never asks for a bound pod; answering would overwrite a running pod's GPUs.
+        return filter_result(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
     with cluster.lock:
         try:
             return _Decision(cluster, pod, asked).answer()
         except NotAQuantity as error:
-            return filtered(None, None, None, error=str(error))
+            return filter_result(None, None, None, error=str(error))
         except NoLedger as error:
-            logger.warning("pod %s/%s is promised nothing: %s", *pod.key, error)
-            return filtered(None, None, None, error="gpucloud's database does not answer: try again")
+            logger.warning("no promise to pod %s/%s: %s", *pod.key, error)
+            return filter_result(None, None, None, error="gpucloud's database does not answer: try again")
 
 
 class _Decision:
-    """One pod's. The nodes that were asked about, and why each but one is not to be."""
+    """Decision for one pod: its candidate nodes, and the reason against each but one."""
 
-    def __init__(self, cluster: Extended, pod: PodSeen, asked: Args) -> None:
+    def __init__(self, cluster: Extended, pod: PodState, asked: Args) -> None:
         self.cluster, self.pod, self.asked = cluster, pod, asked
         self.failed: dict[str, str] = {}
         self.failed_writes = 0
         self.sizes: list[Sized] = []
 
     def answer(self) -> bytes:
-        # A pod that is asked about again may use what it was promised before.
+        # A pod that is filtered again may use its own earlier promise.
         self.sizes = self._sizes()
         views = self.cluster.mirror.views(self.sizes, but=self.pod.key)
         if self.cluster.choose is None:
@@ -118,7 +118,7 @@ class _Decision:
             if isinstance(found, str):
                 break
             node, chosen = found
-            if self._promised(node, chosen):
+            if self._promise(node, chosen):
                 return self._answer(node if self._write(node, chosen) else None)
             self.failed[node] = QUICKER
         return self._answer(None)
@@ -148,28 +148,28 @@ class _Decision:
         return found
 
     def _no_match(self, node: str) -> str:
-        """In the original's words; what it knows nothing of, in ours."""
+        """Return the original's text, extended if claims outside of the cluster use the node."""
         besides = BESIDES if self.cluster.mirror.others_on(node) else ""
         return f"pod {self.pod.uid} does not match with this node{besides}"
 
     def _settle(self, node: str, chosen: Chosen | None) -> bool:
-        """Promise and write; where others were quicker, whatever else of the node fits."""
+        """Promise and write the choice; if others took it meanwhile, choose again on the same node."""
         for _ in range(MOST_LOOKS):
             if chosen is None:
                 self.failed[node] = self._no_match(node)
                 return False
-            if self._promised(node, chosen):
+            if self._promise(node, chosen):
                 return self._write(node, chosen)
             size = next(size for size in self.sizes if size[0] == node)
             chosen = self.cluster.mirror.view(*size, but=self.pod.key).fit(self.pod.containers)
         self.failed[node] = QUICKER
         return False
 
-    def _promised(self, node: str, chosen: Chosen) -> bool:
+    def _promise(self, node: str, chosen: Chosen) -> bool:
         return self.cluster.promises is None or self.cluster.promises.keep(self.pod, node, chosen)
 
     def _write(self, node: str, chosen: Chosen) -> bool:
-        """Write it to the pod; False, and the node is no longer one, where that fails."""
+        """Annotate the pod; return False and record the failed node if that fails."""
         self.failed[node] = "update pod annotation failed"
         if self.failed_writes >= MOST_FAILED_WRITES:
             return False
@@ -180,13 +180,13 @@ class _Decision:
                 del self.failed[node]
                 return True
             except Refused as error:
-                logger.warning("pod %s/%s is not annotated: %s", *self.pod.key, error)
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 if not error.worth_another_try or attempt == TRIES - 1:
                     break
                 time.sleep(PAUSE_SECONDS)
             except Unreachable as error:
-                logger.warning("pod %s/%s is not annotated: %s", *self.pod.key, error)
-                # Each of the others would wait for the same answer.
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
+                # Every further attempt would wait for the same timeout.
                 self.failed_writes = MOST_FAILED_WRITES
                 break
         self.failed_writes += 1
@@ -197,17 +197,17 @@ class _Decision:
     def _answer(self, node: str | None) -> bytes:
         found = [] if node is None else [node]
         if self.asked.raw_nodes is None:
-            return filtered(None, found, self.failed)
+            return filter_result(None, found, self.failed)
         assert self.asked.nodes is not None
         both = zip(self.asked.raw_nodes, self.asked.nodes, strict=True)
         names = None if self.asked.node_names is None else found
-        return filtered([raw for raw, (name, _, _) in both if name == node], names, self.failed)
+        return filter_result([raw for raw, (name, _, _) in both if name == node], names, self.failed)
 
 
-def annotate(client: Client, pod: PodSeen, values: Mapping[str, str | None]) -> Pod:
-    """The pod as it is once these annotations are written; None removes one. Raises Unreachable, Refused.
+def annotate(client: Client, pod: PodState, values: Mapping[str, str | None]) -> Pod:
+    """Write these annotations and return the new pod; None removes one. Raises Unreachable, Refused.
 
-    Of the pod that was asked about only: another of the same name is refused by its uid.
+    The uid makes the API server refuse another pod of the same name.
     """
     metadata = {"uid": pod.uid, "annotations": values} if pod.uid else {"annotations": values}
     path = path_of(pod.namespace, pod.name)
@@ -215,5 +215,5 @@ def annotate(client: Client, pod: PodSeen, values: Mapping[str, str | None]) -> 
 
 
 def path_of(namespace: str, name: str) -> str:
-    """Of a pod, whose names came in a request: they lead nowhere else."""
+    """Return a pod's API path; names from requests are quoted, so they cannot lead to another path."""
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

@@ -1,8 +1,8 @@
-"""Preempt: for whose end a pod of higher priority may be placed.
+"""The extender's preempt verb: extends kube-scheduler's victims until the pod's GPUs are free.
 
-kube-scheduler counts a node's core as one sum and proposes for each node whom it would end by that. Where the GPUs that
-would then be free do not carry the pod, further pods of lower priority are named, as few as do, the lowest first; where
-none would do, the node is left out, and nobody there is ended for nothing.
+kube-scheduler counts a node's core as one sum and proposes victims per node by that sum. If the GPUs that would become
+free do not fit the pod, further pods of lower priority are added: as few as possible, the lowest first. If no set
+suffices the node is left out, so nothing is evicted in vain.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from apps.clusters.core.gpu_admission import View
 from apps.clusters.extender.bodies import POD, NotUnderstood, fold
 from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodSeen, seen
+from apps.clusters.kube.pods import PodState, parse_pod
 
 
 class _Uid(Struct, rename={"uid": "UID"}):
@@ -38,7 +38,7 @@ class _Preemption(Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, _MetaVictims] | None = None
 
 
-# By the field, what is read of each node's entry in it.
+# The keys that are read of each node's entry, by field.
 _VICTIMS: dict[str, Any] = {
     "NodeNameToVictims": {"Pods": POD, "NumPDBViolations": 0},
     "NodeNameToMetaVictims": {"Pods": {"UID": 0}, "NumPDBViolations": 0},
@@ -46,12 +46,12 @@ _VICTIMS: dict[str, Any] = {
 
 
 def preempt(cluster: Extended, body: bytes) -> bytes:
-    """Of the nodes on which kube-scheduler would end pods for this one: those where its GPUs would then be free.
+    """Return the nodes on which the victims' eviction frees the pod's GPUs, with all their victims.
 
-    Whom it named goes everywhere, as they may have to for other reasons. Raises NotUnderstood.
+    kube-scheduler's own victims stay on every node: they may be needed for other reasons. Raises NotUnderstood.
     """
     asked = _preemption(body)
-    pod = seen(asked.pod)
+    pod = parse_pod(asked.pod)
     named: dict[str, tuple[set[str], dict[str, int]]] = {}
     for name, victims in (asked.node_name_to_victims or {}).items():
         named[name] = {item.metadata.uid for item in victims.pods or ()}, _violations(victims)
@@ -61,17 +61,17 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
     for name, (uids, violations) in named.items():
         further = _further(cluster, pod, name, uids) if pod.wants_gpu else set()
         if further is not None:
-            # Which budgets the further ones break is not known here.
+            # The disruption budgets of the further victims are not known here.
             good[name] = {"Pods": [{"UID": uid} for uid in sorted(uids | further)], **violations}
     return msgspec.json.encode({"NodeNameToMetaVictims": good})
 
 
 def _preemption(body: bytes) -> _Preemption:
-    """Raises NotUnderstood."""
+    """Parse a preemption request. Raises NotUnderstood."""
     try:
         whole = fold(msgspec.json.decode(body), {"Pod": POD, **dict.fromkeys(_VICTIMS, 0)})
         for name, known in _VICTIMS.items():
-            # Nodes' names are no fields: they stay as they are.
+            # Names of nodes are not fields: they keep their case.
             if isinstance(whole, dict) and isinstance(there := whole.get(name), dict):
                 whole[name] = {node: fold(victims, known) for node, victims in there.items()}
         return msgspec.convert(whole, _Preemption)
@@ -84,25 +84,25 @@ def _violations(victims: _Victims | _MetaVictims) -> dict[str, int]:
     return {} if isinstance(number, UnsetType) else {"NumPDBViolations": number}
 
 
-def _further(cluster: Extended, pod: PodSeen, node: str, gone: set[str]) -> set[str] | None:
-    """Who must go besides, by uid, for the pod's GPUs to be free; None: nobody's going is enough."""
+def _further(cluster: Extended, pod: PodState, node: str, gone: set[str]) -> set[str] | None:
+    """Return the uids of further victims that free the pod's GPUs; None if no set does."""
     core, memory = cluster.mirror.capacity(node) or (0, 0)
     staying = [item for item in cluster.mirror.pods_on(node) if item.uid not in gone and item.key != pod.key]
     others = cluster.mirror.others_on(node)
 
-    def fits(there: Sequence[PodSeen]) -> bool:
+    def fits(there: Sequence[PodState]) -> bool:
         shares = [item.shares for item in sorted(there, key=lambda item: item.key)]
         return View(node, core, memory, shares, others).fit(pod.containers) is not None
 
-    # What is only chosen for the node is not there to be ended.
+    # A pod that is only chosen for the node does not run yet, so it cannot be evicted.
     lower = [item for item in staying if item.priority < pod.priority and item.bound_to == node]
     return _fewest(staying, lower, fits)
 
 
 def _fewest(
-    staying: Sequence[PodSeen], lower: Sequence[PodSeen], fits: Callable[[Sequence[PodSeen]], bool]
+    staying: Sequence[PodState], lower: Sequence[PodState], fits: Callable[[Sequence[PodState]], bool]
 ) -> set[str] | None:
-    """Of `lower`, who has to go: all of them are taken out, and put back one by one, the highest first."""
+    """Return the victims among `lower`: remove all, then put them back one by one, the highest priority first."""
     if fits(staying):
         return set()
     left = [item for item in staying if item not in lower]

@@ -1,10 +1,10 @@
-"""The ledger beside the annotations: what pods are chosen for is written there, and what others hold is seen.
+"""The ledger beside the annotations: records promises to pods and reads what others hold.
 
-Annotations know nothing of claims outside of Kubernetes, of reservations and of nodes that take nothing new, and
-placement knows nothing of annotations. So a choice is written into the ledger, under the locks of its GPUs, before the
-pod hears of it. What is not to be had is read every two seconds for all nodes, and once more under the locks: where it
-has become more, the node is looked at anew. Nodes that are not ours need no ledger; for ours a database that is away
-promises nothing.
+Annotations do not contain claims outside of Kubernetes, reservations and closed nodes, and placement does not read
+annotations. So a choice is written into the ledger, under the locks of its GPUs, before the pod is annotated.
+Unavailable capacity is read every two seconds for all nodes, and once more under the locks: if it has grown, the node
+is evaluated again. Nodes outside of the pool need no ledger; for the pool's nodes nothing is promised while the
+database is away.
 """
 
 import logging
@@ -14,11 +14,11 @@ from typing import TypeVar
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from django.db.models import Q
 
-from apps.clusters.core.gpu_admission import WHOLE, Chosen, Held
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
 from apps.clusters.extender.predicates import NoLedger
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster
 from apps.clusters.services import outside
 from apps.nodes.models import Gpu, Node
@@ -26,39 +26,39 @@ from apps.nodes.models import Gpu, Node
 logger = logging.getLogger(__name__)
 
 Known = TypeVar("Known")
-Others = Mapping[str, tuple[Held, ...]]
+Others = Mapping[str, tuple[HeldShare, ...]]
 
 
 class Promises:
-    """Of one cluster; from any thread, one at a time."""
+    """Promises of one cluster. Callable from any thread, one at a time."""
 
     def __init__(self, cluster: Cluster, mirror: Mirror) -> None:
         self._cluster, self._mirror = cluster, mirror
         self._ours: frozenset[str] = frozenset()
         self._others: Others = {}
 
-    def look(self) -> None:
-        """What is not to be had, of all nodes. Raises DatabaseError."""
+    def refresh(self) -> None:
+        """Read the unavailable capacity of all nodes. Raises DatabaseError."""
         rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
         self._ours = frozenset(theirs or ours for theirs, ours in rows)
         self._see(self._read(Q(node__pool=self._cluster.pool_id)))
 
-    def keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
-        """Promise the pod these GPUs, and only these; False where less of them is to be had than was known.
+    def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
+        """Promise the pod these GPUs and no others; return False if less is available than was known.
 
-        Then what is not to be had of this node has been read anew. Raises NoLedger.
+        Then the node's unavailable capacity has been read again. Raises NoLedger.
         """
         return node not in self._ours or _surely(lambda: self._keep(pod, node, chosen))
 
-    def withdraw(self, pod: PodSeen) -> None:
-        """The pod could not be told."""
+    def withdraw(self, pod: PodState) -> None:
+        """Withdraw the promise of a pod that could not be annotated."""
         try:
             _surely(lambda: outside.drop(cluster=self._cluster, pod_uid=pod.uid))
         except NoLedger as error:
-            # The watch of pods finds it.
-            logger.warning("what was promised to pod %s/%s stays for a while: %s", *pod.key, error)
+            # The watch of pods drops it later.
+            logger.warning("promise to pod %s/%s could not be withdrawn yet: %s", *pod.key, error)
 
-    def _keep(self, pod: PodSeen, node: str, chosen: Chosen) -> bool:
+    def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)
         gpus = {gpu.index: gpu for gpu in rows}
         known = {
@@ -74,14 +74,14 @@ class Promises:
         return kept
 
     def _read(self, which: Q) -> Others:
-        found = outside.closed(self._cluster, which)
-        there: dict[str, list[Held]] = {}
+        found = outside.unavailable(self._cluster, which)
+        there: dict[str, list[HeldShare]] = {}
         rows = Gpu.objects.filter(pk__in=found).order_by("pk")
         for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):
             core, memory_mib = found[key]
             if core or memory_mib:
-                # Also of one that holds memory only no pod can have the whole.
-                there.setdefault(theirs or ours, []).append(Held(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
+                # A GPU of which others hold only memory cannot be taken whole either.
+                there.setdefault(theirs or ours, []).append(HeldShare(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
         return {name: tuple(shares) for name, shares in there.items()}
 
     def _see(self, others: Others) -> None:
@@ -93,7 +93,7 @@ def _named(node: str) -> Q:
     return Q(node__kubernetes_node=node) | Q(node__kubernetes_node="", node__name=node)
 
 
-def _parts(pod: PodSeen, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
+def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
     parts: dict[int, tuple[int, int]] = {}
     for place, indexes in chosen.items():
         asked = pod.containers[place]
@@ -105,7 +105,7 @@ def _parts(pod: PodSeen, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Par
 
 
 def _surely(does: Callable[[], Known]) -> Known:
-    """Twice where the connection of this thread has died since it was last used. Raises NoLedger."""
+    """Run the query, and once more if this thread's database connection has died. Raises NoLedger."""
     try:
         try:
             return does()

@@ -1,7 +1,8 @@
-"""The formats in which pods ask for shares of GPUs: one module each, pure.
+"""The formats in which pods ask for shares of GPUs: one pure module each.
 
-Every module has its resources' names, `asks` (what a pod asks), `holds` (what a running pod has, by its annotations)
-and `written` (the words that say so); those that have a ResourceQuota, `quota` (what it allows).
+Every module has the names of its resources, `asks` (a pod's requests), `holds` (a running pod's shares, from its
+annotations) and `annotations_for` (the annotations of shares); modules of formats with a ResourceQuota also have
+`quota`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from apps.clusters.formats.asks import Ask, Share, Unreadable
 
 
 class Format(Protocol):
-    """What the formats have in common."""
+    """Interface of a format's module."""
 
     @property
     def NAME(self) -> str: ...  # noqa: N802 - a module's constant
@@ -23,24 +24,24 @@ class Format(Protocol):
     def DECISIONS(self) -> Sequence[str]: ...  # noqa: N802
 
     def asks(self, pod: pods.Pod, /) -> tuple[Ask, ...]:
-        """What it asks; nothing where it says nothing in this format. Raises Unreadable."""
+        """Return the pod's requests; empty if it does not use this format. Raises Unreadable."""
 
     def holds(self, pod: pods.Pod, /) -> tuple[Share, ...]:
-        """What it has, running. Raises Unreadable."""
+        """Return the shares of a running pod. Raises Unreadable."""
 
 
 FORMATS: tuple[Format, ...] = (gpu_manager, hami, gpushare, kubeshare)
 
 
 def format_of(pod: pods.Pod) -> Format | None:
-    """The format that the pod uses; None: it asks for no share of a GPU. Raises Unreadable where it mixes several.
+    """Return the pod's format; None if it asks for no share of a GPU. Raises Unreadable if it mixes formats.
 
-    Resources count before KubeShare's words: a pod may keep those from which its resources were made.
+    Resources take precedence over KubeShare's labels: a translated pod may keep the labels of its resources.
     """
     used = [format_ for format_ in FORMATS if _named(pod, format_)]
     if len(used) > 1:
         names = " and ".join(format_.NAME for format_ in used)
-        raise Unreadable(f"{pods.name_of(pod)} asks for GPUs in the words of {names}: use those of one.")
+        raise Unreadable(f"{pods.name_of(pod)} asks for GPUs in the formats of {names}: use one of them.")
     if used:
         return used[0]
     return kubeshare if kubeshare.prefix_of(pod) is not None else None

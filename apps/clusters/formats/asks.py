@@ -1,7 +1,7 @@
-"""What every format is read into, and what it is written from.
+"""The common representation of all formats.
 
-A container (or a whole pod) *asks*; a pod that runs *holds* shares of GPUs. Core is percent of one GPU, memory is MiB
-on each of its GPUs.
+A container (or a whole pod) *asks*; a running pod *holds* shares of GPUs. Core is percent of one GPU, memory is MiB on
+each of its GPUs.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from gpucloud.errors import Invalid
 
 WHOLE = 100
-# A claim has at least one percent: what is guaranteed nothing may still be told apart on its GPU.
+# A claim has at least one percent, so that a share without a guarantee is still distinct on its GPU.
 LEAST_CORE = 1
 
 
 class Unreadable(Invalid):
-    """A pod says something that its format does not allow, or that contradicts itself."""
+    """The pod violates its format, or contradicts itself."""
 
     code: ClassVar[str] = "unreadable-pod"
     title = "The pod cannot be read"
@@ -23,10 +23,10 @@ class Unreadable(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked for: `gpu_count` GPUs of one node, on each of them these shares.
+    """A request for `gpu_count` GPUs of one node, with this share of each.
 
-    `container` is empty where the pod as a whole asks. Of memory one of the two is given: MiB, or percent of the GPU.
-    `core_request` 0 is a share without a guarantee. `gpu_uuids` empty: any GPU will do.
+    `container` is empty if the pod as a whole asks. One of the two memory fields is set: MiB, or percent of the GPU.
+    `core_request` 0 is a share without a guarantee. `gpu_uuids` empty: any GPU.
     """
 
     container: str
@@ -43,13 +43,13 @@ class Ask:
     priority: int = 0
 
     def memory_on(self, gpu_memory_mib: int) -> int:
-        """MiB on a GPU of this size; a percentage is rounded down, as all who use one do."""
+        """Return MiB on a GPU of this size; a percentage is rounded down, as in every format that has one."""
         if self.memory_mib is not None:
             return self.memory_mib
         return gpu_memory_mib * (self.memory_percent or 0) // WHOLE
 
-    def claimed(self, gpu_memory_mib: int) -> dict[str, Any]:
-        """The fields of a claim for it, on GPUs of this size."""
+    def claim_fields(self, gpu_memory_mib: int) -> dict[str, Any]:
+        """Return the fields of a claim for this request, on GPUs of this size."""
         request = max(self.core_request, LEAST_CORE)
         return {
             "gpu_count": self.gpu_count,
@@ -66,9 +66,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a container holds of one GPU, which is named by its uuid or by its index on the pod's node.
+    """A container's share of one GPU, identified by uuid or by index on the pod's node.
 
-    `memory_mib` None: all of the GPU.
+    `memory_mib` None: all memory of the GPU.
     """
 
     container: str

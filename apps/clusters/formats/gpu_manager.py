@@ -1,7 +1,7 @@
-"""gpu-manager and gpu-admission: `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`.
+"""Format of gpu-manager and gpu-admission: `tencent.com/vcuda-core` and `tencent.com/vcuda-memory`.
 
 100 cores are one GPU, a unit of memory is 256 MiB. A share of one GPU names both; whole GPUs are multiples of 100 and
-have all memory of their GPUs whatever they say. Which GPUs, an annotation for each container tells, by index.
+include all memory, whatever the memory resource says. An annotation for each container lists its GPUs by index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ DECISIONS = (INDEX_PREFIX, NODE, TIME, ASSIGNED)
 
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:
-    """What each container asks, in their order; none for those that ask nothing. Raises Unreadable."""
+    """Return the requests of the containers that ask for GPUs, in order. Raises Unreadable."""
     return tuple(ask for _, ask in _asking(pod))
 
 
 def holds(pod: pods.Pod) -> tuple[Share, ...]:
-    """What its containers hold by the annotations that gpu-admission wrote. Raises Unreadable."""
+    """Return the shares that gpu-admission's annotations name. Raises Unreadable."""
     shares = []
     for position, ask in _asking(pod):
         key = f"{INDEX_PREFIX}{position}"
         said = pods.annotations(pod).get(key)
         if said is None:
-            raise Unreadable(f"{pods.name_of(pod)}: no annotation {key}, so nobody knows which GPU it runs on.")
+            raise Unreadable(f"{pods.name_of(pod)}: no annotation {key}, so its GPU is unknown.")
         indexes = [pods.whole_text(text.strip(), f"{pods.name_of(pod)}, {key}") for text in said.split(",")]
         if len(set(indexes)) != ask.gpu_count or len(indexes) != ask.gpu_count:
             raise Unreadable(f"{pods.name_of(pod)}: {key} is {said!r}, but the container asks {ask.gpu_count} GPU(s).")
@@ -44,8 +44,8 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     return tuple(shares)
 
 
-def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns: int) -> dict[str, str]:
-    """The annotations that say so, as gpu-admission writes them."""
+def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns: int) -> dict[str, str]:
+    """Return the annotations of these shares as gpu-admission writes them."""
     written = {NODE: node, TIME: str(at_ns), ASSIGNED: "false"}
     for position, ask in _asking(pod):
         indexes = [str(share.gpu_index) for share in shares if share.container == ask.container]
@@ -54,13 +54,13 @@ def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns: int) ->
 
 
 def quota(hard: Mapping[str, int]) -> dict[str, int]:
-    """What a ResourceQuota of these amounts allows, in our resources. Only `requests.` is ever enforced there."""
+    """Return the ResourceQuota's amounts in our resources. Kubernetes enforces `requests.` only."""
     units = {f"requests.{CORE}": ("core_percent", 1), f"requests.{MEMORY}": ("memory_mib", UNIT_MIB)}
     return {units[key][0]: value * units[key][1] for key, value in hard.items() if key in units}
 
 
 def _asking(pod: pods.Pod) -> list[tuple[int, Ask]]:
-    """The containers that ask, with their place in `spec.containers`."""
+    """Return the containers that ask for GPUs, with their index in `spec.containers`."""
     asking = []
     for position, container in enumerate(pods.containers(pod)):
         core = pods.amount(container, CORE) or 0
@@ -91,7 +91,7 @@ def _ask(pod: pods.Pod, container: str, core: int, memory: int) -> Ask:
 
 
 def _ceiling(pod: pods.Pod, core: int) -> int:
-    """How far it may go while others are idle."""
+    """Return the core limit: the share while other claims are idle."""
     said = pods.annotations(pod).get(CORE_LIMIT)
     if said is None:
         return core

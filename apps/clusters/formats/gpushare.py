@@ -1,6 +1,6 @@
-"""gpushare: `aliyun.com/gpu-mem`, memory of one GPU for all containers of a pod together, and no word on compute.
+"""Format of gpushare: `aliyun.com/gpu-mem`, memory of one GPU for all containers of a pod, without compute.
 
-The unit is the cluster's choice, GiB unless its device plugin was told otherwise. Annotations name the GPU by index.
+The cluster chooses the unit, GiB unless its device plugin is configured otherwise. Annotations name the GPU by index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 
 
 def asks(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Ask, ...]:
-    """What the pod as a whole asks: none or one. Raises Unreadable."""
+    """Return the pod's request: none or one. Raises Unreadable."""
     memory = units(pod)
     return (Ask("", 1, 0, WHOLE, memory_mib=memory * unit_mib),) if memory else ()
 
 
 def units(pod: pods.Pod) -> int:
-    """What its containers ask together, in the cluster's unit. Raises Unreadable."""
+    """Return the sum of the containers' requests, in the cluster's unit. Raises Unreadable."""
     return sum(pods.amount(container, MEMORY) or 0 for container in pods.containers(pod))
 
 
 def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:
-    """What it holds by the annotations of gpushare's extender. Raises Unreadable."""
+    """Return the share that the annotations of gpushare's extender name. Raises Unreadable."""
     said = pods.annotations(pod)
     if INDEX not in said:
-        raise Unreadable(f"{pods.name_of(pod)}: no annotation {INDEX}, so nobody knows which GPU it runs on.")
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {INDEX}, so its GPU is unknown.")
     index = pods.whole_text(said[INDEX], f"{pods.name_of(pod)}, {INDEX}")
     memory = pods.whole_text(said[BY_POD], f"{pods.name_of(pod)}, {BY_POD}") if BY_POD in said else units(pod)
     if memory == 0:
@@ -44,10 +44,10 @@ def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:
     return (Share("", 0, WHOLE, memory * unit_mib, gpu_index=index),)
 
 
-def written(
+def annotations_for(
     pod: pods.Pod, shares: Sequence[Share], *, at_ns: int, gpu_memory_mib: int, unit_mib: int = GIB
 ) -> dict[str, str]:
-    """The annotations that say so, as gpushare's extender writes them."""
+    """Return the annotations of this share as gpushare's extender writes them."""
     (share,) = shares
     return {
         INDEX: str(share.gpu_index),
@@ -59,6 +59,6 @@ def written(
 
 
 def quota(hard: Mapping[str, int], *, unit_mib: int = GIB) -> dict[str, int]:
-    """What a ResourceQuota of these amounts allows, in our resources."""
+    """Return the ResourceQuota's amounts in our resources."""
     said = hard.get(f"requests.{MEMORY}")
     return {} if said is None else {"memory_mib": said * unit_mib}

@@ -1,8 +1,8 @@
-"""HAMi: `nvidia.com/gpu` GPUs, on each of them `gpumem` MiB (or `gpumem-percentage`) and `gpucores` percent.
+"""Format of HAMi: `nvidia.com/gpu` GPUs, on each of them `gpumem` MiB (or `gpumem-percentage`) and `gpucores` percent.
 
-Without memory a GPU is had whole. Without cores nothing is guaranteed and nothing limited, unless the memory is had
-whole: then the cores are too. The decision is one annotation: devices of a container end with `:`, containers with `;`
-(init containers first), a device is `uuid,type,MiB,cores`.
+Without memory a request is for whole GPUs. Without cores nothing is guaranteed and nothing limited, unless the memory
+is whole: then the cores are too. One annotation holds the placement: `:` ends a container's device, `;` ends a
+container (init containers first), a device is `uuid,type,MiB,cores`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,22 +29,22 @@ FIELDS = 4
 
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:
-    """What each container asks, in their order. Raises Unreadable."""
+    """Return the containers' requests, in order. Raises Unreadable."""
     found = (_ask(pod, container) for container in pods.containers(pod))
     return tuple(ask for ask in found if ask is not None)
 
 
 def holds(pod: pods.Pod) -> tuple[Share, ...]:
-    """What its containers hold by the annotation of HAMi's scheduler. Raises Unreadable."""
+    """Return the shares that the annotation of HAMi's scheduler names. Raises Unreadable."""
     written = pods.annotations(pod).get(ALLOCATED)
     if written is None:
-        raise Unreadable(f"{pods.name_of(pod)}: no annotation {ALLOCATED}, so nobody knows which GPU it runs on.")
+        raise Unreadable(f"{pods.name_of(pod)}: no annotation {ALLOCATED}, so its GPU is unknown.")
     before = pods.init_containers(pod)
     names = [str(container.get("name")) for container in (*before, *pods.containers(pod))]
     parts = written.split(";")
     if any(part.strip() for part in parts[len(names) :]):
         raise Unreadable(f"{pods.name_of(pod)}: {ALLOCATED} names more containers than the pod has.")
-    # What init containers had is given back when they end.
+    # Init containers return their shares when they end.
     return tuple(
         share
         for name, part in list(zip(names, parts, strict=False))[len(before) :]
@@ -52,8 +52,8 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     )
 
 
-def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
-    """The annotations that say so, as HAMi's scheduler writes them."""
+def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
+    """Return the annotations of these shares as HAMi's scheduler writes them."""
     parts = [""] * len(pods.init_containers(pod))
     for container in pods.containers(pod):
         mine = [share for share in shares if share.container == container.get("name")]
@@ -63,7 +63,7 @@ def written(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: in
 
 
 def quota(hard: Mapping[str, int]) -> dict[str, int]:
-    """What a ResourceQuota of these amounts allows: HAMi's scheduler counts `limits.`, as sums over the GPUs."""
+    """Return the ResourceQuota's amounts in our resources: HAMi's scheduler counts `limits.`, summed over the GPUs."""
     names = {f"limits.{MEMORY}": "memory_mib", f"limits.{CORES}": "core_percent", f"requests.{COUNT}": "vgpus"}
     return {names[key]: value for key, value in hard.items() if key in names}
 
@@ -73,7 +73,7 @@ def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
     count, memory, percent, cores = (pods.amount(container, resource) for resource in RESOURCES)
     if count is None and memory is None and percent is None and cores is None:
         return None
-    # HAMi's webhook fills one GPU where only shares are named.
+    # HAMi's webhook adds one GPU if only shares are named.
     count = 1 if count is None else count
     if count == 0:
         return None
@@ -87,7 +87,7 @@ def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
         name,
         count,
         cores,
-        # HAMi limits the cores where they are named, and only there.
+        # HAMi limits the cores only if they are named.
         cores or WHOLE,
         memory_mib=memory or None,
         memory_percent=None if memory else (percent or WHOLE),

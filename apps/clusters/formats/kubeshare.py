@@ -1,8 +1,8 @@
-"""KubeShare: fractions of a GPU, which Kubernetes does not know as amounts, in annotations or labels.
+"""Format of KubeShare: fractions of a GPU in annotations or labels, which Kubernetes does not count.
 
-v1 (and the slides that preceded it, with the prefix `gemini/`): annotations of a SharePod, `gpu_request` and
-`gpu_limit` from 0 to 1.0, `gpu_mem` in bytes, `GPUID`, and three labels for placement. v2: labels of a pod, which may
-also ask whole GPUs (a whole number, request equal to limit), memory by the request where none is named.
+v1 (and its predecessor with the prefix `gemini/`): annotations of a SharePod, `gpu_request` and `gpu_limit` from 0 to
+1.0, `gpu_mem` in bytes, `GPUID`, and three labels for placement. v2: labels of a pod, which may also ask for whole GPUs
+(a whole number, request equal to limit); without `gpu_mem` memory follows the request.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ LONGEST_LABEL = 63
 
 
 def prefix_of(pod: pods.Pod) -> str | None:
-    """Whose words it uses. Raises Unreadable where it mixes them."""
-    used = {prefix for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX) if _said(pod, prefix)}
+    """Return the prefix of the version that the pod uses, or None. Raises Unreadable if it mixes versions."""
+    used = {prefix for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX) if _uses(pod, prefix)}
     if len(used) > 1:
         raise Unreadable(f"{pods.name_of(pod)} uses {' and '.join(sorted(used))}: use the words of one version.")
     return used.pop() if used else None
 
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:
-    """What the pod or SharePod as a whole asks: none or one. Raises Unreadable."""
+    """Return the request of the pod or SharePod: none or one. Raises Unreadable."""
     prefix = prefix_of(pod)
     if prefix is None:
         return ()
@@ -59,7 +59,7 @@ def asks(pod: pods.Pod) -> tuple[Ask, ...]:
             _percent(request),
             _percent(limit),
             memory_mib=memory or None,
-            # v2: what the request is of the GPU, it is of its memory.
+            # v2: the fraction of the GPU is also the fraction of its memory.
             memory_percent=None if memory else int((request * WHOLE).to_integral_value(ROUND_FLOOR)),
             gpu_model=said.get("gpu_model") or None,
             affinity=_label(said, f"{prefix}sched_affinity", where),
@@ -71,12 +71,12 @@ def asks(pod: pods.Pod) -> tuple[Ask, ...]:
 
 
 def holds(pod: pods.Pod, *, gpu_uuid: str = "") -> tuple[Share, ...]:
-    """What a pod of KubeShare's holds. The GPU is the one given (a SharePod's BoundDeviceID), or the pod's own word."""
+    """Return the shares of a KubeShare pod on `gpu_uuid` (a SharePod's BoundDeviceID) or the GPU that the pod names."""
     found = asks(pod)
     if not found:
         return ()
     prefix = prefix_of(pod) or ""
-    text = gpu_uuid or pods.annotations(pod).get(f"{prefix}gpu_uuid") or _visible(pod)
+    text = gpu_uuid or pods.annotations(pod).get(f"{prefix}gpu_uuid") or _visible_devices(pod)
     uuids = [word for word in text.split(",") if word]
     if len(set(uuids)) != found[0].gpu_count:
         raise Unreadable(
@@ -84,14 +84,14 @@ def holds(pod: pods.Pod, *, gpu_uuid: str = "") -> tuple[Share, ...]:
             f"{', '.join(uuids) or 'none'} (in {prefix}gpu_uuid or {VISIBLE})."
         )
     memory = found[0].memory_mib
-    # v2 writes what it filled in beside what was asked.
+    # v2 writes the default that it filled in as an annotation.
     if memory is None and prefix == V2_PREFIX and (filled := pods.annotations(pod).get(f"{prefix}gpu_mem")):
         memory = _bytes(filled, f"{pods.name_of(pod)}, {prefix}gpu_mem") // MIB // len(uuids)
     return tuple(Share("", found[0].core_request, found[0].core_limit, memory, gpu_uuid=uuid) for uuid in uuids)
 
 
-def written(ask: Ask, *, prefix: str) -> dict[str, str]:
-    """The annotations (v2: labels) that ask for it."""
+def annotations_for(ask: Ask, *, prefix: str) -> dict[str, str]:
+    """Return the annotations (v2: labels) of this request."""
     many = ask.gpu_count > 1
     said = {
         "gpu_request": _text(ask.gpu_count * WHOLE if many else ask.core_request),
@@ -108,7 +108,7 @@ def written(ask: Ask, *, prefix: str) -> dict[str, str]:
 
 
 def gpu_id(pod: pods.Pod) -> str:
-    """The GPUID that a SharePod names: a GPU that those with the same word share. Empty: none. Raises Unreadable."""
+    """Return the GPUID of a SharePod: SharePods with the same id share one GPU. Empty: none. Raises Unreadable."""
     prefix = prefix_of(pod)
     return _label(_words(pod, prefix), f"{prefix}GPUID", pods.name_of(pod)) or "" if prefix else ""
 
@@ -118,7 +118,7 @@ def _words(pod: pods.Pod, prefix: str) -> Mapping[str, str]:
     return {key.removeprefix(prefix): str(value).strip() for key, value in said.items() if key.startswith(prefix)}
 
 
-def _said(pod: pods.Pod, prefix: str) -> bool:
+def _uses(pod: pods.Pod, prefix: str) -> bool:
     words = _words(pod, prefix)
     return any(words.get(word) for word in SHARES)
 
@@ -156,7 +156,7 @@ def _whole(said: Mapping[str, str], prefix: str, request: Decimal, limit: Decima
 
 
 def _memory(said: Mapping[str, str], prefix: str, where: str) -> int:
-    """MiB, rounded up; 0: not named, which only v2 allows."""
+    """Return MiB, rounded up; 0 if not named, which only v2 allows."""
     text = said.get("gpu_mem", "")
     if not text and prefix == V2_PREFIX:
         return 0
@@ -188,7 +188,7 @@ def _priority(said: Mapping[str, str], prefix: str, where: str) -> int:
 
 
 def _percent(fraction: Decimal) -> int:
-    """The nearest percent, but never nothing of something."""
+    """Round to the nearest percent, but never to 0 for a positive fraction."""
     nearest = int((fraction * WHOLE).to_integral_value(ROUND_HALF_UP))
     return nearest or int(fraction > 0)
 
@@ -197,5 +197,5 @@ def _text(percent: int) -> str:
     return str(Decimal(percent) / WHOLE)
 
 
-def _visible(pod: pods.Pod) -> str:
+def _visible_devices(pod: pods.Pod) -> str:
     return next((found for item in pods.containers(pod) if (found := pods.environment(item).get(VISIBLE))), "")

@@ -1,4 +1,4 @@
-"""Reading pods as the API server writes them: plain dictionaries, of which any part may be missing."""
+"""Accessors for pods as the API server returns them: plain dictionaries, of which any part may be missing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,57 +9,57 @@ from apps.clusters.formats.asks import Unreadable
 Pod = Mapping[str, Any]
 Container = Mapping[str, Any]
 
-# Of a pod that was made for a claim: whose it is.
+# The claim for which a pod was created.
 CLAIM = "gpucloud.io/claim"
 ENDED = frozenset({"Succeeded", "Failed"})
-# Above this nothing is a number of GPUs, percents or MiB; and no database column overflows.
+# The largest plausible number of GPUs, percent or MiB; also within the database's columns.
 MOST = 2**31 - 1
 LONGEST = 32
 
 
 def name_of(pod: Pod) -> str:
-    """`namespace/name`, for people."""
+    """Return `namespace/name`, for messages."""
     meta = pod.get("metadata") or {}
     return f"{meta.get('namespace') or 'default'}/{meta.get('name') or meta.get('generateName') or '?'}"
 
 
 def annotations(pod: Pod) -> Mapping[str, str]:
-    """Its annotations; none is an empty mapping."""
+    """Return the pod's annotations."""
     return (pod.get("metadata") or {}).get("annotations") or {}
 
 
 def labels(pod: Pod) -> Mapping[str, str]:
-    """Its labels."""
+    """Return the pod's labels."""
     return (pod.get("metadata") or {}).get("labels") or {}
 
 
 def containers(pod: Pod) -> list[Container]:
-    """Those of `spec.containers`, in order."""
+    """Return `spec.containers`, in order."""
     return list((pod.get("spec") or {}).get("containers") or [])
 
 
 def init_containers(pod: Pod) -> list[Container]:
-    """Those that run before."""
+    """Return `spec.initContainers`, in order."""
     return list((pod.get("spec") or {}).get("initContainers") or [])
 
 
 def node_of(pod: Pod) -> str:
-    """The node that it is bound to; empty: none yet."""
+    """Return the node that the pod is bound to; empty if none yet."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def is_live(pod: Pod) -> bool:
-    """Whether it holds or may come to hold something."""
+    """Return True unless the pod has ended."""
     return (pod.get("status") or {}).get("phase") not in ENDED
 
 
 def resources(container: Container, kind: str) -> Mapping[str, Any]:
-    """Its `limits` or `requests`."""
+    """Return the container's `limits` or `requests`."""
     return (container.get("resources") or {}).get(kind) or {}
 
 
 def amount(container: Container, resource: str) -> int | None:
-    """What its limits say of the resource, else its requests; None: nothing. Raises Unreadable."""
+    """Return the container's limit of the resource, else its request, or None. Raises Unreadable."""
     for kind in ("limits", "requests"):
         said = resources(container, kind).get(resource)
         if said is not None:
@@ -68,7 +68,7 @@ def amount(container: Container, resource: str) -> int | None:
 
 
 def whole(said: Any, where: str) -> int:
-    """A quantity of Kubernetes, rounded up as its own `Value()` does. Raises Unreadable."""
+    """Return a Kubernetes quantity as a whole number, rounded up as Kubernetes does. Raises Unreadable."""
     try:
         number = quantities.value(str(said))
     except quantities.NotAQuantity:
@@ -79,12 +79,12 @@ def whole(said: Any, where: str) -> int:
 
 
 def whole_text(said: str, where: str, *, most: int = MOST) -> int:
-    """Digits and nothing else. Raises Unreadable."""
+    """Return the number written in digits only. Raises Unreadable."""
     if not (said.isascii() and said.isdigit() and len(said) <= LONGEST) or int(said) > most:
         raise Unreadable(f"{where}: {said[:LONGEST]!r} is not a whole number from 0 to {most}.")
     return int(said)
 
 
 def environment(container: Container) -> Mapping[str, str]:
-    """Its variables that have a value written out."""
+    """Return the container's variables that have a literal value."""
     return {str(entry.get("name")): str(entry["value"]) for entry in container.get("env") or [] if "value" in entry}

@@ -1,4 +1,4 @@
-"""What HAMi's and gpushare's pods ask, in the words of gpu-manager: the resources that our device plugin offers."""
+"""Translation of HAMi's and gpushare's requests into gpu-manager's resources, which our device plugin offers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +6,13 @@ from apps.clusters.formats import gpu_manager, pods
 from apps.clusters.formats.asks import LEAST_CORE, WHOLE, Ask, Unreadable
 
 
-def translated(ask: Ask) -> dict[str, int]:
-    """The amounts of one container. Raises Unreadable where two resources cannot say it."""
+def translate(ask: Ask) -> dict[str, int]:
+    """Return the resources of one container. Raises Unreadable if two resources cannot express the request."""
     if ask.core_request == WHOLE and ask.memory_percent == WHOLE:
         return {gpu_manager.CORE: ask.gpu_count * WHOLE}
     if ask.gpu_count > 1:
         raise Unreadable(
-            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask a part of one GPU, or whole GPUs."
+            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask for part of one GPU, or for whole GPUs."
         )
     if ask.memory_mib is None:
         raise Unreadable(
@@ -20,14 +20,14 @@ def translated(ask: Ask) -> dict[str, int]:
             "is not known yet: ask MiB."
         )
     return {
-        # At 100 it would be whole GPUs, with memory that was not asked for.
+        # 100 would mean whole GPUs, with more memory than requested.
         gpu_manager.CORE: min(max(ask.core_request, LEAST_CORE), WHOLE - 1),
         gpu_manager.MEMORY: -(-ask.memory_mib // gpu_manager.UNIT_MIB),
     }
 
 
 def ceiling(asks: Sequence[Ask]) -> int | None:
-    """What its containers' elastic ceiling is, of which a pod has one; None: what they ask. Raises Unreadable."""
+    """Return the pod's elastic ceiling; None if it equals the requests. Raises Unreadable."""
     limits = {ask.core_limit for ask in asks if ask.core_request < WHOLE}
     if len(limits) > 1:
         raise Unreadable("Its containers limit compute in different ways: name cores for all of them, or for none.")
@@ -35,8 +35,10 @@ def ceiling(asks: Sequence[Ask]) -> int | None:
     return None if limits == asked else next(iter(limits), None)
 
 
-def replaced(container: pods.Container, dropped: Sequence[str], amounts: Mapping[str, int]) -> dict[str, object]:
-    """The container's `resources` with these names dropped and these amounts in their place."""
+def replace_resources(
+    container: pods.Container, dropped: Sequence[str], amounts: Mapping[str, int]
+) -> dict[str, object]:
+    """Return the container's `resources` with these names dropped and these amounts set."""
     whole = dict(container.get("resources") or {})
     for kind in ("limits", "requests"):
         kept = {name: value for name, value in pods.resources(container, kind).items() if name not in dropped}

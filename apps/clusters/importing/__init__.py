@@ -1,1 +1,1 @@
-"""Taking over a cluster that others shared: its quotas and what runs, without restarting a pod."""
+"""Take-over of a shared cluster: its quotas and running pods, without restarting a pod."""

@@ -1,4 +1,4 @@
-"""One container of a pod that runs: the claim that is to stand for it, and the GPUs that it is on."""
+"""One container of a running pod: its claim and its GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from apps.scheduling.models import AssignmentState, Claim
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be written down. `found`: the claim for which the pod was made; None: there is none yet."""
+class ContainerPlan:
+    """A container to record. `found`: the claim for which its pod was created, or None."""
 
     pod: PodWanted
     place: int
     name: str
     node: Node
     gpus: list[Gpu]
-    # The claim's numbers, the same on each of its GPUs.
+    # Fields of the claim, the same on each of its GPUs.
     asked: Mapping[str, int]
     found: Claim | None
 
     @property
-    def claimed(self) -> dict[str, Any]:
-        """A new claim's fields."""
+    def claim_fields(self) -> dict[str, Any]:
+        """Fields of a new claim."""
         pod = self.pod
         return {
             "name": f"{pod.namespace}/{pod.name}"[:200],
@@ -40,7 +40,7 @@ class Wanted:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What stands beside the claim."""
+        """Fields of the PodClaim row beside the claim."""
         return {
             "namespace": self.pod.namespace,
             "pod": self.pod.name,
@@ -59,28 +59,30 @@ class Wanted:
         return f"container {self.name} holds {asked['core_request']} percent and {asked['memory_mib']} MiB on {where}."
 
     def require_there(self) -> None:
-        """Raises NotAsItRuns where the claim that was found, sent back or moved, is on other GPUs than its pod."""
+        """Raise NotAsItRuns if the found claim was requeued or moved away from the pod's GPUs."""
         assert self.found is not None
         there = self.found.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True)
         if {gpu.pk for gpu in self.gpus} != set(there):
             raise placing.NotAsItRuns(f"Its claim {self.found.uid} is elsewhere by now: the pod is to end.")
 
 
-def wanted_of(
+def plan_container(
     pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], cluster: Cluster, rows: QuerySet[PodClaim]
-) -> Wanted | None:
-    """What is to be written down of this container; None: it has its claim, or is over. Raises NotAsItRuns."""
+) -> ContainerPlan | None:
+    """Return the plan of this container; None if it has a claim or has ended. Raises NotAsItRuns."""
     place, name, shares = held
     row = rows.filter(cluster=cluster, pod_uid=pod.uid, container=name).first()
     if row is not None and (row.claim_id is not None or row.ended_at is not None):
         return None
     node = placing.node_of(cluster.pool, pod.node)
     gpus = [gpu_of(share, node) for share in shares]
-    return Wanted(pod, place, name, node, gpus, _asked(shares, gpus, name), _of_sharepod(pod, name, cluster))
+    return ContainerPlan(
+        pod, place, name, node, gpus, _claim_amounts(shares, gpus, name), _of_sharepod(pod, name, cluster)
+    )
 
 
 def gpu_of(share: Share, node: Node) -> Gpu:
-    """The GPU of the node that the share is of. Raises NotAsItRuns."""
+    """Return the node's GPU of the share. Raises NotAsItRuns."""
     named: dict[str, Any] = {"index": share.gpu_index} if share.gpu_uuid is None else {"uuid": share.gpu_uuid}
     found = node.gpus.filter(present=True, **named).first()
     if found is None:
@@ -90,7 +92,7 @@ def gpu_of(share: Share, node: Node) -> Gpu:
 
 
 def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | None:
-    """The claim for which the pod was made, if it was: its word alone is not believed."""
+    """Return the claim for which the pod was created; the pod's annotation alone is not trusted."""
     if not pod.claim:
         return None
     named = {"namespace": pod.namespace, "name": pod.name}
@@ -99,8 +101,8 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
     return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
 
 
-def _asked(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
-    """One claim's numbers: the same on each of its GPUs. Raises NotAsItRuns."""
+def _claim_amounts(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
+    """Return the fields of one claim: the same on each of its GPUs. Raises NotAsItRuns."""
     parts = {
         (
             max(share.core_request, LEAST_CORE),

@@ -1,8 +1,8 @@
-"""Pods that run, in the ledger: every bound pod with GPUs becomes claims, and gives them back when it is over.
+"""Running pods in the ledger: every bound pod with GPUs becomes claims and returns them when it ends.
 
-A pod is charged after Kubernetes has bound it, so here it can only be written down, not refused. What cannot be written
-(its namespace is nobody's, the quota has no room, the node is not ours) stands beside the pod in words, and is tried
-again; the pod runs on, and what it uses is free to nobody (`services.outside`).
+A pod is charged after Kubernetes has bound it, so it can only be recorded here, not refused. If recording fails (the
+namespace is not bound to a tenant, the quota has no room, the node is unknown), the reason stands beside the pod and
+recording is retried; the pod runs on, and its GPU use is unavailable to others (`services.outside`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,14 +38,14 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
             _note(cluster, pod, error.detail, wanted.shares)
             outside.keep(cluster=cluster, pod_uid=wanted.uid, parts=_parts(cluster, wanted))
         except IntegrityError:
-            # An importer was quicker; the next look finds its claims.
-            _note(cluster, pod, "It was being written down at the same moment.")
+            # An importer recorded it first; the next pass finds its claims.
+            _note(cluster, pod, "Another process was recording it at the same time.")
     if not found.pods and found.left:
         _note(cluster, pod, found.left[0].why)
 
 
 def _end_former(cluster: Cluster, wanted: PodWanted) -> None:
-    """A name is one pod's at a time: one that had it before is gone, also where nobody has told of its end yet."""
+    """End an earlier pod of the same name: a name belongs to one pod at a time."""
     former = PodClaim.objects.live().filter(cluster=cluster, namespace=wanted.namespace, pod=wanted.name)
     uids = former.exclude(pod_uid=wanted.uid).order_by("pod_uid").values_list("pod_uid", flat=True).distinct()
     for uid in list(uids):
@@ -65,7 +65,7 @@ def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> Non
 
 
 def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
-    """What the pod uses of our GPUs; of machines and GPUs that are not ours nothing is known."""
+    """Return the pod's use of known GPUs; unknown nodes and GPUs are skipped."""
     parts: dict[int, tuple[int, int]] = {}
     for share in wanted.shares:
         try:
@@ -79,14 +79,14 @@ def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
 
 
 class Unbound(GpucloudError):
-    """Nobody pays for the pod's namespace."""
+    """The pod's namespace is bound to no tenant."""
 
     code = "namespace-unbound"
     title = "The namespace is bound to no tenant"
 
 
 def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:
-    """Keep beside each container that asks for GPUs why it has no claim; what has one keeps it."""
+    """Record beside each container that asks for GPUs why it has no claim; containers with a claim keep it."""
     meta = pod.get("metadata") or {}
     for place, container in enumerate(pods.containers(pod)):
         limits = pods.resources(container, "limits")
@@ -100,7 +100,7 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
             "node_name": pods.node_of(pod)[:253],
             "core": sum(share.core_request for share in mine),
             "memory_mib": sum(share.memory_mib or 0 for share in mine),
-            "gpu_indexes": _written(pod, place),
+            "gpu_indexes": _annotated_indexes(pod, place),
         }
         key = {"cluster": cluster, "pod_uid": str(meta.get("uid")), "container": str(container.get("name"))}
         row, made = PodClaim.objects.get_or_create(**key, defaults={**values, "problem": why[:2000]})
@@ -108,14 +108,14 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
             row.change(problem=why[:2000])
 
 
-def _written(pod: Pod, place: int) -> list[int]:
-    """GPUs that its annotation names, as far as they can be some: anybody may have written it."""
+def _annotated_indexes(pod: Pod, place: int) -> list[int]:
+    """Return the plausible GPU indexes of the annotation: anyone may have written it."""
     named = gpu_admission.indexes(pods.annotations(pod), place)
     return [index for index in named if 0 <= index <= pods.MOST][: gpu_admission.MOST_GPUS]
 
 
-def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
-    """Give back what the pod held; returns how many containers. Repeatable."""
+def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod has ended") -> int:
+    """Return what the pod held to the ledger; return the number of containers. Repeatable."""
     ended = 0
     for key in (
         PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid).order_by("pk").values_list("pk", flat=True)
@@ -127,7 +127,7 @@ def end(*, cluster: Cluster, pod_uid: str, why: str = "its pod is over") -> int:
 
 @transaction.atomic
 def _end(key: int, cluster: Cluster, why: str) -> int:
-    # Claims before all else: the order of locks.
+    # Order of locks: claims first.
     row = PodClaim.objects.select_related("claim").get(pk=key)
     if row.claim is not None:
         lifecycle.release_claim(principal=cluster.principal, claim=row.claim, why=why)
@@ -139,19 +139,19 @@ def _end(key: int, cluster: Cluster, why: str) -> int:
 
 
 def end_others(*, cluster: Cluster, live: Iterable[str], is_there: Callable[[PodClaim], bool]) -> int:
-    """Give back what pods held that are no longer there: they ended while nobody watched.
+    """End pods that disappeared while nobody watched; return the number of containers.
 
-    A list is old by the time that it is acted on, and pods were written down meanwhile, not by its reader alone. So of
-    each that is not among `live` it is asked whether it `is_there`. Raises what that raises.
+    The list may be outdated and other processes record pods too, so `is_there` confirms each pod outside of `live`.
+    Raises what `is_there` raises.
     """
     rows = PodClaim.objects.live().filter(cluster=cluster).exclude(pod_uid__in=list(live)).order_by("pk")
     gone = (row for row in {row.pod_uid: row for row in rows}.values() if not is_there(row))
-    why = "its pod was gone when the cluster was looked at"
+    why = "its pod no longer existed in the cluster"
     return sum(end(cluster=cluster, pod_uid=row.pod_uid, why=why) for row in gone)
 
 
 def forget_promises(*, cluster: Cluster, pods_there: Iterable[Pod]) -> None:
-    """Free what was promised to pods that are gone, or that never heard of it. Repeatable."""
+    """Free promises to pods that are gone or were never annotated. Repeatable."""
     live = [
         str(pod["metadata"]["uid"])
         for pod in pods_there

@@ -1,8 +1,8 @@
-"""What a cluster's objects would become here: tenants, quotas, assignments; and what cannot, and why. Pure.
+"""Plan of an import: the tenants, quotas and assignments of a cluster's objects, and reasons for the rest. Pure.
 
-Quotas. gpu-admission's ConfigMap `gpuquota` counts GPUs by model, ResourceQuotas count amounts; of several words about
-one resource the smallest counts. What nothing limited in the cluster stays unlimited here: otherwise what runs could
-not be taken over. Pods. Each that is live and on a node is read in the words of its format.
+Quotas: gpu-admission's ConfigMap `gpuquota` counts GPUs by model, ResourceQuotas count amounts; of several limits on
+one resource the smallest counts. Resources without a limit in the cluster stay unlimited here: otherwise running pods
+could not be taken over. Pods: each live pod on a node is read in its format.
 """
 
 import json
@@ -16,27 +16,27 @@ from apps.clusters.formats.asks import WHOLE, Share, Unreadable
 QUOTA_MAP = ("kube-system", "gpuquota")
 QUOTA_KEY = "gpu_quota"
 CORE, MEMORY = "core_percent", "memory_mib"
-# KubeShare v1 holds a GPU by a pod that does nothing, with this label.
+# KubeShare v1 holds a GPU with an idle pod that has this label.
 PLACEHOLDER_ROLE = "kubeshare/role"
 NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cluster's objects as its API server has them."""
+    """A cluster's objects as its API server returns them."""
 
     pods: Sequence[Mapping[str, Any]]
     resource_quotas: Sequence[Mapping[str, Any]] = ()
-    # The data of `kube-system/gpuquota`; None: there is none.
+    # The data of `kube-system/gpuquota`, or None.
     quota_map: Mapping[str, str] | None = None
     sharepods: Sequence[Mapping[str, Any]] = ()
-    # The labels of its namespaces, by which tenants may be bound to them.
+    # Labels by namespace; tenants may be bound by labels.
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaWanted:
-    """What a namespace may hold; None: unlimited."""
+    """A namespace's limit of one resource; None: unlimited."""
 
     namespace: str
     resource: str
@@ -45,7 +45,7 @@ class QuotaWanted:
 
 @dataclass(frozen=True, slots=True)
 class PodWanted:
-    """A pod and what its containers hold on its node."""
+    """A pod and the shares of its containers."""
 
     namespace: str
     name: str
@@ -53,16 +53,16 @@ class PodWanted:
     node: str
     format: str
     shares: tuple[Share, ...]
-    # Place of each share's container in `spec.containers`.
+    # Index of each share's container in `spec.containers`.
     places: tuple[int, ...]
     labels: Mapping[str, str | None]
-    # The claim for which it was made, as it says.
+    # The claim for which it was created, according to its annotation.
     claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is not taken over, and why; or not as it was."""
+    """An object that is not taken over, or not as it was, with the reason."""
 
     about: str
     why: str
@@ -70,18 +70,18 @@ class Left:
 
 @dataclass(slots=True)
 class Plan:
-    """Everything, in an order that does not depend on the API server's."""
+    """The whole plan, in an order independent of the API server's."""
 
     namespaces: list[str] = field(default_factory=list)
     quotas: list[QuotaWanted] = field(default_factory=list)
     pods: list[PodWanted] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
-    # Of namespaces.
+    # Labels by namespace.
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def plan(snapshot: Snapshot, *, gpushare_unit_mib: int = gpushare.GIB) -> Plan:
-    """What would be made."""
+    """Return the plan of this snapshot."""
     made = Plan(labels=snapshot.labels)
     hard: dict[str, dict[str, int]] = {}
     _read_quota_map(snapshot.quota_map, hard, made)
@@ -103,7 +103,7 @@ def plan(snapshot: Snapshot, *, gpushare_unit_mib: int = gpushare.GIB) -> Plan:
 
 
 def _read_quota_map(data: Mapping[str, str] | None, hard: dict[str, dict[str, int]], made: Plan) -> None:
-    """GPUs by model and namespace: `{"team": {"quota": {"M40": 8}, "pool": ["public"]}}`."""
+    """Read GPUs by model and namespace: `{"team": {"quota": {"M40": 8}, "pool": ["public"]}}`."""
     if data is None:
         return
     about = f"ConfigMap {'/'.join(QUOTA_MAP)}"
@@ -112,7 +112,7 @@ def _read_quota_map(data: Mapping[str, str] | None, hard: dict[str, dict[str, in
     except ValueError:
         whole = None
     if not isinstance(whole, dict):
-        made.left.append(Left(about, f"Its key {QUOTA_KEY} is not a JSON object: mend it, or set quotas here."))
+        made.left.append(Left(about, f"Its key {QUOTA_KEY} is not a JSON object: repair it, or set quotas here."))
         return
     for namespace, said in sorted(whole.items()):
         models = said.get("quota") if isinstance(said, dict) else None
@@ -131,7 +131,7 @@ def _tell_of_models(about: str, models: Mapping[str, int], pools: object, made: 
     if len(models) > 1:
         counts = ", ".join(f"{count} {model}" for model, count in sorted(models.items()))
         made.left.append(
-            Left(about, f"{counts} became one sum: models are told apart by pools here, a quota for each pool.")
+            Left(about, f"{counts} became one sum: models are distinguished by pools here, with a quota for each pool.")
         )
     if pools:
         made.left.append(Left(about, f"Its pools {pools} are labels of nodes: pods are charged to the cluster's pool."))
@@ -162,7 +162,7 @@ def _lower(hard: dict[str, dict[str, int]], namespace: str, resource: str, amoun
 
 
 def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib: int) -> PodWanted | None:
-    """The pod as it is to be taken over; None: it holds nothing, or why not has been said."""
+    """Return the pod to take over; None if it holds nothing or the reason is in `left`."""
     about = f"Pod {pods.name_of(pod)}"
     try:
         used = format_of(pod)
@@ -178,10 +178,10 @@ def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib:
     except Unreadable as error:
         made.left.append(Left(about, error.detail))
         return None
-    if not shares:  # its words ask for nothing
+    if not shares:  # it requests nothing
         return None
     names = [str(container.get("name")) for container in pods.containers(pod)]
-    shares = tuple(_named(share, pod, used) for share in shares)
+    shares = tuple(_with_container(share, pod, used) for share in shares)
     meta = pod.get("metadata") or {}
     return PodWanted(
         namespace=str(meta.get("namespace") or "default"),
@@ -204,8 +204,8 @@ def _shares(pod: pods.Pod, used: Format, bound: Mapping[str, str], gpushare_unit
     return used.holds(pod)
 
 
-def _named(share: Share, pod: pods.Pod, used: Format) -> Share:
-    """A share that the pod as a whole holds is its first asking container's: a claim is for one container."""
+def _with_container(share: Share, pod: pods.Pod, used: Format) -> Share:
+    """Assign a pod-level share to the first asking container: a claim belongs to one container."""
     if share.container:
         return share
     asking = [
@@ -231,8 +231,8 @@ def _labels(pod: pods.Pod, used: Format) -> dict[str, str | None]:
     return {"affinity": ask.affinity, "anti_affinity": ask.anti_affinity, "exclusion": ask.exclusion}
 
 
-def grouped(wanted: PodWanted) -> Iterable[tuple[int, str, tuple[Share, ...]]]:
-    """Its containers: place, name, and the shares of each."""
+def shares_by_container(wanted: PodWanted) -> Iterable[tuple[int, str, tuple[Share, ...]]]:
+    """Yield index, name and shares of each container."""
     for place in sorted(set(wanted.places)):
         mine = tuple(share for share, at in zip(wanted.shares, wanted.places, strict=True) if at == place)
         yield place, mine[0].container, mine

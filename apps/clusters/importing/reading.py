@@ -1,4 +1,4 @@
-"""A cluster's objects for a plan, by lists of its API server."""
+"""Reader of a cluster's objects for a plan."""
 
 import json
 from typing import Any
@@ -13,21 +13,25 @@ LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 def snapshot(client: Client) -> Snapshot:
-    """What runs and what limits it. Raises Unreachable, Refused."""
+    """Return the running pods and their limits. Raises Unreachable, Refused."""
     namespace, name = QUOTA_MAP
     quota_map = _there(client, f"/api/v1/namespaces/{namespace}/configmaps/{name}")
     return Snapshot(
-        pods=listed(client, "/api/v1/pods", fieldSelector=LIVE),
-        # What we wrote there ourselves says what tenants have already.
-        resource_quotas=listed(client, "/api/v1/resourcequotas", fieldSelector=f"metadata.name!={quota_sync.NAME}"),
+        pods=list_objects(client, "/api/v1/pods", fieldSelector=LIVE),
+        # Without our own: they repeat the tenants' quotas.
+        resource_quotas=list_objects(
+            client, "/api/v1/resourcequotas", fieldSelector=f"metadata.name!={quota_sync.NAME}"
+        ),
         quota_map=None if quota_map is None else quota_map.get("data") or {},
-        sharepods=listed(client, "/apis/kubeshare.nthu/v1/sharepods", optional=True),
-        labels={str(item["metadata"]["name"]): pods.labels(item) for item in listed(client, "/api/v1/namespaces")},
+        sharepods=list_objects(client, "/apis/kubeshare.nthu/v1/sharepods", optional=True),
+        labels={
+            str(item["metadata"]["name"]): pods.labels(item) for item in list_objects(client, "/api/v1/namespaces")
+        },
     )
 
 
-def listed(client: Client, path: str, *, optional: bool = False, **query: str) -> list[dict[str, Any]]:
-    """All objects of a kind; with `optional` none where the cluster does not know the kind. Raises Refused."""
+def list_objects(client: Client, path: str, *, optional: bool = False, **query: str) -> list[dict[str, Any]]:
+    """Return all objects of a kind; with `optional` none if the cluster lacks the kind. Raises Refused."""
     try:
         items, _ = client.list(path, **query)
     except Refused as error:

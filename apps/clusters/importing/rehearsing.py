@@ -1,8 +1,8 @@
-"""What taking over would do now. A question holds up nobody: what it locks, it locks for moments.
+"""Rehearsal of an import, with locks held for moments only.
 
-Tenants, bindings and quotas are made as they would be, one tenant's at a time, in a transaction that is taken back.
-Pods, of which there may be thousands, are tried on numbers: their tenants' quotas as those transactions had them, GPUs
-as they are free now, and what the pods before them took of both.
+Tenants, bindings and quotas are created one tenant at a time, in a transaction that is rolled back. Pods, of which
+there may be thousands, are checked on numbers: their tenants' quotas as those transactions had them, the GPUs' present
+free capacity, and what earlier pods took of both.
 """
 
 from collections import defaultdict
@@ -14,8 +14,8 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
-from apps.clusters.importing.containers import Wanted, wanted_of
-from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, grouped
+from apps.clusters.importing.containers import ContainerPlan, plan_container
+from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.importing.taking import Report, payer, quota, tell_of_pod
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import outside, placing
@@ -30,7 +30,7 @@ from gpucloud.errors import GpucloudError
 
 
 def rehearse(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
-    """What `taking.take` would report; nothing is changed. Raises Denied."""
+    """Return the report that `taking.take` would give, without changes. Raises Denied."""
     principal.require_operator()
     books = _Books(principal, cluster, plan)
     pods = _Pods(principal, cluster, Sums(books.quotas))
@@ -41,7 +41,7 @@ def rehearse(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
 
 
 class _Books:
-    """Tenants and their quotas as they would be. `payers`: by namespace, as far as somebody would pay."""
+    """Tenants and their quotas after the import. `payers`: tenants by namespace; None where none would pay."""
 
     def __init__(self, principal: Principal, cluster: Cluster, plan: Plan) -> None:
         self._whose, self._plan = (principal, cluster), plan
@@ -50,13 +50,13 @@ class _Books:
         self.quotas: list[ResourceQuota] = []
         of_tenants: dict[str, list[str]] = defaultdict(list)
         for namespace in plan.namespaces:
-            with _taken_back():
+            with _rolled_back():
                 self.payers[namespace] = found = payer(namespace, plan, *self._whose, self.report)
             if found is not None:
                 of_tenants[found.slug].append(namespace)
         told: dict[QuotaWanted, Report] = {}
         for namespaces in of_tenants.values():
-            with _taken_back():
+            with _rolled_back():
                 told |= self._one_tenants(namespaces)
         for wanted in plan.quotas:
             if (said := told.get(wanted)) is not None:
@@ -65,7 +65,7 @@ class _Books:
                 self.report.left += said.left
 
     def _one_tenants(self, namespaces: list[str]) -> dict[QuotaWanted, Report]:
-        """Make what its namespaces want, and read its quotas as they are then."""
+        """Create the quotas of one tenant's namespaces and read the resulting rows."""
         said = {wanted: Report() for wanted in self._plan.quotas if wanted.namespace in namespaces}
         for namespace in namespaces:
             self.payers[namespace] = payer(namespace, self._plan, *self._whose, Report())
@@ -79,28 +79,28 @@ class _Books:
 
 
 class _Pods:
-    """Pods that are tried one after the other, each beside those that were taken before it."""
+    """Check of pods one after the other, each with those before it."""
 
     def __init__(self, principal: Principal, cluster: Cluster, sums: Sums) -> None:
         self._principal, self._cluster, self._sums = principal, cluster, sums
-        self._reserved, self._outside = outside.reserved(cluster.pool), outside.held(cluster)
-        # Core and MiB of GPUs, by uid, that those before took, less what they used without a claim.
+        self._reserved, self._outside = outside.reserved_amounts(cluster.pool), outside.holds_of(cluster)
+        # Core and MiB by GPU uuid that earlier pods took, minus their use without a claim.
         self._taken: dict[str, tuple[int, int]] = {}
 
     def hold(self, pod: PodWanted, *, tenant: Tenant) -> list[str]:
-        """As `taking.hold` says it. Raises as it does; then nothing of the pod is taken."""
+        """Return the lines that `taking.hold` would, or raise as it does; then nothing of the pod is taken."""
         sums, taken = self._sums.save(), dict(self._taken)
         try:
             for uuid, (core, memory_mib) in self._outside.get(pod.uid, {}).items():
                 self._take(uuid, -core, -memory_mib)
-            return [self._container(pod, held, tenant) for held in grouped(pod)]
+            return [self._container(pod, held, tenant) for held in shares_by_container(pod)]
         except GpucloudError:
             self._sums.undo(sums)
             self._taken = taken
             raise
 
     def _container(self, pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], tenant: Tenant) -> str:
-        wanted = wanted_of(pod, held, self._cluster, PodClaim.objects.all())
+        wanted = plan_container(pod, held, self._cluster, PodClaim.objects.all())
         if wanted is None:
             return ""
         if wanted.found is not None:
@@ -108,14 +108,14 @@ class _Pods:
             return str(wanted)
         pool = self._cluster.pool
         claim = lifecycle.draft_claim(
-            principal=self._principal, spec=ClaimSpec(tenant=tenant, pool=pool, **wanted.claimed)
+            principal=self._principal, spec=ClaimSpec(tenant=tenant, pool=pool, **wanted.claim_fields)
         )
         self._sums.charge(claim)
         self._place(wanted, claim)
         return str(wanted)
 
-    def _place(self, wanted: Wanted, claim: Claim) -> None:
-        """As a commit does it. Raises NotAsItRuns."""
+    def _place(self, wanted: ContainerPlan, claim: Claim) -> None:
+        """Place the claim as a commit does. Raises NotAsItRuns."""
         for gpu in wanted.gpus:
             free, reserved = self._free(gpu), self._reserved.get(gpu.uuid, (0, 0))
             short = free[0] - reserved[0] < claim.core_request or free[1] - reserved[1] < claim.memory_mib
@@ -134,7 +134,7 @@ class _Pods:
 
 
 @contextmanager
-def _taken_back() -> Iterator[None]:
+def _rolled_back() -> Iterator[None]:
     with transaction.atomic():
         yield
         transaction.set_rollback(True)

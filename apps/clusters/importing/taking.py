@@ -1,6 +1,6 @@
-"""Making a plan true: tenants and bindings, quotas, then pod by pod, each in a transaction of its own.
+"""Execution of a plan: tenants and bindings, quotas, then each pod in a transaction of its own.
 
-All of it may be done again: what is there stays as it is. `rehearsing` says what it would do.
+Repeatable: existing objects stay. `rehearsing` shows the result without changes.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from apps.clusters.formats.asks import Share
-from apps.clusters.importing.containers import wanted_of
-from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, grouped
+from apps.clusters.importing.containers import plan_container
+from apps.clusters.importing.plan import Left, Plan, PodWanted, QuotaWanted, shares_by_container
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
 from apps.quotas.models import ResourceQuota, Tenant
@@ -25,7 +25,7 @@ from gpucloud.errors import GpucloudError
 
 @dataclass(slots=True)
 class Report:
-    """What was made, what was there, and what was left, in words for people."""
+    """Lines for people: created, existing and skipped objects."""
 
     made: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Report:
 
 
 def take(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
-    """Make what is missing. Raises Denied; what else cannot be done is in the report, and the rest is done."""
+    """Create what is missing. Raises Denied; other failures are in the report, and the rest is done."""
     principal.require_operator()
     report = Report(left=list(plan.left))
     payers = {namespace: payer(namespace, plan, principal, cluster, report) for namespace in plan.namespaces}
@@ -47,7 +47,7 @@ def take(*, principal: Principal, cluster: Cluster, plan: Plan) -> Report:
 
 
 def payer(namespace: str, plan: Plan, principal: Principal, cluster: Cluster, report: Report) -> Tenant | None:
-    """Who pays for the namespace: who is bound to it, else the tenant of its name, made where there is none."""
+    """Return the tenant that pays for the namespace: the bound one, else the one of that name, created if missing."""
     labels = dict(plan.labels.get(namespace, {}))
     bound = bindings.tenant_of(cluster.bindings.select_related("tenant"), namespace, labels)
     if bound is not None:
@@ -68,12 +68,12 @@ def payer(namespace: str, plan: Plan, principal: Principal, cluster: Cluster, re
 
 
 def quota(wanted: QuotaWanted, tenant: Tenant, principal: Principal, cluster: Cluster, report: Report) -> None:
-    """Of tenants that have a quota of it, for the pool or for all, nothing is changed."""
+    """Create the tenant's quota; a tenant that has one for the pool or for all pools keeps it."""
     covering = Q(pool=cluster.pool) | Q(pool=None)
     there = ResourceQuota.objects.filter(covering, tenant=tenant, resource=wanted.resource).first()
     hard = "unlimited" if wanted.hard is None else wanted.hard
     if there is not None:
-        report.kept.append(f"{tenant.slug}: {wanted.resource} is {_said(there.hard)}; the cluster says {hard}.")
+        report.kept.append(f"{tenant.slug}: {wanted.resource} is {_hard_text(there.hard)}; the cluster says {hard}.")
         return
     try:
         quotas.create_quota(
@@ -85,12 +85,12 @@ def quota(wanted: QuotaWanted, tenant: Tenant, principal: Principal, cluster: Cl
     report.made.append(f"{tenant.slug}: {wanted.resource} {hard} in pool {cluster.pool.name}.")
 
 
-def _said(hard: int | None) -> str:
+def _hard_text(hard: int | None) -> str:
     return "unlimited" if hard is None else str(hard)
 
 
 def tell_of_pod(pod: PodWanted, report: Report, hold: Callable[[PodWanted], list[str]]) -> None:
-    """Report what became of all of its containers, or of none."""
+    """Report the result for all of a pod's containers, or for none."""
     about = f"{pod.namespace}/{pod.name}"
     try:
         made = hold(pod)
@@ -98,7 +98,7 @@ def tell_of_pod(pod: PodWanted, report: Report, hold: Callable[[PodWanted], list
         report.left.append(Left(f"Pod {about}", error.detail))
         return
     except IntegrityError:
-        # Its watch was quicker.
+        # The watch of pods recorded it first.
         made = []
     done = [text for text in made if text]
     report.made += [f"{about} ({pod.format}): {text}" for text in done]
@@ -108,21 +108,26 @@ def tell_of_pod(pod: PodWanted, report: Report, hold: Callable[[PodWanted], list
 
 @transaction.atomic
 def hold(pod: PodWanted, *, tenant: Tenant, principal: Principal, cluster: Cluster) -> list[str]:
-    """A claim for each container that has none yet, or none at all; in words. Raises NotAsItRuns, or why not."""
-    return [_container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in grouped(pod)]
+    """Create a claim for each container without one, or none at all; return lines for people. Raises NotAsItRuns."""
+    return [
+        _container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in shares_by_container(pod)
+    ]
 
 
 def _container(
     pod: PodWanted, held: tuple[int, str, tuple[Share, ...]], *, tenant: Tenant, principal: Principal, cluster: Cluster
 ) -> str:
-    """Its claim, on the GPUs that it runs on; empty where it has one. Raises NotAsItRuns and what a claim raises."""
-    wanted = wanted_of(pod, held, cluster, PodClaim.objects.select_for_update())
+    """Create the container's claim on its present GPUs; return an empty line if it has one.
+
+    Raises NotAsItRuns and what creating a claim raises.
+    """
+    wanted = plan_container(pod, held, cluster, PodClaim.objects.select_for_update())
     if wanted is None:
         return ""
     claim = wanted.found or lifecycle.create_claim(
-        principal=principal, spec=ClaimSpec(tenant=tenant, pool=cluster.pool, **wanted.claimed)
+        principal=principal, spec=ClaimSpec(tenant=tenant, pool=cluster.pool, **wanted.claim_fields)
     )
-    # After its quotas and before its GPUs: what it took of them without a claim is now the claim's to take.
+    # Order of locks: quotas, GPUs. The GPU use without a claim becomes the claim's.
     outside.drop(cluster=cluster, pod_uid=pod.uid)
     if wanted.found is None:
         placing.place_on(claim, wanted.gpus)

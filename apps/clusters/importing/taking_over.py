@@ -1,4 +1,4 @@
-"""The whole of it: read the cluster, plan, and make the plan true or rehearse it."""
+"""The whole import: read the cluster, plan, and execute or rehearse the plan."""
 
 from apps.clusters.formats import gpushare
 from apps.clusters.importing import reading, rehearsing, taking
@@ -12,9 +12,10 @@ from apps.quotas.principals import Principal
 def take_over(
     *, principal: Principal, cluster: Cluster, rehearsal: bool, gpushare_unit_mib: int = gpushare.GIB
 ) -> Report:
-    """What is made, or would be. Raises Denied, SealBroken, CredentialsUnusable, Unreachable, Refused.
+    """Import the cluster, or rehearse it, and return the report.
 
-    `gpushare_unit_mib`: what one `aliyun.com/gpu-mem` is, 1024 or 1.
+    `gpushare_unit_mib`: MiB of one `aliyun.com/gpu-mem`, 1024 or 1. Raises Denied, SealBroken, CredentialsUnusable,
+    Unreachable, Refused.
     """
     principal.require_operator()
     wanted = plan(reading.snapshot(client_of(cluster)), gpushare_unit_mib=gpushare_unit_mib)

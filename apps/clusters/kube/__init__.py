@@ -1,1 +1,1 @@
-"""Talking to API servers: the only place that imports the Kubernetes client."""
+"""Connections to API servers: the only package that imports the Kubernetes client."""

@@ -1,4 +1,4 @@
-"""A connection to one API server: raw lists, watches, patches. The client library brings credentials and TLS."""
+"""Client of one API server: raw lists, watches, patches. The library provides credentials and TLS."""
 
 import json
 from collections.abc import Generator, Iterator, Mapping
@@ -11,7 +11,7 @@ import urllib3
 from apps.clusters.kube.objects import Event, Page, Status
 from gpucloud.errors import Busy, Conflict
 
-# An answer that takes longer than this is none: the extender's caller waits for it.
+# Timeout of a request: the extender's caller waits for it.
 ANSWER_SECONDS = 10.0
 PAGE = 500
 MERGE_PATCH = "application/merge-patch+json"
@@ -26,7 +26,7 @@ class Unreachable(Busy):
 
 
 class Refused(Conflict):
-    """The API server said no; `status` is its code."""
+    """The API server refused the request; `status` is its code."""
 
     code = "cluster-refused"
     title = "The cluster refused this"
@@ -37,26 +37,26 @@ class Refused(Conflict):
 
     @property
     def worth_another_try(self) -> bool:
-        """Whether the same request may succeed in a moment."""
+        """True if the same request may succeed in a moment."""
         return self.status in (409, 429, 500, 503, 504)
 
 
 class Gone(Refused):
-    """The version to watch from is no longer known: list anew."""
+    """The version to watch from is expired: list again."""
 
 
 class Client:
-    """One API server, with the credentials of `kubeconfig`; None: those of the pod that runs us."""
+    """Client of one API server with the credentials of `kubeconfig`; None: those of this process's pod."""
 
-    # How long to wait for a connection, and for an answer.
+    # Timeout of connecting, and of an answer.
     patience_seconds = ANSWER_SECONDS
 
     def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
-        # The library takes a fifth of a server's start: only who speaks with a cluster loads it.
+        # Imported late: the library takes a fifth of a server's start, and few processes need it.
         from kubernetes import client, config  # noqa: PLC0415
 
         configuration = client.Configuration()
-        # Whoever asks decides whether to ask again.
+        # The caller decides about retries.
         configuration.retries = urllib3.Retry(total=0, redirect=0)
         if kubeconfig is None:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -68,16 +68,16 @@ class Client:
         self._pool: Any = client.ApiClient(configuration).rest_client.pool_manager
 
     def version(self) -> str:
-        """Of Kubernetes, e.g. `v1.36.1`. Raises Unreachable, Refused."""
+        """Return the version of Kubernetes, e.g. `v1.36.1`. Raises Unreachable, Refused."""
         return str(self.get("/version").get("gitVersion", ""))
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
-        """One object. Raises Unreachable, Refused."""
+        """Return one object. Raises Unreachable, Refused."""
         found: dict[str, Any] = json.loads(self._answer("GET", path, query))
         return found
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """One object; None: there is none. Raises Unreachable, Refused."""
+        """Return one object, or None. Raises Unreachable, Refused."""
         try:
             return self.get(path)
         except Refused as error:
@@ -86,11 +86,11 @@ class Client:
             raise
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        """Make an object. Raises Unreachable, Refused."""
+        """Create an object. Raises Unreachable, Refused."""
         return self._answer("POST", path, {}, json.dumps(body).encode())
 
     def patch(self, path: str, body: Mapping[str, Any], *, content_type: str = MERGE_PATCH) -> bytes:
-        """Change an object; the answer is the object as it is now. Raises Unreachable, Refused."""
+        """Change an object and return the new one. Raises Unreachable, Refused."""
         return self._answer("PATCH", path, {}, json.dumps(body).encode(), content_type=content_type)
 
     def put(self, path: str, body: Mapping[str, Any]) -> bytes:
@@ -98,12 +98,12 @@ class Client:
         return self._answer("PUT", path, {}, json.dumps(body).encode())
 
     def delete(self, path: str, *, uid: str | None = None) -> bytes:
-        """Remove an object; with `uid` only where the name is still that one's. Raises Unreachable, Refused."""
+        """Delete an object; with `uid` only if the name is still its. Raises Unreachable, Refused."""
         only = None if uid is None else json.dumps({"preconditions": {"uid": uid}}).encode()
         return self._answer("DELETE", path, {}, only)
 
     def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
-        """All objects, page by page, and the version to watch from. Raises Unreachable, Refused."""
+        """Return all objects, page by page, and the version to watch from. Raises Unreachable, Refused."""
         items: list[msgspec.Raw] = []
         query["limit"] = str(PAGE)
         while True:
@@ -114,7 +114,7 @@ class Client:
             query["continue"] = page.metadata.next
 
     def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Generator[Event, None, None]:
-        """What has changed since that version, until `seconds` have passed. Raises Unreachable, Refused, Gone."""
+        """Yield changes since that version for `seconds`. Raises Unreachable, Refused, Gone."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = self._send("GET", path, {**query, "timeoutSeconds": str(seconds)}, seconds=seconds + ANSWER_SECONDS)
         try:
@@ -124,7 +124,7 @@ class Client:
                     raise _refusal(event.object)
                 yield event
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"The watch broke off: {error}") from error
+            raise Unreachable(f"The watch was interrupted: {error}") from error
         finally:
             response.close()
 
@@ -135,7 +135,7 @@ class Client:
         try:
             return bytes(response.read())
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"The answer broke off: {error}") from error
+            raise Unreachable(f"The response was interrupted: {error}") from error
         finally:
             response.release_conn()
 
@@ -166,14 +166,14 @@ class Client:
                 response.release_conn()
                 raise _refusal(text, response.status)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            # What is behind all tries, without the list of them.
+            # The cause behind all attempts, without their list.
             raise Unreachable(f"The API server does not answer: {getattr(error, 'reason', None) or error}") from error
         return response
 
 
 def _lines(response: Any) -> Iterator[bytes]:
     rest = b""
-    # What has come, not so many bytes: an event is of use at once.
+    # read1 returns what has arrived: an event must not wait for a full buffer.
     for chunk in iter(lambda: response.read1(1 << 16), b""):
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (line for line in whole if line.strip())

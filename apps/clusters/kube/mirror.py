@@ -1,8 +1,8 @@
-"""A cluster's nodes and pods as they were last heard of, for decisions that cannot wait for the API server.
+"""In-memory copy of a cluster's nodes and pods, for decisions that cannot wait for the API server.
 
-The views of nodes are kept until a pod on them changes: of thousands of nodes a decision sorts what is there. What this
-process itself has just written to a pod is taken in at once, before the watch brings it; so two pods that come right
-after each other are not sent to the same place.
+A node's view is cached until one of its pods changes: with thousands of nodes a decision only sorts views. Pods that
+this process has just written are merged at once, before the watch reports them, so two pods in quick succession do not
+get the same GPUs.
 """
 
 import logging
@@ -10,37 +10,37 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from apps.clusters.core.gpu_admission import Held, View
+from apps.clusters.core.gpu_admission import HeldShare, View
 from apps.clusters.core.quantities import NotAQuantity
 from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.pods import Key, PodSeen, capacity, seen
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.pods import Key, PodState, capacity, parse_pod
+from apps.clusters.kube.reflector import Observation
 
 logger = logging.getLogger(__name__)
 
 
 class Mirror:
-    """Fed by reflectors, asked by decisions; from any thread."""
+    """Copy of one cluster, written by reflectors and read by decisions, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._nodes: dict[str, tuple[int, int]] = {}
-        self._pods: dict[Key, PodSeen] = {}
-        self._on_node: dict[str, dict[Key, tuple[Held, ...]]] = defaultdict(dict)
+        self._pods: dict[Key, PodState] = {}
+        self._on_node: dict[str, dict[Key, tuple[HeldShare, ...]]] = defaultdict(dict)
         self._views: dict[str, tuple[int, int, View]] = {}
         self._whole: set[str] = set()
-        # What is used of nodes' GPUs by others than the cluster's pods.
-        self._others: Mapping[str, tuple[Held, ...]] = {}
-        # Pods as they were written here, until the watch has told as much: a list may have been read before.
-        self._taken: dict[Key, PodSeen] = {}
+        # Use of the nodes' GPUs by others than the cluster's pods.
+        self._others: Mapping[str, tuple[HeldShare, ...]] = {}
+        # Pods written by this process, until the watch reports the same version: a list may be older.
+        self._taken: dict[Key, PodState] = {}
 
     @property
     def ready(self) -> bool:
-        """Whether everything was heard of once."""
+        """True once nodes and pods were listed."""
         return {"pods", "nodes"} <= self._whole
 
-    def see(self, news: Seen) -> None:
-        """Take in what a reflector tells."""
+    def see(self, news: Observation) -> None:
+        """Apply an observation of a reflector."""
         with self._lock:
             if news.kind == "pods":
                 self._see_pods(news)
@@ -50,30 +50,30 @@ class Mirror:
                 self._whole.add(news.kind)
 
     def take(self, pod: Pod) -> None:
-        """A pod as the API server has just answered it."""
+        """Apply a pod that the API server has just returned."""
         with self._lock:
             try:
-                mine = seen(pod)
+                mine = parse_pod(pod)
             except NotAQuantity as error:
                 logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
                 return
             self._taken[mine.key] = mine
             self._see_pod(mine, gone=False)
 
-    def see_others(self, others: Mapping[str, tuple[Held, ...]]) -> None:
-        """What others than the cluster's pods use, by node: all there is."""
+    def see_others(self, others: Mapping[str, tuple[HeldShare, ...]]) -> None:
+        """Replace the use of GPUs by others than the cluster's pods, by node."""
         with self._lock:
             for name in {*self._others, *others}:
                 if self._others.get(name) != others.get(name):
                     self._views.pop(name, None)
             self._others = others
 
-    def others_on(self, name: str) -> tuple[Held, ...]:
-        """What others use of the node's GPUs."""
+    def others_on(self, name: str) -> tuple[HeldShare, ...]:
+        """Return the use of the node's GPUs by others."""
         return self._others.get(name, ())
 
     def view(self, name: str, core: int, memory: int, *, but: Key | None = None) -> View:
-        """The node with these capacities, without what the pod `but` holds of it."""
+        """Return the node's view with these capacities, without the shares of the pod `but`."""
         with self._lock:
             there = self._on_node.get(name, {})
             if but in there:
@@ -85,7 +85,7 @@ class Mirror:
             return kept[2]
 
     def views(self, sizes: Iterable[tuple[str, int, int]], *, but: Key) -> list[View]:
-        """Of many nodes, by name, core and memory, at one moment."""
+        """Return the views of nodes given by name, core and memory, at one moment."""
         found = []
         with self._lock:
             there = self._pods.get(but)
@@ -99,34 +99,34 @@ class Mirror:
         return found
 
     def capacity(self, name: str) -> tuple[int, int] | None:
-        """Core and memory units of a node; None: there is no such node."""
+        """Return core and memory units of a node; None if it is unknown."""
         return self._nodes.get(name)
 
     def sizes(self, names: Iterable[str]) -> list[tuple[str, int, int]]:
-        """Name, core and memory of each; none of what is not known."""
+        """Return name, core and memory of each node; unknown nodes have none."""
         with self._lock:
             return [(name, *self._nodes.get(name, (0, 0))) for name in names]
 
     def nodes(self) -> list[str]:
-        """Those that have GPUs, by name."""
+        """Return the names of the nodes with GPUs."""
         with self._lock:
             return sorted(name for name, (core, _) in self._nodes.items() if core > 0)
 
-    def pod(self, key: Key) -> PodSeen | None:
-        """The pod of this name."""
+    def pod(self, key: Key) -> PodState | None:
+        """Return the pod of this name, or None."""
         return self._pods.get(key)
 
-    def pods_on(self, node: str) -> list[PodSeen]:
-        """Those that hold GPUs of the node."""
+    def pods_on(self, node: str) -> list[PodState]:
+        """Return the pods that hold GPUs of the node."""
         with self._lock:
             return [self._pods[key] for key in sorted(self._on_node.get(node, {}))]
 
-    def promised(self) -> list[PodSeen]:
-        """All pods that hold GPUs of some node, bound there or only chosen."""
+    def pods_with_gpus(self) -> list[PodState]:
+        """Return all pods that hold GPUs of some node, bound or only chosen."""
         with self._lock:
             return [self._pods[key] for there in self._on_node.values() for key in there]
 
-    def _see_nodes(self, news: Seen) -> None:
+    def _see_nodes(self, news: Observation) -> None:
         if news.whole:
             self._nodes.clear()
         for node in news.objects:
@@ -138,7 +138,7 @@ class Mirror:
             if news.gone:
                 self._nodes.pop(node.metadata.name, None)
 
-    def _see_pods(self, news: Seen) -> None:
+    def _see_pods(self, news: Observation) -> None:
         if news.whole:
             self._pods.clear()
             self._on_node.clear()
@@ -148,17 +148,17 @@ class Mirror:
                 self._see_pod(mine, gone=False)
         for pod in news.objects:
             try:
-                one = seen(pod)
+                one = parse_pod(pod)
                 if (taken := self._taken.get(one.key)) is not None and taken.version <= one.version:
                     del self._taken[one.key]
                 self._see_pod(one, gone=news.gone)
             except NotAQuantity as error:
                 logger.warning("pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, error)
 
-    def _see_pod(self, pod: PodSeen, *, gone: bool) -> None:
+    def _see_pod(self, pod: PodState, *, gone: bool) -> None:
         old = self._pods.get(pod.key)
         if old is not None and old.version > pod.version:
-            return  # what was written here is newer than what the watch has told so far
+            return  # the version written here is newer than the watch's
         if old is not None and old.counts_on:
             self._on_node[old.counts_on].pop(pod.key, None)
             self._views.pop(old.counts_on, None)
@@ -171,6 +171,6 @@ class Mirror:
             self._views.pop(pod.counts_on, None)
 
 
-def _in_order(there: dict[Key, tuple[Held, ...]], *, but: Key | None = None) -> Iterable[tuple[Held, ...]]:
-    """Where annotations contradict each other, who is counted first wins: always the same one."""
+def _in_order(there: dict[Key, tuple[HeldShare, ...]], *, but: Key | None = None) -> Iterable[tuple[HeldShare, ...]]:
+    """Yield shares in the order of keys, so that contradicting annotations always resolve the same way."""
     return (there[key] for key in sorted(there) if key != but)

@@ -1,6 +1,6 @@
-"""The few fields of Kubernetes' objects that are read here; the rest is skipped while decoding.
+"""Decoded fields of Kubernetes' objects; the rest is skipped while decoding.
 
-The client's own classes check and build every field: five times the time, and most of an object is not looked at.
+The client library's classes build and check every field: five times the time, and most fields are not used.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ Amounts = dict[str, str | int | float]
 
 
 class Metadata(Struct, rename="camel", gc=False):
-    """Of any object."""
+    """Metadata of any object."""
 
     name: str = ""
     namespace: str = ""
@@ -23,20 +23,20 @@ class Metadata(Struct, rename="camel", gc=False):
 
 
 class Resources(Struct, gc=False):
-    """A container's."""
+    """Resources of a container."""
 
     limits: Amounts | None = None
 
 
 class Container(Struct, gc=False):
-    """Of a pod."""
+    """A container of a pod."""
 
     name: str = ""
     resources: Resources = field(default_factory=Resources)
 
 
 class PodSpec(Struct, rename="camel", gc=False):
-    """What is wanted."""
+    """Desired state of a pod."""
 
     node_name: str = ""
     priority: int | None = None
@@ -44,7 +44,7 @@ class PodSpec(Struct, rename="camel", gc=False):
 
 
 class PodStatus(Struct, gc=False):
-    """What is."""
+    """Observed state of a pod."""
 
     phase: str = ""
 
@@ -58,7 +58,7 @@ class Pod(Struct, gc=False):
 
 
 class NodeStatus(Struct, gc=False):
-    """What a node has."""
+    """Capacity of a node."""
 
     capacity: Amounts | None = None
 
@@ -77,7 +77,7 @@ class Namespace(Struct, gc=False):
 
 
 class QuotaAmounts(Struct, gc=False):
-    """Of a ResourceQuota."""
+    """Amounts of a ResourceQuota."""
 
     hard: Amounts | None = None
     used: Amounts | None = None
@@ -92,7 +92,7 @@ class Quota(Struct, gc=False):
 
 
 class ListMetadata(Struct, rename={"resource_version": "resourceVersion", "next": "continue"}):
-    """Of a list."""
+    """Metadata of a list."""
 
     resource_version: str = ""
     next: str | None = None
@@ -113,7 +113,7 @@ class Event(Struct):
 
 
 class Status(Struct):
-    """Why a request was refused."""
+    """Reason of a refused request."""
 
     code: int = 0
     reason: str = ""
@@ -121,5 +121,5 @@ class Status(Struct):
 
 
 Object = Pod | Node | Namespace | Quota
-# An object as it came, where it goes back as a whole.
+# An undecoded object, which is sent back whole.
 Raw = dict[str, Any]

@@ -1,49 +1,58 @@
-"""Pods as decisions see them."""
+"""Pods as decisions use them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from apps.clusters.core import quantities
-from apps.clusters.core.gpu_admission import CORE, MEMORY, NODE, OVER, Asked, Held, held, wants_gpu
+from apps.clusters.core.gpu_admission import (
+    CORE,
+    MEMORY,
+    NODE,
+    OVER,
+    ContainerRequest,
+    HeldShare,
+    held_shares,
+    wants_gpu,
+)
 from apps.clusters.kube.objects import Amounts, Container, Node, Pod
 
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
-    """What of a pod decides. `counts_on`: the node that it holds something of, bound there or only chosen."""
+class PodState:
+    """State of a pod for decisions. `counts_on`: the node whose GPUs it holds, bound there or only chosen."""
 
     namespace: str
     name: str
     uid: str
     version: int
-    containers: tuple[Asked, ...]
+    containers: tuple[ContainerRequest, ...]
     names: tuple[str, ...]
     annotations: Mapping[str, str]
     bound_to: str
     priority: int
     over: bool
     counts_on: str
-    shares: tuple[Held, ...] = field(default=())
+    shares: tuple[HeldShare, ...] = field(default=())
 
     @property
     def key(self) -> Key:
-        """By which it is known in its cluster."""
+        """Key within the cluster: namespace and name."""
         return self.namespace, self.name
 
     @property
     def wants_gpu(self) -> bool:
-        """Whether gpu-admission looks at it."""
+        """True if gpu-admission places the pod."""
         return wants_gpu(self.containers)
 
 
-def seen(pod: Pod) -> PodSeen:
-    """Raises NotAQuantity."""
+def parse_pod(pod: Pod) -> PodState:
+    """Return the state of a pod. Raises NotAQuantity."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
-    containers = tuple(asked(container) for container in pod.spec.containers or ())
+    containers = tuple(gpu_request(container) for container in pod.spec.containers or ())
     over = pod.status.phase in OVER
-    return PodSeen(
+    return PodState(
         namespace=meta.namespace,
         name=meta.name,
         uid=meta.uid,
@@ -55,21 +64,21 @@ def seen(pod: Pod) -> PodSeen:
         priority=pod.spec.priority or 0,
         over=over,
         counts_on="" if over else pod.spec.node_name or annotations.get(NODE, ""),
-        shares=held(containers, annotations),
+        shares=held_shares(containers, annotations),
     )
 
 
-def asked(container: Container) -> Asked:
-    """What its limits say. Raises NotAQuantity."""
+def gpu_request(container: Container) -> ContainerRequest:
+    """Return the container's limits. Raises NotAQuantity."""
     limits = container.resources.limits or {}
-    return Asked(amount(limits, CORE), amount(limits, MEMORY))
+    return ContainerRequest(amount(limits, CORE), amount(limits, MEMORY))
 
 
 def amount(amounts: Amounts | None, name: str) -> int:
-    """Of a resource; 0 where nothing is said of it. Raises NotAQuantity."""
+    """Return the amount of a resource; 0 if absent. Raises NotAQuantity."""
     return quantities.value((amounts or {}).get(name, 0))
 
 
 def capacity(node: Node) -> tuple[int, int]:
-    """A node's core and memory units. Raises NotAQuantity."""
+    """Return a node's core and memory units. Raises NotAQuantity."""
     return amount(node.status.capacity, CORE), amount(node.status.capacity, MEMORY)

@@ -1,8 +1,8 @@
-"""Keeping one kind of a cluster's objects in sight: listed once, then watched from the version that the list had.
+"""Reflector of one kind of a cluster's objects: one list, then watches from the version of the list.
 
-A watch that ends, as each does after some minutes, goes on from the last version heard of (bookmarks tell versions also
-where nothing changes). Where the server has forgotten that version everything is listed anew. What fails is tried again
-after a pause that grows and is never the same for two, so that a server that comes back is not met by all at once.
+A watch that ends, as each does after some minutes, continues from the last version (bookmarks report versions even
+without changes). If the server has expired that version everything is listed again. Failures are retried after a
+growing random pause, so that a recovering server does not get all requests at once.
 """
 
 import logging
@@ -20,7 +20,7 @@ from apps.clusters.kube.objects import Namespace, Node, Pod
 
 logger = logging.getLogger(__name__)
 
-# As informers have it: from five to ten minutes a watch.
+# As with informers: a watch lasts five to ten minutes.
 LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS = 300, 600
 MISSING = 404
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
@@ -28,90 +28,90 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
 
 @dataclass(frozen=True)
 class Kind:
-    """Objects of one kind, and which of them."""
+    """A kind of objects, with a selection of them."""
 
     name: str
     path: str
     type: Any
     query: Mapping[str, str] = field(default_factory=dict)
-    # Where the cluster does not know the kind there are none of it.
+    # If True, a cluster without the kind has no objects of it.
     optional: bool = False
 
 
-# Pods that are over hold nothing: to a watch they are gone when they end.
+# Ended pods hold nothing: with this selector a watch reports their end as a deletion.
 PODS = Kind("pods", "/api/v1/pods", Pod, {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"})
 NODES = Kind("nodes", "/api/v1/nodes", Node)
-# As they came, for readers of every field.
+# Undecoded, for readers of every field.
 WHOLE_PODS = Kind("pods", PODS.path, dict[str, Any], PODS.query)
 NAMESPACES = Kind("namespaces", "/api/v1/namespaces", Namespace)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was heard of a kind: all there is (`whole`), or one object that is there now or is gone."""
+class Observation:
+    """Observed objects of a kind: a complete list (`whole`), or one object that exists or is gone."""
 
     kind: str
     objects: tuple[Any, ...]
     whole: bool = False
     gone: bool = False
-    # Of `whole`: the version that the list had.
+    # Version of the list, if `whole`.
     version: int = 0
 
 
 class Reflector:
-    """One kind of one cluster. `see` and `fail` are called in the reflector's thread."""
+    """Reflector of one kind of one cluster. It calls `see` and `fail` in its own thread."""
 
     def __init__(
         self,
         client: Client,
         kind: Kind,
         *,
-        see: Callable[[Seen], None],
+        see: Callable[[Observation], None],
         fail: Callable[[str, str], None],
         version: str | None = None,
     ) -> None:
-        """`version`: to go on from; None: everything is listed first."""
+        """Prepare the reflector; it watches from `version`, or lists first if None."""
         self._client, self._kind, self._see, self._fail = client, kind, see, fail
         self._stop = threading.Event()
         self._version = version
         self._decoder = msgspec.json.Decoder(kind.type)
-        # For tests: how often everything was listed.
+        # Number of lists, for tests.
         self.lists = 0
 
     def start(self) -> None:
-        """In a thread that ends with the process."""
+        """Run in a daemon thread."""
         threading.Thread(target=self.run, name=f"watch-{self._kind.name}", daemon=True).start()
 
     def stop(self) -> None:
-        """End with the next event, or when the present watch is over."""
+        """Stop with the next event, or when the present watch ends."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until it is stopped."""
+        """List and watch until stopped."""
         failures = 0
         while not self._stop.is_set():
             try:
                 if self._version is None:
                     self._list()
-                # Closed at once, whatever happens: who keeps the error, as a log does, must not keep the connection.
+                # Closed at once: a kept error, as in a log, must not keep the connection.
                 with closing(self._watch()) as versions:
                     for version in versions:
                         self._version, failures = version, 0
                         if self._stop.is_set():
                             return
             except Gone:
-                logger.info("%s: the version to watch from is gone, listing anew", self._kind.name)
+                logger.info("%s: watched version expired, listing again", self._kind.name)
                 self._version = None
             except (Unreachable, Refused) as error:
                 failures += 1
                 if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
                     self._version = None
-                    self._see(Seen(self._kind.name, (), whole=True))
+                    self._see(Observation(self._kind.name, (), whole=True))
                 self._fail(self._kind.name, str(error))
                 self._stop.wait(pause_seconds(failures))
             except Exception as error:
-                # A thread that ended would leave what is known as it was, for ever. What was missed is in a new list.
-                logger.exception("%s: what was heard is not understood", self._kind.name)
+                # An ended thread would leave stale objects for ever. A new list contains what was missed.
+                logger.exception("%s: an observation could not be processed", self._kind.name)
                 failures += 1
                 self._version = None
                 self._fail(self._kind.name, str(error))
@@ -121,8 +121,8 @@ class Reflector:
         items, version = self._client.list(self._kind.path, **self._kind.query)
         self.lists += 1
         objects = tuple(self._decoder.decode(item) for item in items)
-        self._see(Seen(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
-        # What was listed counts once it was seen: else what follows would be watched, and this never known.
+        self._see(Observation(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
+        # Set only after `see` has the list: if `see` raises, everything is listed again.
         self._version = version
 
     def _watch(self) -> Any:
@@ -133,7 +133,7 @@ class Reflector:
             for event in events:
                 found = self._decoder.decode(event.object)
                 if event.type != "BOOKMARK":
-                    self._see(Seen(self._kind.name, (found,), gone=event.type == "DELETED"))
+                    self._see(Observation(self._kind.name, (found,), gone=event.type == "DELETED"))
                 yield (
                     str(found["metadata"]["resourceVersion"])
                     if isinstance(found, dict)
@@ -142,6 +142,6 @@ class Reflector:
 
 
 def pause_seconds(failures: int) -> float:
-    """After so many failures in a row."""
+    """Return the pause after so many failures in a row."""
     longest = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * float(1 << min(failures, 16)))
     return longest * random.uniform(0.5, 1)  # noqa: S311

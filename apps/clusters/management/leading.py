@@ -1,4 +1,4 @@
-"""What the commands that watch clusters have in common: of those that are started one leads, the others wait."""
+"""Base of the commands that watch clusters: one process leads, the others wait."""
 
 import logging
 import signal
@@ -17,18 +17,18 @@ LOOK_SECONDS = 1.0
 
 
 class Leading(BaseCommand):
-    """Watches every cluster while it leads, by a session advisory lock, as with the scheduler.
+    """Command that watches every cluster while it holds a session advisory lock, as the scheduler does.
 
-    It lost its lock where its session is gone, and then its next statement fails, and everything begins anew.
+    If the session ends the lock is lost; then the next statement fails, and everything starts again.
     """
 
     lock: ClassVar[int]
-    # What a cluster's thread is made by.
+    # Class of a cluster's thread.
     begin: ClassVar[type[Watch]]
     stopping = False
 
     def lead(self) -> None:
-        """Serve until SIGTERM or SIGINT; outlive restarts of the database."""
+        """Serve until SIGTERM or SIGINT; survive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         while not self.stopping:
@@ -39,11 +39,11 @@ class Leading(BaseCommand):
                     continue
                 logger.info("leading")
                 while not self.stopping:
-                    # Also by this it is seen that the session, and with it the lock, is still there.
-                    watches.look()
+                    # This query also shows that the session, and with it the lock, is alive.
+                    watches.refresh()
                     time.sleep(LOOK_SECONDS)
             except (InterfaceError, OperationalError) as error:
-                logger.warning("database session lost, trying again in a second: %s", error)
+                logger.warning("database session lost, retrying in a second: %s", error)
                 time.sleep(1)
             finally:
                 watches.stop()

@@ -1,4 +1,4 @@
-"""The facts of this app, a module per noun."""
+"""Models of this app, a module per noun."""
 
 from apps.clusters.models.binding import NamespaceBinding
 from apps.clusters.models.cluster import Cluster, ClusterState, Placement

@@ -1,4 +1,4 @@
-"""Which tenant pays for the pods of which namespaces."""
+"""Bindings of namespaces to the tenants that pay for their pods."""
 
 from typing import TYPE_CHECKING
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class NamespaceBindingQuerySet(models.QuerySet["NamespaceBinding"]):
-    """Bindings, asked with who is asking."""
+    """Bindings, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "NamespaceBindingQuerySet":
-        """Every binding to an operator; to others their tenants'."""
+        """Return every binding to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class NamespaceBinding(Row):
-    """A namespace by its name, or all those with certain labels, to a tenant.
+    """Binding of a namespace by name, or of all namespaces with certain labels, to a tenant.
 
-    A name wins over labels; of several that match by labels the oldest wins. A namespace that nothing matches is
-    nobody's, and its pods are charged to nobody.
+    A name wins over labels; of several bindings by labels the oldest wins. Pods of a namespace without a binding are
+    charged to nobody.
     """
 
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="bindings")
@@ -49,7 +49,7 @@ class NamespaceBinding(Row):
         return f"{self.cluster}/{self.namespace or self.selector} → {self.tenant}"
 
     def matches(self, name: str, labels: dict[str, str]) -> bool:
-        """Whether the namespace of this name and these labels is meant."""
+        """Return True if the binding applies to the namespace of this name and these labels."""
         if self.namespace is not None:
             return self.namespace == name
         return all(labels.get(key) == value for key, value in (self.selector or {}).items())

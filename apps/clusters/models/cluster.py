@@ -1,4 +1,4 @@
-"""Clusters of Kubernetes: how each is reached, which pool it feeds, and how its pods are placed."""
+"""Kubernetes clusters: connection, pool and placement of pods."""
 
 import uuid
 
@@ -13,7 +13,7 @@ from apps.quotas.principals import Principal
 
 
 class ClusterState(models.TextChoices):
-    """What its watch last found."""
+    """State of the connection, as the watch found it."""
 
     WAITING = "waiting"
     CONNECTED = "connected"
@@ -21,43 +21,43 @@ class ClusterState(models.TextChoices):
 
 
 class Placement(models.TextChoices):
-    """By whose rules the extender chooses GPUs for this cluster's pods."""
+    """Rules by which the extender chooses GPUs for this cluster's pods."""
 
     GPU_ADMISSION = "gpu-admission"
     GPUCLOUD = "gpucloud"
 
 
 class ClusterQuerySet(models.QuerySet["Cluster"]):
-    """Clusters, asked with who is asking."""
+    """Clusters, filtered by principal."""
 
     def visible_to(self, principal: Principal) -> "ClusterQuerySet":
-        """Every cluster to an operator; to others those in which a namespace is their tenant's."""
+        """Return every cluster to an operator, to others those in which a namespace is bound to their tenant."""
         if principal.is_operator:
             return self
         return self.filter(bindings__tenant__in=principal.roles).distinct()
 
 
 class Cluster(Row):
-    """One API server. Its credentials are kept sealed, or are those of the pod that runs us."""
+    """One API server. Its credentials are sealed, or those of this process's pod."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
-    # Whose GPUs its nodes are; pods are charged there.
+    # The pool of its nodes' GPUs; pods are charged there.
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="clusters")
-    # Where its API is, as the kubeconfig has it; empty in a cluster of our own.
+    # URL of its API from the kubeconfig; empty for in_cluster.
     server = models.CharField(max_length=2000, blank=True, default="")
     in_cluster = models.BooleanField(default=False)
     # See `services.sealing`.
     sealed_kubeconfig = models.TextField(null=True)
     enabled = models.BooleanField(default=True)
     placement = models.CharField(max_length=20, choices=Placement, default=Placement.GPU_ADMISSION)
-    # To answer exactly as gpu-admission does, also where it wedges a pod.
+    # Answer exactly as gpu-admission does, even if that blocks a pod for ever.
     strict = models.BooleanField(default=False)
-    # Whether quotas of tenants are written into their namespaces.
+    # Write tenants' quotas into their namespaces.
     sync_quotas = models.BooleanField(default=False)
     # `NAMESPACE/NAME` of the service account whose pods join as agents of their nodes; empty: none do.
     agent_account = models.CharField(max_length=127, blank=True, default="", db_default="")
-    # Of the watch: these change without a new version.
+    # Written by the watch, without a new version.
     state = models.CharField(max_length=12, choices=ClusterState, default=ClusterState.WAITING)
     state_reason = models.CharField(max_length=2000, blank=True, default="")
     kubernetes_version = models.CharField(max_length=63, blank=True, default="")
@@ -79,7 +79,7 @@ class Cluster(Row):
 
     @property
     def principal(self) -> Principal:
-        """The principal that acts for the cluster's pods."""
+        """Principal that acts for the cluster's pods."""
         return Principal(name=f"cluster:{self.name}", is_operator=True)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What pods take of GPUs while no claim stands for them."""
+"""GPU use of pods without a claim."""
 
 from django.db import models
 
@@ -7,9 +7,9 @@ from apps.nodes.models import Gpu
 
 
 class PodHold(models.Model):
-    """One pod's part of one GPU: promised by the extender and not bound yet, or bound and not in the books.
+    """One pod's part of one GPU: promised by the extender and not bound yet, or bound and not recorded.
 
-    Their sum stands on the GPU (`core_outside`), where placement reads it; see `services.outside`.
+    The GPU holds the sum (`core_outside`), where placement reads it; see `services.outside`.
     """
 
     cluster = models.ForeignKey(Cluster, on_delete=models.PROTECT, related_name="holds")

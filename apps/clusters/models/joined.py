@@ -1,4 +1,4 @@
-"""Nodes of ours that joined by a cluster's word."""
+"""Nodes that joined through their cluster."""
 
 from django.db import models
 
@@ -7,7 +7,7 @@ from apps.nodes.models import Node
 
 
 class JoinedNode(models.Model):
-    """A machine of a cluster and the node that it became: no other cluster's word counts for that node."""
+    """A cluster's machine and its node here; only this cluster may vouch for the node's agent."""
 
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="joined_nodes")
     kubernetes_node = models.CharField(max_length=253)

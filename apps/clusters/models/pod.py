@@ -1,4 +1,4 @@
-"""Containers of pods that hold GPUs, and the claims that stand for them in the ledger."""
+"""Containers of pods that hold GPUs, and their claims."""
 
 from typing import TYPE_CHECKING
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class PodClaimQuerySet(models.QuerySet["PodClaim"]):
-    """Containers, asked with who is asking."""
+    """Containers, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "PodClaimQuerySet":
-        """Every one to an operator; to others those of their tenants' claims."""
+        """Return every container to an operator, to others those of their tenants' claims."""
         return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
 
     def live(self) -> "PodClaimQuerySet":
-        """Those whose pod is not over."""
+        """Return the containers whose pod has not ended."""
         return self.filter(ended_at=None)
 
 
 class PodClaim(Row):
     """One container of a bound pod that asked for GPUs.
 
-    `claim` is null where it could not be charged or placed in the books, and `problem` says why; the next look at the
-    pod tries again.
+    `claim` is null if it could not be charged or placed, and `problem` holds the reason; the next pass over the pod
+    retries.
     """
 
     cluster = models.ForeignKey(Cluster, on_delete=models.PROTECT, related_name="pods")
@@ -39,9 +39,9 @@ class PodClaim(Row):
     pod = models.CharField(max_length=253)
     pod_uid = models.CharField(max_length=63)
     container = models.CharField(max_length=63)
-    # Its place in `spec.containers`, which the annotations count by.
+    # Index in `spec.containers`, which the annotations use.
     container_index = models.PositiveSmallIntegerField()
-    # As Kubernetes calls the machine; ours is null where no node of ours is that machine.
+    # Name in Kubernetes; `node` is null if no enrolled node is that machine.
     node_name = models.CharField(max_length=253)
     node = models.ForeignKey(Node, on_delete=models.SET_NULL, null=True, related_name="pods")
     core = models.PositiveIntegerField()

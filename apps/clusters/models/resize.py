@@ -1,4 +1,4 @@
-"""What a pod said of its shares after it was placed, and what it was told of that."""
+"""Resizes that pods request by annotations, and their reported status."""
 
 from django.db import models
 from django.db.models import Q
@@ -8,7 +8,7 @@ from apps.quotas.models.row import Row
 
 
 class TellState(models.TextChoices):
-    """What stands in the pod's status annotation."""
+    """Status in the pod's annotation."""
 
     NOTHING = ""
     PENDING = "pending"
@@ -17,12 +17,12 @@ class TellState(models.TextChoices):
 
 
 class PodResize(Row):
-    """Of one container. Annotations act when they change: whoever spoke last, there or by the API, is followed."""
+    """Resize of one container. Annotations act when they change: the last change wins, there or by the API."""
 
     container = models.OneToOneField(PodClaim, on_delete=models.CASCADE, related_name="resize")
-    # The annotations as they were last acted on, by their keys.
+    # The annotations that were last applied, by key.
     words = models.JSONField(default=dict)
-    # Why that was not done; empty: it was.
+    # Reason of a refusal; empty if it was applied.
     refusal = models.CharField(max_length=2000, blank=True, default="")
     told = models.CharField(max_length=10, choices=TellState, default=TellState.NOTHING, blank=True)
     told_generation = models.PositiveIntegerField(default=1)

@@ -1,4 +1,4 @@
-"""SharePods, and the claims that stand for them in the ledger."""
+"""SharePods, and their claims."""
 
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class SharePodQuerySet(models.QuerySet["SharePod"]):
-    """SharePods, asked with who is asking."""
+    """SharePods, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "SharePodQuerySet":
-        """Every one to an operator; to others those of their tenants' claims."""
+        """Return every SharePod to an operator, to others those of their tenants' claims."""
         return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
 
 
 class SharePod(Row):
     """A SharePod of a cluster that asked for a share, by its uid there.
 
-    The claim is made before the pod, and decides where the pod will be. A word in `gpu_id` stands for one GPU: those
-    with the same word share it.
+    The claim is created before the pod and determines its location. `gpu_id` names one GPU: SharePods with the same
+    value share it.
     """
 
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="sharepods")

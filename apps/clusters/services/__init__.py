@@ -1,1 +1,1 @@
-"""What is done with clusters, a module per noun."""
+"""Services of clusters, a module per noun."""

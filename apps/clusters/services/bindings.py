@@ -1,4 +1,4 @@
-"""Binding namespaces to tenants."""
+"""Bindings of namespaces to tenants."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from gpucloud.errors import Invalid
 
 
 class NameOrLabels(Invalid):
-    """A binding says both, or neither."""
+    """A binding has both a name and a selector, or neither."""
 
     code = "name-or-labels"
     title = "Say which namespaces"
@@ -48,8 +48,8 @@ def bind(
 def change(
     *, principal: Principal, binding: NamespaceBinding, tenant: Tenant, versions: etags.Versions = None
 ) -> NamespaceBinding:
-    """Charge what comes from now on to another tenant; what runs stays charged as it is. Raises Denied."""
-    binding = _locked(principal, binding, versions)
+    """Charge new pods to another tenant; running pods stay charged as they are. Raises Denied."""
+    binding = _lock_row(principal, binding, versions)
     binding.change(tenant=tenant)
     _note(binding, principal=principal, action="rebind")
     return binding
@@ -57,25 +57,25 @@ def change(
 
 @transaction.atomic
 def unbind(*, principal: Principal, binding: NamespaceBinding, versions: etags.Versions = None) -> None:
-    """Charge what comes from now on to nobody; what runs stays charged. Raises Denied."""
-    binding = _locked(principal, binding, versions)
+    """Remove the binding: new pods are charged to nobody, running pods stay charged. Raises Denied."""
+    binding = _lock_row(principal, binding, versions)
     _note(binding, principal=principal, action="unbind")
     binding.delete()
 
 
 def tenant_of(bindings: Iterable[NamespaceBinding], name: str, labels: dict[str, str]) -> Tenant | None:
-    """Who pays for this namespace: the one bound by its name, else the oldest that matches its labels."""
+    """Return the tenant that pays for this namespace: bound by name, else by the oldest matching selector."""
     matching = [row for row in bindings if row.matches(name, labels)]
     matching.sort(key=lambda row: (row.namespace is None, row.pk))
     return matching[0].tenant if matching else None
 
 
 def known_as(row: NamespaceBinding) -> str:
-    """The binding in the audit log."""
+    """Return the binding's name in the audit log."""
     return f"{row.cluster.name}/{row.namespace or row.selector}"[:200]
 
 
-def _locked(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
+def _lock_row(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
     principal.require_operator()
     rows = NamespaceBinding.objects.select_for_update(of=("self",)).select_related("cluster", "tenant")
     binding = rows.get(pk=binding.pk)

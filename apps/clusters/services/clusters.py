@@ -1,4 +1,4 @@
-"""Connecting clusters, changing and removing them. Their credentials are never shown, nor in the audit log."""
+"""Connection, change and removal of clusters. Credentials are never shown, nor in the audit log."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from gpucloud.errors import Invalid
 
 
 class ReachedInTwoWays(Invalid):
-    """A kubeconfig and `in_cluster`, or neither."""
+    """Both a kubeconfig and `in_cluster` are given, or neither."""
 
     code = "reached-in-two-ways"
     title = "Say one way to reach the cluster"
@@ -34,7 +34,7 @@ def connect(
     in_cluster: bool = False,
     **values: Any,
 ) -> Cluster:
-    """Keep how the cluster is reached. Raises KubeconfigRefused, ReachedInTwoWays, NameTaken, Denied."""
+    """Store a cluster's connection. Raises KubeconfigRefused, ReachedInTwoWays, NameTaken, Denied."""
     principal.require_operator()
     cluster = Cluster(name=name, pool=pool, in_cluster=in_cluster, **values)
     if in_cluster == (kubeconfig is not None):
@@ -51,8 +51,8 @@ def connect(
 
 @transaction.atomic
 def change(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None, **values: Any) -> Cluster:
-    """Set what is given. Raises KubeconfigRefused, ReachedInTwoWays, PreconditionFailed, Denied."""
-    cluster = _locked(principal, cluster, versions)
+    """Set the given values. Raises KubeconfigRefused, ReachedInTwoWays, PreconditionFailed, Denied."""
+    cluster = _lock_row(principal, cluster, versions)
     told = {name: str(value) for name, value in values.items() if name != "kubeconfig"}
     if (kubeconfig := values.pop("kubeconfig", None)) is not None:
         if cluster.in_cluster:
@@ -67,14 +67,14 @@ def change(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
 
 @transaction.atomic
 def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None) -> None:
-    """Forget the cluster. Raises InUse while pods or SharePods of it hold claims, PreconditionFailed, Denied.
+    """Remove the cluster. Raises InUse while its pods or SharePods hold claims, PreconditionFailed, Denied.
 
-    Of a cluster that is gone nobody says that its pods are over: their claims are released like any other.
+    The pods of a deleted cluster are never reported as ended: release their claims like any others.
     """
     principal.require_operator()
-    # GPUs before the cluster: so have those who write what its pods take.
+    # Order of locks: GPUs before the cluster, as in the writers of its pods' GPU use.
     outside.drop_all(cluster)
-    cluster = _locked(principal, cluster, versions)
+    cluster = _lock_row(principal, cluster, versions)
     whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
     if held := Claim.objects.live().filter(whose).distinct().count():
         raise InUse(
@@ -87,7 +87,7 @@ def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
 
 
 def kubeconfig_of(cluster: Cluster) -> dict[str, Any] | None:
-    """The credentials in the clear, for a connection; None: those of the pod that runs us. Raises SealBroken."""
+    """Return the credentials in clear text; None: those of this process's pod. Raises SealBroken."""
     if cluster.sealed_kubeconfig is None:
         return None
     config: dict[str, Any] = json.loads(sealing.unseal(cluster.uid, cluster.sealed_kubeconfig))
@@ -101,7 +101,7 @@ def _reach(cluster: Cluster, kubeconfig: str | None) -> None:
         cluster.sealed_kubeconfig = sealing.seal(cluster.uid, json.dumps(config))
 
 
-def _locked(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
+def _lock_row(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
     principal.require_operator()
     cluster = Cluster.objects.select_for_update(of=("self",)).select_related("pool").get(pk=cluster.pk)
     etags.check(cluster.version, versions)
@@ -109,7 +109,7 @@ def _locked(principal: Principal, cluster: Cluster, versions: etags.Versions) ->
 
 
 def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) -> None:
-    """Into the audit log. `manage.py clusters` looks at all clusters each second."""
+    """Write the audit log. No hint is sent: `manage.py clusters` polls all clusters each second."""
     audit.record(
         principal=principal,
         action=f"cluster.{action}",

@@ -1,4 +1,4 @@
-"""What kube-scheduler and API servers are to be told of this installation."""
+"""Configuration files for kube-scheduler and API servers that match this installation."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -13,26 +13,26 @@ from gpucloud.errors import Conflict, Invalid
 
 Json = dict[str, Any]
 Form = Literal["configuration", "policy"]
-# A listener at every address is reached by none of these names from elsewhere.
+# Wildcard addresses: they are not reachable under these names.
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - read, not bound
 
 
 class NoAuthority(Conflict):
-    """There is no certificate that API servers could be told to trust."""
+    """There is no certificate authority that API servers could trust."""
 
     code = "no-authority"
     title = "The webhooks have no certificates yet"
 
 
 class NotReachable(Invalid):
-    """No API server calls a webhook there."""
+    """API servers cannot call webhooks at this address."""
 
     code = "not-reachable"
     title = "API servers cannot call webhooks there"
 
 
 def url() -> str:
-    """Where the extender listens, as far as its settings say."""
+    """Return the extender's URL according to the settings."""
     host = "127.0.0.1" if settings.EXTENDER_HOST in ANYWHERE else settings.EXTENDER_HOST
     scheme = "https" if settings.EXTENDER_CERTIFICATE else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.EXTENDER_PORT}"
@@ -49,9 +49,10 @@ def scheduler(
     scheduler_name: str = "",
     tls: dict[str, str] | None = None,
 ) -> Json:
-    """For kube-scheduler. `at`: where it reaches the extender; else as the settings have it. Raises Denied.
+    """Return the configuration of kube-scheduler. Raises Denied.
 
-    `cluster`: for one of several; its name becomes part of the path. `tls`: files on kube-scheduler's machine.
+    `at`: URL of the extender for kube-scheduler; else from the settings. `cluster`: one of several; its name becomes
+    part of the path. `tls`: files on kube-scheduler's machine.
     """
     principal.require_operator()
     address = (at or url()).rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
@@ -62,14 +63,14 @@ def scheduler(
     return scheduler_configuration.configuration(entry, scheduler_name=scheduler_name or None)
 
 
-def converted(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
-    """The other form, and what has no place in it. Raises NotASchedulerConfiguration, Denied."""
+def convert(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
+    """Return the other form, and the fields that it lacks. Raises NotASchedulerConfiguration, Denied."""
     principal.require_operator()
     return scheduler_configuration.convert(document)
 
 
 def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False) -> list[Json]:
-    """Both configurations, trusting the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
+    """Return both configurations with the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
 
     `service`: NAMESPACE/NAME of the webhooks' Service; else `at`, an https:// address, or the listener's own. Raises
     NotReachable.
@@ -84,7 +85,7 @@ def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_
 
 
 def _authority() -> bytes:
-    """Whom API servers are to trust, PEM. Raises NoAuthority."""
+    """Return the certificate authority that API servers trust, as PEM. Raises NoAuthority."""
     if settings.EXTENDER_CERTIFICATE:
         try:
             return certificates.bundle(Path(settings.EXTENDER_CERTIFICATE).parent)

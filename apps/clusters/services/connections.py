@@ -1,6 +1,6 @@
-"""Trying a cluster's connection: does its API server answer, and may our account there do what we need?
+"""Checks of a cluster's connection: reachability and permissions.
 
-`NEEDS` are the rights of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with what it is for.
+`NEEDS` are the rules of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with its purpose.
 """
 
 import logging
@@ -22,32 +22,32 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class CredentialsUnusable(Conflict):
-    """The client library finds something wrong with the cluster's credentials."""
+    """The client library rejects the cluster's credentials."""
 
     code = "credentials-unusable"
     title = "The cluster's credentials cannot be used"
 
 
 class Need(NamedTuple):
-    """Rights to one kind of object, in all namespaces."""
+    """Permissions on one kind of object, in all namespaces."""
 
     group: str
-    # With its subresource: `pods/binding`.
+    # Includes the subresource: `pods/binding`.
     resource: str
     verbs: tuple[str, ...]
     purpose: str
-    # One object only.
+    # Restricts the permission to one object.
     name: str = ""
 
 
 NEEDS = (
-    Need("", "nodes", ("get", "list", "watch"), "to know its machines"),
-    Need("", "namespaces", ("get", "list", "watch"), "to know whose pods are whose"),
-    Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to say which GPU each has"),
-    Need("", "pods/binding", ("create",), "to bind pods, where kube-scheduler leaves that to the extender"),
-    Need("", "pods/eviction", ("create",), "to end pods that must make room for whose share they borrow"),
-    Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to keep tenants' quotas there"),
-    Need("", "events", ("create",), "to tell pods what became of their resize"),
+    Need("", "nodes", ("get", "list", "watch"), "to know its nodes"),
+    Need("", "namespaces", ("get", "list", "watch"), "to find the tenants of pods"),
+    Need("", "pods", ("get", "list", "watch", "patch"), "to see pods, and to assign their GPUs"),
+    Need("", "pods/binding", ("create",), "to bind pods, if kube-scheduler leaves that to the extender"),
+    Need("", "pods/eviction", ("create",), "to evict pods that must make room"),
+    Need("", "resourcequotas", ("get", "list", "watch", "create", "patch", "update"), "to write tenants' quotas"),
+    Need("", "events", ("create",), "to report resizes to pods"),
     Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
     Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
     Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
@@ -56,7 +56,7 @@ NEEDS = (
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A right that our account does not have there."""
+    """A permission that our account lacks in the cluster."""
 
     verb: str
     resource: str
@@ -66,28 +66,28 @@ class Missing:
 
 @dataclass(slots=True)
 class Tried:
-    """What came of it. `reason`: why the cluster was not reached."""
+    """Result of a check. `reason`: why the cluster was not reached."""
 
     reached: bool
     reason: str = ""
     kubernetes_version: str = ""
-    # Of the first answer, with the connection's making.
+    # Time to the first answer, including the connection.
     answer_seconds: float | None = None
     missing: list[Missing] = field(default_factory=list)
 
 
 def client_of(cluster: Cluster) -> Client:
-    """A connection. Raises SealBroken, CredentialsUnusable."""
+    """Return a client of the cluster. Raises SealBroken, CredentialsUnusable."""
     config = kubeconfig_of(cluster)
     try:
         return Client(config)
     except Exception as error:
-        # The library raises whatever it finds wrong with credentials.
+        # The library raises any exception about credentials.
         raise CredentialsUnusable(f"The credentials of {cluster.name} cannot be used: {error}") from error
 
 
 def attempt(*, principal: Principal, cluster: Cluster) -> Tried:
-    """Ask for the version, then for each right. Changes nothing, here and there. Raises Denied."""
+    """Query the version, then each permission. Changes nothing. Raises Denied."""
     principal.require_operator()
     began = time.monotonic()
     try:
@@ -112,6 +112,6 @@ def _may(client: Client, need: Need, verb: str) -> bool:
     try:
         said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"resourceAttributes": asked}}))
     except Refused as error:
-        logger.info("an access review is refused: %s", error.detail)
+        logger.info("access review refused: %s", error.detail)
         return False
     return bool(said.get("status", {}).get("allowed"))

@@ -1,10 +1,10 @@
-"""Pods without a share are ended by their clusters: whose claims must make room by now, or were released under them.
+"""Eviction of pods that have lost their share: their claims must make room, or were released.
 
-A pod's claim that was told to go is not taken from it. Its eviction is asked for, and not its deletion: Kubernetes
-heeds disruption budgets and the pod's own grace. The claim is released when the pod is over, as of every pod; until
-then it holds what it uses, and who waits for it waits.
+A claim of a pod is not taken away by preemption itself. The pod is evicted rather than deleted: Kubernetes respects
+disruption budgets and the pod's grace period. The claim is released when the pod has ended, like any pod's; until then
+it holds its share, and claims that wait for it wait.
 
-A claim that its owner or a rule has released is gone, and with it the pod's processes: its container would be started
+A claim that its owner or a rule has released is gone, and with it the pod's processes: its container would be restarted
 and refused for ever.
 """
 
@@ -22,20 +22,20 @@ from gpucloud.errors import Busy, GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# Where a node was forgotten its claims were released unseen: what runs there is not known, also if it comes back.
+# Claims of a forgotten node are released without contact to it: what runs there is unknown, even if it returns.
 SEEN = Q(claim__state=ClaimState.RELEASED, claim__released_at__gt=F("node__enrolled_at"))
 RELEASED = Q(claim__pod__has_key="uid") & (Q(claim__state=ClaimState.RELEASING) | SEEN)
 
 
 def evict(*, cluster: Cluster, api: Api, ending: Collection[str]) -> set[str]:
-    """Ask for the end of every pod that is to have none of its share; the uids of those that end now. Raises Busy.
+    """Evict every pod without a share; return the uids of those that end now. Raises Busy.
 
-    `ending`: the uids of pods that end already. What was refused is to be asked for again.
+    `ending`: the uids of pods that end already. Refused evictions are to be requested again.
     """
     done, granted = set(ending), set[str]()
     rows = PodClaim.objects.live().filter(RELEASED | _making_room(), cluster=cluster)
     for row in rows.order_by("pk"):
-        # Of a pod with several containers once.
+        # Once per pod, whatever its number of containers.
         if row.pod_uid not in done and _evict(row, api):
             granted.add(row.pod_uid)
         done.add(row.pod_uid)
@@ -47,11 +47,11 @@ def _making_room() -> Q:
 
 
 def _evict(seen: PodClaim, api: Api) -> bool:
-    # Anew: who waited may have been placed while the others were asked for.
+    # Read again: the waiting claim may have been placed during the earlier evictions.
     row = PodClaim.objects.live().filter(RELEASED | _making_room(), pk=seen.pk).select_related("claim").first()
     if row is None or row.claim is None:
         return False
-    # With its uid: another pod of that name stays.
+    # The uid protects another pod of that name.
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -63,8 +63,8 @@ def _evict(seen: PodClaim, api: Api) -> bool:
     except Busy:
         raise
     except GpucloudError as error:
-        # A disruption budget, or a right that is missing; or it has gone, and the watch will say so.
-        logger.info("pod %s/%s is not evicted: %s", row.namespace, row.pod, error.detail)
+        # A disruption budget, a missing permission, or a pod that has gone, which the watch will report.
+        logger.info("pod %s/%s not evicted: %s", row.namespace, row.pod, error.detail)
         return False
     _say_why(row, row.claim, api)
     return True
@@ -80,4 +80,4 @@ def _say_why(row: PodClaim, claim: Claim, api: Api) -> None:
     except Busy:
         raise
     except GpucloudError as error:
-        logger.info("pod %s/%s is not told why it ends: %s", row.namespace, row.pod, error.detail)
+        logger.info("eviction of pod %s/%s not reported: %s", row.namespace, row.pod, error.detail)

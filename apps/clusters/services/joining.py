@@ -1,8 +1,8 @@
-"""A node joins by its cluster's word: its agent shows a token of its pod, and the API server says whose pod that is.
+"""Enrolment of nodes through their cluster: the agent presents its pod's token, which the API server verifies.
 
-The token is a projected one of the agents' service account: bound to the pod, for us alone (`AUDIENCE`), for an hour.
-With it nothing can be done at the API server, so a server of ours that is broken into gains nothing there. Which node
-it is follows from the pod that the API server knows under that name and uid, never from what the agent says.
+The token is a projected one of the agents' service account: bound to the pod, for the audience `AUDIENCE` only, valid
+for an hour. It has no permissions at the API server, so a compromised server gains nothing there. The node follows from
+the pod that the API server knows under that name and uid, never from the agent's statements.
 """
 
 import base64
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 AUDIENCE = "gpucloud"
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
-NOT_OURS = "No cluster of that name lets this agent in: see its `agent_account`, and what the server's log says."
-# Whoever is asked for us may be slow, and anybody may have us ask: so few threads of a process wait, and not for long.
+NOT_OURS = "No cluster of that name admits this agent: see its `agent_account`, and the server's log."
+# API servers may be slow, and this endpoint is public: so only a few threads of a process wait, and briefly.
 ASKING = threading.BoundedSemaphore(2)
 PATIENCE_SECONDS = 3.0
 
 
 def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = None) -> Node:
-    """The node that the token's pod runs on, made where there is none, with this key from now on.
+    """Return the node of the token's pod, created if missing, with this key from now on.
 
     The same key may come again: the first answer may have been lost. Raises EnrolmentRefused, Busy, Unreachable.
     """
@@ -52,35 +52,41 @@ def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = N
             client.patience_seconds = PATIENCE_SECONDS
             name = _node_of(row, client, token)
     except Refused as error:
-        logger.warning("an agent of cluster %s cannot be let in: %s", row.name, error.detail)
+        logger.warning("an agent of cluster %s was refused: %s", row.name, error.detail)
         raise EnrolmentRefused(NOT_OURS) from error
     return _take(row, name, key_digest, Principal(name=f"cluster:{row.name}", is_operator=True, source_ip=source_ip))
 
 
 def subject(cluster: Cluster) -> str:
-    """As Kubernetes calls the agents' account."""
+    """Return Kubernetes' name of the agents' service account."""
     return "system:serviceaccount:" + cluster.agent_account.replace("/", ":")
 
 
 def _may_be_ours(cluster: Cluster, token: str) -> bool:
-    """Whether the API server is worth asking: anybody may come here, and what a token says of itself is not proof."""
+    """Return True if the token's own claims fit; they are no proof, but spare the API server hopeless reviews."""
     try:
         body = token.split(".")[1]
         said = msgspec.json.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=dict[str, Any])
         audiences = said.get("aud")
         named = audiences == AUDIENCE or (isinstance(audiences, list) and AUDIENCE in audiences)
         return named and said.get("sub") == subject(cluster) and float(said.get("exp", 0)) > time.time()
-    except (ArithmeticError, IndexError, RecursionError, TypeError, ValueError):  # also what base64 and msgspec raise
+    except (
+        ArithmeticError,
+        IndexError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ):  # includes the errors of base64 and msgspec
         return False
 
 
 @contextmanager
 def _asking() -> Iterator[None]:
-    """One of the few who ask an API server, without a connection to the database meanwhile. Raises Busy."""
+    """Take one of the few slots for API server requests, without a database connection meanwhile. Raises Busy."""
     if not ASKING.acquire(blocking=False):
         raise Busy("Other agents are joining at this moment: try again.", retry_after_seconds=2)
     try:
-        # Back to the pool, for other requests; what comes afterwards takes another.
+        # Return the connection to the pool for other requests; later queries take another.
         if not connection.in_atomic_block:
             connection.close()
         yield
@@ -89,11 +95,11 @@ def _asking() -> Iterator[None]:
 
 
 def _node_of(cluster: Cluster, client: Client, token: str) -> str:
-    """As the cluster calls it. Raises EnrolmentRefused, Refused, Unreachable."""
+    """Return the cluster's name of the node. Raises EnrolmentRefused, Refused, Unreachable."""
     said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"token": token, "audiences": [AUDIENCE]}}))
     status = said.get("status") or {}
     user = status.get("user") or {}
-    # An API server that knows no audiences answers without them, and then the token may be anybody's.
+    # An API server without audience support answers without them; then the token may be for another audience.
     if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
         raise EnrolmentRefused(
             f"The API server does not know this token: {status.get('error') or 'not authenticated'}."
@@ -122,7 +128,7 @@ def _take(cluster: Cluster, name: str, key_digest: str, principal: Principal) ->
 
 
 def _make(cluster: Cluster, name: str, principal: Principal) -> Node:
-    """A node of ours for the machine. Raises EnrolmentRefused."""
+    """Create a node for the machine. Raises EnrolmentRefused."""
     ours = name.lower().replace(".", "-")
     if not re.fullmatch(SLUG, ours):
         raise EnrolmentRefused(f"{name} is too long for a name here: make the node, and give its agent a token.")
@@ -131,7 +137,7 @@ def _make(cluster: Cluster, name: str, principal: Principal) -> Node:
             f"There is a node {ours} that did not join by cluster {cluster.name}: give its agent a token of its own."
         )
     node, _ = nodes.create_node(principal=principal, name=ours, pool=cluster.pool)
-    # Nobody is shown the token that it was made with.
+    # Its enrolment token is never shown, so it is removed.
     node.change(enrolment_digest=None, enrolment_expires_at=None)
     JoinedNode.objects.create(cluster=cluster, kubernetes_node=name, node=node)
     return node

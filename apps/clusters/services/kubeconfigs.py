@@ -1,4 +1,4 @@
-"""Kubeconfigs as people paste them: what is taken, and what would read this machine's files or run its programs."""
+"""Validation of pasted kubeconfigs: refuses those that would read this machine's files or run its programs."""
 
 import base64
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 
 from gpucloud.errors import Invalid
 
-# A kubeconfig from somebody's machine names files and programs there; on ours they would be read or run.
+# Fields that name files and programs of the user's machine; on the server they would be read or run.
 NAMES_FILES = {
     "cluster": ("certificate-authority",),
     "user": ("client-certificate", "client-key", "tokenFile", "exec", "auth-provider"),
@@ -26,7 +26,7 @@ class KubeconfigRefused(Invalid):
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The kubeconfig with the context in use alone. Raises KubeconfigRefused."""
+    """Return the kubeconfig with its current context only. Raises KubeconfigRefused."""
     try:
         whole = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -68,7 +68,7 @@ def _refuse_other_servers(server: object) -> None:
 
 
 def _refuse_unreadable(entry: dict[str, Any]) -> None:
-    """YAML makes dates and numbers of what looks so; credentials are texts, and data is base64."""
+    """Refuse values that YAML turned into dates or numbers, and data that is not base64."""
     for name, value in entry.items():
         if not isinstance(value, str | bool):
             raise KubeconfigRefused(f"`{name}` must be a text: put it in quotes.", field=str(name))
@@ -80,7 +80,7 @@ def _refuse_unreadable(entry: dict[str, Any]) -> None:
 
 
 def server(config: dict[str, Any]) -> str:
-    """Where its API is."""
+    """Return the URL of its API."""
     return str(config["clusters"][0]["cluster"]["server"])
 
 

@@ -1,9 +1,9 @@
-"""What pods take of GPUs without a claim, and what others hold of the GPUs that pods are chosen for.
+"""GPU use of pods without a claim, and the capacity that is unavailable to pods.
 
-A pod that is bound uses its GPUs, also where the books do not bear it: nobody pays, a quota is full, or the GPU is. And
-a pod that the extender has chosen GPUs for will use them in a moment. Until a claim stands for the pod its parts are
-rows, by pod and GPU, and their sum stands on the GPU, where placement reads it. Who writes has the GPUs locked: so a
-claim and a pod that come at once cannot both be promised the same piece.
+A bound pod uses its GPUs even if the ledger cannot record it: no tenant pays, a quota is full, or the GPU is. A pod for
+which the extender has chosen GPUs will use them in a moment. Until the pod has a claim its parts are rows by pod and
+GPU, and their sum stands on the GPU, where placement reads it. Writers lock the GPUs, so a claim and a pod that arrive
+together cannot both be promised the same capacity.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,28 +25,28 @@ from apps.scheduling.services.fleet.reserved import read_reserved
 
 # Core and MiB by the GPU's key.
 Parts = Mapping[int, tuple[int, int]]
-# A promise is written before the pod's annotations, and the watch hears of those a while later.
+# A promise is written before the pod's annotations, and the watch reports those a while later.
 SETTLED = timedelta(seconds=60)
 
 
 @transaction.atomic
 def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
-    """The pod takes these parts, and nothing else. Repeatable. Locks GPUs."""
-    there = _there(cluster, pod_uid)
+    """Set the pod's parts to exactly these. Repeatable. Locks GPUs."""
+    there = _parts_of(cluster, pod_uid)
     if there == parts:
         return
-    gpus = _locked({*there, *parts})
+    gpus = _lock_gpus({*there, *parts})
     _write(cluster, pod_uid, {key: parts[key] for key in gpus if key in parts}, gpus)
 
 
 @transaction.atomic
 def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bool:
-    """Keep what the pod was chosen for; False, and nothing is kept, where less is to be had there than was known.
+    """Keep the parts that the pod was chosen for; return False and keep nothing if less is available than known.
 
-    `known`: what was known of `closed`.
+    `known`: the earlier result of `unavailable`.
     """
-    gpus = _locked({*_there(cluster, pod_uid), *parts})
-    now = closed(cluster, Q(pk__in=parts))
+    gpus = _lock_gpus({*_parts_of(cluster, pod_uid), *parts})
+    now = unavailable(cluster, Q(pk__in=parts))
     for key in parts:
         core, memory_mib = known.get(key, (0, 0))
         if now.get(key, (0, 0))[0] > core or now.get(key, (0, 0))[1] > memory_mib:
@@ -56,12 +56,12 @@ def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bo
 
 
 def drop(*, cluster: Cluster, pod_uid: str) -> None:
-    """The pod takes nothing without a claim. Repeatable. Locks GPUs."""
+    """Remove the pod's parts. Repeatable. Locks GPUs."""
     keep(cluster=cluster, pod_uid=pod_uid, parts={})
 
 
 def drop_others(*, cluster: Cluster, live: Iterable[str]) -> None:
-    """Of pods that take nothing any more, as these do alone: promises that never came to anything."""
+    """Remove the settled parts of all pods but `live`: promises without a result."""
     old = PodHold.objects.filter(cluster=cluster, since__lt=timezone.now() - SETTLED)
     uids = old.exclude(pod_uid__in=list(live)).order_by("pod_uid").values_list("pod_uid", flat=True).distinct()
     for uid in list(uids):
@@ -70,15 +70,15 @@ def drop_others(*, cluster: Cluster, live: Iterable[str]) -> None:
 
 @transaction.atomic
 def drop_all(cluster: Cluster) -> None:
-    """No pod of the cluster takes anything."""
+    """Remove the parts of all pods of the cluster."""
     rows = PodHold.objects.filter(cluster=cluster)
-    gpus = _locked(rows.values_list("gpu_id", flat=True))
+    gpus = _lock_gpus(rows.values_list("gpu_id", flat=True))
     rows.filter(gpu__in=gpus).delete()
     _count(gpus)
 
 
-def held(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
-    """What stands for the cluster's pods: core and MiB, by pod's and GPU's uid."""
+def holds_of(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the parts of the cluster's pods: core and MiB, by uid of pod and GPU."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     rows = PodHold.objects.filter(cluster=cluster).values_list("pod_uid", "gpu__uuid", "core", "memory_mib")
     for pod_uid, gpu, core, memory_mib in rows:
@@ -86,14 +86,14 @@ def held(cluster: Cluster) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
-    """What of these GPUs (a filter of them) no new pod of the cluster may count on: core and MiB, by key.
+def unavailable(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
+    """Return the capacity of these GPUs (a filter) that new pods of the cluster cannot use: core and MiB, by key.
 
-    What others have, what is reserved, and the whole of GPUs that take no claims. A pod that was sent there would get
-    no claim, and so never begin. A node may close after this: nobody who closes one waits for pods.
+    That is the use by others, reservations, and the whole of GPUs that accept no claims: a pod there would get no
+    claim, and so never start. A node may close afterwards: closing does not wait for pods.
     """
     found = of_others(cluster, Q(gpu__in=Gpu.objects.filter(gpus)))
-    if rooms := reserved(cluster.pool, gpus):
+    if rooms := reserved_amounts(cluster.pool, gpus):
         for key, uuid in Gpu.objects.filter(gpus, uuid__in=rooms).values_list("pk", "uuid"):
             core, memory_mib = found.get(key, (0, 0))
             found[key] = core + rooms[uuid][0], memory_mib + rooms[uuid][1]
@@ -101,24 +101,24 @@ def closed(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
     return found | {key: (WHOLE, memory_mib) for key, memory_mib in shut}
 
 
-def reserved(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
-    """Core and MiB by GPU's uid that no pod may count on of what is free: a pod has no end, and reservations begin."""
+def reserved_amounts(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
+    """Return the reserved part of free capacity by GPU uuid: pods have no time limit, and reservations begin."""
     return read_reserved(pool, now=timezone.now(), which=gpus).withheld_from(Claim(pool=pool), list)
 
 
 def _takes_no_claims() -> Q:
-    """Of GPUs: as commits have it."""
+    """Return the condition of GPUs that accept no claims, as commits check it."""
     heard = timezone.now() - FRESH
     ready = Q(node__last_seen_at__gt=heard, node__cordoned=False, node__fenced_at=None, node__unhealthy="")
-    # Where a GPU was replaced, its index is the other one's.
+    # If a GPU was replaced, another GPU has its index.
     instead = Gpu.objects.filter(node=OuterRef("node"), index=OuterRef("index"), present=True)
     return (Q(present=True) & ~(ready & Q(unhealthy=""))) | (Q(present=False) & Q(~Exists(instead)))
 
 
 def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
-    """What claims that are no pod's of this cluster, and other clusters' pods, have of these GPUs, by key.
+    """Return the use of these GPUs by claims outside of this cluster's pods and by other clusters' pods, by key.
 
-    `which` is of rows with a `gpu`. What the cluster's own pods have is told by their annotations.
+    `which` filters rows with a `gpu`. The annotations of the cluster's own pods show their use.
     """
     claims = Assignment.objects.filter(which).exclude(state=AssignmentState.RELEASED)
     claims = claims.exclude(claim__container__cluster=cluster)
@@ -135,18 +135,18 @@ def _sums(rows: QuerySet[Any], core: str, memory_mib: str) -> dict[int, tuple[in
     return {gpu: (cores, mib) for gpu, cores, mib in summed.values_list("gpu", "cores", "mib")}
 
 
-def _there(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
+def _parts_of(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
     rows = PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid).values_list("gpu_id", "core", "memory_mib")
     return {gpu: (core, memory_mib) for gpu, core, memory_mib in rows}
 
 
-def _locked(keys: Iterable[int]) -> list[int]:
+def _lock_gpus(keys: Iterable[int]) -> list[int]:
     gpus = Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")
     return list(gpus.values_list("pk", flat=True))
 
 
 def _write(cluster: Cluster, pod_uid: str, parts: Parts, gpus: list[int]) -> None:
-    # Of locked GPUs only. What somebody else wrote of this pod meanwhile is put right at the next look at it.
+    # Locked GPUs only. A concurrent write for this pod is corrected at the next pass over it.
     PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid, gpu__in=gpus).delete()
     PodHold.objects.bulk_create(
         PodHold(cluster=cluster, pod_uid=pod_uid, gpu_id=key, core=core, memory_mib=memory_mib)

@@ -1,4 +1,4 @@
-"""Writing into the ledger where something runs, or is to run: on these GPUs and no others."""
+"""Assignment of claims to given GPUs."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -11,14 +11,14 @@ from gpucloud.errors import Conflict
 
 
 class NotAsItRuns(Conflict):
-    """What a pod holds cannot be written into the ledger as it is."""
+    """The pod's shares cannot be recorded in the ledger as they are."""
 
     code: ClassVar[str] = "not-as-it-runs"
     title = "Cannot be taken over"
 
 
 def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:
-    """Assign the new claim, in the transaction that made it. Raises NotAsItRuns, and what a commit raises."""
+    """Assign the new claim, in the transaction that created it. Raises NotAsItRuns and what a commit raises."""
     pick = commits.Pick(claim, tuple(sorted(gpu.pk for gpu in gpus)))
     outcome = commits.commit([pick], fence=lambda: None)
     for _, error in outcome.failed:
@@ -30,13 +30,13 @@ def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:
 
 
 def no_room(free: Iterable[tuple[int, int, int]]) -> NotAsItRuns:
-    """Why a pod cannot be on its GPUs, of each its index and what is free of it: percent and MiB."""
+    """Return the refusal for GPUs without room; `free` has index, percent and MiB of each."""
     said = "; ".join(f"GPU {index}: {core} percent, {memory_mib} MiB" for index, core, memory_mib in free)
     return NotAsItRuns(f"Its GPUs have no room in the ledger, or are not ready. Free are {said}.")
 
 
 def node_of(pool: Pool, name: str) -> Node:
-    """Our node that the pool's cluster calls so. Raises NotAsItRuns."""
+    """Return the pool's node of this Kubernetes name. Raises NotAsItRuns."""
     nodes = Node.objects.filter(pool=pool)
     found = nodes.filter(kubernetes_node=name).first() or nodes.filter(name=name, kubernetes_node="").first()
     if found is None:

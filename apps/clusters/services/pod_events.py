@@ -1,4 +1,4 @@
-"""Events of Kubernetes, by which a pod's owner hears from us: `kubectl describe pod` shows them."""
+"""Kubernetes events for a pod's owner: `kubectl describe pod` shows them."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,13 +10,13 @@ LONGEST = 1024
 
 
 class Api(Protocol):
-    """Of the pod's cluster."""
+    """Client of the pod's cluster."""
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
 def post(api: Api, row: PodClaim, *, kind: str, reason: str, words: str) -> None:
-    """Say it of the container's pod; `kind` is Normal or Warning. Raises Unreachable, Refused."""
+    """Create an event of the container's pod; `kind` is Normal or Warning. Raises Unreachable, Refused."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     api.post(
         f"/api/v1/namespaces/{row.namespace}/events",

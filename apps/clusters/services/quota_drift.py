@@ -1,4 +1,4 @@
-"""ResourceQuotas of a cluster's namespaces against the quotas of their tenants: asked now, nothing kept."""
+"""Comparison of the namespaces' ResourceQuotas with their tenants' quotas, read live."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from apps.clusters.services import bindings, connections, quota_sync
 from apps.quotas.principals import Principal
 from gpucloud.errors import GpucloudError
 
-# Kubernetes takes limits of extended resources in a ResourceQuota and never counts them.
+# Kubernetes accepts limits of extended resources in a ResourceQuota but never counts them.
 NEVER_COUNTED = "limits.tencent.com/"
 
 
@@ -26,18 +26,18 @@ class Amount:
     resource: str
     wanted: int | None
     there: int | None
-    # What Kubernetes counts of it now; None: it does not.
+    # Usage that Kubernetes counts; None if it does not.
     used: int | None
 
     @property
     def in_step(self) -> bool:
-        """Whether Kubernetes enforces what the tenant has."""
+        """True if Kubernetes enforces the tenant's quota."""
         return self.wanted == self.there
 
 
 @dataclass(frozen=True, slots=True)
 class NeverCounted:
-    """An amount in somebody's ResourceQuota that looks like a limit and is none."""
+    """An amount in a ResourceQuota that looks like a limit and is not."""
 
     namespace: str
     quota: str
@@ -46,17 +46,17 @@ class NeverCounted:
 
 @dataclass(slots=True)
 class Standing:
-    """Of all bound namespaces. `synced`: what is out of step is put right within seconds."""
+    """Result for all bound namespaces. `synced`: differences are corrected within seconds."""
 
     synced: bool
-    # Why the cluster could not be asked; empty: it was.
+    # Reason why the cluster did not answer; empty if it did.
     reason: str = ""
     amounts: list[Amount] = field(default_factory=list)
     never_counted: list[NeverCounted] = field(default_factory=list)
 
 
 def read(*, principal: Principal, cluster: Cluster) -> Standing:
-    """As it is now. Raises Denied."""
+    """Return the present comparison. Raises Denied."""
     principal.require_operator()
     try:
         return _standing(cluster, connections.client_of(cluster))
@@ -73,7 +73,7 @@ def _standing(cluster: Cluster, client: Client) -> Standing:
     for namespace in sorted(labels):
         tenant = bindings.tenant_of(rows, namespace, labels[namespace])
         if tenant is not None:
-            wanted = quota_sync.wanted(cluster, tenant, namespace)
+            wanted = quota_sync.hard_limits(cluster, tenant, namespace)
             standing.amounts += _amounts(namespace, tenant.slug, wanted, ours.get(namespace))
     return standing
 

@@ -1,9 +1,9 @@
-"""Tenants' quotas as ResourceQuotas in their namespaces, so that Kubernetes refuses what the ledger would not bear.
+"""Tenants' quotas as ResourceQuotas in their namespaces, so that Kubernetes refuses pods beyond the ledger.
 
-A namespace may have what its own pods hold and what its tenant's quotas have free: what the tenant holds elsewhere, in
-another namespace or outside of Kubernetes, is not there. Kubernetes enforces `requests.tencent.com/…` only; what stands
-beside them as `limits.nvidia.com/…` HAMi's scheduler counts. What was written stands in an annotation, too; where the
-quota says otherwise, somebody else changed it, and it is put right and noted in the audit log.
+A namespace may have what its own pods hold plus what its tenant's quotas have free; the tenant's holdings elsewhere, in
+other namespaces or outside of Kubernetes, are subtracted. Kubernetes enforces `requests.tencent.com/…` only; HAMi's
+scheduler counts the `limits.nvidia.com/…` beside them. An annotation repeats what was written; if the quota differs
+from it, somebody else changed it: it is corrected and noted in the audit log.
 """
 
 import json
@@ -31,29 +31,29 @@ logger = logging.getLogger(__name__)
 NAME = "gpucloud"
 OURS = {"app.kubernetes.io/managed-by": "gpucloud"}
 WRITTEN = "gpucloud.io/written"
-# Which of our resources is which of theirs, and how many of ours are one of theirs.
+# Kubernetes' resources of each of our resources, with the number of our units in one of theirs.
 RESOURCES = {
     Resource.CORE_PERCENT: {f"requests.{CORE}": 1, f"limits.{hami.CORES}": 1},
     Resource.MEMORY_MIB: {f"requests.{MEMORY}": UNIT_MIB, f"limits.{hami.MEMORY}": 1},
 }
 
 
-def wanted(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
-    """The namespace's `spec.hard`. What is unlimited is left out."""
+def hard_limits(cluster: Cluster, tenant: Tenant, namespace: str) -> dict[str, str]:
+    """Return the namespace's `spec.hard`, without unlimited resources."""
     hard: dict[str, str] = {}
     for resource, names in RESOURCES.items():
         covering = ResourceQuota.objects.filter(Q(pool=cluster.pool) | Q(pool=None), tenant=tenant, resource=resource)
         rows = list(covering.values_list("hard", "used"))
-        held = _held(cluster, tenant, namespace, resource)
-        # Without a quota a tenant has none of it.
+        held = _held_by_namespace(cluster, tenant, namespace, resource)
+        # Without a quota a tenant may hold none.
         room = [most - used + held for most, used in rows if most is not None] if rows else [0]
         if room:
             hard |= {name: str(max(0, min(room)) // unit) for name, unit in names.items()}
     return hard
 
 
-def _held(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> int:
-    """By the namespace's pods, and by its SharePods that have no pod yet: each of these is one claim."""
+def _held_by_namespace(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> int:
+    """Return the charges of the namespace's pods and of its SharePods without a pod: each is one claim."""
     pods = Q(container__cluster=cluster, container__namespace=namespace)
     sharepods = Q(sharepod__cluster=cluster, sharepod__namespace=namespace)
     here = Claim.objects.filter(pods | sharepods, tenant=tenant)
@@ -61,11 +61,11 @@ def _held(cluster: Cluster, tenant: Tenant, namespace: str, resource: str) -> in
 
 
 def sync(*, cluster: Cluster, client: Client, namespaces: Mapping[str, Mapping[str, str]]) -> int:
-    """Bring every bound namespace's quota in step; returns how many were written. Raises Unreachable, Refused.
+    """Correct every bound namespace's quota; return the number written. Raises Unreachable, Refused.
 
-    What is refused in one namespace stands in the log and is tried again the next time; the others are written.
+    Refusals in one namespace are logged and retried the next time; the others are written.
     """
-    # By its name: a label is anybody's to take away, and the quota would then be there and not be found.
+    # Found by name: a label could be removed, and the existing quota would not be found.
     items, _ = client.list("/api/v1/resourcequotas", fieldSelector=f"metadata.name={NAME}")
     there = {quota.metadata.namespace: quota for quota in (msgspec.json.decode(item, type=Quota) for item in items)}
     rows = list(cluster.bindings.select_related("tenant"))
@@ -82,12 +82,12 @@ def sync(*, cluster: Cluster, client: Client, namespaces: Mapping[str, Mapping[s
 
 
 def _amounts(hard: Mapping[str, Any]) -> dict[str, str]:
-    """As we write them: the API server makes `9k` of 9000."""
+    """Return the amounts in our spelling: the API server turns 9000 into `9k`."""
     return {name: str(quantities.value(amount)) for name, amount in hard.items()}
 
 
 def _before(there: Quota) -> dict[str, Any] | None:
-    """What we wrote last; None where that is not to be read any more."""
+    """Return the amounts written last; None if the annotation is unreadable."""
     try:
         found = json.loads((there.metadata.annotations or {}).get(WRITTEN) or "")
     except ValueError:
@@ -96,21 +96,21 @@ def _before(there: Quota) -> dict[str, Any] | None:
 
 
 def _sync(cluster: Cluster, client: Client, namespace: str, tenant: Tenant, there: Quota | None) -> int:
-    due, path = wanted(cluster, tenant, namespace), f"/api/v1/namespaces/{namespace}/resourcequotas"
+    due, path = hard_limits(cluster, tenant, namespace), f"/api/v1/namespaces/{namespace}/resourcequotas"
     text = json.dumps(due, sort_keys=True)
     metadata = {"name": NAME, "labels": OURS, "annotations": {WRITTEN: text}}
     if there is None:
         try:
             client.post(path, {"metadata": metadata, "spec": {"hard": due}})
         except Refused as error:
-            if error.status != 404:  # a namespace that is just being removed
+            if error.status != 404:  # the namespace is being removed
                 raise
             return 0
         return 1
     now, before = _amounts(there.spec.hard or {}), _before(there)
     if now == before == due:
         return 0
-    # A merge keeps what it does not name: what is no longer limited, or was never ours, is taken out by name.
+    # A merge keeps unnamed keys: resources without a limit are removed by name.
     gone: dict[str, Any] = dict.fromkeys(now.keys() - due.keys())
     client.patch(f"{path}/{there.metadata.name}", {"metadata": metadata, "spec": {"hard": {**gone, **due}}})
     if now != before:

@@ -1,9 +1,9 @@
-"""A pod's shares, changed while it runs: asked for by annotations or by the API, answered in the pod itself.
+"""Resizing of running pods: requested by annotations or by the API, answered in the pod itself.
 
-Extended resources of a pod never change, so its annotations speak: gpu-manager's `tencent.com/vcuda-core-limit`, and
-`gpucloud.io/vcuda-core` and `gpucloud.io/vcuda-memory` in the resources' own units. A value is for every container that
-holds a GPU, or for some by name: "40", "train=40,serve=20". They become the claim's resize, with its quota and its
-refusals; what the node says of it comes back as the annotation `gpucloud.io/resize-status` and an Event.
+A pod's extended resources never change, so annotations carry the request: gpu-manager's `tencent.com/vcuda-core-limit`,
+and `gpucloud.io/vcuda-core` and `gpucloud.io/vcuda-memory` in the resources' own units. A value is for every container
+that holds a GPU, or for some by name: "40", "train=40,serve=20". It becomes a resize of the claim, with its quota and
+its refusals; the node's result comes back as the annotation `gpucloud.io/resize-status` and an Event.
 """
 
 import json
@@ -32,28 +32,28 @@ CORE = "gpucloud.io/vcuda-core"
 MEMORY = "gpucloud.io/vcuda-memory"
 STATUS = "gpucloud.io/resize-status"
 KEYS = (CORE, CORE_LIMIT, MEMORY)
-# Of one pod; more than that is a mistake.
+# Longest annotation that is read.
 LONGEST = 1000
 REASONS = {TellState.IN_FORCE: ("Normal", "Resized"), TellState.REFUSED: ("Warning", "ResizeRefused")}
 
 
 class Api(pod_events.Api, Protocol):
-    """Of the pod's cluster."""
+    """Client of the pod's cluster."""
 
     def patch(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
-class Said(NamedTuple):
-    """What one container of a pod is to be told."""
+class ResizeStatus(NamedTuple):
+    """Status of one container for the pod's annotation."""
 
     state: TellState
     facts: dict[str, Any]
 
 
 def follow(*, cluster: Cluster, pod_uid: str, annotations: Mapping[str, str]) -> None:
-    """Do what the pod's annotations ask, where they are others than before. A refusal is kept, to be told.
+    """Apply the pod's annotations if they changed. A refusal is stored for the pod's status.
 
-    Raises Busy: what cannot be done now is asked again with the pod's next event.
+    Raises Busy: retry with the pod's next event.
     """
     words = {key: annotations[key][:LONGEST] for key in KEYS if key in annotations}
     rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid, claim__isnull=False)
@@ -70,7 +70,7 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
     refusal, before = "", row.claim.generation
     now = before
     try:
-        values: dict[str, Any] = asked(words, row.container)
+        values: dict[str, Any] = parse_request(words, row.container)
         with transaction.atomic():
             if values:
                 changes = ClaimChanges(**values)
@@ -86,8 +86,8 @@ def _act(row: PodClaim, words: dict[str, str]) -> None:
     resize.change(words=words, refusal=refusal, told=resize.told, told_generation=resize.told_generation)
 
 
-def asked(words: Mapping[str, str], container: str) -> dict[str, Any]:
-    """What the annotations want for this container, in the claim's words. Raises Unreadable."""
+def parse_request(words: Mapping[str, str], container: str) -> dict[str, Any]:
+    """Return the claim's new fields for this container. Raises Unreadable."""
     named = {
         "core_request": (CORE, 1, 100),
         "core_limit": (CORE_LIMIT, 1, 100),
@@ -111,43 +111,43 @@ def _of_container(said: str | None, container: str, key: str, most: int) -> int 
 
 
 def tell(*, cluster: Cluster, api: Api) -> int:
-    """Tell pods what has become of their shares since they were last told; how many were. Raises Busy."""
+    """Write the status of changed shares to their pods; return the number of containers. Raises Busy."""
     news: dict[tuple[str, str, str], list[PodClaim]] = {}
-    for row in _due(cluster):
+    for row in _pending_pods(cluster):
         news.setdefault((row.namespace, row.pod, row.pod_uid), []).append(row)
     told = 0
     for (namespace, name, uid), due in news.items():
         rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=uid, claim__isnull=False)
         said = {row.container: of_container(row) for row in rows.select_related("claim", "resize").order_by("pk")}
-        changed = [row for row in due if _is_news(row, said[row.container])]
+        changed = [row for row in due if _differs(row, said[row.container])]
         if not changed:
             continue
         try:
             _write(api, f"/api/v1/namespaces/{namespace}/pods/{name}", uid, said)
             for row in changed:
                 _post_event(api, row, said[row.container])
-                _note_told(row, said[row.container])
+                _record_told(row, said[row.container])
                 told += 1
         except Busy:
             raise
         except GpucloudError as error:
-            logger.info("pod %s/%s is not told of its shares: %s", namespace, name, error.detail)
+            logger.info("status of pod %s/%s not written: %s", namespace, name, error.detail)
             if isinstance(error, Refused) and error.worth_another_try:
                 continue
-            # It is gone, or another one has its name; the watch will say so.
+            # It is gone, or another pod has its name; the watch will report it.
             for row in changed:
-                _note_told(row, said[row.container])
+                _record_told(row, said[row.container])
     return told
 
 
-def _write(api: Api, path: str, uid: str, said: Mapping[str, Said]) -> None:
+def _write(api: Api, path: str, uid: str, said: Mapping[str, ResizeStatus]) -> None:
     text = json.dumps({container: {"state": one.state, **one.facts} for container, one in said.items()})
-    # With its uid: another pod of that name is told nothing.
+    # The uid protects another pod of that name.
     api.patch(path, {"metadata": {"uid": uid, "annotations": {STATUS: text}}})
 
 
-def of_container(row: PodClaim) -> Said:
-    """How the container's shares stand."""
+def of_container(row: PodClaim) -> ResizeStatus:
+    """Return the status of the container's shares."""
     claim, resize = row.claim, getattr(row, "resize", None)
     assert claim is not None
     facts: dict[str, Any] = {
@@ -157,37 +157,37 @@ def of_container(row: PodClaim) -> Said:
         "generation": claim.generation,
     }
     if resize is not None and resize.refusal and claim.generation == resize.told_generation:
-        return Said(TellState.REFUSED, facts | {"reason": resize.refusal})
+        return ResizeStatus(TellState.REFUSED, facts | {"reason": resize.refusal})
     waiting = [
         one
         for one in claim.assignments.exclude(state=AssignmentState.RELEASED)
         if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
     ]
     if claim.state == "active" and not waiting:
-        return Said(TellState.IN_FORCE, facts)
+        return ResizeStatus(TellState.IN_FORCE, facts)
     why = next((one.reason for one in waiting if one.reason), None) or f"the claim is {claim.state}"
-    return Said(TellState.PENDING, facts | {"reason": why[:500]})
+    return ResizeStatus(TellState.PENDING, facts | {"reason": why[:500]})
 
 
-def _due(cluster: Cluster) -> Iterable[PodClaim]:
-    """Containers whose shares were changed and that have not heard how it ended."""
+def _pending_pods(cluster: Cluster) -> Iterable[PodClaim]:
+    """Return containers whose shares changed and whose result is not written yet."""
     rows = PodClaim.objects.live().filter(cluster=cluster, claim__isnull=False)
     changed = Q(claim__generation__gt=1, resize__isnull=True) | Q(claim__generation__gt=F("resize__told_generation"))
     return rows.filter(changed | Q(resize__told=TellState.PENDING)).select_related("claim", "resize").order_by("pk")
 
 
-def _is_news(row: PodClaim, said: Said) -> bool:
+def _differs(row: PodClaim, said: ResizeStatus) -> bool:
     resize = getattr(row, "resize", None)
     generation = resize.told_generation if resize is not None else 1
     return (resize.told if resize is not None else "", generation) != (said.state, said.facts["generation"])
 
 
-def _note_told(row: PodClaim, said: Said) -> None:
+def _record_told(row: PodClaim, said: ResizeStatus) -> None:
     resize, _ = PodResize.objects.get_or_create(container=row)
     resize.change(told=said.state, told_generation=said.facts["generation"])
 
 
-def _post_event(api: Api, row: PodClaim, said: Said) -> None:
+def _post_event(api: Api, row: PodClaim, said: ResizeStatus) -> None:
     if said.state not in REASONS:
         return
     kind, reason = REASONS[said.state]
@@ -201,6 +201,6 @@ def _post_event(api: Api, row: PodClaim, said: Said) -> None:
 
 
 def _principal(row: PodClaim) -> Principal:
-    """Whoever may annotate the pod: that is the cluster's to say, and its word counts as a member's."""
+    """Return the principal of the annotations' writer: a member, because the cluster decides who may annotate."""
     assert row.claim is not None
     return Principal(name=f"cluster:{row.cluster.name}", roles={row.claim.tenant_id: "member"})

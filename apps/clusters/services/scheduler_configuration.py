@@ -1,7 +1,7 @@
-"""Configuration for kube-scheduler: which extender to ask, in the two forms that there have been.
+"""Configuration of kube-scheduler's extenders in both forms.
 
 Before Kubernetes 1.23 extenders stood in a Policy file; since then in a KubeSchedulerConfiguration. The entries are the
-same but for `enableHttps` and the timeout (nanoseconds there, `10s` here).
+same except for `enableHttps` and the timeout (nanoseconds there, `10s` here).
 """
 
 import re
@@ -21,7 +21,7 @@ SHARED = (
 
 
 class NotASchedulerConfiguration(Invalid):
-    """It is neither form, or one of its values is none."""
+    """The document has neither form, or an invalid value."""
 
     code = "not-a-scheduler-configuration"
     title = "This is no configuration of kube-scheduler"
@@ -30,10 +30,10 @@ class NotASchedulerConfiguration(Invalid):
 def extender(
     url: str, *, by_name: bool = False, everything: bool = False, timeout_seconds: int = 10, **tls: str
 ) -> Json:
-    """One entry, as a KubeSchedulerConfiguration has it.
+    """Return one entry of a KubeSchedulerConfiguration.
 
-    `by_name`: kube-scheduler sends names of nodes only. `everything`: prioritize and bind too; else the filter alone,
-    as with gpu-admission. Pods without GPUs are not asked about.
+    `by_name`: kube-scheduler sends only names of nodes. `everything`: prioritize, bind and preempt too; else the filter
+    alone, as with gpu-admission. kube-scheduler does not ask about pods without GPUs.
     """
     entry: Json = {
         "urlPrefix": f"{url.rstrip('/')}/scheduler",
@@ -41,7 +41,7 @@ def extender(
         "enableHTTPS": url.startswith("https://"),
         "httpTimeout": f"{timeout_seconds}s",
         "nodeCacheCapable": by_name,
-        # A GPU pod that nobody chose GPUs for must not be started.
+        # A GPU pod without chosen GPUs must not start.
         "ignorable": False,
         "managedResources": [{"name": name, "ignoredByScheduler": False} for name in (CORE, MEMORY)],
     }
@@ -51,7 +51,7 @@ def extender(
 
 
 def configuration(*extenders: Json, scheduler_name: str | None = None) -> Json:
-    """For Kubernetes 1.25 and later."""
+    """Return the configuration for Kubernetes 1.25 and later."""
     made: Json = {"apiVersion": V1, "kind": "KubeSchedulerConfiguration"}
     if scheduler_name is not None:
         made["profiles"] = [{"schedulerName": scheduler_name}]
@@ -59,12 +59,15 @@ def configuration(*extenders: Json, scheduler_name: str | None = None) -> Json:
 
 
 def policy(*extenders: Json) -> Json:
-    """For Kubernetes before 1.23."""
+    """Return the configuration for Kubernetes before 1.23."""
     return {"kind": "Policy", "apiVersion": "v1", "extenders": [_to_policy(entry) for entry in extenders]}
 
 
 def convert(document: Mapping[str, Any]) -> tuple[Json, list[str]]:
-    """The other form of the document, and what of it has no place there. Raises NotASchedulerConfiguration."""
+    """Return the other form of the document, and its fields without a counterpart.
+
+    Raises NotASchedulerConfiguration.
+    """
     kind, entries = document.get("kind"), document.get("extenders") or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise NotASchedulerConfiguration("Its `extenders` are not a list of entries.")
@@ -98,10 +101,10 @@ def _to_configuration(entry: Mapping[str, Any]) -> Json:
 
 
 def _nanoseconds(text: object) -> int:
-    """Of a number of them, or of a duration as Go writes it: `1m30s`, `500ms`."""
+    """Parse nanoseconds, or a duration as Go writes it: `1m30s`, `500ms`."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    # Of more digits no duration is made, there or here.
+    # Longer numbers are not valid durations in Go either.
     parts = re.findall(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ns|us|µs|ms|s|m|h)", str(text))
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise NotASchedulerConfiguration(f"Its timeout {text!r} is no duration, like `10s`.")

@@ -1,7 +1,7 @@
-"""Credentials of clusters, sealed with the installation's secret key.
+"""Encryption of clusters' credentials with the installation's secret key.
 
-Whoever steals the database alone reaches no cluster. Each cluster's seal has a key of its own, derived from SECRET_KEY,
-so one cluster's credentials cannot be put in the place of another's.
+A stolen database alone gives access to no cluster. Each cluster has a key of its own, derived from SECRET_KEY, so one
+cluster's credentials cannot replace another's.
 """
 
 import base64
@@ -16,19 +16,19 @@ from gpucloud.errors import Conflict
 
 
 class SealBroken(Conflict):
-    """The credentials were sealed with a key that is no longer known."""
+    """The credentials were encrypted with an unknown key."""
 
     code = "seal-broken"
     title = "The cluster's credentials cannot be read"
 
 
 def seal(uid: uuid.UUID, text: str) -> str:
-    """The text, for nobody but this installation and this cluster."""
+    """Encrypt the text for this installation and this cluster."""
     return _keys(uid).encrypt(text.encode()).decode()
 
 
 def unseal(uid: uuid.UUID, sealed: str) -> str:
-    """The text again. Raises SealBroken."""
+    """Decrypt the text. Raises SealBroken."""
     try:
         return _keys(uid).decrypt(sealed.encode()).decode()
     except InvalidToken as error:

@@ -1,12 +1,12 @@
-"""Who watches the clusters, and who their SharePods: the one of a command that leads, by a session's advisory lock."""
+"""Leadership of the commands that watch clusters and SharePods, by a session advisory lock."""
 
 from django.db import connection
 
 from gpucloud.locks import number_of
 
 CLUSTERS, SHAREPODS = number_of("clusters"), number_of("sharepods")
-# A lock by one number of 64 bits is listed by its halves.
-HELD = """
+# pg_locks lists a lock with a 64-bit number as two halves.
+IS_LOCKED = """
     SELECT EXISTS (
         SELECT FROM pg_locks
         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
@@ -18,14 +18,14 @@ HELD = """
 
 
 def lead(lock: int = CLUSTERS) -> bool:
-    """Take the lock for this connection, until it ends; False where another one has it."""
+    """Take the lock for this connection until it ends; return False if another one has it."""
     with connection.cursor() as cursor:
         row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [lock]).fetchone()
     return bool(row and row[0])
 
 
 def is_led(lock: int = CLUSTERS) -> bool:
-    """Whether anybody watches now."""
+    """Return True if any process watches now."""
     with connection.cursor() as cursor:
-        row = cursor.execute(HELD, {"lock": lock}).fetchone()
+        row = cursor.execute(IS_LOCKED, {"lock": lock}).fetchone()
     return bool(row and row[0])

@@ -1,1 +1,1 @@
-"""SharePods: KubeShare's objects, placed by our core and run as pods that our device plugin knows."""
+"""SharePods: KubeShare's objects, placed by our scheduler and run as pods of our device plugin."""

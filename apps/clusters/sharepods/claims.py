@@ -1,4 +1,4 @@
-"""The claims of SharePods: made, changed with their annotations, given back."""
+"""Claims of SharePods: creation, change with their annotations, release."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,8 +11,8 @@ from apps.clusters.formats import kubeshare, pods
 from apps.clusters.formats.asks import Ask, Unreadable
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.services import bindings, outside, placing
-from apps.clusters.sharepods import words
-from apps.clusters.sharepods.words import Place
+from apps.clusters.sharepods import manifests
+from apps.clusters.sharepods.manifests import Place
 from apps.nodes.models import Gpu
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
@@ -26,7 +26,7 @@ from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from gpucloud.errors import Conflict
 
-# A DNS label; the spec of a SharePod has no schema that says so.
+# Length of a DNS label; the spec of a SharePod has no schema that bounds it.
 LONGEST_NAME = 63
 
 
@@ -34,11 +34,11 @@ class NobodyPays(Conflict):
     """No tenant is bound to the namespace."""
 
     code: ClassVar[str] = "nobody-pays"
-    title = "The namespace is nobody's"
+    title = "The namespace is bound to no tenant"
 
 
 class Quicker(Conflict):
-    """Another controller has just made its claim."""
+    """Another controller has just created its claim."""
 
     code: ClassVar[str] = "quicker"
     title = "It has a claim already"
@@ -46,9 +46,9 @@ class Quicker(Conflict):
 
 @transaction.atomic
 def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
-    """Its claim: queued until a round places it, or placed at once where it names its node or a GPUID.
+    """Create the claim: queued until a round places it, or placed at once if it names its node or a GPUID.
 
-    `labels` are the namespace's. Raises Unreadable, NobodyPays, NotAsItRuns, Quicker, and what a claim raises.
+    `labels` are the namespace's. Raises Unreadable, NobodyPays, NotAsItRuns, Quicker, and what creating a claim raises.
     """
     meta, container = thing["metadata"], _container(thing)
     tenant = bindings.tenant_of(cluster.bindings.select_related("tenant"), meta["namespace"], dict(labels))
@@ -64,7 +64,7 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
             name=f"{meta['namespace']}/{meta['name']}"[:200],
             when_over_quota="refuse" if pinned else "wait",
             pod={"namespace": meta["namespace"], "name": meta["name"], "container": container},
-            **ask.claimed(0),
+            **ask.claim_fields(0),
         ),
     )
     if pinned:
@@ -78,7 +78,7 @@ def make(*, cluster: Cluster, thing: Mapping[str, Any], ask: Ask, labels: Mappin
 
 
 def _container(thing: Mapping[str, Any]) -> str:
-    """What the node's agent is told: it takes no other name. Raises Unreadable."""
+    """Return the container's name for the node's agent, which accepts no other. Raises Unreadable."""
     name = thing["spec"]["containers"][0]["name"]
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise Unreadable(f"{pods.name_of(thing)}: its first container needs a name of 1 to {LONGEST_NAME} characters.")
@@ -87,14 +87,14 @@ def _container(thing: Mapping[str, Any]) -> str:
 
 @transaction.atomic
 def make_again(row: SharePod, *, thing: Mapping[str, Any], ask: Ask, labels: Mapping[str, str]) -> SharePod:
-    """A new claim for one whose claim was released under it, as when somebody removed its pod. Raises as `make`."""
+    """Create a new claim for a SharePod whose claim was released, e.g. by removing its pod. Raises as `make`."""
     cluster = row.cluster
     row.delete()
     return make(cluster=cluster, thing=thing, ask=ask, labels=labels)
 
 
 def _pinned(claim: Claim, tenant: Tenant, cluster: Cluster, *, node: str, gpu_id: str) -> list[Gpu]:
-    """The core's choice among the GPUs that its words leave. Raises NotAsItRuns."""
+    """Return the scheduler's choice among the GPUs that node and GPUID leave. Raises NotAsItRuns."""
     which = Q(node=placing.node_of(cluster.pool, node)) if node else Q()
     if gpu_id and Gpu.objects.filter(uuid=gpu_id).exists():
         which &= Q(uuid=gpu_id)
@@ -110,7 +110,7 @@ def _pinned(claim: Claim, tenant: Tenant, cluster: Cluster, *, node: str, gpu_id
 
 
 def _sharing(tenant: Tenant, cluster: Cluster, gpu_id: str) -> Q:
-    """The GPU for which its tenant's word stands already; else any for which none of its words does."""
+    """Return the filter of the tenant's GPU with this GPUID; else of the GPUs without any of its GPUIDs."""
     mine = SharePod.objects.filter(cluster=cluster, claim__tenant=tenant, ended_at=None).exclude(gpu_id="")
     of_word = Gpu.objects.filter(assignments__claim__sharepod__in=mine.filter(gpu_id=gpu_id))
     of_word = of_word.exclude(assignments__state="released")
@@ -121,15 +121,15 @@ def _sharing(tenant: Tenant, cluster: Cluster, gpu_id: str) -> Q:
 
 
 def follow(row: SharePod, ask: Ask) -> None:
-    """Move its claim to what its annotations say now, while it runs. Raises what a resize raises."""
-    fields = ask.claimed(0)
+    """Resize the claim to the present annotations while it runs. Raises what a resize raises."""
+    fields = ask.claim_fields(0)
     wanted = {name: fields[name] for name in ("core_request", "core_limit", "memory_mib")}
     if wanted != lifecycle.limits(row.claim) and (row.claim.waiting or row.claim.state in PLACED):
         row.claim = resize_claim(principal=SYSTEM, claim=row.claim, changes=ClaimChanges(**wanted))
 
 
 def place_of(row: SharePod) -> Place | None:
-    """Where its claim is; None: it waits."""
+    """Return the claim's place; None while it waits."""
     if row.claim.state not in PLACED:
         return None
     gpu = _gpu_of(row)
@@ -137,15 +137,15 @@ def place_of(row: SharePod) -> Place | None:
 
 
 def is_elsewhere(row: SharePod, pod: Mapping[str, Any], place: Place | None) -> bool:
-    """Whether the pod has a share that is no longer its own: of a former claim, or where its claim was before."""
+    """Return True if the pod belongs to a former claim or to the claim's former place."""
     if pods.annotations(pod).get(pods.CLAIM, str(row.claim.uid)) != str(row.claim.uid):
         return True
-    return row.claim.waiting if place is None else not words.is_at(pod, place)
+    return row.claim.waiting if place is None else not manifests.is_at(pod, place)
 
 
 @transaction.atomic
-def part(row: SharePod, pod: Mapping[str, Any]) -> None:
-    """The pod's end is not the claim's."""
+def detach_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
+    """Detach the pod from the claim, so that the pod's end does not release it."""
     PodClaim.objects.filter(claim=row.claim, pod_uid=pod["metadata"]["uid"]).delete()
 
 
@@ -156,7 +156,7 @@ def _gpu_of(row: SharePod) -> Gpu | None:
 
 @transaction.atomic
 def note_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
-    """The pod that runs for the claim, among the cluster's containers. Repeatable."""
+    """Record the claim's running pod among the cluster's containers. Repeatable."""
     gpu = _gpu_of(row)
     if gpu is None:
         return
@@ -184,7 +184,7 @@ def note_pod(row: SharePod, pod: Mapping[str, Any]) -> None:
 
 @transaction.atomic
 def end(row: SharePod, why: str) -> None:
-    """Give the share back; repeatable."""
+    """Release the share. Repeatable."""
     row = SharePod.objects.select_for_update(of=("self",)).select_related("claim__tenant").get(pk=row.pk)
     if row.ended_at is not None:
         return

@@ -1,8 +1,8 @@
-"""Keeping SharePods as they are wanted: claim, pod, status. Level-triggered: every look begins with what is there.
+"""Controller of SharePods: claim, pod, status. Level-triggered: every pass begins with the present state.
 
-A SharePod that is gone, or whose pod has ended, gives its share back; so does one that was removed while nobody
-looked. A pod that somebody removed is made again on its GPU. One whose claim was sent back to the queue, or is placed
-elsewhere since, is ended, and made anew where the claim is.
+A SharePod that is gone, or whose pod has ended, releases its share, even if it was removed while no controller ran. A
+removed pod is created again on its GPU. A pod whose claim was requeued or moved is deleted, and created again at the
+claim's place.
 """
 
 import json
@@ -15,10 +15,10 @@ from django.db import DataError
 
 from apps.clusters.formats import kubeshare, pods
 from apps.clusters.formats.asks import Ask, Unreadable
-from apps.clusters.importing.reading import listed
+from apps.clusters.importing.reading import list_objects
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.models import Cluster, SharePod
-from apps.clusters.sharepods import claims, words
+from apps.clusters.sharepods import claims, manifests
 from apps.clusters.sharepods.definition import PATH
 from apps.scheduling.models import ClaimState
 from gpucloud.errors import GpucloudError
@@ -27,25 +27,25 @@ logger = logging.getLogger(__name__)
 
 Thing = Mapping[str, Any]
 MISSING, CONFLICT = 404, 409
-# The spec of a SharePod has no schema: anything may stand where a pod has a list, a mapping or a name.
+# The spec of a SharePod has no schema: lists, mappings and names may have any type.
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 class SharePods:
-    """Those of one cluster."""
+    """Controller of one cluster's SharePods."""
 
     def __init__(self, cluster: Cluster, client: Client) -> None:
         self._cluster, self._client = cluster, client
 
-    def look(self) -> None:
-        """Once at all of them, by lists. Raises Unreachable, Refused where not even those can be had."""
-        things = listed(self._client, f"{PATH}/sharepods", optional=True)
-        self.reconcile(things, listed(self._client, "/api/v1/pods", labelSelector=words.LABEL))
+    def reconcile_all(self) -> None:
+        """Reconcile all SharePods once, from lists. Raises Unreachable, Refused if the lists fail."""
+        things = list_objects(self._client, f"{PATH}/sharepods", optional=True)
+        self.reconcile(things, list_objects(self._client, "/api/v1/pods", labelSelector=manifests.LABEL))
 
     def reconcile(self, things: Iterable[Thing], found: Iterable[Thing]) -> None:
-        """All SharePods of the cluster, and all pods with our label. Raises Unreachable."""
-        # A label alone is anybody's to write, in any namespace: the pod of a SharePod has its name too.
-        by_owner = {(pods.labels(pod)[words.LABEL], pods.name_of(pod)): pod for pod in found}
+        """Reconcile these SharePods of the cluster with all pods that have our label. Raises Unreachable."""
+        # Anyone can write the label, in any namespace: the pod of a SharePod has its name too.
+        by_owner = {(pods.labels(pod)[manifests.LABEL], pods.name_of(pod)): pod for pod in found}
         live = self._cluster.sharepods.filter(ended_at=None).select_related("claim__tenant", "claim__pool", "cluster")
         rows = {row.uid: row for row in live}
         for thing in sorted(things, key=lambda thing: thing["metadata"]["creationTimestamp"]):
@@ -53,17 +53,17 @@ class SharePods:
             try:
                 self._reconcile(thing, by_owner.get((uid, pods.name_of(thing))), rows.pop(uid, None))
             except Unreachable:
-                # Each of the others would wait for the same answer.
+                # Every other SharePod would wait for the same timeout.
                 raise
             except GpucloudError as error:
                 logger.warning("SharePod %s: %s", pods.name_of(thing), error.detail)
         for uid, row in rows.items():
-            # What was watched may be old: others make claims too while one controller hands over to the next.
+            # The watch may be behind: during a handover another controller creates claims too.
             if not self._is_there(row):
                 self._end(row, by_owner.get((uid, f"{row.namespace}/{row.name}")), "its SharePod is gone")
 
     def _is_there(self, row: SharePod) -> bool:
-        """Whether the SharePod is there, as the cluster itself has it now. Raises Unreachable, Refused."""
+        """Return True if the SharePod exists now, by a live read. Raises Unreachable, Refused."""
         thing = self._client.find(f"{PATH}/namespaces/{row.namespace}/sharepods/{row.name}")
         return thing is not None and thing["metadata"].get("uid") == row.uid
 
@@ -73,7 +73,7 @@ class SharePods:
                 self._end(row, pod, "its SharePod is being removed")
             return
         try:
-            phase, message, row, pod = self._wanted(thing, pod, row)
+            phase, message, row, pod = self._bring_up(thing, pod, row)
         except claims.Quicker as error:
             logger.info("SharePod %s: %s", pods.name_of(thing), error.detail)
             return
@@ -83,14 +83,21 @@ class SharePods:
             logger.info("SharePod %s is malformed", pods.name_of(thing), exc_info=True)
             phase, message = "Failed", "Its spec is not a pod's: every container needs a name and an image."
         except DataError:
-            logger.info("SharePod %s cannot be kept", pods.name_of(thing), exc_info=True)
-            phase, message = "Failed", "One of its words is too long, or has characters that cannot be kept."
-        self._tell(thing, words.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
+            logger.info("SharePod %s cannot be stored", pods.name_of(thing), exc_info=True)
+            phase, message = "Failed", "One of its values is too long, or has invalid characters."
+        self._tell(thing, manifests.status_of(pod, claims.place_of(row) if row else None, phase=phase, message=message))
 
-    def _wanted(
+    def _bring_up(
         self, thing: Thing, pod: Thing | None, row: SharePod | None
     ) -> tuple[str, str, SharePod | None, Thing | None]:
-        """Bring claim and pod to what the SharePod says; phase and message, and both as they are then."""
+        """Bring claim and pod to the SharePod's spec; return phase, message, and both afterwards.
+
+        1. End the claim of an ended pod.
+        2. Create a missing or released claim, or resize it to the annotations.
+        3. Delete a pod whose claim has moved.
+        4. Wait while the claim has no place.
+        5. Create a missing pod at the claim's place, and record it.
+        """
         if pod is not None and not pods.is_live(pod):
             if row is not None:
                 claims.end(row, "its pod has ended")
@@ -98,33 +105,33 @@ class SharePods:
         ask = _ask(thing)
         if row is None:
             if SharePod.objects.filter(cluster=self._cluster, uid=thing["metadata"]["uid"]).exists():
-                return "Succeeded", "Its share was given back.", None, pod
+                return "Succeeded", "Its share was released.", None, pod
             row = claims.make(cluster=self._cluster, thing=thing, ask=ask, labels=self._namespace(thing))
         if row.claim.state == ClaimState.RELEASED:
             row = claims.make_again(row, thing=thing, ask=ask, labels=self._namespace(thing))
         claims.follow(row, ask)
         place = claims.place_of(row)
         if pod is not None and claims.is_elsewhere(row, pod, place):
-            claims.part(row, pod)
+            claims.detach_pod(row, pod)
             self._remove(pod)
-            return "Pending", "Its share is elsewhere or waits: the pod that has the old one ends first.", row, pod
+            return "Pending", "Its share has moved or waits: its previous pod must end first.", row, pod
         if place is None:
             return "Pending", "; ".join(reason["detail"] for reason in row.claim.reasons), row, pod
         if pod is None:
-            made = words.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
-            pod = self._made(made)
+            made = manifests.pod_of(thing, ask, place, claim=str(row.claim.uid), at_ns=time.time_ns())
+            pod = self._post_pod(made)
         claims.note_pod(row, pod)
         return str((pod.get("status") or {}).get("phase") or "Pending"), "", row, pod
 
-    def _made(self, pod: Thing) -> Thing:
-        """Raises Refused: by a quota of the namespace, or because another pod has the name."""
+    def _post_pod(self, pod: Thing) -> Thing:
+        """Create the pod. Raises Refused: by a quota of the namespace, or because another pod has the name."""
         namespace = pod["metadata"]["namespace"]
         try:
             made: Thing = json.loads(self._client.post(f"/api/v1/namespaces/{namespace}/pods", pod))
         except Refused as error:
             if error.status == CONFLICT:
                 there = self._client.get(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
-                if pods.labels(there).get(words.LABEL) == pods.labels(pod)[words.LABEL]:
+                if pods.labels(there).get(manifests.LABEL) == pods.labels(pod)[manifests.LABEL]:
                     return there
             raise
         return made
@@ -135,23 +142,23 @@ class SharePods:
     def _end(self, row: SharePod, pod: Thing | None, why: str) -> None:
         claims.end(row, why)
         if pod is not None:
-            # The garbage collector would, later.
+            # The garbage collector would do it later.
             self._remove(pod)
 
     def _remove(self, pod: Thing) -> None:
-        """Tell the pod to end, where nobody has. Repeatable."""
+        """Delete the pod unless it is being deleted. Repeatable."""
         meta = pod["metadata"]
         if meta.get("deletionTimestamp"):
             return
         try:
-            # What we saw may be old, and the name another pod's since.
+            # The watch may be behind, and the name another pod's since.
             self._client.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", uid=meta["uid"])
         except Refused as error:
             if error.status not in (MISSING, CONFLICT):
                 raise
 
     def _tell(self, thing: Thing, status: Mapping[str, Any]) -> None:
-        """Write the status where it differs."""
+        """Write the status if it differs."""
         now = thing.get("status") or {}
         if all(now.get(key) == value for key, value in status.items()):
             return
@@ -161,7 +168,7 @@ class SharePods:
 
 
 def _ask(thing: Thing) -> Ask:
-    """Raises Unreadable."""
+    """Return the SharePod's request. Raises Unreadable."""
     if not pods.containers(thing):
         raise Unreadable(f"{pods.name_of(thing)}: its spec has no containers; it is a pod's spec.")
     found = kubeshare.asks(thing)

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of SharePods, as today's API servers want it; KubeShare's own has no schema."""
+"""CustomResourceDefinition of SharePods for current API servers; KubeShare's own has no schema."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def definition() -> dict[str, Any]:
-    """For `kubectl apply`. The spec is a pod's: the API server checks it when the pod is made."""
+    """Return the definition for `kubectl apply`. The API server validates the spec when the pod is created."""
     columns = [
         ("GPU", "string", ".status.BoundDeviceID"),
         ("Node", "string", ".status.Node"),

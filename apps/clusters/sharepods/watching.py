@@ -1,15 +1,15 @@
-"""One cluster's SharePods and their pods as they are watched. Nothing is listed again while the watches last.
+"""Watch of one cluster's SharePods and their pods. Nothing is listed again while the watches last.
 
-Where a claim stands is asked of the database every two seconds; what happens in the cluster is acted on at once.
+The database is polled every two seconds for the claims' states; events of the cluster are handled at once.
 """
 
 import logging
 import queue
 from typing import Any
 
-from apps.clusters.kube.reflector import Kind, Reflector, Seen
+from apps.clusters.kube.reflector import Kind, Observation, Reflector
 from apps.clusters.models import Cluster
-from apps.clusters.sharepods import words
+from apps.clusters.sharepods import manifests
 from apps.clusters.sharepods.controller import SharePods
 from apps.clusters.sharepods.definition import PATH
 from apps.clusters.watches import Watch
@@ -18,44 +18,44 @@ from gpucloud.errors import GpucloudError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-# A cluster may not know the kind: then there are none.
+# Optional: a cluster without the kind has none.
 SHAREPODS = Kind("sharepods", f"{PATH}/sharepods", dict[str, Any], optional=True)
-# Also those that are over: how they ended is in the SharePod's status.
-THEIR_PODS = Kind("pods", "/api/v1/pods", dict[str, Any], {"labelSelector": words.LABEL})
+# Includes ended pods: the SharePod's status reports how they ended.
+THEIR_PODS = Kind("pods", "/api/v1/pods", dict[str, Any], {"labelSelector": manifests.LABEL})
 
 
 class WatchedSharePods(Watch):
-    """One cluster's."""
+    """Watch of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Raises SealBroken, and what the client library raises of credentials."""
+        """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
         super().__init__(cluster)
         self._controller = SharePods(cluster, self.client)
-        self._heard: queue.SimpleQueue[Seen] = queue.SimpleQueue()
-        # By kind, then by uid; a kind is there once all of it was heard of.
+        self._heard: queue.SimpleQueue[Observation] = queue.SimpleQueue()
+        # By kind, then by uid; a kind is present once it was listed.
         self._there: dict[str, dict[str, dict[str, Any]]] = {}
         self._reflectors = [
             Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (SHAREPODS, THEIR_PODS)
         ]
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.start()
         super().start()
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Stop the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.stop()
         super().stop()
 
-    def hear(self, seen: Seen) -> None:
-        """From any thread."""
+    def hear(self, seen: Observation) -> None:
+        """Queue an observation. Callable from any thread."""
         self._heard.put(seen)
 
     def step(self) -> None:
-        """Take in what was heard, waiting for it a while, and bring everything to what is wanted."""
+        """Apply queued observations, waiting LOOK_SECONDS for the first, and reconcile everything."""
         try:
             self.take(self._heard.get(timeout=LOOK_SECONDS))
             while not self._heard.empty():
@@ -71,8 +71,8 @@ class WatchedSharePods(Watch):
         except GpucloudError as error:
             logger.warning("SharePods of cluster %s: %s", self.cluster.name, error.detail)
 
-    def take(self, seen: Seen) -> None:
-        """Keep it."""
+    def take(self, seen: Observation) -> None:
+        """Apply one observation."""
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
         if seen.whole:
             self._there[seen.kind] = by_uid

@@ -90,9 +90,8 @@ def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
     form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
     if request.method == "POST" and form.is_valid():
         try:
-            return redirect(
-                "claim", uid=create_claim(principal=principal, spec=ClaimSpec(**form.service_arguments)).uid
-            )
+            claim = create_claim(principal=principal, spec=ClaimSpec(**form.service_arguments))
+            return redirect("claim", uid=claim.uid)
         except GpucloudError as error:
             form.refuse(error)
     chosen = form.chosen_tenant

@@ -56,7 +56,7 @@ def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
 
 def _convert(principal: Principal, form: ConvertForm) -> dict[str, Any]:
     try:
-        made, left_out = configurations.converted(principal=principal, document=form.cleaned_data["document"])
+        made, left_out = configurations.convert(principal=principal, document=form.cleaned_data["document"])
     except GpucloudError as error:
         form.refuse(error)
         return {}

@@ -153,7 +153,7 @@ def _message(refused: SignOnRefused | TooManyAttempts) -> str:
 
 
 def _record_sign_in(request: HttpRequest, user: User, method: str, answer: HttpResponse) -> HttpResponse:
-    people.signed_in(user=user, method=method, source_ip=source_of(request))
+    people.record_sign_in(user=user, method=method, source_ip=source_of(request))
     answer.set_cookie(
         KNOWN_COOKIE,
         signing.dumps([user.get_username(), secrets.token_hex(8)], salt=KNOWN_COOKIE),

@@ -81,8 +81,8 @@ def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
     """Return the reader's limits, held and left, by resource; None to readers without claims of their own there."""
     if principal.user_id is None or tenant.pk not in principal.with_role(Role.MEMBER):
         return None
-    bounds = member_limits.seen(tenant, principal.user_id)
-    held = member_limits.held(tenant, principal.user_id) if bounds else {}
+    bounds = member_limits.limits_of(tenant, principal.user_id)
+    held = member_limits.amounts_held(tenant, principal.user_id) if bounds else {}
     return [
         {"resource": name, "hard": hard, "held": held[name], "left": max(0, hard - held[name])}
         for name, hard in bounds.items()

@@ -1,4 +1,4 @@
-"""The shapes of this app's resources."""
+"""Serializers of this app's resources."""
 
 import re
 from typing import Any
@@ -21,7 +21,7 @@ RESERVED = {"enrol"}  # a route below /nodes/
 
 
 class LabelsField(serializers.DictField):
-    """Words by name: of a node, or that a claim's node must have."""
+    """Labels of a node, or labels that a claim's node must have."""
 
     child = serializers.RegexField(
         LABEL_VALUE,
@@ -39,29 +39,29 @@ class LabelsField(serializers.DictField):
 
 
 class ConditionSerializer(Strict):
-    """One thing that is so or not, in the shape that Kubernetes gives it."""
+    """A condition, as in Kubernetes."""
 
     type = serializers.CharField(read_only=True, help_text="`ClockInSync`: good when its status is `True`.")
     status = serializers.CharField(read_only=True, help_text="`True`, `False` or `Unknown`.")
-    reason = serializers.CharField(read_only=True, help_text="In one word; of an XID error `Xid79`.")
+    reason = serializers.CharField(read_only=True, help_text="One word; `Xid79` for an XID error.")
     message = serializers.CharField(read_only=True)
-    since = serializers.DateTimeField(read_only=True, allow_null=True, help_text="By the node's clock.")
-    unschedulable = serializers.BooleanField(read_only=True, help_text="No new claims while it is so.")
+    since = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Time by the node's clock.")
+    unschedulable = serializers.BooleanField(read_only=True, help_text="No new claims while it holds.")
 
 
 class CheckSerializer(Strict):
-    """What the agent's self-check found of one thing that it needs."""
+    """A result of the agent's self-check."""
 
     name = serializers.CharField(read_only=True)
     state = serializers.ChoiceField(
         ["ok", "warning", "failed"], read_only=True, help_text="`failed`: limits would not hold."
     )
-    detail = serializers.CharField(read_only=True, help_text="In words.")
-    cure = serializers.CharField(read_only=True, allow_null=True, help_text="What to do about it.")
+    detail = serializers.CharField(read_only=True, help_text="Finding.")
+    cure = serializers.CharField(read_only=True, allow_null=True, help_text="Instruction how to fix it.")
 
 
 class DriftSerializer(Strict):
-    """Something of a claim that is not as the agent left it."""
+    """A file or limit of a claim that differs from what the agent wrote."""
 
     kind = serializers.CharField(
         read_only=True,
@@ -70,7 +70,7 @@ class DriftSerializer(Strict):
     )
     claim_uid = serializers.UUIDField(read_only=True)
     detail = serializers.CharField(read_only=True)
-    mendable = serializers.BooleanField(read_only=True, help_text="Whether the agent can put it right.")
+    mendable = serializers.BooleanField(read_only=True, help_text="True if the agent can repair it.")
     since = serializers.FloatField(read_only=True, help_text="Seconds since 1970, by the node's clock.")
 
 
@@ -85,23 +85,29 @@ class NodeSerializer(Strict):
     )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     draining_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="Claims on it are told and leave since then; ends with the cordon."
+        read_only=True,
+        allow_null=True,
+        help_text="Time since when its claims get notice and leave; ends with the cordon.",
     )
-    labels = LabelsField(required=False, help_text="What claims may ask for by `node_selector`; given anew as a whole.")
-    unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
+    labels = LabelsField(
+        required=False, help_text="Labels for the `node_selector` of claims; a change replaces all of them."
+    )
+    unhealthy = serializers.CharField(read_only=True, help_text="Reason why it accepts no new claims; empty: healthy.")
     fenced_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="It takes no new claims since then; an operator lifts the fence."
+        read_only=True,
+        allow_null=True,
+        help_text="Time since when it accepts no new claims; an operator lifts the fence.",
     )
     fenced_why = serializers.CharField(read_only=True)
-    conditions = serializers.SerializerMethodField(help_text="Of the node itself; `Ready` first.")
+    conditions = serializers.SerializerMethodField(help_text="Conditions of the node itself; `Ready` first.")
     repair_drift = serializers.BooleanField(
         default=True,
-        help_text=_("What somebody changes on the machine is put right at once; else it waits for a repair."),
+        help_text=_("Repair foreign changes on the machine at once; else on request."),
     )
-    drifted = serializers.SerializerMethodField(help_text="How many such changes are not put right.")
+    drifted = serializers.SerializerMethodField(help_text="Number of such changes that are not repaired.")
     simulated = serializers.BooleanField(read_only=True)
     arbiter = serializers.BooleanField(
-        read_only=True, help_text="Whether its agent has an arbiter, without which claims of a GPU get no turns."
+        read_only=True, help_text="True if its agent has an arbiter, without which the claims of a GPU get no turns."
     )
     hostname = serializers.CharField(read_only=True)
     agent_version = serializers.CharField(read_only=True)
@@ -117,16 +123,16 @@ class NodeSerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
 
     def get_drifted(self, node: Node) -> int:
-        """The drift route names them."""
+        """Return the number of drifts; the drift route lists them."""
         return len(node.drifts)
 
     @extend_schema_field(ConditionSerializer(many=True))
     def get_conditions(self, node: Node) -> Any:
-        """Of the node, not of its GPUs."""
+        """Return the conditions of the node, without those of its GPUs."""
         return ConditionSerializer(of_node(node), many=True).data
 
     def to_representation(self, instance: Node) -> dict[str, Any]:
-        """What a machine lacks is nothing for those whom it limits."""
+        """Hide the self-check from users other than operators."""
         shown: dict[str, Any] = super().to_representation(instance)
         if not self.context["request"].user.is_operator:
             shown["checks"] = []
@@ -134,30 +140,30 @@ class NodeSerializer(Strict):
 
 
 class NewNodeSerializer(NodeSerializer):
-    """What a node is made from."""
+    """Fields of a new node."""
 
     cordoned = serializers.BooleanField(read_only=True)
     repair_drift = serializers.BooleanField(read_only=True)
 
     def validate_name(self, value: str) -> str:
-        """Names that are routes are refused."""
+        """Refuse names that are routes."""
         if value in RESERVED:
             raise serializers.ValidationError(f"{value} is reserved.")
         return value
 
 
 class NodeWithEnrolmentSerializer(NodeSerializer):
-    """A node just made: the only time its enrolment token is shown."""
+    """A new node with its enrolment token, which is shown only once."""
 
     enrolment_token = serializers.CharField(read_only=True, help_text="Valid once, for 24 hours.")
     command = serializers.CharField(
         read_only=True,
-        help_text="To run on the machine, as root: fetches the agent from here, compares its digest, enrols.",
+        help_text="Command for the machine's root: fetches the agent, verifies its digest, enrols.",
     )
 
 
 class NodeChangeSerializer(NodeSerializer):
-    """What can be changed of a node."""
+    """Changeable fields of a node."""
 
     name = serializers.CharField(read_only=True)  # type: ignore[assignment]
     cordoned = serializers.BooleanField()
@@ -179,7 +185,7 @@ class EnrolSerializer(Strict):
 
 
 class GpuSerializer(Strict):
-    """A GPU and what is promised of it."""
+    """A GPU and its allocated share."""
 
     uuid = serializers.CharField(read_only=True)
     node = serializers.CharField(source="node.name", read_only=True)
@@ -187,17 +193,19 @@ class GpuSerializer(Strict):
     index = serializers.IntegerField(read_only=True)
     model = serializers.CharField(read_only=True)
     present = serializers.BooleanField(read_only=True)
-    unhealthy = serializers.CharField(read_only=True, help_text="Why it takes no new claims; empty: it is well.")
+    unhealthy = serializers.CharField(read_only=True, help_text="Reason why it accepts no new claims; empty: healthy.")
     conditions = ConditionSerializer(many=True, read_only=True)
     memory_mib = serializers.IntegerField(read_only=True)
-    memory_used_mib = serializers.IntegerField(read_only=True, help_text="Promised to assignments.")
+    memory_used_mib = serializers.IntegerField(read_only=True, help_text="Allocated to assignments.")
     memory_free_mib = serializers.IntegerField(read_only=True)
-    core_used = serializers.IntegerField(read_only=True, help_text="Percent promised to assignments.")
+    core_used = serializers.IntegerField(read_only=True, help_text="Percent allocated to assignments.")
     core_free = serializers.IntegerField(read_only=True)
     core_outside = serializers.IntegerField(
-        read_only=True, help_text="Percent that pods use for which no claim stands, or not yet; free to nobody."
+        read_only=True, help_text="Percent that pods use without a claim, or before they have one; not free."
     )
-    memory_outside_mib = serializers.IntegerField(read_only=True, help_text="Likewise.")
+    memory_outside_mib = serializers.IntegerField(
+        read_only=True, help_text="MiB that pods use without a claim, or before they have one; not free."
+    )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

@@ -20,7 +20,7 @@ from gpucloud.api.filters import Changed
 
 
 def enrolment_command(request: HttpRequest | Request, token: str) -> str:
-    """The line to copy to the machine."""
+    """Return the command to copy to the machine."""
     return bundle.command(server=request.build_absolute_uri("/").rstrip("/"), token=token)
 
 
@@ -35,7 +35,7 @@ class NodeFilter(Changed):
 
 
 class NodeView(ApiView):
-    """What node views share: everybody sees the fleet, operators change it."""
+    """Base of the node views: every user sees the fleet, operators change it."""
 
     queryset = Node.objects.select_related("pool").prefetch_related("conditions")
     serializer_class = serializers.NodeSerializer
@@ -44,7 +44,7 @@ class NodeView(ApiView):
     operator_methods = CHANGES
 
     def with_enrolment(self, node: Node, token: str) -> Response:
-        """The node and, this once, its token."""
+        """Return the node with its token, which is shown once."""
         body = {
             **serializers.NodeSerializer(node, context=self.get_serializer_context()).data,
             "enrolment_token": token,
@@ -59,18 +59,18 @@ class NodeList(NodeView, ListMixin):
     filterset_class = NodeFilter
 
     def get_serializer_class(self) -> Any:
-        """A new node has fewer fields."""
+        """Return the serializer of the method: a new node has fewer fields."""
         return serializers.NewNodeSerializer if self.request.method == "POST" else super().get_serializer_class()
 
     def get(self, request: Request) -> Response:
         """List nodes."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: serializers.NodeWithEnrolmentSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a node. The answer holds a one-time enrolment token and the command to copy to the machine."""
-        node, token = nodes.create_node(principal=self.principal, **self.parsed(request))
+        """Create a node. The response has a one-time enrolment token and the command for the machine."""
+        node, token = nodes.create_node(principal=self.principal, **self.parse_body(request))
         return self.with_enrolment(node, token)
 
 
@@ -78,7 +78,7 @@ class NodeDetail(NodeView):
     """One node."""
 
     def get_serializer_class(self) -> Any:
-        """Its name never changes."""
+        """Return the serializer of the method: the name of a node never changes."""
         return serializers.NodeChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
 
     def get(self, request: Request, name: str) -> Response:
@@ -88,7 +88,7 @@ class NodeDetail(NodeView):
     def patch(self, request: Request, name: str) -> Response:
         """Cordon, uncordon, or move an empty node to another pool."""
         node = self.find(name)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(nodes.change_node(principal=self.principal, node=node, versions=versions, **values))
 
@@ -99,7 +99,7 @@ class NodeEnrolment(NodeView):
     @extend_schema(request=None, responses={201: serializers.NodeWithEnrolmentSerializer})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Make a new one-time token; the agent that enrols with it replaces the present one."""
+        """Create a new one-time token; the agent that enrols with it replaces the present one."""
         self.without_body(request)
         versions = etags.if_match(request)
         node, token = nodes.renew_enrolment(principal=self.principal, node=self.find(name), versions=versions)
@@ -107,7 +107,7 @@ class NodeEnrolment(NodeView):
 
 
 class Enrol(ApiView):
-    """Where an agent gives its one-time token for a lasting key."""
+    """Exchange of a one-time token for the agent's permanent key."""
 
     serializer_class = serializers.EnrolSerializer
     tagged = False
@@ -116,13 +116,13 @@ class Enrol(ApiView):
 
     @extend_schema(auth=[], responses={200: serializers.EnrolSerializer})
     def post(self, request: Request) -> Response:
-        """Enrol an agent. Safe to send again with the same key: the first answer may have been lost."""
-        node = nodes.enrol(**self.parsed(request), source_ip=source_of(request))
+        """Enrol an agent. Safe to repeat with the same key: the first response may have been lost."""
+        node = nodes.enrol(**self.parse_body(request), source_ip=source_of(request))
         return Response(self.get_serializer(node).data)
 
 
 class GpuFilter(Changed):
-    """GPUs by where and what."""
+    """GPUs by location and model."""
 
     node = filters.CharFilter(field_name="node__name")
     pool = filters.CharFilter(field_name="node__pool__name")
@@ -141,12 +141,12 @@ class GpuList(ListMixin):
     read_scope = "nodes:read"
 
     def get(self, request: Request) -> Response:
-        """List GPUs and what is promised of them."""
-        return self.listed(self.get_queryset())
+        """List GPUs and their allocated share."""
+        return self.list_page(self.get_queryset())
 
 
 class GpuView(ApiView):
-    """What views of one GPU share."""
+    """Base of the views of one GPU."""
 
     queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer

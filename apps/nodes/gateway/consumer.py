@@ -1,4 +1,4 @@
-"""A node's connection: decode, call one service, answer. Nothing malformed gets past the decoder."""
+"""Websocket consumer of a node's connection: decode a frame, call one service, answer."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from agent import wire
-from apps.nodes.gateway import admission, intake, wanted
+from apps.nodes.gateway import desired_states, intake, reconnect_throttle
 from apps.nodes.gateway.incoming import Incoming
 from apps.nodes.gateway.outgoing import Outgoing
 from apps.nodes.models import Node
@@ -28,47 +28,48 @@ from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# A key that was replaced ends the connections that it opened within a minute.
+# A replaced key ends its connections within a minute.
 ASK_AGAIN_SECONDS = 60.0
 
 
 class AgentConsumer(AsyncWebsocketConsumer):
-    """One agent. The connection is taken over by a newer one of the same node."""
+    """Connection of one agent. A newer connection of the same node replaces it."""
 
     node: Node | None = None
     source: Source | None = None
-    # Its hello was taken: other frames may follow.
+    # True once its hello was stored: other frames may follow.
     welcomed = False
     credential = ""
     checked = 0.0
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # Compared by those who call them, and a bound method is made anew each time it is asked for.
-        self._told, self._hear, self._want = self._stored, self._heard, self._wanted
-        # Of this connection, so that it knows its own words.
+        # Callers compare these, and each access to a bound method creates a new one.
+        self._told, self._hear, self._want = self._acknowledge, self._handle_hint, self._send_desired
+        # Identifies this connection in the hints that it sends itself.
         self.name = uuid.uuid4().hex
         self.outgoing = Outgoing()
         self.incoming: Incoming[wire.FromAgent | Refused] = Incoming()
 
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        """Channels' own loop makes two tasks anew for each message, and has a thread look after old database
-        connections: at a frame a second of each node that is a third of the process. Here one task reads, one
-        handles and one writes for as long as the connection stands; whoever uses a connection to the database looks
-        after it.
+        """Run one task each for reading, handling and writing while the connection lasts.
+
+        Channels' own loop creates two tasks for each message and checks old database connections in a thread: at a
+        frame a second from each node that is a third of the process. Here every user of a database connection checks it
+        itself.
         """
         self.scope, self.base_send = scope, send
         reading = asyncio.ensure_future(self._read(receive))
-        # What was read before the agent left is handled: it will not be said again.
+        # Frames that were read before the agent left are handled: it will not send them again.
         both = [asyncio.ensure_future(self._handle_all()), asyncio.ensure_future(self.outgoing.write(send))]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in (*done, *([reading] if reading.done() else [])):
                 task.result()
         except TimeoutError:
-            logger.warning("node %s reads nothing of what it is told: hung up", self.node and self.node.name)
+            logger.warning("node %s does not read: disconnected", self.node and self.node.name)
         except OSError:
-            pass  # the agent is gone just now
+            pass  # the agent has just disconnected
         finally:
             for task in (reading, *both):
                 task.cancel()
@@ -89,7 +90,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             self.incoming.close()
 
     async def connect(self) -> None:
-        """Accept first, so that a refusal can carry a close code that the agent can explain."""
+        """Accept the connection and authenticate: a refusal then has a close code that the agent explains."""
         await self.accept()
         credential = _bearer(self.scope["headers"])
         self.credential, self.checked = credential, time.monotonic()
@@ -98,15 +99,15 @@ class AgentConsumer(AsyncWebsocketConsumer):
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
 
     async def _is_revoked(self) -> bool:
-        """Return True once the node has another key; ask the database now and then, whatever hints say or lost."""
+        """Return True if the node has another key now; queries the database every ASK_AGAIN_SECONDS."""
         if time.monotonic() - self.checked < ASK_AGAIN_SECONDS:
             return False
         self.checked = time.monotonic()
         return await database_sync_to_async(nodes.authenticate)(credential=self.credential) is None
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Take in one frame, to be handled after those before it."""
-        if self.node is None or self.outgoing.ended:
+        """Queue one frame, to be handled after those before it."""
+        if self.node is None or self.outgoing.is_ended:
             return
         try:
             frame: wire.FromAgent | Refused = _decode(text_data)
@@ -116,12 +117,12 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def _handle_all(self) -> None:
         while (frame := await self.incoming.take()) is not None:
-            if self.node is None or self.outgoing.ended:
+            if self.node is None or self.outgoing.is_ended:
                 continue
             if not isinstance(frame, Refused) and not self.welcomed and not isinstance(frame, wire.Hello):
                 frame = Refused(wire.CLOSE_MALFORMED, "the first frame must be a hello")
             if isinstance(frame, Refused):
-                logger.warning("node %s sent a frame that is refused: %s", self.node.name, frame.why)
+                logger.warning("node %s sent an invalid frame: %s", self.node.name, frame.why)
                 self.outgoing.end(frame.code, _brief(frame.why))
             else:
                 await self._handle(self.node, frame)
@@ -147,91 +148,97 @@ class AgentConsumer(AsyncWebsocketConsumer):
             logger.warning("node %s: %s", node.name, error.detail)
             self.outgoing.end(wire.CLOSE_MALFORMED, _brief(error.detail))
         except DatabaseError as error:
-            # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
+            # Nothing was stored, so nothing is acknowledged; the agent reconnects and sends it again.
             logger.warning("node %s: the database refused a frame: %s", node.name, error)
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
 
     async def _hello(self, node: Node, hello: wire.Hello) -> None:
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(admission.turn())
+                await stack.enter_async_context(reconnect_throttle.slot())
             except TimeoutError:
                 self.outgoing.end(wire.CLOSE_BUSY, "too many agents came at once: come again")
                 return
             await self._greet(node, hello)
 
     async def _greet(self, node: Node, hello: wire.Hello) -> None:
-        """Nothing is sent while the turn is held: an agent that reads nothing keeps nobody waiting."""
+        """Store the hello and prepare the welcome.
+
+        Nothing is sent while the slot is held, so an agent that does not read delays no other.
+        """
         self.node = node = await database_sync_to_async(nodes.take_hello)(node=node, hello=hello)
         group = hint_group(node.pk)
         await self._supersede(node, group)
         if not self.welcomed:
-            # Once, whoever says hello twice: it is left once.
+            # Once, even for a second hello: the group is left once.
             await hints.bus().join(group, self._hear)
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed = True
-        # Joined before it is asked: what changes between the two is read now, what changes later is heard of.
-        wanted.here().ask(node.pk, self._want, self._unread)
+        # Join before reading: a change in between is read now, a later one sends a hint.
+        desired_states.of_this_loop().ask(node.pk, self._want, self._end_unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
 
     async def _supersede(self, node: Node, group: str) -> None:
-        """Have an older connection of the node closed, here or in another process."""
+        """Close an older connection of the node, here or in another process."""
         try:
             await hints.bus().publish([(group, {"type": "node.superseded", "by": self.name})])
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("other servers do not hear that node %s connected here: %s", node.name, error)
+            logger.warning("other servers could not be informed that node %s connected here: %s", node.name, error)
 
     def _usage(self, frame: wire.Usage) -> None:
         assert self.source is not None
         try:
-            intake.here().put(self.source, plausible.bounded(self.source, frame), self._told)
+            intake.of_this_loop().put(self.source, plausible.drop_implausible(self.source, frame), self._told)
         except intake.NoRoom as error:
-            logger.warning("node %s: a frame was not taken: %s", self.source.node_name, error)
+            logger.warning("node %s: a frame was not accepted: %s", self.source.node_name, error)
             self.outgoing.end(wire.CLOSE_BUSY, str(error))
 
-    def _stored(self, seq: int | None) -> None:
-        """Every frame up to this one is stored, or one is not."""
+    def _acknowledge(self, seq: int | None) -> None:
+        """Acknowledge every frame up to this number, or end the connection if one was not stored."""
         if seq is None:
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
         else:
             self.outgoing.ack(seq)
 
-    def _heard(self, message: hints.Message) -> None:
-        """What workers, other servers and other connections of the node say."""
+    def _handle_hint(self, message: hints.Message) -> None:
+        """Handle a hint from workers, other servers or another connection of the node."""
         match message:
             case {"type": "node.changed"}:
                 if self.welcomed and self.node is not None:
-                    wanted.here().ask(self.node.pk, self._want, self._unread)
+                    desired_states.of_this_loop().ask(self.node.pk, self._want, self._end_unread)
             case {"type": "node.superseded", "by": by}:
                 if by != self.name:
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
             case {"type": "node.forgotten"}:
-                # Its agent is shut out until it is enrolled again.
+                # Its agent stays refused until it is enrolled again.
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")
             case _:
-                # Said by another release of this product: what comes after it is heard all the same.
-                logger.warning("nobody here understands %s", message.get("type"))
+                # From another release of this product: later hints still arrive.
+                logger.warning("unknown hint: %s", message.get("type"))
 
-    def _wanted(self, text: str) -> None:
-        """The node's wanted state, as it is now."""
+    def _send_desired(self, text: str) -> None:
+        """Send the node's present desired state."""
         self.outgoing.desired(text)
         if self.source is not None:
-            # What the node carries may be about to change.
+            # The node's assignments may be about to change.
             self.source.carried = None
 
-    def _unread(self) -> None:
-        """Nobody else would ask again where all that is wanted was in force before: the agent does, by coming again."""
+    def _end_unread(self) -> None:
+        """End the connection so that the agent reconnects: its desired state could not be read.
+
+        Nothing else would read it again if the previous state was in force already.
+        """
         self.outgoing.end(wire.CLOSE_BUSY, "what this node is to be could not be read: come again")
 
     async def disconnect(self, code: int) -> None:
-        """Leave the group; what is wanted stays in the database."""
+        """Leave the group; the desired state stays in the database."""
         if self.node is not None:
             await hints.bus().leave(hint_group(self.node.pk), self._hear)
 
 
 class Refused(Exception):
-    """A frame that ends the connection, with the close code that says so."""
+    """A frame that ends the connection, with its close code."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -239,14 +246,14 @@ class Refused(Exception):
 
 
 def _brief(why: str) -> str:
-    """A close frame has room for 123 bytes."""
+    """Cut the reason to a close frame's room, 123 bytes."""
     return why.encode()[:120].decode(errors="ignore")
 
 
 def _decode(text: str | None) -> wire.FromAgent:
     if text is None:
         raise Refused(wire.CLOSE_MALFORMED, "binary frames are not part of the protocol")
-    # Bytes are counted only where they could be too many: a character has four at most.
+    # A character has four bytes at most, so only long texts are encoded for the check.
     if len(text) > wire.MAX_FRAME_BYTES // 4 and len(text.encode()) > wire.MAX_FRAME_BYTES:
         raise Refused(wire.CLOSE_TOO_LARGE, "the frame is larger than 1 MiB")
     if "\\u0000" in text:

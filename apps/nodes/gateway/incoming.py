@@ -1,8 +1,8 @@
-"""What one agent said and nobody has handled yet: in order, and of each level the newest only.
+"""Queue of one agent's unhandled frames: in order, with only the newest frame of each level.
 
-An agent that says twenty times a second what is in force would otherwise be heard ever later: each frame takes its
-transactions, and what the last one says is all that counts. A frame that is read makes room on the socket, so that
-pings are answered however long the one before it takes.
+An agent that reports its state twenty times a second would otherwise be handled ever later: each frame takes its
+transactions, and only the last report counts. Reading a frame frees the socket, so pings are answered however long the
+previous frame takes.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from agent import wire
 
 T = TypeVar("T")
 
-# What each says replaces all that it said before. An event happens once, usage is a history, a hello begins anew.
+# Each replaces the earlier ones of its type. An event happens once, usage is a history, a hello starts again.
 LEVELS = (wire.Observed, wire.Conditions)
-# Of all others. More than an agent sends ahead (8 of usage, and what happened); one that sends more is not read on.
+# Most frames of other types. More than an agent sends ahead (8 of usage, and events); reading stops beyond it.
 MOST_WAITING = 64
 
 
 class Incoming(Generic[T]):
-    """One connection's. Belongs to its event loop."""
+    """Queue of one connection. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[T] = deque()
@@ -28,7 +28,7 @@ class Incoming(Generic[T]):
         self._closed = False
 
     async def put(self, frame: T) -> None:
-        """Add a frame, once there is room for it; a level takes the place of the older one that waits."""
+        """Add a frame once there is room; a level replaces the older one that waits."""
         if isinstance(frame, LEVELS):
             older = next((one for one in self._waiting if type(one) is type(frame)), None)
             if older is not None:
@@ -40,12 +40,12 @@ class Incoming(Generic[T]):
         self._changed.set()
 
     def close(self) -> None:
-        """Say that nothing more comes; what waits is still to be taken."""
+        """Mark the end of the frames; waiting ones can still be taken."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> T | None:
-        """Return the next frame, once there is one; None after the last."""
+        """Return the next frame once there is one; None after the last."""
         while not self._waiting:
             if self._closed:
                 return None

@@ -1,7 +1,7 @@
-"""Where the frames of all of a process's agents meet: gathered for a moment, stored at once, then acknowledged.
+"""Batch storage of usage frames from all agents of a process: collect, store, acknowledge.
 
-A frame costs the process its decoding and a place in a list; thread, transaction and statement are shared by all that
-came within the same quarter of a second. Nothing is acknowledged before it is stored.
+A frame costs the process its decoding and a place in a list; all frames of a quarter of a second share a thread, a
+transaction and a statement. Nothing is acknowledged before it is stored.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from apps.nodes.services.telemetry.storing import Measured, Source
 
 logger = logging.getLogger(__name__)
 
-# Of the 1.5 s within which a chart shows what happened. Fewer, larger batches cost less.
+# Part of the 1.5 s after which a chart shows an event. Fewer, larger batches cost less.
 GATHER_SECONDS = 0.25
-# More than this wait only if the database is away or too slow; then agents keep what they have.
+# Reached only if the database is away or too slow; then agents keep their frames.
 MOST_WAITING = 20_000
-# Of one node, whatever its connections: an agent sends eight ahead, and one that does not wait takes no others' room.
+# Per node, whatever its connections: an agent sends eight ahead, and one that does not wait displaces no others.
 MOST_OF_ONE = 64
-# A batch larger than this would keep the thread, and what waits for the interpreter, for long.
+# A larger batch would block the thread and the interpreter for long.
 AT_ONCE = 1000
 RETRY_SECONDS = 1.0
 
-# Told with the highest number that is stored, or with None: what was sent since is lost here, and must be sent again.
-# It only notes it: nobody's connection keeps the others' frames waiting.
+# Called with the highest stored number, or with None if later frames are lost and must be sent again.
+# It must not block: other connections' frames wait meanwhile.
 Told = Callable[[int | None], None]
 
 
 class NoRoom(Exception):
-    """The frame is not taken; the message says why."""
+    """The frame is not accepted; the message gives the reason."""
 
 
 class _Waiting(NamedTuple):
@@ -46,11 +46,11 @@ class _Waiting(NamedTuple):
 
 
 class Intake:
-    """One process's. Belongs to its event loop."""
+    """Batches of one process. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
-        # By node, with those that are being stored.
+        # Frames by node, including those that are being stored.
         self._of_node: Counter[int] = Counter()
         self._storing: asyncio.Task[None] | None = None
         self._showing: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Intake:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="telemetry")
 
     def put(self, source: Source, usage: wire.Usage, told: Told) -> None:
-        """Have it stored with the next batch. Raises NoRoom."""
+        """Store the frame with the next batch. Raises NoRoom."""
         if len(self._waiting) >= MOST_WAITING:
             raise NoRoom("too much waits to be stored")
         if self._of_node[source.node_id] >= MOST_OF_ONE:
@@ -81,21 +81,21 @@ class Intake:
         measured = [waiting.measured for waiting in batch]
         stored = True
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, _stored, measured)
+            await asyncio.get_running_loop().run_in_executor(self._thread, _store_batch, measured)
         except (OperationalError, InterfaceError) as error:
-            # The database is away. While there is room they wait here: a thousand agents that come back at once are
+            # The database is away. Frames wait here while there is room: a thousand agents that reconnect at once are
             # more work than this.
             logger.warning("%d frames of agents wait for the database: %s", len(batch), error)
             self._waiting = batch + self._waiting
             await asyncio.sleep(RETRY_SECONDS)
             return
-        except Exception:  # whatever it is, the next batch must not wait for ever
+        except Exception:  # any exception: the next batch must not wait for ever
             if len(batch) > 1:
-                # One node's frame must not cost the others theirs: halved until it is alone.
+                # One bad frame must not lose the others: halve the batch until it is alone.
                 for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                     await self._store(half)
                 return
-            # Nothing was stored, so nothing is acknowledged; the agent comes back and says it again.
+            # Nothing was stored, so nothing is acknowledged; the agent reconnects and sends it again.
             logger.exception("a frame of node %s was not stored", batch[0].measured.source.node_name)
             stored = False
         self._leave(measured)
@@ -105,16 +105,16 @@ class Intake:
         for told, seq in highest.items():
             told(seq if stored else None)
         if stored and (self._showing is None or self._showing.done()):
-            # What cannot be shown in time is not shown: a chart that misses a second reads it from the database.
+            # Skipped while the previous batch is being shown: a chart reads a missed second from the database.
             self._showing = asyncio.ensure_future(node_claims.get().show(measured))
 
     def _leave(self, measured: list[Measured]) -> None:
         self._of_node.subtract(Counter(source.node_id for source, _ in measured))
-        # Only of nodes that wait: others are gone for good, perhaps.
+        # Keep only nodes with waiting frames: others may be gone for good.
         self._of_node = +self._of_node
 
 
-def _stored(batch: list[Measured]) -> None:
+def _store_batch(batch: list[Measured]) -> None:
     close_old_connections()
     try:
         storing.store(batch)
@@ -126,8 +126,8 @@ def _stored(batch: list[Measured]) -> None:
 _intakes: "WeakKeyDictionary[asyncio.AbstractEventLoop, Intake]" = WeakKeyDictionary()
 
 
-def here() -> Intake:
-    """This event loop's."""
+def of_this_loop() -> Intake:
+    """Return the instance of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _intakes:
         _intakes[loop] = Intake()

@@ -1,7 +1,7 @@
-"""What is to be said to one agent: of each kind the newest only, so that an agent that reads nothing costs no more.
+"""Pending messages to one agent: the newest of each kind only, so an agent that does not read costs no more.
 
-Nothing else writes to the socket. A desired state replaces one that was not sent yet, an acknowledgement counts for all
-frames before it, and after the end nothing is said.
+Nothing else writes to the socket. A desired state replaces one that was not sent yet, an acknowledgement covers all
+frames before it, and nothing is sent after the end.
 """
 
 import asyncio
@@ -12,61 +12,61 @@ from django.utils import timezone
 
 from agent import wire
 
-# A socket takes megabytes before it makes us wait; an agent that took none of them for so long is not there.
+# A socket buffers megabytes before it blocks; an agent that reads none of them for so long is gone.
 READS_WITHIN_SECONDS = 10.0
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Outgoing:
-    """One connection's."""
+    """Pending messages of one connection."""
 
     def __init__(self) -> None:
         self._news = asyncio.Event()
-        # The node's uid and name, while its welcome is to be said.
+        # The node's uid and name while its welcome is pending.
         self._welcome: tuple[str, str] | None = None
         self._desired: str | None = None
         self._ack: int | None = None
         self._end: tuple[int, str] | None = None
 
     @property
-    def ended(self) -> bool:
-        """Whether the end is said, or will be next."""
+    def is_ended(self) -> bool:
+        """True once the end was sent or is next."""
         return self._end is not None
 
     def welcome(self, *, node_uid: str, node_name: str) -> None:
-        """Before everything else."""
+        """Send the welcome, before everything else."""
         self._welcome = node_uid, node_name
         self._news.set()
 
     def desired(self, text: str) -> None:
-        """The newest wanted state."""
+        """Send the newest desired state."""
         self._desired = text
         self._news.set()
 
     def ack(self, seq: int) -> None:
-        """All frames up to this one are stored."""
+        """Acknowledge all frames up to this one."""
         self._ack = seq
         self._news.set()
 
     def end(self, code: int, why: str) -> None:
-        """The first reason counts."""
+        """End the connection; the first reason counts."""
         if self._end is None:
             self._end = code, why
             self._news.set()
 
     async def write(self, send: Send) -> None:
-        """Say everything until the end is said. Raises OSError; TimeoutError where the agent reads nothing."""
+        """Send everything until the end is sent. Raises OSError; TimeoutError if the agent does not read."""
         is_over = False
         while not is_over:
             await self._news.wait()
             self._news.clear()
-            is_over = self.ended
-            for message in self._taken():
+            is_over = self.is_ended
+            for message in self._take_messages():
                 async with asyncio.timeout(READS_WITHIN_SECONDS):
                     await send(message)
 
-    def _taken(self) -> list[dict[str, Any]]:
+    def _take_messages(self) -> list[dict[str, Any]]:
         if self._end is not None:
             code, why = self._end
             return [{"type": "websocket.close", "code": code, "reason": why}]

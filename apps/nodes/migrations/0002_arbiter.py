@@ -1,4 +1,4 @@
-"""Whether a node has an arbiter."""
+"""The flag of nodes with an arbiter."""
 
 from django.db import migrations, models
 

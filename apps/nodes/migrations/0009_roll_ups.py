@@ -1,4 +1,4 @@
-"""Roll-ups of telemetry: four tables that are partitioned by time, what came late, and how far they are."""
+"""Roll-ups of telemetry: four tables that are partitioned by time, late frames, and marks of progress."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""The fleet as a whole, by the minute: what is read for a day's chart without reading every GPU's minutes."""
+"""Minutes of the whole fleet, so that a day's chart does not read every GPU's minutes."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""Nodes that are being emptied."""
+"""Drains of nodes."""
 
 from django.db import migrations, models
 

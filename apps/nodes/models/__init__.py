@@ -1,4 +1,4 @@
-"""The facts of this app, a module per noun."""
+"""Models of this app, a module per noun."""
 
 from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu

@@ -1,4 +1,4 @@
-"""Conditions: what an agent says is so, or not, of its node and of each GPU."""
+"""Conditions of a node and its GPUs, as its agent reports them."""
 
 from django.db import models
 from django.db.models import Q
@@ -10,16 +10,16 @@ WORDS = 63
 
 
 class Condition(models.Model):
-    """One of them as the agent last told it; of the node itself where `gpu` is null."""
+    """The last report of one condition; of the node itself if `gpu` is null."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="conditions")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="conditions", null=True)
     type = models.CharField(max_length=WORDS)
-    # "True", "False" or "Unknown": words, as in Kubernetes.
+    # "True", "False" or "Unknown", as in Kubernetes.
     status = models.CharField(max_length=7)
     reason = models.CharField(max_length=WORDS)
     message = models.CharField(max_length=2000, blank=True, default="")
-    # By the agent's clock, exactly as it was said.
+    # By the agent's clock, exactly as reported.
     since_seconds = models.FloatField()
     since = models.DateTimeField()
     unschedulable = models.BooleanField(default=False)

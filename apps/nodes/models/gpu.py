@@ -1,9 +1,10 @@
-"""GPUs and what is promised of each.
+"""GPUs and their allocated capacity.
 
-`core_used` and `memory_used_mib` are what assignments hold. They are written only by conditional UPDATEs
-(`apps.nodes.services.capacity`), and CHECK constraints stand behind those: no GPU is ever promised twice.
-`core_outside` and `memory_outside_mib` are what is used of it without a claim. Nobody was asked before, so it may be
-more than there is; it is free to nobody.
+`core_used` and `memory_used_mib` are the assignments' allocations. Only conditional UPDATEs write them
+(`apps.nodes.services.capacity`), backed by CHECK constraints: no capacity is ever allocated twice.
+
+`core_outside` and `memory_outside_mib` are in use without a claim. Such use is not checked beforehand, so it may exceed
+the capacity; it is not free.
 """
 
 from typing import Any
@@ -61,19 +62,19 @@ class Gpu(FreeCapacity, Row):
     model = models.CharField(max_length=200)
     memory_mib = models.PositiveBigIntegerField()
     links = models.JSONField(default=dict)
-    # False once the agent no longer sees the device: nothing new is placed on it.
+    # False once the agent no longer reports the device: nothing new is placed on it.
     present = models.BooleanField(default=True)
-    # Why nothing new is placed on it, in a few words ("XID 79"); empty: it is well. Follows from its conditions.
+    # Reason why nothing new is placed on it ("XID 79"); empty: healthy. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
-    # What its agent told up to here, by the agent's clock, an operator takes for cured.
+    # An operator marked all reports up to this time (by the agent's clock) as resolved.
     cleared_through_seconds = models.FloatField(default=0.0, db_default=0.0)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
-    # By pods that no claim stands for, or not yet.
+    # In use by pods without a claim, or before they have one.
     core_outside = models.PositiveIntegerField(default=0, db_default=0)
     memory_outside_mib = models.PositiveBigIntegerField(default=0, db_default=0)
-    # Of what is promised: idle, and lent to best-effort claims. What those hold of it is promised to nobody, so it may
-    # be more than is lent once an owner has taken its own back.
+    # Part of core_used that is idle and lent to best-effort claims. Their core_borrowed is not allocated, so it may
+    # exceed core_lent once an owner has taken its share back.
     core_lent = models.PositiveIntegerField(default=0, db_default=0)
     core_borrowed = models.PositiveIntegerField(default=0, db_default=0)
 

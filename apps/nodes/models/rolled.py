@@ -1,13 +1,13 @@
-"""Telemetry rolled up: means over ten seconds, a minute, an hour and a day.
+"""Rolled-up telemetry: means over ten seconds, a minute, an hour and a day.
 
-Rows lie by time first, so that what is written together lies together; who reads one GPU names its moments.
+Rows are stored by time first, so rows that are written together lie together; a reader of one GPU names its moments.
 """
 
 import uuid
 
 from django.db import models
 
-# In the place of an assignment: the GPU itself.
+# In the place of an assignment's uid: the GPU itself.
 WHOLE_GPU = uuid.UUID(int=0)
 
 
@@ -27,7 +27,7 @@ class Rolled(models.Model):
     memory = models.BigIntegerField()
     memory_most = models.BigIntegerField()
     memory_limit = models.BigIntegerField(null=True)
-    # Of at most the whole GPU, whatever a tenant's page says.
+    # At most the whole GPU's, whatever a tenant's usage page contains.
     gpu_time_ms = models.FloatField()
     watts = models.FloatField(null=True)
     celsius_most = models.FloatField(null=True)
@@ -40,26 +40,26 @@ class Rolled(models.Model):
 
 
 class UsageTens(Rolled):
-    """Ten seconds."""
+    """Means over ten seconds."""
 
 
 class UsageMinute(Rolled):
-    """A minute."""
+    """Means over a minute."""
 
 
 class UsageHour(Rolled):
-    """An hour."""
+    """Means over an hour."""
 
 
 class UsageDay(Rolled):
-    """A day, UTC."""
+    """Means over a day, UTC."""
 
 
 class FleetMinute(models.Model):
-    """A minute of the whole fleet, in percent of its GPUs: a day of it is read without a day of every GPU.
+    """A minute of the whole fleet in percent of its GPUs, so that a day is read without every GPU's rows.
 
-    Used: of the GPUs that were measured. Leased: what was promised of those that were there as the minute was rolled
-    up; null where that was later.
+    Used: of the measured GPUs. Leased: the allocations of the GPUs present when the minute was rolled up; null if it
+    was rolled up later.
     """
 
     at = models.DateTimeField(primary_key=True)
@@ -74,9 +74,9 @@ class FleetMinute(models.Model):
 
 
 class LateFrames(models.Model):
-    """A minute of a node of which a frame came after it was rolled up: to be rolled up again.
+    """A minute of a node that must be rolled up again because a frame came late.
 
-    One row for each time that it happened: who rolls up removes what it has read, and no later one.
+    One row for each late batch: a roll-up removes the rows that it has read, and no later ones.
     """
 
     node_id = models.BigIntegerField()
@@ -87,7 +87,7 @@ class LateFrames(models.Model):
 
 
 class TelemetryMark(models.Model):
-    """How far roll-ups are. `closing`: a frame of before is late. `rolled`: all before is rolled up."""
+    """Progress of the roll-ups. `closing`: an older frame is late. `rolled`: everything before is rolled up."""
 
     name = models.CharField(max_length=20, primary_key=True)
     at = models.DateTimeField()

@@ -1,6 +1,6 @@
-"""What agents measure, second by second: one row for each frame of a node, and a view with one for each measurement.
+"""Raw measurements by the second: a row for each frame of a node, and a view with a row for each measurement.
 
-A frame's values lie in arrays, one place for each GPU or assignment (`docs/decisions/0025-frames.md` says why).
+A frame's values are arrays with an element for each GPU or assignment (`docs/decisions/0025-frames.md` explains why).
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ def _list(field: "models.Field[Any, Any]") -> Any:
 
 
 class UsageFrame(models.Model):
-    """One frame of one node. In the database it is partitioned by `at`, an hour each; the tables are made in SQL.
+    """One frame of one node. In the database it is partitioned by `at`, an hour each; SQL creates the tables.
 
-    Holds the keys of nodes, GPUs and assignments without foreign keys: a partition is dropped as a whole.
+    It has keys of nodes, GPUs and assignments without foreign keys: a partition is dropped as a whole.
     """
 
     pk = models.CompositePrimaryKey("node_id", "at", "seq")
     node_id = models.BigIntegerField()
     at = models.DateTimeField()
-    # The agent's own number: a frame that comes again is the same row.
+    # The agent's own number: a repeated frame is the same row.
     seq = models.BigIntegerField()
     gpu_ids = _list(models.BigIntegerField())
     gpu_core = _list(models.FloatField())
@@ -34,7 +34,7 @@ class UsageFrame(models.Model):
     gpu_sm_mhz = _list(models.IntegerField(null=True))
     gpu_memory_mhz = _list(models.IntegerField(null=True))
     uids = _list(models.UUIDField())
-    # The GPU that each assignment is on.
+    # The GPU of each assignment.
     on_gpus = _list(models.BigIntegerField(null=True))
     core = _list(models.FloatField())
     core_limit = _list(models.SmallIntegerField(null=True))
@@ -45,7 +45,7 @@ class UsageFrame(models.Model):
     gpu_time_ms = _list(models.FloatField(null=True))
 
     class Meta:
-        # `migrations/0006_usage_frames.py` makes the table.
+        # `migrations/0006_usage_frames.py` creates the table.
         db_table = "nodes_usageframe"
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class UsageFrame(models.Model):
 class Sample(models.Model):
     """One second of one GPU (`assignment_uid` null, by NVML) or of one assignment (by libvcuda's account).
 
-    A view: it goes through every frame of the nodes and times that are asked for, so name the nodes and a window.
-    Holds the assignment's uid, not a foreign key: assignments live in a higher app. Telemetry may be lossy.
+    A view: it reads every frame of the nodes and times in the query, so name the nodes and a window. It has the
+    assignment's uid instead of a foreign key: assignments live in a higher app. Telemetry may be lossy.
     """
 
     pk = models.CompositePrimaryKey("node_id", "at", "seq", "place")
@@ -65,7 +65,7 @@ class Sample(models.Model):
     place = models.IntegerField()
     gpu = models.ForeignKey(Gpu, on_delete=models.DO_NOTHING, related_name="samples", null=True)
     assignment_uid = models.UUIDField(null=True)
-    # Of an assignment, the GPU that it is on.
+    # The GPU of the assignment.
     on_gpu_id = models.BigIntegerField(null=True)
     at = models.DateTimeField()
     core_percent = models.FloatField()

@@ -1,1 +1,1 @@
-"""The verbs of this app; keyword-only arguments, one transaction each."""
+"""Services of this app; keyword-only arguments, one transaction each."""

@@ -1,7 +1,7 @@
-"""A bound for what agents add to the audit log, from which nothing is ever removed.
+"""Rate limit of the audit rows that agents cause; the audit log is never pruned.
 
-An agent reports events and conditions in its own words and as often as it likes. The count is kept in PostgreSQL per
-node, so reconnecting or reaching another server process starts no new one.
+An agent reports events and conditions in its own words, as often as it likes. PostgreSQL keeps the count per node, so
+reconnecting or reaching another server process does not reset it.
 """
 
 from datetime import timedelta

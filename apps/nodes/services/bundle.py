@@ -1,8 +1,8 @@
-"""The agent's bundle: one zip file that Python runs, with all that a GPU machine needs, made and served by the server.
+"""The agent's bundle: one zip file that Python runs, with everything a GPU machine needs.
 
-It is made from what this server itself is made of: its agent/, its libvcuda, its own installed packages (and, for other
-Pythons, what an operator put into agent-packages/cp312/ and the like). Every process makes the same bytes from the same
-files, so that the digest in a command that one of them printed is the digest of what another one sends.
+It is built from this server's own parts: its agent/, its libvcuda, its installed packages (and, for other Pythons,
+packages that an operator put into agent-packages/cp312/ and the like). Every process builds the same bytes from the
+same files, so the digest in one process's command matches the file that another one sends.
 """
 
 import functools
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-# What agent/ imports of others; a test reads its imports. Not gRPC, which a kubelet's agent needs and has in its image.
+# Third-party imports of agent/, checked by a test. Without gRPC, which a kubelet's agent has in its image.
 PACKAGES = ("msgspec", "nvidia-ml-py", "prometheus-client", "structlog", "websockets")
 PROGRAMS = ("libvcuda.so", "libvcuda-pages.so", "vcuda-arbiter")
-# Zip knows no time before.
+# The earliest time of the zip format.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Bundle(NamedTuple):
-    """The bytes and what is said of them."""
+    """The bundle's bytes with their digest and version."""
 
     content: bytes
     sha256: str
@@ -35,13 +35,13 @@ class Bundle(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its address on this server; another content has another one."""
+        """Path on this server; it changes with the content."""
         return f"/agent/gpucloud-agent-{self.sha256[:16]}.pyz"
 
 
 @functools.cache
 def bundle() -> Bundle | None:
-    """The bundle, made once in each process; None where libvcuda is not built here."""
+    """Return the bundle, built once in each process; None if libvcuda is not built here."""
     root = Path(settings.BASE_DIR)
     built = root / "libvcuda" / "build"
     if not all((built / name).is_file() for name in PROGRAMS):
@@ -56,12 +56,12 @@ def bundle() -> Bundle | None:
         "pages": json.loads((built / "abi.json").read_text())["version"],
     }
     files["manifest.json"] = json.dumps(told, indent=2).encode()
-    content = _zipped(files)
+    content = _zip(files)
     return Bundle(content, hashlib.sha256(content).hexdigest(), version)
 
 
 def command(*, server: str, token: str) -> str:
-    """The one line to copy to the machine, as root: fetch, compare, install and enrol."""
+    """Return the one-line command for the machine's root: fetch, verify, install and enrol."""
     made = bundle()
     if made is None:
         return f"GPUCLOUD_ENROL_TOKEN={token} python -m agent run --server {server}"
@@ -83,7 +83,7 @@ def _files(root: Path, built: Path) -> Iterator[tuple[str, bytes]]:
     own = f"packages/cp{sys.version_info[0]}{sys.version_info[1]}"
     for package in PACKAGES:
         for file in importlib.metadata.distribution(package).files or ():
-            # Not the package's commands, and nothing that says how and where it was installed here.
+            # Without the package's commands and the metadata of its installation here.
             if ".." not in file.parts and not {"__pycache__", "RECORD", "INSTALLER", "REQUESTED"} & set(file.parts):
                 yield f"{own}/{file}", Path(str(file.locate())).read_bytes()
     others = root / "agent-packages"
@@ -97,7 +97,7 @@ def _version(source: str) -> str:
     return line.split('"')[1]
 
 
-def _zipped(files: dict[str, bytes]) -> bytes:
+def _zip(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):

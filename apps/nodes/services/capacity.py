@@ -1,4 +1,4 @@
-"""Promising pieces of GPUs and taking them back: the conditional UPDATE is the check."""
+"""Allocation of GPU capacity: the conditional UPDATE is the check."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from apps.quotas.models import Pool, Resource
 
 
 def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
-    """Promise `core` percent and `memory_mib` of a present GPU, or return False and promise nothing."""
+    """Allocate `core` percent and `memory_mib` of a present GPU, or return False and allocate nothing."""
     room = Gpu.objects.filter(
         pk=gpu_id,
         present=True,
@@ -30,9 +30,9 @@ def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
 
 
 def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
-    """Promise (core, MiB) of each of these GPUs, by key, in one statement; False where one has no room any more.
+    """Allocate (core, MiB) of these GPUs, by key, in one statement; return False if one lacks room.
 
-    Then some of it may be promised: the caller takes its transaction back. Lock the rows in key order before.
+    Then some may be allocated: the caller rolls its transaction back. Lock the rows in key order before.
     """
     rows = [(key, *takes[key]) for key in sorted(takes)]
     keys, cores, memories = (list(column) for column in zip(*rows, strict=True))
@@ -52,7 +52,7 @@ def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
 
 
 def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
-    """Free what was promised. The row's constraints refuse to give back more than was taken."""
+    """Free an allocation. The row's constraints refuse to free more than was allocated."""
     Gpu.objects.filter(pk=gpu_id).update(
         core_used=F("core_used") - core,
         memory_used_mib=F("memory_used_mib") - memory_mib,
@@ -62,9 +62,9 @@ def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
 
 
 def set_outside(amounts: Mapping[int, tuple[int, int]]) -> None:
-    """So much (core, MiB) of these GPUs, by key, is used without a claim. Under the GPUs' locks.
+    """Set the use without a claim (core, MiB) of these GPUs, by key. Call it under the GPUs' locks.
 
-    It is what it is: nothing is refused, and what is promised stays promised.
+    It is a measured fact: nothing is refused, and allocations stay.
     """
     rows = [(key, *amounts[key]) for key in sorted(amounts)]
     keys, cores, memories = ([row[place] for row in rows] for place in range(3))
@@ -82,21 +82,21 @@ def set_outside(amounts: Mapping[int, tuple[int, int]]) -> None:
 
 
 def of_pool(pool: Pool) -> dict[str, int]:
-    """What the GPUs of a pool have together, whoever uses it; see `apps.quotas.providers`."""
+    """Return the total capacity of the pool's GPUs; see `apps.quotas.providers`."""
     gpus = Gpu.objects.filter(node__pool=pool, present=True)
     sums = gpus.aggregate(count=Count("pk"), memory_mib=Sum("memory_mib", default=0))
     return {Resource.CORE_PERCENT: WHOLE * sums["count"], Resource.MEMORY_MIB: sums["memory_mib"]}
 
 
 def lend(*, gpu_id: int, core: int) -> None:
-    """So much more (less, where negative) of what is promised is lent. The row's constraints refuse nonsense."""
+    """Lend more (less if negative) of the allocated core. The row's constraints refuse impossible values."""
     Gpu.objects.filter(pk=gpu_id).update(
         core_lent=F("core_lent") + core, version=F("version") + 1, updated_at=timezone.now()
     )
 
 
 def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
-    """Take core of what is free or lent, without a promise, and promise the memory; False where either is short."""
+    """Take free or lent core without allocating it, and allocate the memory; return False if either is short."""
     room = Gpu.objects.filter(
         pk=gpu_id,
         present=True,
@@ -114,14 +114,14 @@ def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
 
 
 def return_borrowed(*, gpu_id: int, core: int) -> None:
-    """What was borrowed is no longer in use."""
+    """Return borrowed core."""
     Gpu.objects.filter(pk=gpu_id).update(
         core_borrowed=F("core_borrowed") - core, version=F("version") + 1, updated_at=timezone.now()
     )
 
 
 def promise_borrowed(*, gpu_id: int, core: int) -> bool:
-    """Promise what was borrowed, of free core; False where there is not so much."""
+    """Allocate borrowed core from free core; return False if there is not enough."""
     room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - F("core_outside"))
     return bool(
         room.update(

@@ -1,4 +1,4 @@
-"""Taking what an agent says of its node's and its GPUs' health; who is sick takes no new claims."""
+"""Storage of conditions from agents; unhealthy nodes and GPUs accept no new claims."""
 
 import re
 from collections.abc import Iterable
@@ -17,22 +17,22 @@ _XID = re.compile(r"^Xid(\d+)$")
 
 
 class Change(NamedTuple):
-    """A condition that became good, or no longer is; `gpu` None: the node's."""
+    """A condition that became good or stopped being good; `gpu` None: the node's."""
 
     gpu: Gpu | None
     condition: Condition
-    # False where the node's agent has reported too many changes for the audit log.
+    # False if the node's agent has exceeded its rate limit of audit rows.
     recorded: bool = True
 
 
 @transaction.atomic
 def take_conditions(*, node: Node, frame: wire.Conditions) -> list[Change]:
-    """Keep the node's conditions as the frame has them, all of them; what changed between good and not good.
+    """Replace the node's conditions by the frame's; return those that became good or stopped being good.
 
-    Conditions of GPUs that are not this node's are left out. Each change is in the audit log as the agent's, up to a
-    bound.
+    Conditions of other nodes' GPUs are skipped. Each change is written to the audit log in the agent's name, up to a
+    rate limit.
     """
-    # GPUs before their node, in key order, as a round locks them.
+    # Order of locks: GPUs before their node, in key order, as in a round.
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node).order_by("pk")}
     node = Node.objects.select_for_update().get(pk=node.pk)
     known = {(row.gpu_id, row.type): row for row in Condition.objects.filter(node=node)}
@@ -49,7 +49,7 @@ def take_conditions(*, node: Node, frame: wire.Conditions) -> list[Change]:
     return changes
 
 
-# What `Ready` says of each state of a node.
+# The condition `Ready` for each state of a node.
 READY = {
     "ready": ("True", "AgentHeard", ""),
     "awaiting-agent": ("Unknown", "NeverConnected", "Its agent has not connected yet."),
@@ -61,14 +61,14 @@ READY = {
 
 
 def of_node(node: Node) -> list[Condition]:
-    """`Ready`, which follows from the node's state, then those that its agent told."""
+    """Return `Ready`, which follows from the node's state, then the conditions from its agent."""
     status, reason, message = READY[node.state]
     ready = Condition(type="Ready", status=status, reason=reason, message=message, unschedulable=status != GOOD)
     return [ready, *(row for row in node.conditions.all() if row.gpu_id is None)]
 
 
-def words(conditions: Iterable[Condition]) -> str:
-    """Why those of them that keep claims off do, in a few words: `XID 79, RemapPending`."""
+def describe(conditions: Iterable[Condition]) -> str:
+    """Return the reasons of the conditions that keep claims off, in short: `XID 79, RemapPending`."""
     reasons = sorted({_XID.sub(r"XID \1", one.reason) for one in conditions if one.unschedulable})
     return ", ".join(reasons)[:200]
 
@@ -90,7 +90,7 @@ def _row(node: Node, gpus: dict[str, Gpu], said: wire.Condition) -> Condition | 
 
 
 def _is_good(row: Condition | None) -> bool:
-    # What was never told of is taken to be good: the first report of a healthy node is no news.
+    # A condition without a report counts as good: the first report of a healthy node is not a change.
     return row is None or row.status == GOOD
 
 
@@ -126,11 +126,11 @@ def _record(node: Node, change: Change) -> bool:
 
 
 def _judge(node: Node, gpus: list[Gpu], rows: list[Condition]) -> None:
-    """Who is sick, as placement reads it; a row is written only where that changed, for each write wakes a round."""
+    """Store the reasons for placement; rows are written only if changed, because each write wakes a round."""
     for gpu in gpus:
-        now = words(row for row in rows if row.gpu_id == gpu.pk)
+        now = describe(row for row in rows if row.gpu_id == gpu.pk)
         if now != gpu.unhealthy:
             gpu.change(unhealthy=now)
-    now = words(row for row in rows if row.gpu_id is None)
+    now = describe(row for row in rows if row.gpu_id is None)
     if now != node.unhealthy:
         node.change(unhealthy=now)

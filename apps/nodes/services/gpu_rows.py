@@ -1,4 +1,4 @@
-"""GPUs as they are read by the hundred: whole models would take longer to make than the database to answer."""
+"""Lightweight GPU rows for bulk reads: building model instances takes longer than the query."""
 
 from typing import NamedTuple
 
@@ -32,5 +32,5 @@ class GpuRow(_Columns, FreeCapacity):
 
 
 def gpu_rows(gpus: QuerySet[Gpu]) -> list[GpuRow]:
-    """In the order that the query has."""
+    """Return the rows in the query's order."""
     return list(map(GpuRow._make, gpus.values_list(*GpuRow._fields)))

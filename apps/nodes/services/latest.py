@@ -1,4 +1,4 @@
-"""What was measured last, of everything at once: for scrapes."""
+"""Latest samples of the whole fleet, for scrapes."""
 
 import uuid
 from datetime import timedelta
@@ -8,10 +8,10 @@ from django.utils import timezone
 
 from apps.nodes.models import Sample
 
-# An agent reports once a second, and a frame that was lost comes again; an older one says nothing about now.
+# An agent reports once a second and repeats lost frames; an older frame says nothing about now.
 LATELY = timedelta(seconds=10)
 COLUMNS = [field.attname for field in Sample._meta.concrete_fields]  # noqa: SLF001 - Django's own documented way
-# The newest frame of each node first: only that one is taken apart, not ten seconds of them.
+# Selects the newest frame of each node first: only that one is unnested, not ten seconds of frames.
 NEWEST = f"""
 SELECT {", ".join(f"sample.{name}" for name in COLUMNS)} FROM (
     SELECT DISTINCT ON (node_id) node_id, at, seq FROM nodes_usageframe
@@ -22,7 +22,7 @@ JOIN nodes_sample AS sample ON sample.node_id = newest.node_id AND sample.at = n
 
 
 def samples() -> tuple[dict[int, Sample], dict[uuid.UUID, Sample]]:
-    """The sample of each GPU by its key, and of each assignment by its uid, of each node's latest frame; one query."""
+    """Return the samples of each node's latest frame, of GPUs by key and of assignments by uid; one query."""
     with connection.cursor() as cursor:
         cursor.execute(NEWEST, [timezone.now() - LATELY])
         rows = [Sample.from_db(connection.alias, COLUMNS, row) for row in cursor.fetchall()]

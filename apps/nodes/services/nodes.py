@@ -1,4 +1,4 @@
-"""Making nodes, enrolling their agents, and what an agent says of its machine."""
+"""Creation of nodes, enrolment of their agents, and facts from the agents' hello."""
 
 import hashlib
 import secrets
@@ -37,14 +37,14 @@ class EnrolmentRefused(Denied):
 
 
 class CredentialRevoked(Denied):
-    """The agent's key is no longer its node's: the node was forgotten, or enrolled anew."""
+    """The agent's key is no longer its node's: the node was forgotten, or enrolled again."""
 
     code = "credential-revoked"
     title = "This agent's key is no longer valid"
 
 
 class GpuElsewhere(Conflict):
-    """A GPU of the hello is another node's."""
+    """A GPU of the hello belongs to another node."""
 
     code = "gpu-elsewhere"
     title = "The GPU belongs to another node"
@@ -68,7 +68,7 @@ def create_node(
 
 @transaction.atomic
 def renew_enrolment(*, principal: Principal, node: Node, versions: etags.Versions = None) -> tuple[Node, str]:
-    """A new one-time token: the next enrolment replaces the agent's key, so the old agent is shut out."""
+    """Create a new one-time token; the next enrolment replaces the agent's key and revokes the old agent."""
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
@@ -84,9 +84,9 @@ def _new_enrolment(node: Node) -> str:
 
 @transaction.atomic
 def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
-    """Give the token's node this key. The agent made the key and sends its SHA-256, so nothing secret is answered.
+    """Give the token's node this key. The agent sends only the SHA-256 of its key, so no secret is returned.
 
-    The same token with the same key may come again: the first answer may have been lost. Raises EnrolmentRefused.
+    The same token with the same key may come again: the first response may have been lost. Raises EnrolmentRefused.
     """
     node = Node.objects.select_for_update().filter(enrolment_digest__in=keyed_digests(token)).first()
     if node is None or (node.enrolment_expires_at or timezone.now()) <= timezone.now():
@@ -103,10 +103,11 @@ def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
 
 @transaction.atomic
 def adopt(*, principal: Principal, node: Node, new: bool, key_digest: str, **facts: Any) -> Node:
-    """Give the node this key, where somebody else vouches for its agent. The same key may come again.
+    """Give the node this key, if its cluster vouches for the agent. The same key may come again.
 
-    Raises EnrolmentRefused while an agent with another key is connected: of two machines one is not this node. Also
-    where the node is not `new` and has no key: it was forgotten, and only an operator's token lets it in again.
+    Raises EnrolmentRefused while an agent with another key is connected, because one of the two machines is not this
+    node; also if the node is not `new` and has no key, because it was forgotten and only an operator's token enrols it
+    again.
     """
     node = Node.objects.select_for_update().get(pk=node.pk)
     if node.key_digest is not None:
@@ -127,7 +128,7 @@ def _by_uid(uid: Any) -> QuerySet[Node]:
 
 
 def authenticate(*, credential: str) -> Node | None:
-    """The node whose agent shows `gpn_<node uid>.<secret>`, or None."""
+    """Return the node of the credential `gpn_<node uid>.<secret>`, or None."""
     text, dot, secret = credential.removeprefix(KEY_PREFIX).partition(".")
     try:
         uid = uuid.UUID(text)
@@ -140,7 +141,7 @@ def authenticate(*, credential: str) -> Node | None:
     if not is_digest_of(node.key_digest, shown):
         return None
     if node.key_digest != (kept := keyed_digest(shown)):
-        # Kept anew: an agent that came back under a new SECRET_KEY no longer needs the one before it.
+        # Store the digest under the present SECRET_KEY: the agent no longer needs the previous one.
         Node.objects.filter(pk=node.pk, key_digest=node.key_digest).update(key_digest=kept)
         node.key_digest = kept
     return node
@@ -152,14 +153,14 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
-    # A borrower has memory only of its own, and runs nevertheless.
+    # A borrower allocates only memory, and runs nevertheless.
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: str(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}
     if any(values.get(name, getattr(node, name)) != getattr(node, name) for name in ("pool", "repair_drift")):
-        # What changes the desired state (a pool has its own rules) is sent by the repair of pushes, within seconds.
+        # These change the desired state (a pool has its own rules); the repair of pushes sends it within seconds.
         more["frame"] = node.frame + 1
     if values.get("cordoned") is False:
         more |= {"draining_at": None, "drain_grace_seconds": None}
@@ -173,13 +174,13 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
 
 @transaction.atomic
 def take_hello(*, node: Node, hello: wire.Hello) -> Node:
-    """Write down what the agent says of its machine. GPUs that are gone stay, marked, with what is promised of them.
+    """Store the facts of the agent's hello. GPUs that are gone stay, marked, with their allocations.
 
     Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
     """
-    # GPUs before their node, in key order, as a round locks them.
-    known = {gpu.uuid: gpu for gpu in _gpus_locked(node.pk)}
-    key, (node,) = node.key_digest, _locked(node.pk)
+    # Order of locks: GPUs before their node, in key order, as in a round.
+    known = {gpu.uuid: gpu for gpu in _lock_gpus(node.pk)}
+    key, (node,) = node.key_digest, _lock_node(node.pk)
     if node.key_digest != key:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
@@ -202,18 +203,18 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     }
     if any(getattr(node, name) != value for name, value in facts.items()):
         return node.change(last_seen_at=timezone.now(), **facts)
-    # A fleet that comes back says what is known.
+    # A reconnecting fleet mostly repeats known facts.
     Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())
     return node
 
 
 @compiled_query
-def _gpus_locked(node_id: Any) -> QuerySet[Gpu]:
+def _lock_gpus(node_id: Any) -> QuerySet[Gpu]:
     return Gpu.objects.select_for_update().filter(node=node_id).order_by("pk")
 
 
 @compiled_query
-def _locked(node_id: Any) -> QuerySet[Node]:
+def _lock_node(node_id: Any) -> QuerySet[Node]:
     return Node.objects.select_for_update().filter(pk=node_id)
 
 
@@ -223,11 +224,11 @@ def _require_nobodys(uuids: Iterable[str]) -> None:
 
 
 def _take_gpu(node: Node, said: wire.Gpu, known: Gpu | None) -> None:
-    """Nothing is written where nothing changed: a fleet that comes back at once says what is known."""
+    """Write the GPU if it changed: a reconnecting fleet mostly repeats known facts."""
     facts = {
         "index": said.index,
         "model": said.model,
-        # Never below what is promised of it: a driver that reserves more takes nothing from who was here first.
+        # Never below the allocations: a driver that reserves more takes nothing from running claims.
         "memory_mib": max(said.memory_bytes // MIB, known.memory_used_mib if known else 0),
         "links": said.links,
         "present": True,

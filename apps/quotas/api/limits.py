@@ -1,4 +1,4 @@
-"""/limit-ranges/: what one claim may ask for. /member-limits/: what one member may hold."""
+"""/limit-ranges/: bounds of one claim's fields. /member-limits/: bounds of one member's holdings."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def _bound(help_text: str) -> StrictInteger:
 
 
 class LimitRangeSerializer(Strict):
-    """What one claim of a tenant may say in one field."""
+    """Bounds of one field of a tenant's claims."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
     tenant = TenantBySlug()
@@ -34,14 +34,14 @@ class LimitRangeSerializer(Strict):
     field = serializers.ChoiceField(choices=ClaimField.choices)
     minimum = _bound("Null: no bound.")
     maximum = _bound("Null: no bound.")
-    default = _bound("Where a claim does not say it. Null: none.")
+    default = _bound("Value for claims that omit the field. Null: none.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
 
 
 class LimitRangeChangeSerializer(LimitRangeSerializer):
-    """What can be changed of a range."""
+    """Changeable fields of a range."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
     pool = serializers.CharField(source="pool.name", read_only=True, allow_null=True)  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class LimitRangeChangeSerializer(LimitRangeSerializer):
 
 
 class LimitRangeFilter(Changed):
-    """Ranges by whose and where."""
+    """Ranges by tenant, pool and field."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
@@ -60,29 +60,29 @@ class LimitRangeFilter(Changed):
 
 
 class LimitRangeView(ApiView):
-    """What views of ranges share."""
+    """Base of the views of ranges."""
 
     serializer_class = LimitRangeSerializer
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return LimitRange.objects.visible_to(self.principal).select_related("tenant", "pool")
 
 
 class LimitRangeList(LimitRangeView, ListMixin):
-    """Limit ranges: what one claim may ask for."""
+    """Limit ranges: bounds of one claim's fields."""
 
     filterset_class = LimitRangeFilter
 
     def get(self, request: Request) -> Response:
         """List limit ranges."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Bound a field of a tenant's claims, or give it a default."""
-        return self.answer(limit_ranges.create_range(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(limit_ranges.create_range(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class LimitRangeDetail(LimitRangeView):
@@ -97,18 +97,18 @@ class LimitRangeDetail(LimitRangeView):
     def patch(self, request: Request, pk: int) -> Response:
         """Set bounds or default."""
         row = self.find(pk)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(limit_ranges.change_range(principal=self.principal, row=row, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Bound the field no longer."""
+        """Remove a limit range."""
         limit_ranges.delete_range(principal=self.principal, row=self.find(pk), versions=etags.if_match(request))
         return Response(status=204)
 
 
 class MemberLimitSerializer(Strict):
-    """What one member of a tenant may hold of one resource, over all pools."""
+    """Limit of one member of a tenant for one resource, over all pools."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
     tenant = TenantBySlug()
@@ -118,7 +118,7 @@ class MemberLimitSerializer(Strict):
         queryset=User.objects.filter(is_active=True),
         allow_null=True,
         default=None,
-        help_text="Null: each member that has no limit of its own.",
+        help_text="Null: every member without a limit of its own.",
         error_messages={"does_not_exist": NO_MEMBER},
     )
     resource = serializers.ChoiceField(choices=Resource.choices)
@@ -128,7 +128,7 @@ class MemberLimitSerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Only who is a member can be limited as one; others are not told apart from who does not exist."""
+        """Refuse users who are not members, with the same message as unknown users."""
         user, tenant = attrs.get("user"), attrs.get("tenant")
         if user is not None and tenant is not None and not tenant.memberships.filter(user=user).exists():
             raise serializers.ValidationError({"member": [NO_MEMBER.format(value=user.get_username())]})
@@ -136,7 +136,7 @@ class MemberLimitSerializer(Strict):
 
 
 class MemberLimitChangeSerializer(MemberLimitSerializer):
-    """What can be changed of a member's limit."""
+    """Changeable fields of a member limit."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
     member = serializers.CharField(  # type: ignore[assignment]
@@ -146,7 +146,7 @@ class MemberLimitChangeSerializer(MemberLimitSerializer):
 
 
 class MemberLimitFilter(Changed):
-    """Members' limits by whose."""
+    """Member limits by tenant, member and resource."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     member = filters.CharFilter(field_name="user__username")
@@ -157,29 +157,29 @@ class MemberLimitFilter(Changed):
 
 
 class MemberLimitView(ApiView):
-    """What views of members' limits share."""
+    """Base of the views of member limits."""
 
     serializer_class = MemberLimitSerializer
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return MemberLimit.objects.visible_to(self.principal).select_related("tenant", "user")
 
 
 class MemberLimitList(MemberLimitView, ListMixin):
-    """Member limits: how much of a tenant's quota one member may hold."""
+    """Member limits: bounds of one member's holdings."""
 
     filterset_class = MemberLimitFilter
 
     def get(self, request: Request) -> Response:
         """List members' limits."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Bound what one member, or each of them, may hold."""
-        return self.answer(member_limits.create_limit(principal=self.principal, **self.parsed(request)), status=201)
+        """Limit the holdings of one member, or of every member."""
+        return self.answer(member_limits.create_limit(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class MemberLimitDetail(MemberLimitView):
@@ -192,13 +192,13 @@ class MemberLimitDetail(MemberLimitView):
         return self.answer(self.find(pk))
 
     def patch(self, request: Request, pk: int) -> Response:
-        """Set `hard`. Below what is held nothing is taken away and nothing new is granted."""
+        """Set `hard`. Below the present holdings nothing is taken away and nothing new is granted."""
         row = self.find(pk)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(member_limits.change_limit(principal=self.principal, row=row, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Bound the member no longer."""
+        """Remove a member limit."""
         member_limits.delete_limit(principal=self.principal, row=self.find(pk), versions=etags.if_match(request))
         return Response(status=204)

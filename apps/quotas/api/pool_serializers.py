@@ -1,4 +1,4 @@
-"""The shape of a pool."""
+"""Serializers of pools."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def overcommit_field(what: str) -> StrictInteger:
-    """A ratio in percent."""
+    """Return a field for a ratio in percent."""
     return StrictInteger(
         min_value=1,
         max_value=10_000,
@@ -33,7 +33,7 @@ def overcommit_field(what: str) -> StrictInteger:
 
 
 def bound(least: int, most: int, help_text: "StrPromise") -> StrictInteger:
-    """A number within which the rebalancer stays."""
+    """Return a field for a bound of the rebalancer."""
     return StrictInteger(min_value=least, max_value=most, required=False, help_text=help_text)
 
 
@@ -43,38 +43,40 @@ class HoursSerializer(Strict):
     days = serializers.ListField(
         child=StrictInteger(min_value=0, max_value=6), min_length=1, max_length=7, help_text="Monday is 0."
     )
-    to = serializers.RegexField(r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="At or before `from`: of the next day.")
-    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Of core_request; the rest is lent.")
+    to = serializers.RegexField(
+        r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$", help_text="A time at or before `from` is on the next day."
+    )
+    share_percent = StrictInteger(min_value=0, max_value=100, help_text="Percent of core_request; the rest is lent.")
 
     def get_fields(self) -> dict[str, Any]:
-        """`from` is a word of Python's own, so it cannot be declared above."""
+        """Add `from`, which is a keyword of Python and cannot be declared above."""
         begin = serializers.RegexField(r"^([01]\d|2[0-3]):[0-5]\d$", help_text="Such as 18:30.")
         return {**super().get_fields(), "from": begin}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """All of it, even where the rest of a pool stays as it is."""
+        """Require every field, even in a partial update of the pool."""
         if missing := self.fields.keys() - attrs.keys():
             raise serializers.ValidationError({name: ["This field is required."] for name in sorted(missing)})
         return attrs
 
 
 class RebalanceBoundsSerializer(Strict):
-    """What the rebalancer may do; what is left out is as its help text says."""
+    """Bounds of the rebalancer; help texts give the defaults."""
 
-    window_seconds = bound(5, 86_400, _("What is looked at; 300."))
-    cool_down_seconds = bound(5, 86_400, _("Between two changes of a claim, giving back excepted; 300."))
-    floor_percent = bound(1, 100, _("What a claim that lends keeps; 5."))
-    ceiling_percent = bound(1, 100, _("What nothing is raised above; 100."))
+    window_seconds = bound(5, 86_400, _("Window of measurements in seconds; 300."))
+    cool_down_seconds = bound(5, 86_400, _("Seconds between two changes of a claim, except returns of lent core; 300."))
+    floor_percent = bound(1, 100, _("Percent that a lending claim keeps; 5."))
+    ceiling_percent = bound(1, 100, _("Highest percent to raise a claim to; 100."))
     step_percent = bound(1, 100, _("Points of core in one change; 20."))
-    margin_percent = bound(0, 1000, _("`percentile`: above what was used; 20."))
-    idle_percent = bound(0, 100, _("Up to so much of a GPU is noise, not use; 2."))
-    wake_percent = bound(1, 100, _("From so much of a GPU on a claim is awake; 5. Above idle_percent."))
-    throttled_percent = bound(1, 100, _("Of the time: from so much waiting on a claim is throttled; 20."))
-    most_changes = bound(1, 10_000, _("In one run, giving back excepted; 50."))
-    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first of them that holds counts.")
+    margin_percent = bound(0, 1000, _("`percentile`: percent above the measured use; 20."))
+    idle_percent = bound(0, 100, _("Percent of a GPU up to which use counts as noise; 2."))
+    wake_percent = bound(1, 100, _("Percent of a GPU from which a claim is awake; 5. Above idle_percent."))
+    throttled_percent = bound(1, 100, _("Percent of time in waiting from which a claim is throttled; 20."))
+    most_changes = bound(1, 10_000, _("Most changes in one run, except returns of lent core; 50."))
+    calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first matching entry counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Nothing is idle and awake at once."""
+        """Refuse thresholds under which a claim is idle and awake at once."""
         if attrs.get("idle_percent", 2) >= attrs.get("wake_percent", 5):
             raise serializers.ValidationError({"wake_percent": ["Must be above idle_percent."]})
         return attrs
@@ -88,7 +90,7 @@ class PoolSerializer(Strict):
     sharing_policy = serializers.ChoiceField(
         choices=SharingPolicy.choices,
         default=SharingPolicy.BURST,
-        help_text=_("What a claim gets of a GPU's compute while others want it too."),
+        help_text=_("Distribution of a GPU's compute between competing claims."),
     )
     core_ceiling = StrictInteger(
         min_value=1,
@@ -97,12 +99,12 @@ class PoolSerializer(Strict):
         help_text=_("Percent of each GPU that all its claims together may use."),
     )
     parts = StrictInteger(
-        min_value=1, max_value=MOST_PARTS, default=1, help_text=_("`average` only: into how many each GPU is divided.")
+        min_value=1, max_value=MOST_PARTS, default=1, help_text=_("`average` only: number of parts of each GPU.")
     )
     placement_policy = serializers.ChoiceField(
         choices=PlacementPolicy.choices,
         default=PlacementPolicy.GPUCLOUD,
-        help_text=_("Which GPUs carry a claim, where several could. A change counts for what is placed from then on."),
+        help_text=_("Choice between GPUs that fit a claim. A change applies to later placements."),
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")
@@ -111,7 +113,7 @@ class PoolSerializer(Strict):
         help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
     )
     reclaim_idle = serializers.BooleanField(
-        default=False, help_text="Reservations that are idle are given back, not only reported."
+        default=False, help_text="Idle reservations are released, not only reported."
     )
     preemption_grace_seconds = StrictInteger(
         min_value=0,
@@ -137,7 +139,7 @@ class PoolSerializer(Strict):
     audit_policy = serializers.ChoiceField(
         choices=AuditPolicy.choices,
         default=AuditPolicy.WARN,
-        help_text=_("What becomes of a GPU process that no limit holds, or that is above its limit."),
+        help_text=_("Reaction to a GPU process without a limit, or above its limit."),
     )
     repair_drift = serializers.BooleanField(
         default=True,
@@ -147,37 +149,39 @@ class PoolSerializer(Strict):
         ),
     )
     rebalance_mode = serializers.ChoiceField(
-        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text=_("What the rebalancer does here.")
+        choices=RebalanceMode.choices, default=RebalanceMode.OFF, help_text=_("Action of the rebalancer in this pool.")
     )
     rebalance_policy = serializers.ChoiceField(
-        choices=RebalancePolicy.choices, default=RebalancePolicy.FEEDBACK, help_text=_("How it finds changes.")
+        choices=RebalancePolicy.choices,
+        default=RebalancePolicy.FEEDBACK,
+        help_text=_("Function that proposes changes."),
     )
     rebalance_bounds = RebalanceBoundsSerializer(
-        required=False, help_text="Within which bounds; given anew as a whole."
+        required=False, help_text="Bounds of the rebalancer; a change replaces all of them."
     )
     idle_rule = serializers.ChoiceField(
         choices=IdleRule.choices,
         default=IdleRule.OFF,
-        help_text=_("What becomes of claims that were measured to do nothing for idle_seconds."),
+        help_text=_("Reaction to claims that are measured idle for idle_seconds."),
     )
     idle_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         default=1800,
-        help_text=_("So long a claim must have done nothing. What was not measured is never taken for idleness."),
+        help_text=_("Seconds without use until a claim is idle. Time without measurements does not count."),
     )
     unused_seconds = StrictInteger(
         min_value=LEAST_IDLE_SECONDS,
         max_value=MOST_IDLE_SECONDS,
         allow_null=True,
         default=None,
-        help_text=_("A claim that is held so long without any program is released, after the same notice. Null: kept."),
+        help_text=_("Seconds without a program until a claim is released, after the same notice. Null: never."),
     )
     idle_grace_seconds = StrictInteger(
         min_value=0,
         max_value=MOST_IDLE_SECONDS,
         default=600,
-        help_text=_("So long before it is released a claim's owner is told; a claim that works meanwhile is kept."),
+        help_text=_("Seconds between notice and release of an idle claim; a claim that is used meanwhile stays."),
     )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
@@ -185,6 +189,6 @@ class PoolSerializer(Strict):
 
 
 class PoolChangeSerializer(PoolSerializer):
-    """What can be changed of a pool."""
+    """Changeable fields of a pool."""
 
     name = serializers.CharField(read_only=True)  # type: ignore[assignment]

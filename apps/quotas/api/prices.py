@@ -1,4 +1,4 @@
-"""/prices/: the price book. Everyone signed in may read it; their reports rest on it."""
+"""/prices/: the price book. Every signed-in user may read it, because usage reports depend on it."""
 
 from typing import Any
 
@@ -21,27 +21,29 @@ from gpucloud.api.serializers import Strict
 
 
 class PriceSerializer(Strict):
-    """What a GPU-hour of a model costs from a day on."""
+    """Price of a GPU-hour of one model, from a day on."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
-    gpu_model = serializers.CharField(max_length=200, help_text="As the nodes' agents name it: see /api/v1/gpus/.")
-    pool = PoolByName(allow_null=True, default=None, help_text="Null: every pool that has no price of its own.")
-    valid_from = serializers.DateField(help_text="The day, in UTC, from whose beginning it holds.")
+    gpu_model = serializers.CharField(
+        max_length=200, help_text="Model as the nodes' agents report it: see /api/v1/gpus/."
+    )
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: every pool without a price of its own.")
+    valid_from = serializers.DateField(help_text="First day of the price, from 00:00 UTC.")
     per_gpu_hour = serializers.DecimalField(
         max_digits=12, decimal_places=PRICE_PLACES, min_value=0, help_text='For a whole GPU, as text: "2.50".'
     )
-    currency = serializers.SerializerMethodField(help_text="The installation's.")
+    currency = serializers.SerializerMethodField(help_text="Currency of the installation.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
 
     def get_currency(self, price: Any) -> str:
-        """One for all."""
+        """Return the installation's currency."""
         return str(settings.CURRENCY)
 
 
 class PriceFilter(Changed):
-    """Prices of what and where."""
+    """Prices by model and pool."""
 
     pool = filters.CharFilter(field_name="pool__name")
 
@@ -51,7 +53,7 @@ class PriceFilter(Changed):
 
 
 class PriceView(ApiView):
-    """What price views share."""
+    """Base of the price views."""
 
     serializer_class = PriceSerializer
     queryset = Price.objects.select_related("pool")
@@ -60,18 +62,18 @@ class PriceView(ApiView):
 
 
 class PriceList(PriceView, ListMixin):
-    """Prices: what a GPU-hour costs."""
+    """Prices of a GPU-hour."""
 
     filterset_class = PriceFilter
 
     def get(self, request: Request) -> Response:
         """List prices, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Set a model's price from a day on."""
-        return self.answer(prices.set_price(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(prices.set_price(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class PriceDetail(PriceView):
@@ -83,6 +85,6 @@ class PriceDetail(PriceView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Take a price back: the one before it holds again, in reports of the past too."""
+        """Remove a price: the previous one applies again, in reports of the past too."""
         prices.remove_price(principal=self.principal, price=self.find(pk), versions=etags.if_match(request))
         return Response(status=204)

@@ -1,4 +1,4 @@
-"""Reading /quotas/, and the ledger under each. A change can be previewed, which needs claims: `apps.scheduling.api`."""
+"""Reading /quotas/ and each quota's ledger. Changes can be previewed, which needs claims: `apps.scheduling.api`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpucloud.api.filters import Changed
 
 
 class QuotaFilter(Changed):
-    """Quotas by whose, where and of what."""
+    """Quotas by tenant, pool and resource."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
@@ -25,7 +25,7 @@ class QuotaFilter(Changed):
 
 
 class LedgerFilter(filters.FilterSet):
-    """Entries by why, for which claim and when."""
+    """Entries by kind, claim and time."""
 
     claim = filters.UUIDFilter(field_name="claim_uid")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
@@ -37,24 +37,24 @@ class LedgerFilter(filters.FilterSet):
 
 
 class QuotaView(ApiView):
-    """What quota views share."""
+    """Base of the quota views."""
 
     read_scope, write_scope = "quotas:read", "quotas:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return ResourceQuota.objects.visible_to(self.principal).select_related("tenant", "pool", "share")
 
 
 class QuotaList(QuotaView, ListMixin):
-    """Quotas: what tenants may hold."""
+    """Quotas of tenants."""
 
     serializer_class = serializers.QuotaSerializer
     filterset_class = QuotaFilter
 
     def get(self, request: Request) -> Response:
         """List quotas."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class QuotaDetail(QuotaView):
@@ -68,18 +68,18 @@ class QuotaDetail(QuotaView):
 
 
 class QuotaLedger(QuotaView, ListMixin):
-    """The changes under a quota's numbers."""
+    """Ledger of a quota."""
 
     serializer_class = serializers.LedgerSerializer
     filterset_class = LedgerFilter
 
     def get_queryset(self) -> Any:
-        """Entries of the quota in the URL; 404 where the caller may not see it."""
+        """Return the entries of the quota in the URL; 404 if the caller may not see it."""
         if getattr(self, "swagger_fake_view", False):
             return LedgerEntry.objects.none()
         quota = get_object_or_404(super().get_queryset(), pk=self.kwargs["pk"])
         return LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
 
     def get(self, request: Request, pk: int) -> Response:
-        """List what changed this quota, newest first."""
-        return self.listed(self.get_queryset())
+        """List the changes of a quota, newest first."""
+        return self.list_page(self.get_queryset())

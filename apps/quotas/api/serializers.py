@@ -1,4 +1,4 @@
-"""The shapes of this app's resources."""
+"""Serializers of this app's resources."""
 
 import ipaddress
 from typing import Any
@@ -14,7 +14,7 @@ from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.fastpath.compiled_queries import compiled_query
 
-MAX_AMOUNT = 2**53 - 1  # beyond it JSON readers lose digits
+MAX_AMOUNT = 2**53 - 1  # JSON readers lose digits beyond it
 
 
 @compiled_query
@@ -28,7 +28,7 @@ def _pools(name: Any) -> QuerySet[Pool]:
 
 
 class TenantBySlug(serializers.SlugRelatedField[Tenant]):
-    """A tenant by its slug; one that the caller may not see does not exist."""
+    """A tenant by its slug; a tenant that the caller may not see does not exist."""
 
     default_error_messages = {"does_not_exist": "There is no tenant {value} that you may use."}
 
@@ -36,7 +36,7 @@ class TenantBySlug(serializers.SlugRelatedField[Tenant]):
         super().__init__(slug_field="slug", queryset=Tenant.objects.none(), **kwargs)
 
     def to_internal_value(self, data: Any) -> Tenant:
-        """Raises ValidationError."""
+        """Return the tenant. Raises ValidationError."""
         caller: Principal = self.context["request"].user
         for tenant in _tenants(data):
             if caller.sees(tenant):
@@ -53,7 +53,7 @@ class PoolByName(serializers.SlugRelatedField[Pool]):
         super().__init__(slug_field="name", queryset=Pool.objects.none(), **kwargs)
 
     def to_internal_value(self, data: Any) -> Pool:
-        """Raises ValidationError."""
+        """Return the pool. Raises ValidationError."""
         for pool in _pools(data):
             return pool
         return self.fail("does_not_exist", value=data)
@@ -72,7 +72,7 @@ class TenantSerializer(Strict):
 
 
 class TenantChangeSerializer(TenantSerializer):
-    """What can be changed of a tenant."""
+    """Changeable fields of a tenant."""
 
     slug = serializers.CharField(read_only=True)  # type: ignore[assignment]
 
@@ -90,7 +90,7 @@ class MemberSerializer(Strict):
 
 
 class QuotaSerializer(Strict):
-    """A quota: what a tenant may hold of one resource."""
+    """A quota: a tenant's limit of one resource."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
     tenant = TenantBySlug()
@@ -102,20 +102,20 @@ class QuotaSerializer(Strict):
         max_value=MAX_AMOUNT,
         allow_null=True,
         default=None,
-        help_text="Above `hard`, of what the cohort's other tenants do not use. Null: all that they lend.",
+        help_text="Most to borrow above `hard` from the cohort's other tenants. Null: all that they lend.",
     )
     lending_limit = StrictInteger(
         min_value=0,
         max_value=MAX_AMOUNT,
         allow_null=True,
         default=None,
-        help_text="What others of the cohort may use of `hard` while it is idle. Null: all of it.",
+        help_text="Part of `hard` that others of the cohort may borrow while it is idle. Null: all of it.",
     )
     used = serializers.IntegerField(read_only=True)
     borrowed = serializers.IntegerField(read_only=True, help_text="Used above `hard`.")
-    lent = serializers.IntegerField(read_only=True, help_text="Missing of the idle part of `hard`: others use it.")
+    lent = serializers.IntegerField(read_only=True, help_text="Idle part of `hard` that others of the cohort use.")
     free = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="What can still be charged here. Null: no bound."
+        read_only=True, allow_null=True, help_text="Amount that can still be charged. Null: no bound."
     )
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
@@ -123,7 +123,7 @@ class QuotaSerializer(Strict):
 
 
 class QuotaChangeSerializer(QuotaSerializer):
-    """What can be changed of a quota."""
+    """Changeable fields of a quota."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
     pool = serializers.CharField(source="pool.name", read_only=True, allow_null=True)  # type: ignore[assignment]
@@ -131,7 +131,7 @@ class QuotaChangeSerializer(QuotaSerializer):
 
 
 class LedgerSerializer(Strict):
-    """One change of a quota's numbers."""
+    """One change of a quota's amounts."""
 
     id = serializers.IntegerField(source="pk", read_only=True)
     at = serializers.DateTimeField(read_only=True)
@@ -143,7 +143,7 @@ class LedgerSerializer(Strict):
     actor = serializers.CharField(read_only=True)
 
 
-# Each is compared at every request of the token.
+# Each network is compared at every request of the token.
 MOST_NETWORKS = 64
 
 
@@ -178,23 +178,26 @@ class TokenSerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
 
     def validate_expires_at(self, value: Any) -> Any:
-        """A token that has expired already is a mistake."""
+        """Refuse times in the past."""
         if value and value <= timezone.now():
             raise serializers.ValidationError("This moment has passed.")
         return value
 
 
 class NewTokenSerializer(TokenSerializer):
-    """A token just made: the only time its text is shown."""
+    """A new token: its text is shown only once."""
 
     token = serializers.CharField(read_only=True)
 
 
 class RotationSerializer(Strict):
-    """How a token is followed by another."""
+    """Rotation of a token."""
 
     overlap_seconds = StrictInteger(
-        min_value=0, max_value=30 * 86400, default=86400, help_text="How long the old token still works; 0: not at all."
+        min_value=0,
+        max_value=30 * 86400,
+        default=86400,
+        help_text="Seconds for which the old token still works; 0: none.",
     )
 
 
@@ -212,7 +215,7 @@ class AuditSerializer(Strict):
     after = serializers.JSONField(read_only=True, allow_null=True)
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
     position = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Place in the chain; null for about a second, until it is sealed."
+        read_only=True, allow_null=True, help_text="Position in the chain; null for about a second, until it is sealed."
     )
     digest = serializers.CharField(
         read_only=True, allow_null=True, help_text="SHA-256 of this event and the digest of the one before it."
@@ -220,7 +223,7 @@ class AuditSerializer(Strict):
 
 
 class OwnTokenSerializer(Strict):
-    """What a program may want to know of the token that it shows: when to ask for the next one."""
+    """The caller's token, so that a program can renew it in time."""
 
     key = serializers.CharField(read_only=True)
     name = serializers.CharField(read_only=True)
@@ -228,7 +231,7 @@ class OwnTokenSerializer(Strict):
 
 
 class MeSerializer(Strict):
-    """Who the caller is."""
+    """The caller."""
 
     name = serializers.CharField(read_only=True)
     token = serializers.SerializerMethodField(help_text="Null for a session.")
@@ -238,17 +241,17 @@ class MeSerializer(Strict):
 
     @extend_schema_field(OwnTokenSerializer(allow_null=True))
     def get_token(self, principal: Any) -> Any:
-        """The one that the request showed."""
+        """Return the token of the request, or None for a session."""
         token = self.context["request"].auth
         return OwnTokenSerializer(token).data if token is not None else None
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_scopes(self, principal: Any) -> list[str]:
-        """In a fixed order."""
+        """Return the scopes in a fixed order."""
         return sorted(principal.scopes)
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
     def get_roles(self, principal: Any) -> dict[str, str]:
-        """By slug."""
+        """Return the roles by tenant slug."""
         slugs = Tenant.objects.in_bulk(list(principal.roles))
         return {slugs[pk].slug: role for pk, role in principal.roles.items()}

@@ -44,7 +44,7 @@ class PoolFilter(Changed):
 
 
 class TenantList(ListMixin):
-    """Tenants: who is charged."""
+    """Tenants."""
 
     serializer_class = serializers.TenantSerializer
     filterset_class = TenantFilter
@@ -52,17 +52,17 @@ class TenantList(ListMixin):
     operator_methods = CHANGES
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Tenant.objects.visible_to(self.principal)
 
     def get(self, request: Request) -> Response:
         """List tenants."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a tenant. It holds nothing until it is given quotas."""
-        values = self.parsed(request)
+        """Create a tenant. It may hold nothing until it has quotas."""
+        values = self.parse_body(request)
         values.setdefault("name", values["slug"])
         return self.answer(tenants.create_tenant(principal=self.principal, **values), status=201)
 
@@ -75,7 +75,7 @@ class TenantDetail(ApiView):
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Tenant.objects.visible_to(self.principal)
 
     def get(self, request: Request, slug: str) -> Response:
@@ -85,7 +85,7 @@ class TenantDetail(ApiView):
     def patch(self, request: Request, slug: str) -> Response:
         """Change name, weight or cohort."""
         tenant = self.find(slug)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         return self.answer(
             tenants.change_tenant(principal=self.principal, tenant=tenant, versions=etags.if_match(request), **values)
         )
@@ -98,31 +98,31 @@ class TenantDetail(ApiView):
 
 
 class MemberList(ListMixin):
-    """People in a tenant."""
+    """Members of a tenant."""
 
     serializer_class = serializers.MemberSerializer
     filterset_class = MemberFilter
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
-        """Members of the tenant in the URL."""
+        """Return the members of the tenant in the URL."""
         return Membership.objects.filter(tenant__slug=self.kwargs.get("slug")).select_related("user", "tenant")
 
     def get(self, request: Request, slug: str) -> Response:
         """List a tenant's members."""
         get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request, slug: str) -> Response:
         """Give a person a role, or change it."""
         tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
-        membership = tenants.set_member(principal=self.principal, tenant=tenant, **self.parsed(request))
+        membership = tenants.set_member(principal=self.principal, tenant=tenant, **self.parse_body(request))
         return Response(self.get_serializer(membership).data, status=201)
 
 
 class MemberDetail(ApiView):
-    """One person in a tenant."""
+    """One member of a tenant."""
 
     serializer_class = serializers.MemberSerializer
     lookup_key = "user__username"
@@ -130,7 +130,7 @@ class MemberDetail(ApiView):
     tagged = False
 
     def get_queryset(self) -> Any:
-        """Members of the tenant in the URL."""
+        """Return the members of the tenant in the URL, if the caller may see it."""
         visible = Tenant.objects.visible_to(self.principal)
         return Membership.objects.filter(tenant__in=visible, tenant__slug=self.kwargs["slug"]).select_related(
             "tenant", "user"
@@ -138,7 +138,7 @@ class MemberDetail(ApiView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, slug: str, username: str) -> Response:
-        """Take a person's role away."""
+        """Remove a member from a tenant."""
         tenants.remove_member(principal=self.principal, membership=self.find(username))
         return Response(status=204)
 
@@ -154,12 +154,12 @@ class PoolList(ListMixin):
 
     def get(self, request: Request) -> Response:
         """List pools."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a pool."""
-        return self.answer(tenants.create_pool(principal=self.principal, **self.parsed(request)), status=201)
+        """Create a pool."""
+        return self.answer(tenants.create_pool(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class Me(ApiView):
@@ -170,5 +170,5 @@ class Me(ApiView):
     pagination_class = None
 
     def get(self, request: Request) -> Response:
-        """Say who this token or session is, and what it may do."""
+        """Show the caller's identity, scopes and roles."""
         return Response(self.get_serializer(self.principal).data)

@@ -18,7 +18,7 @@ from gpucloud.api.filters import Changed, Named
 
 
 class TokenFilter(Changed):
-    """Tokens by whose and their name."""
+    """Tokens by tenant, name and role."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
 
@@ -35,19 +35,19 @@ class TokenList(ListMixin):
     read_scope, write_scope = "tokens:read", "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:
         """List tokens; their secrets are never shown again."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a token. The answer is the only time that its text is shown."""
-        token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parsed(request))
-        return _shown_once(token, text)
+        """Create a token. The response is the only place that shows its text."""
+        token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parse_body(request))
+        return _show_once(token, text)
 
 
 class TokenDetail(ApiView):
@@ -58,7 +58,7 @@ class TokenDetail(ApiView):
     read_scope, write_scope = "tokens:read", "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request, key: str) -> Response:
@@ -67,49 +67,49 @@ class TokenDetail(ApiView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, key: str) -> Response:
-        """Revoke a token, at once."""
+        """Revoke a token immediately."""
         tokens.revoke(principal=self.principal, token=self.find(key), versions=etags.if_match(request))
         return Response(status=204)
 
 
 class TokenRotation(ApiView):
-    """A token's successor."""
+    """Rotation of a token."""
 
     serializer_class = serializers.RotationSerializer
     lookup_key = "key"
     write_scope = "tokens:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Token.objects.visible_to(self.principal)
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
     def post(self, request: Request, key: str) -> Response:
-        """Make a token like this one, and let this one end after the overlap. The new text is shown once."""
+        """Create a successor of this token, which ends after the overlap. The new text is shown once."""
         old = self.find(key)
         token, text = tokens.rotate(
             principal=self.principal,
             token=old,
             user=_maker(self.principal),
             versions=etags.if_match(request),
-            **self.parsed(request),
+            **self.parse_body(request),
         )
-        return _shown_once(token, text)
+        return _show_once(token, text)
 
 
 def _maker(principal: Principal) -> User | None:
-    """The person for whom a new token speaks."""
+    """Return the user on whose behalf a new token acts."""
     return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
 
 
-def _shown_once(token: Token, text: str) -> Response:
+def _show_once(token: Token, text: str) -> Response:
     body = {**serializers.TokenSerializer(token).data, "token": text}
     return Response(body, status=201, headers={"ETag": etags.etag(token.version), "Cache-Control": "no-store"})
 
 
 class AuditFilter(filters.FilterSet):
-    """Audit events by whose, what and when."""
+    """Audit events by tenant, actor, object and time."""
 
     tenant = Named(Tenant.objects, "slug")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
@@ -128,9 +128,9 @@ class AuditList(ListMixin):
     read_scope = "audit:read"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return AuditEvent.objects.visible_to(self.principal).select_related("tenant")
 
     def get(self, request: Request) -> Response:
-        """List who changed what, newest first."""
-        return self.listed(self.get_queryset())
+        """List audit events, newest first."""
+        return self.list_page(self.get_queryset())

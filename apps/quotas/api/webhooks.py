@@ -1,4 +1,4 @@
-"""/webhooks/: who is told of what, by signed messages; and what became of each message."""
+"""/webhooks/: addresses that receive signed messages about events, and the deliveries of those messages."""
 
 import json
 from typing import Any
@@ -22,34 +22,43 @@ from gpucloud.api.serializers import Strict
 
 
 class WebhookSerializer(Strict):
-    """An address, and what it is told of."""
+    """An address and its subscribed events."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug(
-        allow_null=True, default=None, help_text="Null: the whole platform; for operators. Never changes."
+        allow_null=True, default=None, help_text="Null: the whole platform (operators only). Never changes."
     )
     url = serializers.CharField(
         max_length=2000, help_text="https; to the public internet, or to networks that an operator's setting names."
     )
     events = serializers.ListField(
-        child=serializers.ChoiceField(choices=EventKind.choices), min_length=1, max_length=50, help_text="Of what."
+        child=serializers.ChoiceField(choices=EventKind.choices),
+        min_length=1,
+        max_length=50,
+        help_text="Subscribed events.",
     )
     description = serializers.CharField(max_length=200, allow_blank=True, default="", help_text="For people.")
     enabled = serializers.BooleanField(
-        default=True, help_text="False: nothing new is written down for it, and what is pending waits."
+        default=True, help_text="False: new events are skipped, and pending deliveries wait."
     )
     disabled_reason = serializers.CharField(
-        read_only=True, allow_null=True, help_text="Why it was disabled by itself; enable it when that is mended."
+        read_only=True,
+        allow_null=True,
+        help_text="Reason why it was disabled automatically; enable it again when that is fixed.",
     )
-    failures = serializers.IntegerField(read_only=True, help_text="Attempts in a row that failed.")
+    failures = serializers.IntegerField(read_only=True, help_text="Number of consecutive failed attempts.")
     failing_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="After three days of nothing else it is disabled."
+        read_only=True,
+        allow_null=True,
+        help_text="Time of the first failure in a row; after three days it is disabled.",
     )
     not_before = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="After a failure it is left alone until then."
+        read_only=True, allow_null=True, help_text="Time of the next attempt after a failure."
     )
     rotated_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="For a day the secret before signs as well."
+        read_only=True,
+        allow_null=True,
+        help_text="Time of the last rotation; for a day the previous secret signs as well.",
     )
     created_by = serializers.CharField(read_only=True)
     version = serializers.IntegerField(read_only=True)
@@ -58,19 +67,19 @@ class WebhookSerializer(Strict):
 
 
 class WebhookChangeSerializer(WebhookSerializer):
-    """What can be changed of a webhook."""
+    """Changeable fields of a webhook."""
 
     tenant = serializers.CharField(source="tenant.slug", read_only=True, allow_null=True)  # type: ignore[assignment]
 
 
 class NewWebhookSerializer(WebhookSerializer):
-    """A webhook, and the secret that it signs with, which is shown once."""
+    """A webhook with its signing secret, which is shown only once."""
 
     secret = serializers.CharField(read_only=True, allow_null=True, help_text="Null in a repeated answer.")
 
 
 class DeliverySerializer(Strict):
-    """One message to a webhook, and what became of it."""
+    """One message to a webhook, with its result."""
 
     uid = serializers.UUIDField(read_only=True)
     kind = serializers.CharField(read_only=True, help_text="One of the webhook's events, or `webhook.test`.")
@@ -78,9 +87,9 @@ class DeliverySerializer(Strict):
     attempts = serializers.IntegerField(read_only=True)
     next_attempt_at = serializers.DateTimeField(read_only=True, allow_null=True)
     status_code = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="The last answer; null: none came."
+        read_only=True, allow_null=True, help_text="Status of the last response; null: none."
     )
-    error = serializers.CharField(read_only=True, allow_null=True, help_text="What was wrong with it.")
+    error = serializers.CharField(read_only=True, allow_null=True, help_text="Error of the last attempt.")
     delivered_at = serializers.DateTimeField(read_only=True, allow_null=True)
     payload = serializers.SerializerMethodField(help_text="The body, as JSON.")
     version = serializers.IntegerField(read_only=True)
@@ -88,13 +97,13 @@ class DeliverySerializer(Strict):
     updated_at = serializers.DateTimeField(read_only=True)
 
     def get_payload(self, row: WebhookDelivery) -> dict[str, Any]:
-        """`type`, `timestamp` and `data`."""
+        """Return the body: `type`, `timestamp` and `data`."""
         body: dict[str, Any] = json.loads(row.body)
         return body
 
 
 class WebhookFilter(Changed):
-    """Webhooks by whose."""
+    """Webhooks by tenant and state."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
 
@@ -104,7 +113,7 @@ class WebhookFilter(Changed):
 
 
 class DeliveryFilter(Changed):
-    """Deliveries by how they went and of what."""
+    """Deliveries by state and kind."""
 
     class Meta:
         model = WebhookDelivery
@@ -112,18 +121,18 @@ class DeliveryFilter(Changed):
 
 
 class WebhookView(ApiView):
-    """What views of webhooks share."""
+    """Base of the webhook views."""
 
     serializer_class: Any = WebhookSerializer
     lookup_key = "uid"
     read_scope, write_scope = "webhooks:read", "webhooks:write"
 
     def get_queryset(self) -> Any:
-        """Visible to the caller."""
+        """Return the rows visible to the caller."""
         return Webhook.objects.visible_to(self.principal).select_related("tenant")
 
-    def shown_once(self, hook: Webhook, secret: str) -> Response:
-        """The webhook with its secret."""
+    def show_once(self, hook: Webhook, secret: str) -> Response:
+        """Return the webhook with its secret, which is shown once."""
         headers = {
             "ETag": etags.etag(hook.version),
             "Location": f"/api/v1/webhooks/{hook.uid}/",
@@ -139,13 +148,13 @@ class WebhookList(WebhookView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List webhooks (a tenant's admins); their secrets are never shown again."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(responses={201: NewWebhookSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Make a webhook (a tenant's admins). The answer is the only time that its secret is shown."""
-        return self.shown_once(*hooks.create(principal=self.principal, **self.parsed(request)))
+        """Create a webhook (a tenant's admins). The response is the only place that shows its secret."""
+        return self.show_once(*hooks.create(principal=self.principal, **self.parse_body(request)))
 
 
 class WebhookDetail(WebhookView):
@@ -158,39 +167,39 @@ class WebhookDetail(WebhookView):
         return self.answer(self.find(uid))
 
     def patch(self, request: Request, uid: str) -> Response:
-        """Change where it goes or what it is told of, or enable it again."""
+        """Change a webhook's address or events, or enable it again."""
         hook = self.find(uid)
-        values, versions = self.parsed(request, partial=True), etags.if_match(request)
+        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         return self.answer(hooks.change(principal=self.principal, hook=hook, versions=versions, **values))
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, uid: str) -> Response:
-        """Remove a webhook, and what was to be sent to it."""
+        """Remove a webhook and its pending messages."""
         hooks.delete(principal=self.principal, hook=self.find(uid), versions=etags.if_match(request))
         return Response(status=204)
 
 
 class WebhookRotation(WebhookView):
-    """A webhook's next secret."""
+    """Rotation of a webhook's secret."""
 
     @extend_schema(request=None, responses={201: NewWebhookSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Make a new secret. For a day messages are signed with both; the new one is shown once."""
+        """Create a new secret, shown once. For a day messages are signed with both."""
         self.without_body(request)
         versions = etags.if_match(request)
-        return self.shown_once(*hooks.rotate(principal=self.principal, hook=self.find(uid), versions=versions))
+        return self.show_once(*hooks.rotate(principal=self.principal, hook=self.find(uid), versions=versions))
 
 
 class WebhookTest(WebhookView):
-    """A message that says it is a test."""
+    """Test message of a webhook."""
 
     serializer_class: Any = DeliverySerializer
 
     @extend_schema(request=None, responses={201: DeliverySerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Send a test, also where the webhook is disabled. What became of it is in its deliveries a moment later."""
+        """Send a test message, even if the webhook is disabled. Its delivery shows the result a moment later."""
         self.without_body(request)
         versions = etags.if_match(request)
         delivery = hooks.send_test(principal=self.principal, hook=self.find(uid), versions=versions)
@@ -205,24 +214,24 @@ class DeliveryList(ListMixin):
     read_scope = "webhooks:read"
 
     def get_queryset(self) -> Any:
-        """Of webhooks that are visible to the caller."""
+        """Return the deliveries of webhooks visible to the caller."""
         return WebhookDelivery.objects.filter(webhook__in=Webhook.objects.visible_to(self.principal))
 
     def get(self, request: Request, uid: str) -> Response:
-        """List what was sent to a webhook, or is to be, newest first; kept for a month."""
+        """List the messages to a webhook, newest first; kept for a month."""
         hook = get_object_or_404(Webhook.objects.visible_to(self.principal), uid=uid)
-        return self.listed(self.get_queryset().filter(webhook=hook))
+        return self.list_page(self.get_queryset().filter(webhook=hook))
 
 
 class DeliveryAgain(WebhookView):
-    """A delivery, once more."""
+    """Redelivery of a message."""
 
     serializer_class: Any = DeliverySerializer
 
     @extend_schema(request=None, responses={200: DeliverySerializer})
     @idempotent
     def post(self, request: Request, uid: str, delivery: str) -> Response:
-        """Send a message that was delivered, or given up, once more, under the same id."""
+        """Send a delivered or failed message again, with the same id."""
         self.without_body(request)
         hook, versions = self.find(uid), etags.if_match(request)
         row = get_object_or_404(WebhookDelivery.objects.filter(webhook=hook), uid=delivery)

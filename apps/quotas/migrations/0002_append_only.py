@@ -1,4 +1,4 @@
-"""Ledger and audit log are append-only: the database itself refuses to change or remove a row."""
+"""Append-only ledger and audit log: the database itself refuses to change or remove a row."""
 
 from django.db import migrations
 

@@ -1,4 +1,4 @@
-"""How pools share their GPUs."""
+"""Sharing policies of pools."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""Audit events get a place and a digest in a chain: written once, after which the database refuses every change."""
+"""Chain of audit events: position and digest are written once, after which the database refuses every change."""
 
 from django.db import migrations, models
 

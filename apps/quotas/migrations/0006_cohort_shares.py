@@ -1,4 +1,4 @@
-"""Tenants that are in a cohort already lend and borrow from now on: their quotas get shares."""
+"""Shares for the quotas of tenants that are in a cohort already."""
 
 from django.db import migrations
 

@@ -1,4 +1,4 @@
-"""Requests for more quota."""
+"""Quota requests."""
 
 import uuid
 

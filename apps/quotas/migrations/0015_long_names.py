@@ -1,4 +1,4 @@
-"""Audit events of memberships name tenant and person: up to 214 characters."""
+"""Longer object ids of audit events: those of memberships have up to 214 characters."""
 
 from django.db import migrations, models
 

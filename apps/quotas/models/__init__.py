@@ -1,4 +1,4 @@
-"""The facts of this app, a module per noun."""
+"""Models of this app, a module per noun."""
 
 from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.budget import Budget, BudgetPeriod

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, from where, before and after. Append-only, by a trigger."""
+"""The audit log: actor, action, source, and the object before and after. Append-only, by a trigger."""
 
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
-    """Audit events, asked with who is asking."""
+    """Audit events, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "AuditEventQuerySet":
-        """All to an operator; to others what happened in tenants that they administer."""
+        """Return all events to an operator, to others those of tenants that they administer."""
         return self if principal.is_operator else self.filter(tenant__in=principal.with_role("admin"))
 
 
 class AuditEvent(models.Model):
-    """One change."""
+    """One audited change."""
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
     actor = models.CharField(max_length=200, help_text="`user:anna`, `token:gpc_…`, `agent:gpu1` or `system`.")
@@ -27,7 +27,7 @@ class AuditEvent(models.Model):
     object_type = models.CharField(max_length=30)
     # `TENANT/USERNAME` of a membership is the longest: 63 + 1 + 150.
     object_id = models.CharField(max_length=255)
-    # No constraint: the log outlives what it speaks of.
+    # No constraint: the log outlives its objects.
     tenant = models.ForeignKey(Tenant, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+")
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)

@@ -1,4 +1,4 @@
-"""Budgets: how many GPU-hours a tenant may reserve in a week, in a month, or between two moments."""
+"""Budgets: GPU-hours that a tenant may reserve in a week, in a month, or between two times."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ CORE_US_DIGITS = 30
 
 
 class Period(models.TextChoices):
-    """What a budget is for. Weeks begin on Monday, months on the first, both at midnight UTC."""
+    """Period of a budget. Weeks begin on Monday, months on the first, both at midnight UTC."""
 
     MONTH = "month"
     WEEK = "week"
@@ -25,15 +25,15 @@ class Period(models.TextChoices):
 
 
 class BudgetQuerySet(models.QuerySet["Budget"]):
-    """Budgets, asked with who is asking."""
+    """Budgets, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "BudgetQuerySet":
-        """Every budget to an operator; to others their tenants'."""
+        """Return every budget to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class Budget(Row):
-    """What a tenant may reserve of GPU-hours in each of its periods; `starts_at` and `ends_at` for `custom` only."""
+    """A tenant's GPU-hours in each period; `starts_at` and `ends_at` for `custom` only."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="budgets")
     period = models.CharField(max_length=10, choices=Period)
@@ -61,7 +61,7 @@ class Budget(Row):
 
 
 class BudgetPeriod(models.Model):
-    """How far one period of a budget has been counted, and which warnings were given in it."""
+    """Counted usage of one period of a budget, and its warnings."""
 
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="periods")
     starts_at = models.DateTimeField()

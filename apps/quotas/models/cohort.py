@@ -1,9 +1,10 @@
-"""What the tenants of one cohort lend one another.
+"""Shared capacity of a cohort's tenants.
 
-A share belongs to a cohort, a pool (or all pools) and a resource, and stands over the quotas that its tenants have for
-these. A quota lends what it may (`ResourceQuota.lendable`) and keeps the rest for its tenant alone. What is used above
-the kept part, by whomever, comes out of the share: so the sum of what is used never passes the sum of what is `hard`.
-A share is written only by `apps.quotas.services.cohorts`; the constraint stands behind it.
+A share belongs to a cohort, a pool (or all pools) and a resource, and covers its tenants' quotas of these. A quota
+lends part of itself (`ResourceQuota.lendable`) and keeps the rest for its tenant. Use above the kept part, by any
+tenant, comes out of the share: so the sum of `used` never exceeds the sum of `hard`.
+
+Only `apps.quotas.services.cohorts` writes a share, backed by the constraint.
 """
 
 from django.db import models
@@ -15,14 +16,14 @@ from apps.quotas.models.resource import Resource
 
 
 class CohortShare(models.Model):
-    """The sum of what a cohort's quotas lend of one resource, and how much of it is taken."""
+    """Sum of a cohort's lendable quotas of one resource, and the part that is taken."""
 
     cohort = models.CharField(max_length=63)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, null=True, related_name="+")
     resource = models.CharField(max_length=20, choices=Resource)
     lendable = models.BigIntegerField(default=0)
     taken = models.BigIntegerField(default=0)
-    # Until then nobody borrows more: a tenant of the cohort is about to get back what it lent.
+    # No further borrowing until then: a tenant of the cohort reclaims what it lent.
     reclaimed_until = models.DateTimeField(null=True)
     excess = models.BigIntegerField(default=0, help_text="Taken above `lendable` when a quota was lowered.")
 
@@ -41,5 +42,5 @@ class CohortShare(models.Model):
 
     @property
     def reclaimed(self) -> bool:
-        """Whether nobody borrows more for now."""
+        """True while no further borrowing is allowed."""
         return self.reclaimed_until is not None and self.reclaimed_until > timezone.now()

@@ -1,10 +1,10 @@
-"""Remembered answers of POSTs that carried an Idempotency-Key."""
+"""Stored responses of POSTs with an Idempotency-Key."""
 
 from django.db import models
 
 
 class IdempotencyRecord(models.Model):
-    """The first answer to a key, stored in the same transaction as its effect."""
+    """The first response to a key, stored in the same transaction as its effect."""
 
     principal = models.CharField(max_length=200)
     key = models.CharField(max_length=200)

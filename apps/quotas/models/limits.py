@@ -1,4 +1,4 @@
-"""Limits inside a tenant: of what one claim may ask for, and of what one member may hold."""
+"""Limits inside a tenant: bounds of one claim's fields and of one member's holdings."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ class ClaimField(models.TextChoices):
     TIME_LIMIT_SECONDS = "time_limit_seconds"
 
 
-# The most that any claim may say. A default goes past the door that looks at what was said, so it keeps to them too.
+# Upper bounds of any claim's fields. Defaults are applied after the request's validation, so they are checked too.
 MOST: dict[str, int] = {
     ClaimField.CORE_REQUEST: 100,
     ClaimField.CORE_LIMIT: 100,
@@ -35,15 +35,15 @@ MOST: dict[str, int] = {
 
 
 class LimitRangeQuerySet(models.QuerySet["LimitRange"]):
-    """Limit ranges, asked with who is asking."""
+    """Limit ranges, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "LimitRangeQuerySet":
-        """All to an operator; to others their tenants'."""
+        """Return all ranges to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class LimitRange(Row):
-    """What one claim of a tenant may say in one field, in one pool or (pool null) in every pool."""
+    """Bounds of one field of a tenant's claims, in one pool or (pool null) in every pool."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="limit_ranges")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)
@@ -74,15 +74,15 @@ class LimitRange(Row):
 
 
 class MemberLimitQuerySet(models.QuerySet["MemberLimit"]):
-    """Members' limits, asked with who is asking."""
+    """Member limits, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "MemberLimitQuerySet":
-        """All to an operator; to others their tenants'."""
+        """Return all limits to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class MemberLimit(Row):
-    """What one member of a tenant may hold of one resource, over all pools; `user` null: each that has no row."""
+    """Limit of one member for one resource, over all pools; `user` null: every member without a row."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="member_limits")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+", null=True)

@@ -10,12 +10,12 @@ from apps.quotas.models.tenant import SLUG
 
 DEFAULT = "default"
 MOST_PARTS = 16
-# Shorter than a few samples nothing is measured; after a week nobody waits for a rule.
+# A shorter time has too few samples; a longer one than a week is not useful.
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
 
 
 class SharingPolicy(models.TextChoices):
-    """Which compute each claim of a GPU gets while several of them want it. The nodes' arbiters carry it out."""
+    """Distribution of a GPU's compute between competing claims; the nodes' arbiters enforce it."""
 
     BURST = "burst", _("Burst: core_request guaranteed, up to core_limit of what others leave")
     FIXED = "fixed", _("Fixed: core_request, no more")
@@ -26,12 +26,12 @@ class SharingPolicy(models.TextChoices):
     NATIVE = "native", _("Native: the driver's own time slices, no limit of compute")
 
 
-# By these the arbiter lets others use what is idle, and guarantees a request nevertheless.
+# Policies under which the arbiter lends idle compute and still guarantees requests.
 LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
 
 class AuditPolicy(models.TextChoices):
-    """What becomes of a GPU process that no limit holds, or that is above its own (`agent.claims.audit`)."""
+    """Reaction to a GPU process without a limit, or above its limit (`agent.claims.audit`)."""
 
     WARN = "warn", _("Warn: it is told of")
     KILL = "kill", _("Kill: it is ended, SIGTERM first; processes of the system's own users are only told of")
@@ -39,7 +39,7 @@ class AuditPolicy(models.TextChoices):
 
 
 class RebalanceMode(models.TextChoices):
-    """What the rebalancer does with what it finds."""
+    """Reaction of the rebalancer to its findings."""
 
     OFF = "off", _("Off: nothing is looked at")
     PROPOSE = "propose", _("Propose: changes wait for somebody's yes")
@@ -47,7 +47,7 @@ class RebalanceMode(models.TextChoices):
 
 
 class RebalancePolicy(models.TextChoices):
-    """By which function changes are found (`apps.scheduling.core.rebalancing`)."""
+    """Function that proposes changes (`apps.scheduling.core.rebalancing`)."""
 
     FEEDBACK = "feedback", _("Feedback: raise limits of what is throttled, lend what is idle")
     PERCENTILE = "percentile", _("Percentile: guarantee the 95th percentile of use and a margin")
@@ -55,7 +55,7 @@ class RebalancePolicy(models.TextChoices):
 
 
 class IdleRule(models.TextChoices):
-    """What becomes of a claim that does nothing for long (`apps.scheduling.services.rebalancing.idleness`)."""
+    """Reaction to a claim that is idle for long (`apps.scheduling.services.rebalancing.idleness`)."""
 
     OFF = "off", _("Off: nothing is looked at")
     REPORT = "report", _("Report: it is told of")
@@ -64,7 +64,7 @@ class IdleRule(models.TextChoices):
 
 
 class PlacementPolicy(models.TextChoices):
-    """Which GPUs carry a claim, where several could (`apps.scheduling.core.placement.policies`)."""
+    """Choice between GPUs that fit a claim (`apps.scheduling.core.placement.policies`)."""
 
     GPUCLOUD = "gpucloud", _("gpucloud: where what is typically asked for still fits best afterwards")
     FGD = "fgd", _("FGD: fragmentation gradient descent, as published")
@@ -76,11 +76,11 @@ class PlacementPolicy(models.TextChoices):
 
 
 class Pool(Row):
-    """A named set of nodes; quotas can be given per pool, and all its GPUs are shared by one policy."""
+    """A named set of nodes; quotas can be given per pool, and all its GPUs share one policy."""
 
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     description = models.CharField(max_length=500, blank=True, default="")
-    # With the database's own defaults too: a server of the version before may still be writing.
+    # With database defaults too: a server of the previous version may still be writing.
     sharing_policy = models.CharField(
         max_length=10, choices=SharingPolicy, default=SharingPolicy.BURST, db_default=SharingPolicy.BURST
     )
@@ -89,7 +89,7 @@ class Pool(Row):
     placement_policy = models.CharField(
         max_length=15, choices=PlacementPolicy, default=PlacementPolicy.GPUCLOUD, db_default=PlacementPolicy.GPUCLOUD
     )
-    # What quotas may promise together, in percent of what the GPUs have; null: whatever they say.
+    # Largest sum of the quotas in percent of the GPUs' capacity; null: unlimited.
     core_overcommit_percent = models.PositiveIntegerField(null=True)
     memory_overcommit_percent = models.PositiveIntegerField(null=True)
     audit_policy = models.CharField(
@@ -101,27 +101,27 @@ class Pool(Row):
     rebalance_policy = models.CharField(
         max_length=10, choices=RebalancePolicy, default=RebalancePolicy.FEEDBACK, db_default=RebalancePolicy.FEEDBACK
     )
-    # Those that differ from the defaults of `core.rebalancing.Bounds`.
+    # Values that differ from the defaults of `core.rebalancing.Bounds`.
     rebalance_bounds = models.JSONField(default=dict, db_default={})
-    # Best-effort claims may use reserved room until its reservation begins, and are then ended.
+    # Best-effort claims may use reserved capacity until its reservation begins, and are then ended.
     lend_reserved = models.BooleanField(default=False, db_default=False)
-    # So long before it is preempted a claim is told; 0: at once, null: nothing is preempted.
+    # Notice before a claim is preempted; 0: none, null: nothing is preempted.
     preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
-    # A claim may have its own tenant's claims of lower priority preempted.
+    # A claim may preempt its own tenant's claims of lower priority.
     preempt_by_priority = models.BooleanField(default=False, db_default=False)
-    # Who has waited longer goes first at its priority, by age; null: shares decide however long somebody waits.
+    # A claim that has waited longer goes first at its priority, by age; null: only shares decide.
     patience_seconds = models.PositiveIntegerField(null=True, default=14_400, db_default=14_400)
-    # Reservations whose claims are idle are given back, not only reported.
+    # Reservations with idle claims are released, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 
-    # What somebody changes on its machines is put right at once; no: on none of them before somebody says so.
+    # Foreign changes on its machines are repaired at once; False: on every node only on request.
     repair_drift = models.BooleanField(default=True, db_default=True)
     idle_rule = models.CharField(max_length=10, choices=IdleRule, default=IdleRule.OFF, db_default=IdleRule.OFF)
     idle_seconds = models.PositiveIntegerField(default=1800, db_default=1800)
     idle_grace_seconds = models.PositiveIntegerField(default=600, db_default=600)
-    # Claims that are held for so long without a program are released, whatever the idle rule; null: never.
+    # Claims without a program for so long are released, whatever the idle rule; null: never.
     unused_seconds = models.PositiveIntegerField(null=True)
-    # Its idle claims were looked for then; no news to anybody.
+    # Time of the last search for idle claims; it changes without a new version.
     idle_looked_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""The price book: what an hour of a whole GPU costs, by model, from a day on."""
+"""The price book: prices of a whole GPU's hour, by model and first day."""
 
 from django.db import models
 from django.db.models import Q
@@ -6,12 +6,12 @@ from django.db.models import Q
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.row import Row
 
-# Money is decimal, to millionths of the installation's currency; it is never a float.
+# Money is decimal, to millionths of the installation's currency; never a float.
 PRICE_PLACES = 6
 
 
 class Price(Row):
-    """What a GPU-hour of one model costs from a day (UTC) on, until the next row. A pool's own price goes first.
+    """Price of a GPU-hour of one model from a day (UTC) on, until the next row. A pool's own price takes precedence.
 
     A share costs its part: 30 percent of a GPU for an hour is 0.3 GPU-hours.
     """

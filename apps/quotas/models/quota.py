@@ -1,11 +1,11 @@
 """Quotas and their ledger.
 
-`used` is written only by conditional UPDATEs (`apps.quotas.services.charging`): the WHERE clause is the check. The
-constraint below stands behind it. `excess` is what a tenant already held above what it may when that was lowered: it
-only ever falls, so a lowered quota admits nothing new and takes nothing away by itself.
+Only conditional UPDATEs write `used` (`apps.quotas.services.charging`): the WHERE clause is the check, backed by the
+constraint below. `excess` is the amount that a tenant already held above its limit when that was lowered: it only ever
+falls, so a lowered quota admits nothing new and takes nothing away by itself.
 
-A quota whose tenant is in a cohort has a `share` (`apps.quotas.models.cohort`): it may then be used above `hard`, by
-`borrowing_limit` at most, as far as the others leave room. Unlimited quotas neither borrow nor lend.
+A quota of a tenant in a cohort has a `share` (`apps.quotas.models.cohort`): it may be used above `hard`, by at most
+`borrowing_limit`, as far as the others leave room. Unlimited quotas neither borrow nor lend.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class ResourceQuotaQuerySet(models.QuerySet["ResourceQuota"]):
-    """Quotas, asked with who is asking."""
+    """Quotas, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "ResourceQuotaQuerySet":
-        """Every quota to an operator; to others their tenants'."""
+        """Return every quota to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 def within(more: Any) -> Q:
-    """The condition that `used` is within `hard`, what may be borrowed above it, and `more`."""
+    """Return the condition that `used` is within `hard`, the borrowing above it, and `more`."""
     borrowing = Q(share__isnull=False) & (
         Q(borrowing_limit__isnull=True) | Q(used__lte=F("hard") + F("borrowing_limit") + more)
     )
@@ -41,7 +41,7 @@ def within(more: Any) -> Q:
 
 
 class ResourceQuota(Row):
-    """What one tenant may hold of one resource, in one pool or (pool null) in all pools together."""
+    """A tenant's limit of one resource, in one pool or (pool null) in all pools together."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quotas")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas", null=True)
@@ -81,27 +81,27 @@ class ResourceQuota(Row):
 
     @property
     def most(self) -> int | None:
-        """What may be used at most, with all that may be borrowed; None where nothing of its own bounds it."""
+        """Largest possible `used`, with all borrowing; None if the quota itself sets no bound."""
         if self.hard is None or self.share_id is None:
             return self.hard
         return None if self.borrowing_limit is None else self.hard + self.borrowing_limit
 
     @property
     def lendable(self) -> int:
-        """What of `hard` others may use while it is idle."""
+        """Part of `hard` that others may use while it is idle."""
         if self.hard is None:
             return 0
         return self.hard if self.lending_limit is None else min(self.hard, self.lending_limit)
 
     def taken(self, used: int | None = None) -> int:
-        """What the tenant takes of its cohort's share, now or at another `used`: all above what it keeps to itself."""
+        """Return the amount taken from the cohort's share: all above the kept part, now or at another `used`."""
         if self.hard is None:
             return 0
         return max(0, (self.used if used is None else used) - (self.hard - self.lendable))
 
     @property
     def free(self) -> int | None:
-        """What can still be charged here; None: no bound. Reads the share."""
+        """Amount that can still be charged; None: no bound. Reads the share."""
         bounds = [] if self.most is None else [self.most - self.used]
         if self.share is not None and self.hard is not None:
             if self.share.reclaimed:
@@ -112,20 +112,20 @@ class ResourceQuota(Row):
 
     @property
     def lent(self) -> int:
-        """What is missing of the unused part of `hard`, because others of the cohort use it. Reads the share."""
+        """Part of the idle `hard` that others of the cohort use. Reads the share."""
         if self.hard is None or self.free is None:
             return 0
         return max(0, self.hard - self.used - self.free)
 
 
 class LedgerEntry(models.Model):
-    """One change of one quota's numbers. Append-only: a trigger refuses updates and deletions.
+    """One change of one quota's amounts. Append-only: a trigger refuses updates and deletions.
 
-    Holds the claim's uid, not a foreign key: the ledger outlives claims, and claims live in a higher app.
+    It has the claim's uid instead of a foreign key: the ledger outlives claims, and claims live in a higher app.
     """
 
     class Kind(models.TextChoices):
-        """Why the numbers changed."""
+        """Kind of a change."""
 
         SET = "set", _("Set")
         CHARGE = "charge", _("Charge")

@@ -1,4 +1,4 @@
-"""Requests for more: what a tenant's admin asks for, what an operator says, and what became of it."""
+"""Quota requests: a tenant admin's request, an operator's answer, and its result."""
 
 import uuid
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RequestState(models.TextChoices):
-    """open → approved, denied or countered; countered → approved (accepted); either → withdrawn; approved → lapsed."""
+    """State: open → approved, denied or countered; countered → approved; both → withdrawn; approved → lapsed."""
 
     OPEN = "open"
     COUNTERED = "countered"
@@ -26,21 +26,21 @@ class RequestState(models.TextChoices):
     LAPSED = "lapsed"
 
 
-# What an operator may still answer, and a tenant withdraw.
+# States in which an operator may answer, and a tenant withdraw.
 UNDECIDED = (RequestState.OPEN, RequestState.COUNTERED)
 GRANTED = (RequestState.APPROVED, RequestState.LAPSED)
 
 
 class QuotaRequestQuerySet(models.QuerySet["QuotaRequest"]):
-    """Requests, asked with who is asking."""
+    """Requests, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "QuotaRequestQuerySet":
-        """Every request to an operator; to others their tenants'."""
+        """Return every request to an operator, to others those of their tenants."""
         return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class QuotaRequest(Row):
-    """So much more of one resource, why, and until when. `granted_*` is what the quota was in fact raised by."""
+    """A request for more of one resource, with reason and end. `granted_*` is the actual increase."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quota_requests")

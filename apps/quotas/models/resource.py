@@ -1,10 +1,10 @@
-"""What can be limited."""
+"""Resources that quotas limit."""
 
 from django.db import models
 
 
 class Resource(models.TextChoices):
-    """What a quota is of."""
+    """Resource of a quota."""
 
     CORE_PERCENT = "core_percent"
     MEMORY_MIB = "memory_mib"
@@ -12,5 +12,5 @@ class Resource(models.TextChoices):
     GPUS = "gpus"
 
 
-# Without a row for one of these a tenant holds none of it; without a row for the others it is not limited separately.
+# A tenant without a quota of these may hold none; without a quota of the others it is not limited separately.
 ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)

@@ -1,4 +1,4 @@
-"""What most rows share."""
+"""Base of most models."""
 
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ class Row(models.Model):
         abstract = True
 
     def change(self, **values: Any) -> Self:
-        """Write these fields and raise the version, so that the old entity tag no longer matches."""
+        """Write these fields and increment the version, so that the old entity tag no longer matches."""
         for name, value in values.items():
             setattr(self, name, value)
         self.version += 1

@@ -1,4 +1,4 @@
-"""What signing in leaves behind: who a person is to the identity provider, and how often somebody tried."""
+"""Records of sign-ins: identities at the identity provider, and counted attempts."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from apps.quotas.models.tenant import User
 
 
 class Identity(models.Model):
-    """A person at an OpenID provider: `subject` is theirs for ever there, a name is not."""
+    """A user at an OpenID provider: the provider never reuses `subject`, unlike a name."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="identities")
     issuer = models.CharField(max_length=300)
@@ -22,7 +22,7 @@ class Identity(models.Model):
 
 
 class Attempts(models.Model):
-    """How many tries were taken under a key until `ends_at`. The key is a digest: what people type is not kept."""
+    """Attempts under a key until `ends_at`. The key is a digest: typed names are not stored."""
 
     key = models.CharField(max_length=64, primary_key=True)
     taken = models.PositiveIntegerField(default=0)

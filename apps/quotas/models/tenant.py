@@ -1,4 +1,4 @@
-"""Tenants and the people in them."""
+"""Tenants and their members."""
 
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,15 @@ class User(AbstractUser):
 
 
 class TenantQuerySet(models.QuerySet["Tenant"]):
-    """Tenants, asked with who is asking."""
+    """Tenants, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "TenantQuerySet":
-        """Every tenant to an operator; to others those in which they have a role."""
+        """Return every tenant to an operator, to others those in which they have a role."""
         return self if principal.is_operator else self.filter(pk__in=principal.roles)
 
 
 class Tenant(Row):
-    """Who is charged; owns quotas, members and tokens."""
+    """The unit that is charged; owns quotas, members and tokens."""
 
     slug = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     name = models.CharField(max_length=200)
@@ -49,7 +49,7 @@ class Tenant(Row):
 
 
 class Role(models.TextChoices):
-    """What a member may do in its tenant; each role may do what the ones after it may."""
+    """Role of a member in its tenant; each role includes the ones after it."""
 
     ADMIN = "admin", _("Admin")
     MEMBER = "member", _("Member")

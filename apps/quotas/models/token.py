@@ -1,4 +1,4 @@
-"""API tokens: `gpc_<key>.<secret>`; the key finds the row, only a keyed digest of the secret is kept."""
+"""API tokens: `gpc_<key>.<secret>`; the key finds the row, only a keyed digest of the secret is stored."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from apps.quotas.principals import Principal
 
 
-# Time to have it replaced before a pipeline stops.
+# Time to replace a token before a pipeline stops.
 SOON: Final = timedelta(days=7)
 
 
 class TokenQuerySet(models.QuerySet["Token"]):
-    """Tokens, asked with who is asking."""
+    """Tokens, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "TokenQuerySet":
-        """All to an operator; to a tenant's admin its tenant's; to others those they made where they are members.
+        """Return all tokens to an operator, a tenant's to its admin, to others those that they created there.
 
-        A token speaks for its maker in one tenant only, so it does not see what they made in another.
+        A token acts for its creator in one tenant only, so it does not see the creator's tokens in another.
         """
         if principal.is_operator:
             return self
@@ -35,11 +35,11 @@ class TokenQuerySet(models.QuerySet["Token"]):
         return self.filter(mine | models.Q(tenant__in=principal.with_role(Role.ADMIN)))
 
     def alive(self) -> "TokenQuerySet":
-        """Neither revoked nor past their end."""
+        """Return the tokens that are neither revoked nor expired."""
         return self.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
 
     def with_makers(self) -> "TokenQuerySet":
-        """With `maker_left`: who made it may not act there any more, so it is refused."""
+        """Annotate `maker_left`: the creator may not act there any more, so the token is refused."""
         stays = Exists(Membership.objects.filter(user=OuterRef("user"), tenant=OuterRef("tenant")))
         left = Q(user__is_active=False) | Q(user__is_operator=False) & (Q(tenant=None) | ~stays)
         wrapped = ExpressionWrapper(Q(user__isnull=False) & left, output_field=BooleanField())
@@ -47,7 +47,7 @@ class TokenQuerySet(models.QuerySet["Token"]):
 
 
 class Token(Row):
-    """What a program shows to act: for the platform (tenant null, operators only) or inside one tenant."""
+    """A program's credential: for the platform (tenant null, operators only) or inside one tenant."""
 
     key = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -71,12 +71,12 @@ class Token(Row):
 
     @property
     def has_ended(self) -> bool:
-        """Revoked, or past its end."""
+        """True if revoked or expired."""
         return bool(self.revoked_at or (self.expires_at and self.expires_at <= timezone.now()))
 
     @property
     def standing(self) -> str:
-        """`works`, `ends-soon`, `maker-left` (as far as `with_makers` said so), `expired` or `revoked`."""
+        """State: `works`, `ends-soon`, `maker-left` (after `with_makers`), `expired` or `revoked`."""
         if self.has_ended:
             return "revoked" if self.revoked_at else "expired"
         if getattr(self, "maker_left", False):

@@ -1,4 +1,4 @@
-"""Webhooks: who is told of what, and every message that is to reach them."""
+"""Webhooks: addresses with their subscribed events, and every message to them."""
 
 import uuid
 from typing import TYPE_CHECKING
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 
 class EventKind(models.TextChoices):
-    """What there is to be told of; the label says when."""
+    """Kind of an event; the label describes it."""
 
     CLAIM_ACTIVE = "claim.active", _("A claim is in force on its GPUs.")
     CLAIM_FAILED = "claim.failed", _("An agent could not put a claim in force.")
-    CLAIM_RELEASED = "claim.released", _("A claim has given everything back.")
+    CLAIM_RELEASED = "claim.released", _("A claim is released.")
     CLAIM_OVER_QUOTA = "claim.over_quota", _("A claim waits because its tenant's quota has no room for it.")
-    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at a moment that is said.")
-    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim that had notice may stay.")
-    CLAIM_PREEMPTED = "claim.preempted", _("A claim goes back to the queue for somebody else's.")
+    CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at the time in the message.")
+    CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim with a preemption notice may stay.")
+    CLAIM_PREEMPTED = "claim.preempted", _("A claim is preempted and returns to the queue.")
     CLAIM_IDLE = (
         "claim.idle",
-        _("A claim does nothing for as long as its pool allows; `release_at`: then it is released."),
+        _("A claim is idle for the time that its pool allows; `release_at`: time of its release."),
     )
     CLAIM_AWAKE = "claim.awake", _("A claim that was idle is idle no longer.")
-    QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below what is held of it.")
+    QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below its use.")
     QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
     BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")
-    RESERVATION_BEGAN = "reservation.began", _("A reservation holds its room from now on.")
-    RESERVATION_ENDED = "reservation.ended", _("A reservation is over, or was given back.")
+    RESERVATION_BEGAN = "reservation.began", _("A reservation has begun.")
+    RESERVATION_ENDED = "reservation.ended", _("A reservation has ended, or was released.")
     NODE_LOST = "node.lost", _("A node's agent is silent; to tenants whose claims it carries.")
     NODE_RETURNED = "node.returned", _("A lost node's agent is back; to tenants whose claims it carries.")
 
 
-# Asked for by `test/`; nobody subscribes to it.
+# Sent by `test/`; no webhook subscribes to it.
 TEST = "webhook.test"
 
 
 class WebhookQuerySet(models.QuerySet["Webhook"]):
-    """Webhooks, asked with who is asking."""
+    """Webhooks, filtered by principal."""
 
     def visible_to(self, principal: "Principal") -> "WebhookQuerySet":
-        """All to an operator; to others those of tenants that they administer."""
+        """Return all webhooks to an operator, to others those of tenants that they administer."""
         return self if principal.is_operator else self.filter(tenant__in=principal.with_role(Role.ADMIN))
 
 
 class Webhook(Row):
-    """One address, and what it is told of: in one tenant, or (tenant null) on the whole platform.
+    """One address and its subscribed events: in one tenant, or (tenant null) on the whole platform.
 
     The secret is not stored: it is derived from the uid, `secret_number` and SECRET_KEY.
     """
@@ -61,15 +61,15 @@ class Webhook(Row):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="webhooks", null=True)
     url = models.CharField(max_length=2000)
     description = models.CharField(max_length=200, blank=True, default="")
-    # Of `EventKind`.
+    # Values of `EventKind`.
     events = ArrayField(models.CharField(max_length=40))
     enabled = models.BooleanField(default=True)
-    # Why it was disabled by itself.
+    # Reason why it was disabled automatically.
     disabled_reason = models.CharField(max_length=300, null=True)
     secret_number = models.PositiveIntegerField(default=1)
     rotated_at = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=200)
-    # Of the deliveries: these change without a new version.
+    # Written by deliveries, without a new version.
     failures = models.PositiveIntegerField(default=0)
     failing_since = models.DateTimeField(null=True)
     not_before = models.DateTimeField(null=True)
@@ -84,14 +84,14 @@ class Webhook(Row):
 
     @property
     def standing(self) -> str:
-        """`on`, `failing`, `off` (somebody's wish) or `stopped` (by itself: `disabled_reason` says why)."""
+        """State: `on`, `failing`, `off` (disabled by a user) or `stopped` (automatically, see `disabled_reason`)."""
         if not self.enabled:
             return "stopped" if self.disabled_reason else "off"
         return "failing" if self.failures else "on"
 
 
 class DeliveryState(models.TextChoices):
-    """pending → delivered, or failed after the last attempt; a redelivery makes it pending again."""
+    """State: pending → delivered, or failed after the last attempt; a redelivery makes it pending again."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -99,10 +99,10 @@ class DeliveryState(models.TextChoices):
 
 
 class WebhookDelivery(Row):
-    """One message to one webhook, written in the transaction of what it tells; then what became of it."""
+    """One message to one webhook, written in the transaction of its event; with the result of its delivery."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    # No constraint: a webhook that is removed meanwhile must not undo the fact that would have been told.
+    # No constraint: removing a webhook meanwhile must not roll back the event.
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, db_constraint=False, related_name="deliveries")
     kind = models.CharField(max_length=40)
     body = models.TextField(help_text="As it is signed and sent, to the byte.")

@@ -1,9 +1,9 @@
-"""How often somebody may try: a try is taken before the password is looked at, so a thousand at once get no more.
+"""Limits of attempts: an attempt is counted before the password is checked, so concurrent ones get no more.
 
-Tries are counted per account and address together, and per address. Nothing is counted per account alone: a stranger
-could then shut its owner out from anywhere. A browser from which this person has signed in before counts apart from its
-address, so that a stranger behind the same address (an office, a proxy) cannot shut them out either. The table's UPDATE
-decides, for all server processes; with the database away nobody signs in anyway.
+Attempts are counted per account and address together, and per address; never per account alone: a stranger could then
+lock its owner out from anywhere. A browser from which the user has signed in before counts apart from its address, so a
+stranger behind the same address (an office, a proxy) cannot lock the user out either. The table's UPDATE decides for
+all server processes; without the database nobody signs in anyway.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ RETURNING taken
 
 
 class TooManyAttempts(Busy):
-    """All tries are taken for now."""
+    """All attempts of the window are used."""
 
     code = "too-many-attempts"
     title = "Too many attempts"
@@ -37,29 +37,29 @@ class TooManyAttempts(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many tries under this name until the window ends, which begins with the first."""
+    """Number of attempts under this name in a window, which begins with the first."""
 
     name: str
     most: int
     window: timedelta
 
     def key(self, *parts: str) -> str:
-        """What is kept of whose tries these are."""
+        """Return the digest under which the attempts are counted."""
         return hashlib.sha256("\n".join((self.name, *parts)).encode()).hexdigest()
 
 
-# A person mistypes a password three times, not six; five tries in a quarter of an hour are 175,000 a year.
+# A user mistypes a password three times, not six; five attempts in a quarter of an hour are 175,000 a year.
 ACCOUNT = Limit("account", 5, timedelta(minutes=15))
-# An office behind one address; many names tried once each, by one guesser.
+# Enough for an office behind one address; limits one guesser with many names.
 ADDRESS = Limit("address", 50, timedelta(minutes=15))
-# Each goes to the provider and makes it work, and somebody who signs in needs two.
+# Each sends a request to the provider, and one sign-in needs two.
 SIGN_ON = Limit("sign-on", 200, timedelta(minutes=15))
-# 256 random bits are not guessed. This stops a flood, and tells a pipeline with a dead token to stop asking.
+# 256 random bits cannot be guessed. This stops floods, and pipelines that retry with a dead token.
 TOKEN = Limit("token", 300, timedelta(minutes=5))
 
 
 def network(address: str | None) -> str:
-    """What counts as one address: of IPv6 the /64 that one customer has; one name for all behind a Unix socket."""
+    """Return the counted network: IPv4 address, IPv6 /64 of one customer, or one name behind a Unix socket."""
     if address is None:
         return "local"
     parsed = ipaddress.ip_address(address)
@@ -69,9 +69,9 @@ def network(address: str | None) -> str:
 
 
 def spelling(account: str) -> str:
-    """Return one form for every spelling of a name that signs the same person in.
+    """Return one form for every spelling of a name that signs the same user in.
 
-    The sign-in form turns what was typed into NFKC, in which a full-width or a circled letter is the plain one.
+    The sign-in form normalizes its input to NFKC, in which a full-width or a circled letter is the plain one.
     """
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", account).casefold()).strip()
 
@@ -86,14 +86,14 @@ def _keys(account: str, address: str | None, browser: str | None) -> list[tuple[
 
 @transaction.atomic
 def take_sign_in(*, account: str, address: str | None, browser: str | None = None) -> None:
-    """Take a try, whether or not there is such an account. Raises TooManyAttempts, and takes nothing then."""
+    """Count an attempt, even for an unknown account. Raises TooManyAttempts, and counts nothing then."""
     for limit, key in _keys(account, address, browser):
         _take(limit, key)
 
 
 @transaction.atomic
 def give_back(*, account: str, address: str | None, browser: str | None = None) -> None:
-    """The try was right: the account's are forgotten, and the address has one more."""
+    """Undo the count of a correct attempt: reset the account's, and return one to the address."""
     for limit, key in _keys(account, address, browser):
         if limit is ACCOUNT:
             Attempts.objects.filter(key=key).delete()
@@ -103,22 +103,22 @@ def give_back(*, account: str, address: str | None, browser: str | None = None) 
 
 
 def count_sign_on(*, address: str | None) -> None:
-    """Somebody goes to the identity provider, or comes back from it. Raises TooManyAttempts."""
+    """Count a redirect to the identity provider or back. Raises TooManyAttempts."""
     _take(SIGN_ON, SIGN_ON.key(network(address)))
 
 
 def count_wrong_token(*, address: str | None) -> None:
-    """A wrong token was shown; right ones from the same address go on working. Raises TooManyAttempts."""
+    """Count a wrong token; valid ones from the same address keep working. Raises TooManyAttempts."""
     _take(TOKEN, TOKEN.key(network(address)))
 
 
 def take(limit: Limit, *parts: str) -> int:
-    """Take one of the limit's tries for these parts; return how many are left. Raises TooManyAttempts."""
+    """Count one of the limit's attempts for these parts; return how many are left. Raises TooManyAttempts."""
     return _take(limit, limit.key(*parts))
 
 
 def forget() -> int:
-    """Drop what has ended; returns how many."""
+    """Delete ended windows; return their number."""
     return Attempts.objects.filter(ends_at__lte=timezone.now()).delete()[0]
 
 

@@ -16,7 +16,7 @@ def record(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> AuditEvent:
-    """Write who did what, in the caller's transaction: no change without its row, no row without its change."""
+    """Record an action in the caller's transaction: no change without its row, no row without its change."""
     return AuditEvent.objects.create(
         actor=principal.name,
         action=action,

@@ -1,14 +1,14 @@
-"""The audit log as a chain: who removes or alters an event that is sealed leaves a break that `verify` finds.
+"""Hash chain of the audit log: `verify` detects removed and altered events.
 
-Every event gets a place (1, 2, 3 …, without gaps) and a digest of its content and of the digest before it. That is done
-by a sealer a moment after the commit, not at the insert: chaining at the insert needs a lock that each transaction
-would hold until it commits, so all writers would wait for one another. The order of places is the order of sealing; an
-event that was committed late comes later, whatever its key is.
+Every event gets a position (1, 2, 3 …, without gaps) and a digest of its content and of the previous digest. A sealer
+does that a moment after the commit, not the insert: chaining at the insert needs a lock that each transaction would
+hold until it commits, so all writers would wait for one another. Positions follow the order of sealing; an event that
+was committed late comes later, whatever its key.
 
-What it shows: a sealed event that was changed, removed, inserted or moved. What it cannot show by itself: an event that
-was removed before it was sealed, and a tail that was cut off or a chain that was written anew by somebody with the
-database's full rights. For these the head (place and digest) is logged at each sealing, to be kept where the database's
-owner cannot reach; `verify(heads=…)` asks whether the chain still goes through them.
+It detects a sealed event that was changed, removed, inserted or moved. By itself it cannot detect an event that was
+removed before it was sealed, a tail that was cut off, or a chain that was rewritten with the database's full rights.
+For these the head (position and digest) is logged at each sealing, to be stored beyond the reach of the database's
+owner; `verify(heads=…)` checks that the chain still contains them.
 """
 
 import hashlib
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 LOCK = int.from_bytes(b"gpcaudit", signed=True)
 BATCH = 1000
 START = "0" * 64
-# The sealer comes every two seconds; so far behind, nobody is sealing.
+# The sealer runs every two seconds; a longer delay means that it does not run.
 BEHIND = timedelta(minutes=5)
-# A chain that was cut in two shows here once; a table that was swapped would fill the terminal.
+# A chain that was cut in two has one fault; a replaced table would fill the terminal.
 MOST_FAULTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A place in the chain and the digest there; written `PLACE:DIGEST`."""
+    """A position in the chain and its digest; written `PLACE:DIGEST`."""
 
     position: int
     digest: str
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `verify` found; without faults the chain is whole."""
+    """Result of `verify`; without faults the chain is intact."""
 
     head: Head
     unsealed: int
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def digest_of(event: AuditEvent, *, position: int, previous: str) -> str:
-    """SHA-256 of the event's content, its place and the digest before it, in one form for all times."""
+    """Return the SHA-256 of the event's content, its position and the previous digest, in a permanent encoding."""
     content = [
         previous,
         position,
@@ -76,13 +76,13 @@ def digest_of(event: AuditEvent, *, position: int, previous: str) -> str:
 
 
 def head() -> Head:
-    """Where the chain ends now."""
+    """Return the present end of the chain."""
     last = AuditEvent.objects.exclude(position=None).order_by("-position").values_list("position", "digest").first()
     return Head(*last) if last else Head(0, START)  # type: ignore[arg-type]
 
 
 def seal() -> int:
-    """Chain all events that are committed and not sealed; returns how many. One sealer at a time, others leave."""
+    """Chain all committed, unsealed events; return their number. A second concurrent sealer does nothing."""
     total = 0
     while sealed := _seal_batch():
         total += sealed
@@ -94,7 +94,7 @@ def seal() -> int:
 @transaction.atomic
 def _seal_batch() -> int:
     with connection.cursor() as cursor:
-        if not _alone(cursor):
+        if not _try_lock(cursor):
             return 0
         events = list(AuditEvent.objects.filter(position=None).order_by("pk")[:BATCH])
         if not events:
@@ -113,14 +113,14 @@ def _seal_batch() -> int:
     return len(events)
 
 
-def _alone(cursor: CursorWrapper) -> bool:
-    """Until the transaction's end; a sealer that dies leaves no lock behind."""
+def _try_lock(cursor: CursorWrapper) -> bool:
+    """Try to lock the chain until the transaction's end; a crashed sealer leaves no lock behind."""
     cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
     return bool(cursor.fetchone()[0])
 
 
 def verify(*, heads: Iterable[Head] = ()) -> Verdict:
-    """Walk the whole chain. `heads` are some that were kept elsewhere: the chain must go through each."""
+    """Walk the whole chain and check that it contains `heads`, which were stored elsewhere."""
     wanted: dict[int, set[str]] = {}
     for kept in heads:
         wanted.setdefault(kept.position, set()).add(kept.digest)
@@ -146,7 +146,7 @@ def verify(*, heads: Iterable[Head] = ()) -> Verdict:
 
 
 def _walk() -> Iterator[tuple[Head, str]]:
-    """The start, then each sealed event's head as it is stored, with what is wrong there; a fault does not end it."""
+    """Yield the start, then each sealed event's stored head with its fault; a fault does not end the walk."""
     at = Head(0, START)
     yield at, ""
     events = AuditEvent.objects.exclude(position=None).order_by("position")

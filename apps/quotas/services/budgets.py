@@ -1,4 +1,4 @@
-"""Setting budgets. What is spent of them, and what then happens, is known where claims are: `apps.scheduling`."""
+"""Creation and change of budgets. `apps.scheduling` computes their use and its consequences."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,7 +17,7 @@ WEEK = timedelta(days=7)
 
 
 def period_at(budget: Budget, now: datetime) -> tuple[datetime, datetime] | None:
-    """Beginning and end of the budget's period at this moment; None where it has none."""
+    """Return beginning and end of the budget's period at this time; None if it has none."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if budget.period == Period.WEEK:
         monday = day - timedelta(days=day.weekday())
@@ -40,7 +40,7 @@ def create_budget(
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
 ) -> Budget:
-    """Bound what a tenant reserves. What it has reserved in the present period counts. Raises NameTaken."""
+    """Limit a tenant's reservations. Those of the present period count. Raises NameTaken."""
     principal.require_operator()
     try:
         with transaction.atomic():
@@ -60,9 +60,9 @@ def create_budget(
 def change_budget(
     *, principal: Principal, budget: Budget, gpu_hours: Decimal, versions: etags.Versions = None
 ) -> Budget:
-    """Set another amount; the warnings of the present period begin anew. Raises PreconditionFailed."""
+    """Set another amount; the warnings of the present period start again. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _locked(budget, versions)
+    budget = _lock_row(budget, versions)
     before = _facts(budget)
     budget.change(gpu_hours=gpu_hours)
     budget.periods.update(percent_told=0)
@@ -72,14 +72,14 @@ def change_budget(
 
 @transaction.atomic
 def delete_budget(*, principal: Principal, budget: Budget, versions: etags.Versions = None) -> None:
-    """Bound the tenant no longer. Raises PreconditionFailed."""
+    """Remove the budget. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _locked(budget, versions)
+    budget = _lock_row(budget, versions)
     _note(budget, principal=principal, action="budget.delete", before=_facts(budget))
     budget.delete()
 
 
-def _locked(budget: Budget, versions: etags.Versions) -> Budget:
+def _lock_row(budget: Budget, versions: etags.Versions) -> Budget:
     budget = Budget.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=budget.pk)
     etags.check(budget.version, versions)
     return budget

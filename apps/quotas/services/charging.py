@@ -1,12 +1,12 @@
-"""Taking from quotas and giving back: the place where nobody gets more than they have.
+"""Charges and refunds of quotas: no tenant gets more than its quota.
 
 The database decides the race. Each charge is one UPDATE whose WHERE clause is the check, so two requests cannot both
-take the last gigabyte; a CHECK constraint stands behind it. The same statement writes the ledger's row. Rows are
-visited in primary-key order, so two requests cannot hold each other's. A charge is all or nothing: the first quota
-without room raises, and the transaction of the caller takes back what was taken before it. The row's version is left
-alone: it is the entity tag of what admins set, and would be stale all the time in a busy tenant.
+take the last gigabyte; a CHECK constraint backs it. The same statement writes the ledger's row. Rows are visited in
+primary-key order, so two requests cannot deadlock. A charge is all or nothing: the first quota without room raises, and
+the caller's transaction rolls back the rest. The row's version stays: it is the entity tag of the admins' settings, and
+would be stale all the time in a busy tenant.
 
-A tenant in a cohort takes from its quota and, above what it keeps to itself, from the cohort's share, in the same way
+A tenant in a cohort takes from its quota and, above its kept part, from the cohort's share, in the same way
 (`apps.quotas.services.cohorts`).
 """
 
@@ -28,8 +28,8 @@ from apps.quotas.services import cohorts, member_limits
 from gpucloud.errors import Conflict
 from gpucloud.fastpath.compiled_queries import compiled_query
 
-# The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. Of an unlimited quota nothing
-# is borrowed: GREATEST passes over null. Written out, as every claim goes through here: one statement instead of three.
+# The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. An unlimited quota borrows
+# nothing: GREATEST ignores null. Raw SQL, because every claim runs it: one statement instead of three.
 TAKE = """
 WITH taken AS (
     UPDATE quotas_resourcequota
@@ -45,19 +45,19 @@ INSERT INTO quotas_ledgerentry (tenant_id, pool_id, resource, kind, amount, used
 SELECT tenant_id, pool_id, resource, 'charge', %(amount)s, used, hard, %(claim)s, %(actor)s, %(now)s FROM taken
 """
 
-# What a claim takes of each resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
+# A claim's amounts by resource, e.g. {"core_percent": 30, "memory_mib": 8192, "vgpus": 1, "gpus": 0}.
 Amounts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
-    """For whom something is charged, by whom, and for which claim."""
+class ChargeContext:
+    """Principal, tenant, pool and claim of a charge."""
 
     principal: Principal
     tenant: Tenant
     pool: Pool
     claim_uid: uuid.UUID
-    # The member to whose limits it counts.
+    # The member whose limits apply.
     user_id: int | None = None
 
 
@@ -82,8 +82,8 @@ class QuotaExceeded(Conflict):
         )
 
 
-def exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
-    """In the numbers of this row as it was read. `facts`: what lending and borrowing change of them."""
+def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
+    """Return the refusal with this row's numbers. `facts`: corrections by lending and borrowing."""
     return QuotaExceeded(
         resource=quota.resource,
         pool=quota.pool.name if quota.pool else None,
@@ -95,7 +95,7 @@ def exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceede
 
 
 class MemberLimitExceeded(QuotaExceeded):
-    """The tenant's quota may have room; the member may hold no more of it."""
+    """The member may hold no more of the resource, even if the tenant's quota has room."""
 
     code = "member-limit-exceeded"
     title = "Member's limit exceeded"
@@ -112,14 +112,14 @@ class MemberLimitExceeded(QuotaExceeded):
         )
 
 
-def lock_tenants(*tenants: Tenant, alone: bool = False) -> bool:
-    """Keep the tenants' sets of quotas as they are: shared by charges and refunds, `alone` to make or remove one.
+def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> bool:
+    """Lock the tenants' sets of quotas: shared for charges and refunds, `exclusive` to create or remove one.
 
-    Without it a claim under way while a quota is made would be charged to the quotas of before, never to the new one.
-    True where one of them is in a cohort.
+    Without the lock a claim in progress while a quota is created would be charged to the earlier quotas, never to the
+    new one. Returns True if one of the tenants is in a cohort.
     """
     # Django has no FOR KEY SHARE.
-    strength = "UPDATE" if alone else "KEY SHARE"
+    strength = "UPDATE" if exclusive else "KEY SHARE"
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT cohort FROM quotas_tenant WHERE id = ANY(%s) ORDER BY id FOR {strength}",  # noqa: S608
@@ -129,16 +129,16 @@ def lock_tenants(*tenants: Tenant, alone: bool = False) -> bool:
 
 
 def lock(*tenants: Tenant) -> None:
-    """Lock all that charges and refunds of these tenants lock before quotas.
+    """Take all locks that charges and refunds of these tenants take before quotas.
 
-    For a transaction that concerns several tenants: each charge keeps the order of locks, several in a row do not.
+    For a transaction on several tenants: each charge keeps the order of locks, several in a row do not.
     """
     if lock_tenants(*tenants):
         cohorts.lock(ResourceQuota.objects.filter(tenant__in=tenants).values_list("share_id", flat=True))
 
 
 def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
-    """Charge a quota just made with what the tenant's claims hold already; above what it may it is `excess`."""
+    """Charge a new quota with what the tenant's claims hold already; an amount above the limit is `excess`."""
     total = 0
     for claim_uid, amount in claim_charges.get().charged_by_claim(quota.tenant, quota.pool, quota.resource).items():
         total += amount
@@ -149,34 +149,34 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 
 
 @transaction.atomic
-def charge(whose: Whose, *, amounts: Amounts) -> None:
-    """Take every amount from every quota that covers it, or take nothing. Raises QuotaExceeded.
+def charge(context: ChargeContext, *, amounts: Amounts) -> None:
+    """Charge every amount to every quota that covers it, or charge nothing. Raises QuotaExceeded.
 
-    Once in a transaction for each claim, which is saved before the next: a member's limit is checked against claims.
+    Charge each claim once in a transaction and save it before the next: member limits are checked against claims.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    if limits := member_limits.lock(whose.tenant, whose.user_id, wanted):
-        _refuse_member(whose, wanted, limits)
-    quotas = _covering(whose, wanted)
+    if limits := member_limits.lock(context.tenant, context.user_id, wanted):
+        _refuse_member(context, wanted, limits)
+    quotas = _covering(context, wanted)
     covered = {quota.resource for quota in quotas}
     for resource in ZERO_WITHOUT_ROW:
         if resource in wanted and resource not in covered:
-            raise QuotaExceeded(resource=resource, pool=whose.pool.name, hard=0, used=0, requested=wanted[resource])
+            raise QuotaExceeded(resource=resource, pool=context.pool.name, hard=0, used=0, requested=wanted[resource])
     for quota in quotas:
         amount = wanted[quota.resource]
-        if not (_take(quota, amount, whose) and cohorts.take(quota, amount)):
-            raise _exceeded(quota, amount, whose.principal)
+        if not (_take(quota, amount, context) and cohorts.take(quota, amount)):
+            raise _refusal(quota, amount, context.principal)
 
 
 @transaction.atomic
-def refund(whose: Whose, *, amounts: Amounts) -> None:
-    """Give back what the claim's own ledger says it took, at most `amounts`.
+def refund(context: ChargeContext, *, amounts: Amounts) -> None:
+    """Refund what the claim's own ledger entries charged, at most `amounts`.
 
-    A quota that was made after the claim took nothing from it, and gets nothing back.
+    A quota that was created after the claim was not charged by it, and gets no refund.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    for quota in _covering(whose, wanted):
-        held = _held(quota, whose.claim_uid)
+    for quota in _covering(context, wanted):
+        held = _charged_amount(quota, context.claim_uid)
         if amount := min(wanted[quota.resource], held):
             cohorts.give_back(quota, amount)
             ResourceQuota.objects.filter(pk=quota.pk).update(
@@ -185,39 +185,41 @@ def refund(whose: Whose, *, amounts: Amounts) -> None:
                 excess=Greatest(F("excess") - amount, 0),
                 updated_at=timezone.now(),
             )
-            enter(quota, LedgerEntry.Kind.REFUND, -amount, whose.claim_uid, whose.principal)
+            enter(quota, LedgerEntry.Kind.REFUND, -amount, context.claim_uid, context.principal)
 
 
-def _refuse_member(whose: Whose, wanted: Amounts, limits: Mapping[str, int]) -> None:
-    assert whose.user_id is not None
-    held = member_limits.held(whose.tenant, whose.user_id)
+def _refuse_member(context: ChargeContext, wanted: Amounts, limits: Mapping[str, int]) -> None:
+    assert context.user_id is not None
+    held = member_limits.amounts_held(context.tenant, context.user_id)
     for resource, hard in limits.items():
         if held[resource] + wanted[resource] > hard:
             raise MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
 
 
-def lock_quotas(whose: Whose, *, amounts: Amounts) -> None:
+def lock_quotas(context: ChargeContext, *, amounts: Amounts) -> None:
     """Lock every quota that covers these resources, in primary-key order.
 
     For a transaction that charges some and refunds others: each pass is in order, the two together are not.
     """
-    member_limits.lock(whose.tenant, whose.user_id, amounts)
-    lock(whose.tenant)
-    list(_rows(whose, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
+    member_limits.lock(context.tenant, context.user_id, amounts)
+    lock(context.tenant)
+    list(_rows(context, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
 
 
-def _rows(whose: Whose, amounts: Amounts) -> QuerySet[ResourceQuota]:
-    return ResourceQuota.objects.filter(Q(pool=whose.pool) | Q(pool=None), tenant=whose.tenant, resource__in=amounts)
+def _rows(context: ChargeContext, amounts: Amounts) -> QuerySet[ResourceQuota]:
+    return ResourceQuota.objects.filter(
+        Q(pool=context.pool) | Q(pool=None), tenant=context.tenant, resource__in=amounts
+    )
 
 
-def _covering(whose: Whose, amounts: Amounts) -> list[ResourceQuota]:
-    """The quotas that these amounts are charged to: the pool's and the overall one, in primary-key order.
+def _covering(context: ChargeContext, amounts: Amounts) -> list[ResourceQuota]:
+    """Return the quotas to charge: the pool's and the overall ones, in primary-key order.
 
-    Those with a share are read under its lock, so their numbers are the present ones.
+    Quotas with a share are read under its lock, so their numbers are current.
     """
-    if lock_tenants(whose.tenant):
-        cohorts.lock(_rows(whose, amounts).values_list("share_id", flat=True))
-    return [quota for quota in _quotas_of(whose.tenant.pk, whose.pool.pk) if quota.resource in amounts]
+    if lock_tenants(context.tenant):
+        cohorts.lock(_rows(context, amounts).values_list("share_id", flat=True))
+    return [quota for quota in _quotas_of(context.tenant.pk, context.pool.pk) if quota.resource in amounts]
 
 
 @compiled_query
@@ -226,13 +228,13 @@ def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
     return rows.select_related("pool", "share").order_by("pk")
 
 
-def _take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
-    """Take the amount and write it into the ledger, or return False."""
+def _take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
+    """Charge the amount and write the ledger, or return False."""
     facts: dict[str, Any] = {
         "quota": quota.pk,
         "amount": amount,
-        "claim": whose.claim_uid,
-        "actor": whose.principal.name,
+        "claim": context.claim_uid,
+        "actor": context.principal.name,
     }
     with connection.cursor() as cursor:
         cursor.execute(TAKE, {**facts, "now": timezone.now()})
@@ -240,22 +242,22 @@ def _take(quota: ResourceQuota, amount: int, whose: Whose) -> bool:
 
 
 def _above_hard(used: Any) -> Greatest:
-    """What of `used` is borrowed; none of an unlimited quota, as PostgreSQL's GREATEST passes over null."""
+    """Return the borrowed part of `used`; 0 for an unlimited quota, because GREATEST ignores null."""
     return Greatest(used - F("hard"), 0)
 
 
-def _exceeded(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
+def _refusal(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
     facts: dict[str, Any] = {}
     if quota.share is None:
         quota.refresh_from_db(fields=["hard", "used"])
-    else:  # read under its lock, before this charge
+    else:  # read under the share's lock, before this charge
         lent = quota.lent
         facts = {"cohort": quota.share.cohort, "free": quota.free, "borrowed": quota.borrowed, "lent": lent}
         facts["borrowers"] = cohorts.borrowers(quota, principal=principal) if lent else []
-    return exceeded(quota, requested, **facts)
+    return quota_exceeded(quota, requested, **facts)
 
 
-def _held(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
+def _charged_amount(quota: ResourceQuota, claim_uid: uuid.UUID) -> int:
     entries = LedgerEntry.objects.filter(
         claim_uid=claim_uid, tenant_id=quota.tenant_id, pool=quota.pool, resource=quota.resource
     )

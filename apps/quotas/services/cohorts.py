@@ -1,8 +1,8 @@
-"""The shares through which tenants of a cohort lend one another what they do not use.
+"""Shares through which the tenants of a cohort lend one another idle quota.
 
-Order of locks: tenants, shares, quotas, each by key. The tenant comes first because its lock is what keeps its cohort,
-and so the set of its shares, as it was read. Whoever writes a quota that has a share holds the share's lock, so what is
-read under it of any quota of the share stays true until the commit.
+Order of locks: tenants, shares, quotas, each by key. The tenant comes first because its lock fixes its cohort, and so
+the set of its shares. A writer of a quota with a share holds the share's lock, so anything read under it about the
+share's quotas stays true until the commit.
 """
 
 from collections.abc import Iterable
@@ -17,30 +17,30 @@ from gpucloud.errors import Conflict
 
 
 class CohortInUse(Conflict):
-    """Tenants use one another's quotas, and after the change nobody would stand for it."""
+    """Tenants use one another's quotas, and the change would leave that use without cover."""
 
     code = "cohort-in-use"
     title = "The cohort is lending or borrowing"
 
 
 def share_for(quota: ResourceQuota, cohort: str | None) -> CohortShare | None:
-    """The cohort's share of what the quota is of, made where it is missing; not yet locked."""
+    """Return the cohort's share for the quota's pool and resource, created if missing; not locked."""
     if cohort is None:
         return None
     return CohortShare.objects.get_or_create(cohort=cohort, pool=quota.pool, resource=quota.resource)[0]
 
 
 def lock(share_ids: Iterable[int | None]) -> None:
-    """Lock these shares, in key order, under the lock of every tenant that is charged."""
+    """Lock these shares, in key order, under the lock of every charged tenant."""
     ids = {share_id for share_id in share_ids if share_id is not None}
     if ids:
         list(CohortShare.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk").values_list("pk"))
 
 
 def take(quota: ResourceQuota, amount: int) -> bool:
-    """Take from the share what a charge of `amount` needs of it, or return False. `quota` is as before the charge.
+    """Take from the share what a charge of `amount` needs, or return False. `quota` is as before the charge.
 
-    While somebody is about to get back what they lent, nobody borrows more.
+    While a tenant reclaims what it lent, borrowing does not grow.
     """
     if quota.share_id is None:
         return True
@@ -52,9 +52,9 @@ def take(quota: ResourceQuota, amount: int) -> bool:
 
 
 def give_back(quota: ResourceQuota, amount: int) -> None:
-    """Give back to the share what a refund of `amount` frees of it. `quota` is as before the refund.
+    """Return to the share what a refund of `amount` frees. `quota` is as before the refund.
 
-    Never below nothing: a server of the version before keeps no shares, and what it wrote must not hold up a release.
+    Never below zero: a server of the previous version writes no shares, which must not block a release.
     """
     if quota.share_id is not None and (less := quota.taken() - quota.taken(quota.used - amount)):
         CohortShare.objects.filter(pk=quota.share_id).update(
@@ -63,10 +63,9 @@ def give_back(quota: ResourceQuota, amount: int) -> None:
 
 
 def recount(share_ids: Iterable[int | None], *, may_exceed: bool) -> None:
-    """Add the locked shares up anew, after their quotas changed.
+    """Recompute the locked shares after their quotas changed. Raises CohortInUse.
 
-    What is taken above what is lent is then `excess`, which only falls; without `may_exceed` it must not grow.
-    Raises CohortInUse.
+    Use above the lendable amount becomes `excess`, which only falls; without `may_exceed` it must not grow.
     """
     for share in CohortShare.objects.filter(pk__in=[pk for pk in share_ids if pk is not None]).order_by("pk"):
         quotas = list(share.quotas.all())
@@ -87,9 +86,9 @@ def recount(share_ids: Iterable[int | None], *, may_exceed: bool) -> None:
 
 
 def move(tenant: Tenant, cohort: str | None) -> None:
-    """Take the tenant's quotas out of its cohort's shares and into another's, under the tenant's own lock.
+    """Move the tenant's quotas from its cohort's shares into another's, under the tenant's lock.
 
-    Raises CohortInUse where it borrows, where others need what it lends, or where the new cohort has no room for it.
+    Raises CohortInUse if it borrows, if others need what it lends, or if the new cohort has no room for it.
     """
     quotas = list(tenant.quotas.select_related("pool").order_by("pool_id", "resource"))
     wanted = {quota.pk: share_for(quota, cohort) for quota in quotas}
@@ -110,7 +109,7 @@ def move(tenant: Tenant, cohort: str | None) -> None:
 
 
 def borrowers(quota: ResourceQuota, *, principal: Principal) -> list[str]:
-    """Tenants that borrow in the quota's share now, as far as the caller may know of them."""
+    """Return the tenants that borrow from the quota's share now, as far as the caller may see them."""
     if quota.share_id is None:
         return []
     others = ResourceQuota.objects.visible_to(principal).filter(share=quota.share_id, borrowed__gt=0)

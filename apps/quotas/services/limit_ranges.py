@@ -1,4 +1,4 @@
-"""What one claim of a tenant may ask for: defaults where it says nothing, refusals where it says too little or much."""
+"""Bounds and defaults of the fields of a tenant's claims."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,35 +16,35 @@ from gpucloud.errors import Invalid
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 SETTABLE = ("minimum", "maximum", "default")
-# What a claim must say where no range has a default for it.
+# Fields that a claim must have if no range has a default.
 NEEDED = (ClaimField.CORE_REQUEST, ClaimField.MEMORY_MIB)
 
 
 class OutOfRange(Invalid):
-    """A field is below the least or above the most that a claim of the tenant may ask for."""
+    """A field is outside of its bounds in the tenant."""
 
     code = "out-of-range"
     title = "Outside of what a claim may ask for"
 
 
 class FieldMissing(Invalid):
-    """A claim must say this, and the tenant has no default for it."""
+    """A required field is missing, and the tenant has no default for it."""
 
     code = "field-missing"
     title = "A field is missing"
 
 
 class RangeInvalid(Invalid):
-    """minimum, default and maximum do not follow each other, or are above what any claim may say."""
+    """minimum, default and maximum are out of order, or above any claim's bounds."""
 
     code = "range-invalid"
     title = "Not a range"
 
 
 def fill(tenant: Tenant, pool: Pool, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The claim's fields with the tenant's defaults, checked. Raises FieldMissing, OutOfRange.
+    """Return the claim's fields with the tenant's defaults, checked. Raises FieldMissing, OutOfRange.
 
-    The pool's own default stands before the one for every pool. A claim must keep to both their bounds.
+    The pool's own default takes precedence over the one for every pool. A claim must keep to both ranges' bounds.
     """
     ranges = _covering(tenant, pool)
     defaults = {row.field: row.default for row in ranges if row.default is not None}
@@ -61,12 +61,12 @@ def fill(tenant: Tenant, pool: Pool, asked: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check(tenant: Tenant, pool: Pool, values: Mapping[str, Any]) -> None:
-    """For a claim whose fields become these. Raises OutOfRange."""
+    """Check the new fields of a claim. Raises OutOfRange."""
     _check(_covering(tenant, pool), values)
 
 
 def _covering(tenant: Tenant, pool: Pool) -> list[LimitRange]:
-    """The row for every pool before the pool's own, so that in a mapping by field the pool's own wins."""
+    """Return the row for every pool before the pool's own, so that the latter wins in a mapping by field."""
     return sorted(_ranges_of(tenant.pk, pool.pk), key=lambda row: row.pool_id is not None)
 
 
@@ -80,7 +80,7 @@ def _check(ranges: list[LimitRange], values: Mapping[str, Any]) -> None:
         if row.field not in values:
             continue
         value = values[row.field]
-        # No time limit is longer than any.
+        # No time limit exceeds every maximum.
         low = row.minimum is not None and value is not None and value < row.minimum
         high = row.maximum is not None and (value is None or value > row.maximum)
         if low or high:
@@ -98,7 +98,7 @@ def _check(ranges: list[LimitRange], values: Mapping[str, Any]) -> None:
 
 @transaction.atomic
 def create_range(*, principal: Principal, tenant: Tenant, pool: Pool | None, field: str, **bounds: Any) -> LimitRange:
-    """Bound a field of the tenant's claims from now on. Claims that exist stay. Raises NameTaken, RangeInvalid."""
+    """Bound a field of the tenant's new claims. Raises NameTaken, RangeInvalid."""
     principal.require_operator()
     row = LimitRange(tenant=tenant, pool=pool, field=field, **bounds)
     _refuse_disorder(row)
@@ -134,7 +134,7 @@ def change_range(
 
 @transaction.atomic
 def delete_range(*, principal: Principal, row: LimitRange, versions: etags.Versions = None) -> None:
-    """Bound the field no longer. Raises PreconditionFailed."""
+    """Remove the range. Raises PreconditionFailed."""
     principal.require_operator()
     row = LimitRange.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=row.pk)
     etags.check(row.version, versions)

@@ -1,7 +1,7 @@
-"""How much of a tenant's quota one member may hold. A member's tokens count to the member.
+"""Limits of members within a tenant's quota. A member's tokens count to the member.
 
-What a member holds is not counted beside the claims but added up from them, under the lock of the membership: two
-claims of one member cannot both see the last gigabyte, and there is no second number that could differ.
+A member's holdings are not a counter but the sum of the member's claims, read under the lock of the membership: two
+claims of one member cannot both take the last gigabyte, and there is no second number that could differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,24 +20,24 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 
 
 def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> dict[str, int]:
-    """The limits that hold for a member, by resource, with the membership locked where there are any.
+    """Return the member's limits by resource, and lock the membership if there are any.
 
-    Empty for who is no member: operators, and tokens that operators made.
+    Empty for principals that are not members: operators, and tokens that operators created.
     """
-    limits = _limits(tenant, user_id, resources)
+    limits = _bounds(tenant, user_id, resources)
     if not limits:
         return {}
     member = Membership.objects.select_for_update(no_key=True).filter(tenant=tenant, user=user_id)
     return limits if list(member.values_list("pk")) else {}
 
 
-def seen(tenant: Tenant, user_id: int | None) -> dict[str, int]:
-    """The same of every resource, as it stands at this moment."""
-    limits = _limits(tenant, user_id, Resource.values)
+def limits_of(tenant: Tenant, user_id: int | None) -> dict[str, int]:
+    """Return the member's present limits of every resource, without a lock."""
+    limits = _bounds(tenant, user_id, Resource.values)
     return limits if limits and Membership.objects.filter(tenant=tenant, user=user_id).exists() else {}
 
 
-def _limits(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
+def _bounds(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
     if user_id is None:
         return {}
     rows = sorted(_limits_of(tenant.pk, user_id), key=lambda row: row.user_id is not None)
@@ -50,8 +50,8 @@ def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
     return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 
 
-def held(tenant: Tenant, user_id: int) -> dict[str, int]:
-    """What the member's claims are charged with, by resource."""
+def amounts_held(tenant: Tenant, user_id: int) -> dict[str, int]:
+    """Return the sum of the member's claims, by resource."""
     return claim_charges.get().charged_by_user(tenant, user_id)
 
 
@@ -59,7 +59,7 @@ def held(tenant: Tenant, user_id: int) -> dict[str, int]:
 def create_limit(
     *, principal: Principal, tenant: Tenant, user: User | None, resource: str, hard: int | None
 ) -> MemberLimit:
-    """Bound one member, or each that has no limit of its own. What is held stays. Raises NameTaken, Denied."""
+    """Limit one member, or every member without a limit. Present holdings stay. Raises NameTaken, Denied."""
     principal.require_role(tenant, "admin")
     try:
         with transaction.atomic():
@@ -79,8 +79,8 @@ def create_limit(
 def change_limit(
     *, principal: Principal, row: MemberLimit, hard: int | None, versions: etags.Versions = None
 ) -> MemberLimit:
-    """Set `hard`. Below what is held nothing is taken away and nothing new granted. Raises PreconditionFailed."""
-    row = _locked(principal, row, versions)
+    """Set `hard`. Below present holdings nothing is taken away or newly granted. Raises PreconditionFailed."""
+    row = _lock_row(principal, row, versions)
     before = {"hard": row.hard}
     row.change(hard=hard)
     _note(row, principal=principal, action="member-limit.set", before=before)
@@ -89,13 +89,13 @@ def change_limit(
 
 @transaction.atomic
 def delete_limit(*, principal: Principal, row: MemberLimit, versions: etags.Versions = None) -> None:
-    """Bound the member no longer. Raises PreconditionFailed."""
-    row = _locked(principal, row, versions)
+    """Remove the limit. Raises PreconditionFailed."""
+    row = _lock_row(principal, row, versions)
     _note(row, principal=principal, action="member-limit.delete", before={"hard": row.hard})
     row.delete()
 
 
-def _locked(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
+def _lock_row(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
     principal.require_role(row.tenant, "admin")
     row = MemberLimit.objects.select_for_update(of=("self",)).select_related("tenant", "user").get(pk=row.pk)
     etags.check(row.version, versions)

@@ -1,4 +1,4 @@
-"""Who an identity provider's person is here, and what their groups let them do."""
+"""Sign-in of an identity provider's users, with roles from their groups."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,12 @@ from gpucloud.errors import Denied
 
 logger = logging.getLogger(__name__)
 
-SUBJECT_LENGTH = 255  # by the specification
+SUBJECT_LENGTH = 255  # from the specification
 PROVIDER = Principal(name="oidc", is_operator=True)
 
 
 class SignOnRefused(Denied):
-    """The identity provider knows this person, and we do not let them in."""
+    """The identity provider authenticated the user, but access is refused."""
 
     code = "sign-on-refused"
     title = "You cannot sign in"
@@ -30,7 +30,7 @@ class SignOnRefused(Denied):
 
 @dataclass(frozen=True, slots=True)
 class GroupRole:
-    """Members of the provider's group have this role: in a tenant, or (tenant None) as operators."""
+    """Role of members of a provider's group: in a tenant, or (tenant None) as operators."""
 
     group: str
     tenant: str | None
@@ -38,9 +38,9 @@ class GroupRole:
 
 
 def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
-    """The person behind checked claims; made at the first sign-in, with the roles of their groups.
+    """Return the user of verified claims, created at the first sign-in, with the roles of their groups.
 
-    Known again by issuer and subject, never by name. Raises SignOnRefused.
+    Users are recognised by issuer and subject, never by name. Raises SignOnRefused.
     """
     subject = claims["sub"]
     if not isinstance(subject, str) or not 0 < len(subject) <= SUBJECT_LENGTH or not subject.isprintable():
@@ -58,8 +58,8 @@ def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
     return user
 
 
-def signed_in(*, user: User, method: str, source_ip: str | None) -> None:
-    """Write down that somebody came in, and how."""
+def record_sign_in(*, user: User, method: str, source_ip: str | None) -> None:
+    """Record a sign-in and its method."""
     audit.record(
         principal=of_user(user, source_ip=source_ip),
         action="person.sign_in",
@@ -88,7 +88,7 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
             raise SignOnRefused(f"The name {name} cannot be used here: {'; '.join(error.messages)}") from error
         user.save()
     elif user.has_usable_password() or user.identities.exists() or not _same_address(user, claims):
-        # A name is the provider's to give: it must not open what somebody else holds here.
+        # The provider assigns names freely: a name must not open another user's account.
         raise SignOnRefused(f"There is a {name} already who signs in otherwise: ask an operator.")
     Identity.objects.create(user=user, issuer=issuer, subject=subject)
     audit.record(
@@ -102,14 +102,14 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
 
 
 def _same_address(user: User, claims: Mapping[str, Any]) -> bool:
-    """Whether the provider has verified this account's own mail address; an account without one is nobody's."""
+    """Return True if the provider verified this account's own mail address; an empty address never matches."""
     address = claims.get("email")
     proved = claims.get("email_verified") is True and isinstance(address, str)
     return proved and bool(user.email) and str(address).casefold() == user.email.casefold()
 
 
 def _follow_groups(user: User, groups: object) -> None:
-    """Give and take the roles that groups decide; those that no group decides stay as they are."""
+    """Grant and revoke the roles that groups decide; other roles stay."""
     rules = [GroupRole(*rule) for rule in settings.OIDC_GROUP_ROLES]
     held = {group for group in groups if isinstance(group, str)} if isinstance(groups, list) else set()
     mine = [rule for rule in rules if rule.group in held]

@@ -1,4 +1,4 @@
-"""Setting prices. A row is never changed: a new price is a new row, so the old one stays true for its days."""
+"""Prices. A row is never changed: a new price is a new row, so the old one stays true for its days."""
 
 from datetime import date
 from decimal import Decimal
@@ -17,7 +17,7 @@ from gpucloud.api import etags
 def set_price(
     *, principal: Principal, gpu_model: str, pool: Pool | None, valid_from: date, per_gpu_hour: Decimal
 ) -> Price:
-    """From that day on a GPU-hour of this model costs so much. Raises NameTaken where the day has a price."""
+    """Set the price of this model's GPU-hour from that day on. Raises NameTaken if the day has a price."""
     principal.require_operator()
     try:
         with transaction.atomic():
@@ -37,7 +37,7 @@ def set_price(
 
 @transaction.atomic
 def remove_price(*, principal: Principal, price: Price, versions: etags.Versions = None) -> None:
-    """Take a price back: the one before it holds again, in reports of the past too. Raises PreconditionFailed."""
+    """Remove a price: the previous one applies again, in reports of the past too. Raises PreconditionFailed."""
     principal.require_operator()
     price = Price.objects.select_for_update(of=("self",)).select_related("pool").get(pk=price.pk)
     etags.check(price.version, versions)

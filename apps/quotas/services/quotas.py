@@ -1,4 +1,4 @@
-"""Setting and removing quotas. What a claim takes from them is in `charging`."""
+"""Creation, change and removal of quotas. `charging` takes claims from them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from apps.quotas.services.tenants import InUse, NameTaken
 from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 
-# What an admin sets of a quota.
+# Fields of a quota that an admin sets.
 SETTABLE = ("hard", "borrowing_limit", "lending_limit")
 
 
@@ -26,13 +26,13 @@ def create_quota(
     borrowing_limit: int | None = None,
     lending_limit: int | None = None,
 ) -> ResourceQuota:
-    """Give a tenant a quota; what its claims hold already counts, and stays theirs.
+    """Create a tenant's quota; what its claims hold already counts, and stays.
 
-    Raises NameTaken where it has one for this pool and resource: change that one; Overcommitted.
+    Raises NameTaken if one exists for this pool and resource, and Overcommitted.
     """
     principal.require_operator()
     promised = overcommit.promises(pool)
-    charging.lock_tenants(tenant, alone=True)
+    charging.lock_tenants(tenant, exclusive=True)
     tenant.refresh_from_db(fields=["cohort"])
     quota = ResourceQuota(tenant=tenant, pool=pool, resource=resource, hard=hard)
     quota.borrowing_limit, quota.lending_limit = borrowing_limit, lending_limit
@@ -58,15 +58,15 @@ def create_quota(
 def change_quota(
     *, principal: Principal, quota: ResourceQuota, versions: etags.Versions = None, **values: int | None
 ) -> ResourceQuota:
-    """Set `hard` and the two limits. Below what is used nothing is taken away and nothing new is granted.
+    """Set `hard` and the two limits. Below `used` nothing is taken away and nothing new is granted.
 
-    Raises PreconditionFailed, and CohortInUse where less would be lent than others have borrowed: what the tenant then
-    kept to itself would be promised twice.
+    Raises PreconditionFailed, and CohortInUse if less would be lent than others have borrowed: the tenant's kept part
+    would be promised twice.
     """
     principal.require_operator()
     assert values.keys() <= set(SETTABLE), values
     promised = overcommit.promises(quota.pool)
-    quota = _locked(quota, versions)
+    quota = _lock_row(quota, versions)
     before = {name: getattr(quota, name) for name in values}
     for name, value in values.items():
         setattr(quota, name, value)
@@ -85,15 +85,15 @@ def change_quota(
 
 @transaction.atomic
 def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.Versions = None) -> None:
-    """Remove a quota that nobody uses, and that nobody needs for what they borrow.
+    """Remove a quota that is neither used nor needed by borrowers.
 
     Raises InUse, CohortInUse, PreconditionFailed.
     """
     principal.require_operator()
     promised = overcommit.promises(quota.pool)
-    # Alone: a charge under way would find gone what it has just read.
-    charging.lock_tenants(quota.tenant, alone=True)
-    quota = _locked(quota, versions)
+    # Exclusive: a concurrent charge would lose the row that it has just read.
+    charging.lock_tenants(quota.tenant, exclusive=True)
+    quota = _lock_row(quota, versions)
     if quota.used:
         raise InUse(f"{quota.used} of {quota.resource} are in use: release the claims first.", used=quota.used)
     before = {name: getattr(quota, name) for name in SETTABLE}
@@ -104,8 +104,8 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
     overcommit.refuse_growth(promised)
 
 
-def _locked(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
-    """The quota under its own lock and those that stand before it. Raises PreconditionFailed."""
+def _lock_row(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
+    """Return the quota under its own lock and those before it. Raises PreconditionFailed."""
     charging.lock(quota.tenant)
     quota = ResourceQuota.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=quota.pk)
     etags.check(quota.version, versions)

@@ -1,4 +1,4 @@
-"""Writing a quota's numbers anew from what the claims say. Only on an operator's order, never by itself."""
+"""Repair of a quota's amounts from its claims. Only on an operator's request, never automatically."""
 
 import uuid
 from collections import Counter
@@ -15,11 +15,11 @@ from apps.quotas.services import audit, charging, cohorts
 
 @transaction.atomic
 def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
-    """Bring `used`, `borrowed` and the ledger to what the tenants' claims are charged with, and all shares in step."""
+    """Reset `used`, `borrowed` and the ledger to the sums of the tenants' claims, and recount all shares."""
     principal.require_operator()
     quotas = ResourceQuota.objects.filter(pk__in=quota_ids).select_related("tenant", "pool").order_by("pk")
-    # Alone: no charge of these tenants is under way, so what their claims say is all.
-    charging.lock_tenants(*(quota.tenant for quota in quotas), alone=True)
+    # Exclusive: no charge of these tenants is in progress, so their claims are complete.
+    charging.lock_tenants(*(quota.tenant for quota in quotas), exclusive=True)
     shares = list(CohortShare.objects.values_list("pk", flat=True))
     cohorts.lock(shares)
     before = _sums()
@@ -27,13 +27,13 @@ def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
         _repair(quota, principal=principal)
     cohorts.recount(shares, may_exceed=True)
     for share, sums in _sums().items():
-        # One that was made meanwhile was not repaired.
+        # A share that was created meanwhile was not repaired.
         if sums != (old := before.get(share, sums)):
             _note(share, old, sums, principal=principal)
 
 
 def _sums() -> dict[CohortShare, dict[str, int]]:
-    """What each share says."""
+    """Return the amounts of each share."""
     rows = CohortShare.objects.select_related("pool")
     return {share: {"lendable": share.lendable, "taken": share.taken} for share in rows}
 
@@ -58,7 +58,7 @@ def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
     quota.excess = 0 if quota.most is None else max(0, quota.used - quota.most)
     quota.save(update_fields=["used", "borrowed", "excess", "updated_at"])
     missing = Counter(held)
-    missing.subtract(_entered(quota))
+    missing.subtract(_ledger_sums(quota))
     for claim_uid, amount in missing.items():
         if amount:
             charging.enter(quota, LedgerEntry.Kind.REPAIR, amount, claim_uid, principal)
@@ -73,7 +73,7 @@ def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
     )
 
 
-def _entered(quota: ResourceQuota) -> dict[uuid.UUID, int]:
+def _ledger_sums(quota: ResourceQuota) -> dict[uuid.UUID, int]:
     entries = LedgerEntry.objects.filter(tenant=quota.tenant_id, pool=quota.pool_id, resource=quota.resource)
     sums = entries.filter(claim_uid__isnull=False).order_by().values_list("claim_uid").annotate(Sum("amount"))
     return dict(sums)

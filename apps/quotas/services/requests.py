@@ -1,7 +1,7 @@
-"""Asking for more, and answering: each change under the request's row lock, so that two operators decide once.
+"""Quota requests and answers: each change under the request's row lock, so that two operators decide once.
 
 Order of locks: the request, then as everywhere: pools, tenants, shares, quotas. A quota is raised and lowered by
-amounts, read under its tenant's lock, so what others set of it meanwhile is kept.
+amounts, read under its tenant's lock, so concurrent changes of it are kept.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
-# What answers a request, or ends the answer.
+# Actions that answer a request, or end the answer.
 DECISIONS = frozenset({"approve", "counter", "accept", "deny", "lapse"})
 
 
@@ -39,7 +39,7 @@ class NotLimited(Conflict):
 
 
 class DatePassed(Invalid):
-    """What is asked for or offered would end before it began."""
+    """The requested or offered end is in the past."""
 
     code = "date-passed"
     title = "This moment has passed"
@@ -56,11 +56,11 @@ def ask(
     reason: str,
     until: datetime | None = None,
 ) -> QuotaRequest:
-    """Ask for `amount` more, for good or until a moment. Raises RoleMissing, NotLimited, DatePassed."""
+    """Request `amount` more, for good or until a time. Raises RoleMissing, NotLimited, DatePassed."""
     principal.require_role(tenant, "admin")
     _refuse_past(until)
     request = QuotaRequest(tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason)
-    _limited(request)
+    _require_limit(request)
     request.created_by = principal.name
     request.save()
     _note(request, principal=principal, action="create", amount=amount, until=until, reason=reason)
@@ -71,9 +71,9 @@ def ask(
 def approve(
     *, principal: Principal, request: QuotaRequest, words: str = "", versions: etags.Versions = None
 ) -> QuotaRequest:
-    """Give what was asked for. Raises WrongState (somebody was faster), NotLimited, DatePassed."""
+    """Grant the request. Raises WrongState (another operator was faster), NotLimited, DatePassed."""
     principal.require_operator()
-    request = _locked(request, versions, RequestState.OPEN)
+    request = _lock_row(request, versions, RequestState.OPEN)
     return _grant(request, request.amount, request.until, principal=principal, action="approve", words=words)
 
 
@@ -87,9 +87,9 @@ def counter(
     words: str = "",
     versions: etags.Versions = None,
 ) -> QuotaRequest:
-    """Offer something else, which counts once the tenant accepts it. Raises WrongState, DatePassed."""
+    """Offer another amount or end, which counts once the tenant accepts it. Raises WrongState, DatePassed."""
     principal.require_operator()
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     _refuse_past(until)
     answer = {"offered_amount": amount, "offered_until": until, "words": words, "answered_by": principal.name}
     request.change(state=RequestState.COUNTERED, **answer)
@@ -99,18 +99,18 @@ def counter(
 
 @transaction.atomic
 def accept(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
-    """Take what the operator offered. Raises RoleMissing, WrongState, NotLimited, DatePassed."""
+    """Accept the operator's offer. Raises RoleMissing, WrongState, NotLimited, DatePassed."""
     principal.require_role(request.tenant, "admin")
-    request = _locked(request, versions, RequestState.COUNTERED)
+    request = _lock_row(request, versions, RequestState.COUNTERED)
     assert request.offered_amount is not None
     return _grant(request, request.offered_amount, request.offered_until, principal=principal, action="accept")
 
 
 @transaction.atomic
 def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: etags.Versions = None) -> QuotaRequest:
-    """Refuse, and say why. Raises WrongState."""
+    """Deny the request with a reason. Raises WrongState."""
     principal.require_operator()
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     request.change(state=RequestState.DENIED, words=words, answered_by=principal.name, decided_at=timezone.now())
     _note(request, principal=principal, action="deny", words=words)
     return request
@@ -118,36 +118,36 @@ def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: e
 
 @transaction.atomic
 def withdraw(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
-    """Ask no longer. Raises RoleMissing, WrongState."""
+    """Withdraw the request. Raises RoleMissing, WrongState."""
     principal.require_role(request.tenant, "admin")
-    request = _locked(request, versions, *UNDECIDED)
+    request = _lock_row(request, versions, *UNDECIDED)
     request.change(state=RequestState.WITHDRAWN, decided_at=timezone.now())
     _note(request, principal=principal, action="withdraw")
     return request
 
 
 def lapse_due() -> int:
-    """Take back what was granted until now; returns how many requests lapsed."""
+    """End expired grants; return the number of lapsed requests."""
     due = QuotaRequest.objects.filter(state=RequestState.APPROVED, granted_until__lte=timezone.now())
     return sum(_lapse(pk) for pk in due.order_by("granted_until", "pk").values_list("pk", flat=True))
 
 
 @transaction.atomic
 def _lapse(pk: int) -> bool:
-    """The quota falls by what was granted, to nothing at least; what is held above it stays, as `excess`."""
+    """Lower the quota by the granted amount, to zero at least; holdings above it stay, as `excess`."""
     request = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=pk)
     if request.state != RequestState.APPROVED:
         return False  # another worker was faster
     assert request.granted_amount is not None
     assert request.decided_at is not None
     overcommit.lock(request.pool)
-    charging.lock_tenants(request.tenant, alone=True)
+    charging.lock_tenants(request.tenant, exclusive=True)
     quota = _quota_of(request)
     if quota is not None and quota.created_at > request.decided_at:
-        quota = None  # made since, in the place of the one that was raised
+        quota = None  # created since, in place of the one that was raised
     hard = None if quota is None else quota.hard
     if quota is not None and hard is not None:
-        # Without a limit, or without the quota, there is nothing to take back.
+        # Without a limit, or without the quota, there is nothing to lower.
         hard = max(0, hard - request.granted_amount)
         quotas.change_quota(principal=SYSTEM, quota=quota, hard=hard)
     request.change(state=RequestState.LAPSED)
@@ -164,12 +164,12 @@ def _grant(
     action: str,
     **answer: str,
 ) -> QuotaRequest:
-    """Raise the quota by `amount`, or make it, in the caller's transaction."""
+    """Raise the quota by `amount`, or create it, in the caller's transaction."""
     _refuse_past(until)
     overcommit.lock(request.pool)
-    charging.lock_tenants(request.tenant, alone=True)
-    quota = _limited(request)
-    # Whoever accepts an offer does what an operator allowed, in their own name.
+    charging.lock_tenants(request.tenant, exclusive=True)
+    quota = _require_limit(request)
+    # Accepting an offer executes an operator's decision in the tenant admin's name.
     allowed = replace(principal, is_operator=True)
     if quota is None:
         quota = quotas.create_quota(
@@ -185,8 +185,8 @@ def _grant(
     return request
 
 
-def _limited(request: QuotaRequest) -> ResourceQuota | None:
-    """The quota that would be raised; None where it would be made. Raises NotLimited."""
+def _require_limit(request: QuotaRequest) -> ResourceQuota | None:
+    """Return the quota to raise; None if it would be created. Raises NotLimited."""
     quota = _quota_of(request)
     absent = quota is None and request.resource not in ZERO_WITHOUT_ROW
     if absent or (quota is not None and quota.hard is None):
@@ -204,8 +204,8 @@ def _quota_of(request: QuotaRequest) -> ResourceQuota | None:
     return mine.select_related("tenant").first()
 
 
-def _locked(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
-    """The request under its row lock. Raises PreconditionFailed, WrongState."""
+def _lock_row(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
+    """Return the request under its row lock. Raises PreconditionFailed, WrongState."""
     rows = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
     request = rows.get(pk=request.pk)
     etags.check(request.version, versions)

@@ -1,4 +1,4 @@
-"""Making, changing and removing tenants and pools, and naming their members."""
+"""Creation, change and removal of tenants and pools, and membership."""
 
 from typing import Any
 
@@ -14,28 +14,28 @@ from gpucloud.errors import Conflict, Denied, Invalid
 
 
 class NameTaken(Conflict):
-    """Another one has this name."""
+    """Another object has this name."""
 
     code = "name-taken"
     title = "The name is taken"
 
 
 class InUse(Conflict):
-    """Something still rests on it."""
+    """Other objects still depend on it."""
 
     code = "in-use"
     title = "Still in use"
 
 
 class PartsMissing(Invalid):
-    """The policy divides each GPU, and nobody said into how many parts."""
+    """The policy divides each GPU, and the number of parts is missing."""
 
     code = "parts-missing"
     title = "parts is missing"
 
 
 class ShrinkNeedsLending(Invalid):
-    """Under the pool's sharing policy nobody could use what an idle claim lends."""
+    """Under the pool's sharing policy no claim could use what an idle claim lends."""
 
     code = "shrink-needs-lending"
     title = "Nothing can be lent here"
@@ -43,7 +43,7 @@ class ShrinkNeedsLending(Invalid):
 
 @transaction.atomic
 def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1, cohort: str | None = None) -> Tenant:
-    """A new tenant, which holds nothing until it gets a quota. Raises NameTaken."""
+    """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken."""
     principal.require_operator()
     try:
         with transaction.atomic():
@@ -100,16 +100,16 @@ def delete_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
 
 
 def require_parts(pool: Pool) -> None:
-    """Raises PartsMissing where the pool's policy divides each GPU into one part."""
+    """Require at least two parts if the policy divides each GPU. Raises PartsMissing."""
     if pool.sharing_policy == SharingPolicy.AVERAGE and pool.parts < 2:
         raise PartsMissing("`average` divides each GPU into `parts`: give it as well, from 2 to 16.", parts=pool.parts)
 
 
 def require_lending(pool: Pool) -> None:
-    """Raises ShrinkNeedsLending where idle claims are to lend, and the sharing policy lets nobody use it."""
+    """Require a policy that lends if idle claims are to lend. Raises ShrinkNeedsLending."""
     if pool.idle_rule == IdleRule.SHRINK and pool.sharing_policy not in LENDING_POLICIES:
         raise ShrinkNeedsLending(
-            f"idle_rule shrink lends what is idle, and {pool.sharing_policy} lets nobody use it: set idle_rule to "
+            f"idle_rule shrink lends what is idle, and {pool.sharing_policy} does not lend: set idle_rule to "
             "report or release, or sharing_policy to burst or preempt.",
             sharing_policy=pool.sharing_policy,
         )
@@ -117,7 +117,7 @@ def require_lending(pool: Pool) -> None:
 
 @transaction.atomic
 def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
-    """A new, empty pool. Raises NameTaken, PartsMissing, ShrinkNeedsLending."""
+    """Create an empty pool. Raises NameTaken, PartsMissing, ShrinkNeedsLending."""
     principal.require_operator()
     pool = Pool(name=name, **facts)
     require_parts(pool)
@@ -138,7 +138,7 @@ def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
 
 
 class RoleBeyond(Denied):
-    """The caller's token would give more than it has."""
+    """The caller's token would grant more than it has."""
 
     code = "role-beyond"
     title = "This token cannot give roles"
@@ -146,7 +146,7 @@ class RoleBeyond(Denied):
 
 @transaction.atomic
 def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -> Membership:
-    """Give a person a role in a tenant, or change it. Raises Denied."""
+    """Give a user a role in a tenant, or change it. Raises Denied."""
     principal.require_role(tenant, "admin")
     membership, created = Membership.objects.select_for_update().get_or_create(
         tenant=tenant, user=user, defaults={"role": role}
@@ -170,7 +170,7 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
 
 
 def _refuse_beyond(principal: Principal) -> None:
-    """Nobody hands out more than they have: a person's role has every scope, no end, and no networks."""
+    """Refuse to grant a role, which has every scope, no end and no networks, by a token that lacks these."""
     if principal.limited:
         raise RoleBeyond("A token with an end or with networks cannot give roles: they would outlive or escape it.")
     if lacking := sorted(ALL_SCOPES - principal.scopes):
@@ -182,7 +182,7 @@ def _refuse_beyond(principal: Principal) -> None:
 
 @transaction.atomic
 def remove_member(*, principal: Principal, membership: Membership) -> None:
-    """Take a person's role away; doing it twice is the same as once. Raises Denied."""
+    """Remove a user's role; repeatable. Raises Denied."""
     principal.require_role(membership.tenant, "admin")
     rows = Membership.objects.select_for_update(of=["self"]).select_related("tenant", "user")
     present = rows.filter(pk=membership.pk).first()

@@ -1,4 +1,4 @@
-"""Making, finding and revoking API tokens."""
+"""Creation, lookup and revocation of API tokens."""
 
 import hashlib
 import hmac
@@ -21,36 +21,36 @@ from gpucloud.errors import Conflict, Denied
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 PREFIX = "gpc_"
-# `last_used_at` tells an unused token from a used one; a write per request would tell no more.
+# Resolution of `last_used_at`, which shows unused tokens; a write for every request would show no more.
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 
 
 class TokenEnded(Conflict):
-    """It was revoked, or its time is over."""
+    """The token is revoked or expired."""
 
     code = "token-ended"
     title = "The token has ended"
 
 
 class TokenLimited(Denied):
-    """The caller's token cannot hand out tokens."""
+    """The caller's token cannot create tokens."""
 
     code = "token-limited"
     title = "This token cannot make tokens"
 
 
 def keyed_digest(secret: str, *, key: str | None = None) -> str:
-    """What is kept of a secret: without SECRET_KEY a stolen table proves nothing."""
+    """Return the stored digest of a secret: without SECRET_KEY a stolen table is useless."""
     return hmac.new((key or settings.SECRET_KEY).encode(), b"token:" + secret.encode(), hashlib.sha256).hexdigest()
 
 
 def keyed_digests(secret: str) -> list[str]:
-    """What may be kept of a secret: under the present key first, then under those that came before it."""
+    """Return the possible digests of a secret: under the present key first, then under earlier ones."""
     return [keyed_digest(secret, key=key) for key in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)]
 
 
 def is_digest_of(kept: str, secret: str) -> bool:
-    """Whether this was kept of the secret, under the present key or one before it; in constant time."""
+    """Return True if this is the secret's digest, under the present or an earlier key; in constant time."""
     return any(hmac.compare_digest(kept, digest) for digest in keyed_digests(secret))
 
 
@@ -66,7 +66,7 @@ def create(
     expires_at: datetime | None = None,
     user: User | None = None,
 ) -> tuple[Token, str]:
-    """Make a token; the text is shown once. Nobody hands out more than they have. Raises Denied."""
+    """Create a token and its text, which is shown once. Refuses more rights than the caller's. Raises Denied."""
     scopes = list(scopes)
     if tenant is None:
         principal.require_operator()
@@ -107,7 +107,7 @@ def _role_of(user: Any, tenant: Any) -> QuerySet[Membership, tuple[str]]:
 
 
 def find(text: str, *, source_ip: str | None) -> Token | None:
-    """The valid token that this text is, or None; every refusal looks alike."""
+    """Return the valid token of this text, or None; every refusal looks alike."""
     key, dot, secret = text.removeprefix(PREFIX).partition(".")
     if not text.startswith(PREFIX) or not dot or not key.isalnum() or not secret.isascii():
         return None
@@ -120,14 +120,14 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
     if token.user is not None and not token.user.is_active:
         return None
     if token.tenant is None and token.user is not None and not token.user.is_operator:
-        return None  # the platform's token of somebody who no longer runs it
+        return None  # a platform token of a former operator
     if token.tenant is not None and not _still_in_tenant(token):
         return None
     if token.cidrs and not _inside(source_ip, token.cidrs):
         return None
     kept = keyed_digest(secret)
     if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION or token.digest != kept:
-        # Kept anew as well: what is used under a new SECRET_KEY no longer needs the one before it.
+        # Store the digest under the present SECRET_KEY too: the token no longer needs the previous one.
         Token.objects.filter(pk=token.pk).update(last_used_at=now, digest=kept)
     return token
 
@@ -141,9 +141,9 @@ def rotate(
     user: User | None = None,
     versions: etags.Versions = None,
 ) -> tuple[Token, str]:
-    """A new token like this one, which ends after the overlap: time to carry the new text to where the old one is.
+    """Create a successor of this token, which ends after the overlap: time to deploy the new text.
 
-    An end that the token has already stays, for both. Raises Denied as `create` does, TokenEnded, PreconditionFailed.
+    An earlier end of the token stays, for both. Raises Denied as `create` does, TokenEnded, PreconditionFailed.
     """
     token = Token.objects.select_for_update(of=["self"]).select_related("tenant").get(pk=token.pk)
     etags.check(token.version, versions)
@@ -177,7 +177,7 @@ def rotate(
 
 @transaction.atomic
 def revoke(*, principal: Principal, token: Token, versions: etags.Versions = None) -> Token:
-    """End a token at once; doing it twice is the same as once. Raises RoleMissing, PreconditionFailed."""
+    """Revoke a token immediately; repeatable. Raises RoleMissing, PreconditionFailed."""
     token = Token.objects.select_for_update().get(pk=token.pk)
     etags.check(token.version, versions)
     if not principal.is_operator and token.tenant_id not in principal.with_role(Role.ADMIN):
@@ -191,7 +191,7 @@ def revoke(*, principal: Principal, token: Token, versions: etags.Versions = Non
 
 
 def _still_in_tenant(token: Token) -> bool:
-    """Whether its maker may still act there; the token's role becomes the lesser of the two."""
+    """Return True if the creator may still act there; lower the token's role to the creator's."""
     if token.user is None or token.user.is_operator:
         return True
     roles = [role for (role,) in _role_of(token.user_id, token.tenant_id)]

@@ -104,12 +104,12 @@ class BudgetList(BudgetView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List budgets, with the hours spent of each as last counted."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a tenant's budget of GPU-hours. Hours reserved in the present period count."""
-        return self.answer(budgets.create_budget(principal=self.principal, **self.parsed(request)), status=201)
+        return self.answer(budgets.create_budget(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class BudgetDetail(BudgetView):
@@ -124,7 +124,7 @@ class BudgetDetail(BudgetView):
     def patch(self, request: Request, pk: int) -> Response:
         """Set another amount. The warnings of the present period begin anew."""
         budget = self.find(pk)
-        values = {"gpu_hours": budget.gpu_hours, **self.parsed(request, partial=True)}
+        values = {"gpu_hours": budget.gpu_hours, **self.parse_body(request, partial=True)}
         versions = etags.if_match(request)
         return self.answer(budgets.change_budget(principal=self.principal, budget=budget, versions=versions, **values))
 

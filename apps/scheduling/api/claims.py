@@ -129,13 +129,13 @@ class ClaimList(ClaimView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List claims, newest first; released ones stay as history."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(parameters=[WAIT, WOULD_RECLAIM])
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a claim for pieces of GPUs. The quota is charged at once; a round then places the claim."""
-        values = self.parsed(request)
+        values = self.parse_body(request)
         reservation = values.get("reservation")
         values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
 
@@ -173,7 +173,7 @@ class ClaimDetail(ClaimView):
     def patch(self, request: Request, uid: str) -> Response:
         """Change its limits, live: same process, no restart."""
         claim = self.named(uid)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request)
 
         def act() -> Claim:
@@ -274,7 +274,7 @@ class AssignmentList(AssignmentView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List assignments."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class AssignmentDetail(AssignmentView):

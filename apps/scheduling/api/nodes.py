@@ -96,7 +96,7 @@ class NodeDrain(NodeView):
         """Cordon the node, and send its claims back to the queue after a notice and a grace; uncordoning ends that."""
         node = self.find(name)
         self.principal.require_operator()
-        values, versions = self.parsed(request), etags.if_match(request)
+        values, versions = self.parse_body(request), etags.if_match(request)
         if dry_run(request):
             return Response({"dry_run": True, **DrainPlanSerializer(plan(node, **values)).data})
         node = drain_node(principal=self.principal, node=node, versions=versions, **values)

@@ -32,6 +32,6 @@ class PoolDetail(ApiView):
     def patch(self, request: Request, name: str) -> Response:
         """Change how its GPUs are shared, live: running programs follow within one push to each node."""
         pool = self.find(name)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request)
         return self.answer(change_pool(principal=self.principal, pool=pool, versions=versions, **values))

@@ -87,7 +87,7 @@ class ProposalList(ProposalView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List proposals, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class ProposalDetail(ProposalView):
@@ -125,7 +125,7 @@ class ProposalDismiss(ProposalView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Leave the claim as it is, for the cool-down at least (members, operators)."""
-        proposal, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
+        proposal, values, versions = self.find(uid), self.parse_body(request), etags.if_match(request)
         return self.respond(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
 
 

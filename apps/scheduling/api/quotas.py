@@ -91,7 +91,7 @@ class QuotaList(routes.QuotaList):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a tenant's quota of one resource."""
-        values = self.parsed(request)
+        values = self.parse_body(request)
 
         def act() -> Any:
             return quotas.create_quota(principal=self.principal, **values)
@@ -112,7 +112,7 @@ class QuotaDetail(routes.QuotaDetail):
         Below the used amount nothing is taken away, and nothing new is granted.
         """
         quota = self.find(pk)
-        values = self.parsed(request, partial=True)
+        values = self.parse_body(request, partial=True)
         versions = etags.if_match(request, required=True)
 
         def act() -> Any:

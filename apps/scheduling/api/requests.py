@@ -136,12 +136,12 @@ class RequestList(RequestView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List requests, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a request for more of a resource (a tenant's admins)."""
-        return self.respond(requests.ask(principal=self.principal, **self.parsed(request)), status=201)
+        return self.respond(requests.ask(principal=self.principal, **self.parse_body(request)), status=201)
 
 
 class RequestDetail(RequestView):
@@ -171,7 +171,7 @@ class RequestApprove(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Raise the quota by the requested amount (operators)."""
-        row, values, versions = self.find(uid), self.parsed(request), etags.if_match(request)
+        row, values, versions = self.find(uid), self.parse_body(request), etags.if_match(request)
 
         def act() -> QuotaRequest:
             return requests.approve(principal=self.principal, request=row, versions=versions, **values)
@@ -190,7 +190,7 @@ class RequestDeny(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Deny the request, with a reason (operators)."""
-        return self.act_on(request, uid, requests.deny, **self.parsed(request))
+        return self.act_on(request, uid, requests.deny, **self.parse_body(request))
 
 
 class RequestCounter(RequestView):
@@ -202,7 +202,7 @@ class RequestCounter(RequestView):
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
         """Offer another amount or date, which the tenant may accept (operators)."""
-        return self.act_on(request, uid, requests.counter, **self.parsed(request))
+        return self.act_on(request, uid, requests.counter, **self.parse_body(request))
 
 
 class RequestAccept(RequestView):

@@ -76,7 +76,7 @@ class ReservationList(ReservationView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List reservations, newest first; those that are over stay as history."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
     @extend_schema(
         parameters=[DRY_RUN], responses={201: shapes.ReservationSerializer, 200: shapes.BookingPreviewSerializer}
@@ -84,7 +84,7 @@ class ReservationList(ReservationView, ListMixin):
     @idempotent
     def post(self, request: Request) -> Response:
         """Book a window. If it is taken: 409 with the obstacles and the nearest free windows."""
-        values = self.parsed(request)
+        values = self.parse_body(request)
         values["pool"] = values["pool"] or default_pool()
         if dry_run(request):
             preview = preview_reservation(principal=self.principal, **values)
@@ -106,7 +106,7 @@ class ReservationDetail(ReservationView):
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def patch(self, request: Request, uid: str) -> Response:
         """Change its name, its window (once it has begun, its end) or its rules."""
-        row, values, versions = self.find(uid), self.parsed(request, partial=True), etags.if_match(request)
+        row, values, versions = self.find(uid), self.parse_body(request, partial=True), etags.if_match(request)
         return self.respond(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
 
     @extend_schema(responses={200: shapes.ReservationSerializer})

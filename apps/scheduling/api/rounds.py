@@ -54,7 +54,7 @@ class RoundList(RoundView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List rounds, newest first."""
-        return self.listed(self.get_queryset())
+        return self.list_page(self.get_queryset())
 
 
 class RoundDetail(RoundView):

@@ -42,13 +42,13 @@ def review(
 def validate(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
     """Return the response of the validating webhook."""
     asked = reviews.parse(review(thing, **said))
-    return dict(reviews.answer(asked, validating.judged(asked, policy or Policy()))["response"])
+    return dict(reviews.answer(asked, validating.validate(asked, policy or Policy()))["response"])
 
 
 def mutate(thing: dict[str, Any], policy: Policy | None = None, **said: Any) -> dict[str, Any]:
     """Return the object after the patch of the mutating webhook."""
     asked = reviews.parse(review(thing, **said))
-    response = reviews.answer(asked, mutating.filled(asked, policy or Policy()))["response"]
+    response = reviews.answer(asked, mutating.mutate(asked, policy or Policy()))["response"]
     assert response["allowed"]
     return apply_patch(thing, json.loads(base64.b64decode(response["patch"]))) if "patch" in response else thing
 

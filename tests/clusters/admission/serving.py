@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
-from apps.clusters.admission.door import application
+from apps.clusters.admission.handler import application
 from apps.clusters.extender.listener import configuration
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from apps.clusters.admission import certificates
-from apps.clusters.admission.door import MOST_BYTES
+from apps.clusters.admission.handler import MOST_BYTES
 from tests.clusters.admission.asking import review
 from tests.clusters.admission.serving import serve
 from tests.clusters.formats.pods import container_with, pod

@@ -88,14 +88,14 @@ def door(tmp_path: Path) -> Iterator[Listener]:
 def test_a_renewed_certificate_is_what_new_connections_get(door: Listener) -> None:
     first = door.serial()
     with door.connect() as standing:
-        assert not door.certificate.look()
+        assert not door.certificate.refresh()
         renew(door.directory)
         assert door.serial() == first
-        assert door.certificate.look()
+        assert door.certificate.refresh()
         assert door.serial() == on_disk(door.directory) != first
         standing.sendall(b"still here")
         assert standing.recv(100) == b"still here"
-    assert not door.certificate.look()
+    assert not door.certificate.refresh()
 
 
 def test_half_a_pair_is_not_taken(door: Listener) -> None:
@@ -104,12 +104,12 @@ def test_half_a_pair_is_not_taken(door: Listener) -> None:
     after = (door.directory / "tls.crt").read_bytes()
     for half in (before, b"", b"nonsense"):
         (door.directory / "tls.crt").write_bytes(half)
-        assert not door.certificate.look()
+        assert not door.certificate.refresh()
         assert door.serial() == first
     (door.directory / "tls.crt").unlink()
-    assert not door.certificate.look()
+    assert not door.certificate.refresh()
     (door.directory / "tls.crt").write_bytes(after)
-    assert door.certificate.look()
+    assert door.certificate.refresh()
     assert door.serial() == on_disk(door.directory)
 
 
@@ -122,11 +122,11 @@ def test_an_authority_of_clients_that_is_replaced_is_believed_no_longer(tmp_path
     assert (door.answers(old), door.answers(new), door.answers()) == (True, False, False)
     with door.connect(old) as standing:
         believed.write_bytes((after / "ca.crt").read_bytes())
-        assert (door.answers(old), door.certificate.look()) == (True, True)
+        assert (door.answers(old), door.certificate.refresh()) == (True, True)
         assert (door.answers(old), door.answers(new), door.answers()) == (False, True, False)
         standing.sendall(b"still here")
         assert standing.recv(100) == b"still here"
     believed.write_text("nonsense")
-    assert not door.certificate.look()
+    assert not door.certificate.refresh()
     assert door.answers(new)
     door.socket.close()

@@ -91,5 +91,5 @@ def test_what_is_written_is_read_again(contents: list[tuple[int, int, list[int]]
         if item is not None
         for index in item[2]
     ]
-    asked["metadata"]["annotations"] = gpu_manager.written(asked, shares, node="gpu1", at_ns=7)
+    asked["metadata"]["annotations"] = gpu_manager.annotations_for(asked, shares, node="gpu1", at_ns=7)
     assert list(gpu_manager.holds(asked)) == shares

@@ -35,7 +35,7 @@ def test_a_pod_on_a_gpu_without_memory_is_refused() -> None:
 def test_what_is_written_is_read_again(amounts: list[int], index: int, unit_mib: int) -> None:
     running = pod(*[container_with(aliyun=amount) for amount in amounts])
     shares = (Share("", 0, 100, sum(amounts) * unit_mib, gpu_index=index),)
-    running["metadata"]["annotations"] = gpushare.written(
+    running["metadata"]["annotations"] = gpushare.annotations_for(
         running, shares, at_ns=7, gpu_memory_mib=24_576, unit_mib=unit_mib
     )
     assert gpushare.holds(running, unit_mib=unit_mib) == shares

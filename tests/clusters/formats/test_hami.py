@@ -49,7 +49,7 @@ def test_more_than_a_gpu_or_no_number_is_refused(container: dict[str, object]) -
 
 def test_a_claim_has_at_least_one_percent_and_may_use_all_of_an_idle_gpu() -> None:
     (ask,) = hami.asks(pod(container_with(gpu=1, gpumem=3000)))
-    fields = ask.claimed(24_000)
+    fields = ask.claim_fields(24_000)
     assert (fields["core_request"], fields["core_limit"], fields["memory_mib"]) == (1, 100, 3000)
 
 
@@ -100,5 +100,5 @@ def test_what_is_written_is_read_again(contents: list[list[tuple[str, int, int]]
         for place, devices in enumerate(contents)
         for uuid, memory, cores in devices
     )
-    running["metadata"]["annotations"] = hami.written(running, shares, node="gpu1", at_seconds=7)
+    running["metadata"]["annotations"] = hami.annotations_for(running, shares, node="gpu1", at_seconds=7)
     assert hami.holds(running) == shares

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apps.clusters.importing.plan import Plan, Snapshot, grouped, plan
+from apps.clusters.importing.plan import Plan, Snapshot, plan, shares_by_container
 from tests.clusters.formats.pods import container_with, pod
 from tests.clusters.importing.populated import UUID, gpu_manager_pod, hami_pod, populate, quota, running
 
@@ -106,4 +106,7 @@ def test_containers_of_a_pod_are_taken_over_each_by_itself() -> None:
     said = {"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-2": "3"}
     asked = running(pod(container_with(core=200), {}, container_with(core=10, memory=1), annotations=said))
     (wanted,) = plan(Snapshot(pods=[asked])).pods
-    assert [(place, name, len(shares)) for place, name, shares in grouped(wanted)] == [(0, "c0", 2), (2, "c2", 1)]
+    assert [(place, name, len(shares)) for place, name, shares in shares_by_container(wanted)] == [
+        (0, "c0", 2),
+        (2, "c2", 1),
+    ]

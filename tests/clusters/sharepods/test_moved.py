@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused
-from apps.clusters.kube.reflector import Seen
+from apps.clusters.kube.reflector import Observation
 from apps.clusters.models import Cluster, PodClaim, PodHold
 from apps.clusters.services import bindings, clusters
 from apps.clusters.sharepods.controller import SharePods
@@ -98,7 +98,7 @@ def kube(cast: Cast, cluster: Cluster, machine: Machine) -> Kube:
 
 
 def run_controller(cluster: Cluster, kube: Kube) -> None:
-    SharePods(cluster, typing.cast(Client, kube)).look()
+    SharePods(cluster, typing.cast(Client, kube)).reconcile_all()
 
 
 @transaction.atomic
@@ -115,7 +115,7 @@ def test_the_pod_of_a_preempted_claim_ends_and_is_made_where_the_claim_is(
     machine.obey()
     run_controller(cluster, kube)
     assert kube.ending()
-    assert "ends first" in kube.sharepods[0]["status"]["Message"]
+    assert "must end first" in kube.sharepods[0]["status"]["Message"]
     run_round(cast.pool)
     run_controller(cluster, kube)
     assert kube.made == 1
@@ -180,12 +180,12 @@ def test_a_cluster_is_told_which_one_of_the_name_is_meant(monkeypatch: pytest.Mo
 def test_what_is_watched_is_not_listed_again(cluster: Cluster, kube: Kube) -> None:
     watch, before = WatchedSharePods(cluster), kube.listed
     watch._controller = SharePods(cluster, typing.cast(Client, kube))
-    watch.take(Seen("sharepods", tuple(kube.sharepods), whole=True))
+    watch.take(Observation("sharepods", tuple(kube.sharepods), whole=True))
     kube.pods[0]["status"] = {"phase": "Running"}
-    watch.hear(Seen("pods", tuple(kube.pods), whole=True))
+    watch.hear(Observation("pods", tuple(kube.pods), whole=True))
     watch.step()
     assert kube.sharepods[0]["status"]["Phase"] == "Running"
-    watch.hear(Seen("sharepods", (kube.sharepods.pop(),), gone=True))
+    watch.hear(Observation("sharepods", (kube.sharepods.pop(),), gone=True))
     watch.step()
     assert kube.ending()
     assert kube.listed == before
@@ -196,10 +196,10 @@ def test_a_cluster_without_the_kind_has_none_and_one_that_is_not_known_is_left_a
 ) -> None:
     watch = WatchedSharePods(cluster)
     watch._controller = SharePods(cluster, typing.cast(Client, kube))
-    watch.hear(Seen("pods", tuple(kube.pods), whole=True))
+    watch.hear(Observation("pods", tuple(kube.pods), whole=True))
     watch.step()
     assert not kube.ending()
     kube.sharepods = []
-    watch.hear(Seen("sharepods", (), whole=True))
+    watch.hear(Observation("sharepods", (), whole=True))
     watch.step()
     assert kube.ending()

@@ -64,10 +64,10 @@ class World(Namespace):
 
     def turn(self) -> None:
         """Run the controller, a round, the agent, and the controller again."""
-        self.controller.look()
+        self.controller.reconcile_all()
         run_round(self.cast.pool)
         self.machine.obey()
-        self.controller.look()
+        self.controller.reconcile_all()
 
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.get("sharepods", name).get("status") or {})

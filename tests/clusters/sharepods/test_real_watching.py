@@ -43,7 +43,7 @@ class World(Namespace):
         while not happens():
             assert time.monotonic() < limit, list(Claim.objects.values("name", "state", "reasons"))
             Node.objects.update(last_seen_at=timezone.now())
-            self.watches.look()
+            self.watches.refresh()
             run_round(self.cast.pool)
             self.machine.obey()
             time.sleep(0.2)

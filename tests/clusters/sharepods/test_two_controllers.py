@@ -61,7 +61,7 @@ def test_one_leads_and_others_wait(db: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr(leading, "connection", types.SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(Watches, "look", lambda self: looks.append("look"))
+    monkeypatch.setattr(Watches, "refresh", lambda self: looks.append("look"))
     facts = connection.get_connection_params()
     with psycopg.connect(host=facts["host"], user=facts["user"], dbname=facts["dbname"]) as other:
         other.execute("SELECT pg_advisory_lock(%s)", [watchers.SHAREPODS])

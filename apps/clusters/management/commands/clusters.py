@@ -1,6 +1,6 @@
 """`manage.py clusters`: watches every cluster and keeps the ledger in step with its pods.
 
-Start as many as you like: one of them leads.
+Several may run at once: one of them leads.
 """
 
 from typing import Any
@@ -13,7 +13,10 @@ from apps.clusters.watching import Watched
 class Command(Leading):
     """The watch over clusters."""
 
-    help = "Watch the clusters of Kubernetes: their pods become claims, charged to their namespaces' tenants."
+    help = (
+        "Watch the Kubernetes clusters: turn their pods into claims of their namespaces' tenants. "
+        "Example: manage.py clusters"
+    )
     lock, begin = watchers.CLUSTERS, Watched
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py extender`: answers kube-scheduler. Needs the clusters' API servers, and neither Redis nor a worker."""
+"""`manage.py extender`: serves kube-scheduler. Needs the clusters' API servers, but neither Redis nor a worker."""
 
 import logging
 import threading
@@ -12,12 +12,12 @@ from django.db import DatabaseError, connection
 from apps.clusters.core.gpu_admission import Chosen
 from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
-from apps.clusters.extender.door import Door
+from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.predicates import Choose, Extended
 from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.pods import PodSeen
+from apps.clusters.kube.pods import PodState
 from apps.clusters.kube.reflector import NODES, PODS, Reflector
 from apps.clusters.models import Cluster, Placement
 from apps.clusters.services.clusters import kubeconfig_of
@@ -26,24 +26,24 @@ from gpucloud.fastpath import gc_tuning
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-# Pods come and go: what has come since is looked through once, in a few milliseconds.
+# Interval of gc freezes: objects that have arrived since are frozen within a few milliseconds.
 SETTLE_SECONDS = 60.0
 VERSION = "gpucloud, as gpu-admission v0.1.0"
 
 
 class Extenders(dict[str, Extended]):
-    """The clusters that are answered, by name; kept as the database has them."""
+    """The served clusters by name, in step with the database."""
 
     def __init__(self) -> None:
         super().__init__()
         self._versions: dict[str, int] = {}
         self._watches: dict[str, list[Reflector]] = {}
         self._promises: dict[str, Promises] = {}
-        # A cluster whose credentials cannot be used, at the version that it had then.
+        # Versions of clusters with unusable credentials.
         self._unusable: dict[str, int] = {}
 
-    def look(self) -> None:
-        """Begin with new clusters, and anew with changed ones. A database that is away changes nothing."""
+    def refresh(self) -> None:
+        """Start new clusters and restart changed ones. Raises DatabaseError, and changes nothing then."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True)}
         for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
             for watch in self._watches.pop(name):
@@ -57,58 +57,60 @@ class Extenders(dict[str, Extended]):
                 except DatabaseError:
                     raise
                 except Exception:
-                    # The library raises whatever it finds wrong with credentials; the other clusters are answered.
-                    logger.exception("cluster %s cannot be answered", name)
+                    # The library raises any exception about credentials; the other clusters are served.
+                    logger.exception("cluster %s could not be served", name)
                     self._unusable[name] = row.version
         for promises in self._promises.values():
-            promises.look()
+            promises.refresh()
 
     def _begin(self, row: Cluster) -> Extended:
         mirror, api = Mirror(), Client(kubeconfig_of(row))
         promises = Promises(row, mirror)
-        promises.look()
-        watches = [Reflector(api, kind, see=mirror.see, fail=_told(row.name)) for kind in (PODS, NODES)]
+        promises.refresh()
+        watches = [Reflector(api, kind, see=mirror.see, fail=_log_failure(row.name)) for kind in (PODS, NODES)]
         self._watches[row.name] = watches
         for watch in watches:
             watch.start()
-        logger.info("answering for cluster %s by the rules of %s", row.name, row.placement)
+        logger.info("serving cluster %s with placement %s", row.name, row.placement)
         choose = _by_ledger(ByLedger(row, api, mirror)) if row.placement == Placement.GPUCLOUD else None
         self._promises[row.name] = promises
         return Extended(row.name, api, mirror, strict=row.strict, choose=choose, promises=promises)
 
 
 def _by_ledger(choose: ByLedger) -> Choose:
-    """In whatever thread answers, whose connection may have died since it last did."""
+    """Wrap the chooser for any thread: its database connection may have died since its last use."""
 
-    def chosen(pod: PodSeen, names: list[str]) -> tuple[str, Chosen] | str:
+    def chosen(pod: PodState, names: list[str]) -> tuple[str, Chosen] | str:
         try:
             return choose(pod, names)
         except DatabaseError as error:
-            logger.warning("the database is away: %s", error)
+            logger.warning("database unavailable: %s", error)
             connection.close()
             return "gpucloud's database does not answer: try again."
 
     return chosen
 
 
-def _told(cluster: str) -> Any:
+def _log_failure(cluster: str) -> Any:
     return lambda kind, error: logger.warning("cluster %s: %s: %s", cluster, kind, error)
 
 
 class Command(BaseCommand):
     """The extender."""
 
-    help = "Answer kube-scheduler: filter, prioritize, bind, preempt, as gpu-admission does."
+    help = (
+        "Serve kube-scheduler: filter, prioritize, bind and preempt, as gpu-admission does. Example: manage.py extender"
+    )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
         clusters = Extenders()
-        clusters.look()
+        clusters.refresh()
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
         networks = None if settings.EXTENDER_CLIENT_CA else settings.EXTENDER_CIDRS
-        door = Door(clusters, networks=networks, version=VERSION)
+        handler = ExtenderHandler(clusters, networks=networks, version=VERSION)
         listener.serve(
-            door,
+            handler,
             certificate=settings.EXTENDER_CERTIFICATE,
             key=settings.EXTENDER_KEY,
             host=settings.EXTENDER_HOST,
@@ -126,9 +128,9 @@ def _keep(clusters: Extenders) -> None:
             gc_tuning.freeze_startup_objects()
             ready, settled_at = now_ready, time.monotonic()
         try:
-            clusters.look()
+            clusters.refresh()
         except DatabaseError as error:
-            logger.warning("the database is away, going on with what is known: %s", error)
+            logger.warning("database unavailable, continuing with the last known state: %s", error)
             connection.close()
         except Exception:
-            logger.exception("clusters cannot be read anew")
+            logger.exception("clusters could not be refreshed")

@@ -1,4 +1,4 @@
-"""`manage.py import_cluster`: takes over what runs in a cluster that others shared, without restarting a pod."""
+"""`manage.py import_cluster`: takes over the pods and quotas of a shared cluster, without restarting a pod."""
 
 import json
 from dataclasses import asdict
@@ -14,25 +14,25 @@ from gpucloud.errors import GpucloudError
 
 
 class Command(BaseCommand):
-    """Reads, plans, and takes over or rehearses."""
+    """Command that reads, plans, and takes over or rehearses."""
 
     help = (
         "Take over a connected cluster: gpu-admission's quota map and ResourceQuotas become quotas, pods of "
         "gpu-manager, HAMi, gpushare and KubeShare become claims on the GPUs that they run on. Without --take nothing "
-        "is changed: it says what would be made. May be repeated."
+        "is changed: it prints what would be created. Repeatable. Example: manage.py import_cluster prod"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which cluster, and whether in earnest."""
-        parser.add_argument("cluster", help="a cluster that is connected (POST /api/v1/clusters/)")
+        """Add the cluster and the options of the import."""
+        parser.add_argument("cluster", help="name of a connected cluster (POST /api/v1/clusters/)")
         parser.add_argument("--take", action="store_true", help="do it")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
         parser.add_argument(
-            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="what one aliyun.com/gpu-mem is: 1024, or 1"
+            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="MiB of one aliyun.com/gpu-mem: 1024, or 1"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints what is made, kept and left; ends with an error where the cluster cannot be read."""
+        """Print created, existing and skipped objects. Raises CommandError if the cluster cannot be read."""
         unit = options["gpushare_unit_mib"]
         if not 1 <= unit <= gpushare.GIB:
             raise CommandError(f"--gpushare-unit-mib {unit} is out of range: give 1 to {gpushare.GIB}.")

@@ -1,4 +1,4 @@
-"""`manage.py scheduler_config`: what to tell kube-scheduler, for its version; or an old file in the new form."""
+"""`manage.py scheduler_config`: kube-scheduler's configuration for its version, or an old file converted."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,21 @@ from gpucloud.errors import GpucloudError
 
 
 class Command(BaseCommand):
-    """The configuration."""
+    """Command that prints the configuration."""
 
-    help = "Print kube-scheduler's configuration: a KubeSchedulerConfiguration, or the Policy of before 1.23."
+    help = "Print kube-scheduler's configuration: a KubeSchedulerConfiguration, or a Policy for Kubernetes before 1.23."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The options."""
-        parser.add_argument("--url", default="http://127.0.0.1:3456", help="Where kube-scheduler reaches the extender.")
+        """Add the options."""
+        parser.add_argument("--url", default="http://127.0.0.1:3456", help="URL of the extender for kube-scheduler.")
         parser.add_argument("--policy", action="store_true", help="For Kubernetes before 1.23.")
-        parser.add_argument("--by-name", action="store_true", help="Nodes are sent by name: much less, from 1.25 on.")
+        parser.add_argument(
+            "--by-name",
+            action="store_true",
+            help="Send only names of nodes, which is much less data; Kubernetes 1.25 or later.",
+        )
         parser.add_argument("--everything", action="store_true", help="Also prioritize, bind and preempt.")
-        parser.add_argument("--scheduler-name", help="Of a second kube-scheduler beside the cluster's own.")
+        parser.add_argument("--scheduler-name", help="Name of a second kube-scheduler beside the cluster's own.")
         parser.add_argument("--convert", type=Path, metavar="FILE", help="Print this file in the other form instead.")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,6 +1,6 @@
-"""`manage.py sharepods`: keeps the SharePods of all clusters as they are wanted.
+"""`manage.py sharepods`: reconciles the SharePods of all clusters.
 
-Start as many as you like: one of them leads.
+Several may run at once: one of them leads.
 """
 
 import logging
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 class Command(Leading):
-    """A watch for each cluster."""
+    """Command with a watch for each cluster."""
 
-    help = "Keep SharePods: a claim, a pod and a status for each. Runs until it is ended."
+    help = "Reconcile SharePods: a claim, a pod and a status for each. Runs until stopped. Example: manage.py sharepods"
     lock, begin = watchers.SHAREPODS, WatchedSharePods
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Once, or the kind's definition."""
-        parser.add_argument("--once", action="store_true", help="look once at every cluster, and end")
-        parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition, and end")
+        """Add the options for one pass and for the kind's definition."""
+        parser.add_argument("--once", action="store_true", help="reconcile every cluster once and exit")
+        parser.add_argument("--definition", action="store_true", help="print the CustomResourceDefinition and exit")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until SIGTERM or SIGINT, or do what was asked for once."""
+        """Serve until SIGTERM or SIGINT, or run once."""
         if options["definition"]:
             self.stdout.write(yaml.safe_dump(definition(), sort_keys=False))
             return
@@ -48,11 +48,11 @@ class Command(Leading):
 
 def _look(cluster: Cluster) -> None:
     try:
-        SharePods(cluster, Client(kubeconfig_of(cluster))).look()
+        SharePods(cluster, Client(kubeconfig_of(cluster))).reconcile_all()
     except GpucloudError as error:
         logger.warning("cluster %s: %s", cluster.name, error.detail)
     except DatabaseError:
         raise
     except Exception:
-        # The library raises whatever it finds wrong with credentials; the other clusters go on.
-        logger.exception("cluster %s cannot be looked at", cluster.name)
+        # The library raises any exception about credentials; the other clusters go on.
+        logger.exception("cluster %s could not be reconciled", cluster.name)

@@ -1,4 +1,4 @@
-"""`manage.py webhook_certificates`: makes and rotates what the admission webhooks are trusted by."""
+"""`manage.py webhook_certificates`: creates and rotates the certificates of the admission webhooks."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,28 +12,30 @@ from apps.clusters.admission import certificates, manifests
 
 
 class Command(BaseCommand):
-    """Makes, renews, prints."""
+    """Command that creates and renews certificates and prints the configurations."""
 
     help = (
-        "Make or renew the webhooks' certificates in a directory (run it daily: it does nothing while nothing is due), "
+        "Create or renew the webhooks' certificates in a directory (run it daily; it renews only what is due), "
         "and print the two webhook configurations for this installation: `… | kubectl apply -f -`."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where, for which names, and how the API server reaches us."""
-        parser.add_argument("--directory", required=True, type=Path, help="ca.crt, ca.key, tls.crt, tls.key lie here")
+        """Add the directory, the names and the address of the webhooks."""
         parser.add_argument(
-            "--service", metavar="NAMESPACE/NAME", help="the webhooks are behind this service of the cluster"
+            "--directory", required=True, type=Path, help="directory of ca.crt, ca.key, tls.crt and tls.key"
         )
-        parser.add_argument("--url", help="the webhooks are here, for an API server outside: https://host:port")
+        parser.add_argument("--service", metavar="NAMESPACE/NAME", help="Service of the webhooks in the cluster")
+        parser.add_argument("--url", help="URL of the webhooks outside of the cluster: https://host:port")
         parser.add_argument("--name", action="append", default=[], help="a further DNS name or address (repeatable)")
-        parser.add_argument("--renew", action="store_true", help="renew the certificate though it is not due")
+        parser.add_argument("--renew", action="store_true", help="renew the certificate even if it is not due")
         parser.add_argument(
-            "--before-1-28", action="store_true", help="for a Kubernetes without matchConditions: ask for every pod"
+            "--before-1-28",
+            action="store_true",
+            help="for Kubernetes without matchConditions: API servers send every pod",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Writes files, then prints. Refuses what no API server could use."""
+        """Write the files and print both configurations. Raises CommandError for an address no API server can use."""
         service, url = options["service"], options["url"]
         if (service is None) == (url is None):
             raise CommandError("Say how the API server reaches the webhooks: --service NAMESPACE/NAME, or --url.")

@@ -1,21 +1,24 @@
-"""`manage.py webhooks`: the admission webhooks alone. They ask nobody, neither the database nor an API server."""
+"""`manage.py webhooks`: the admission webhooks alone, without database and API server."""
 
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from apps.clusters.admission import door
+from apps.clusters.admission import handler
 from apps.clusters.extender import listener
 
 
 class Command(BaseCommand):
-    """The webhooks."""
+    """Command that serves the webhooks."""
 
-    help = "Answer API servers' admission reviews, by TLS; a renewed certificate is read by itself."
+    help = (
+        "Serve the admission webhooks with TLS; renewed certificates are reloaded. "
+        "Example: manage.py webhooks --certificate tls.crt --key tls.key"
+    )
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Where, and by which certificate."""
+        """Add the address and the certificate."""
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", type=int, default=8443)
         parser.add_argument("--certificate", required=True, help="PEM, as webhook_certificates writes it: tls.crt")
@@ -24,7 +27,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
         listener.serve(
-            door.application,
+            handler.application,
             certificate=options["certificate"],
             key=options["key"],
             host=options["host"],

@@ -1,4 +1,4 @@
-"""`manage.py agent_bundle`: the agent's bundle as a file, for those who hand it out by means of their own."""
+"""`manage.py agent_bundle`: the agent's bundle as a file, for installations that distribute it themselves."""
 
 import platform
 import sys
@@ -11,7 +11,7 @@ from apps.nodes.services.bundle import bundle
 
 
 class Command(BaseCommand):
-    """Writes the bundle."""
+    """Command that writes the bundle."""
 
     help = "Write the agent's bundle, the same bytes that the server serves. Example: manage.py agent_bundle dist"
 
@@ -20,7 +20,7 @@ class Command(BaseCommand):
         parser.add_argument("directory", type=Path)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Write the file and print its path. Refuses where libvcuda is not built."""
+        """Write the file and print its path. Raises CommandError if libvcuda is not built."""
         made = bundle()
         if made is None:
             raise CommandError("libvcuda is not built here: run make -C libvcuda first.")

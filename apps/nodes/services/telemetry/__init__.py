@@ -1,1 +1,1 @@
-"""Telemetry: frames are stored in bulk, rolled up, and dropped by the partition."""
+"""Telemetry: bulk storage of frames, roll-ups, and partitions."""

@@ -1,4 +1,4 @@
-"""The fleet as a whole, minute by minute: summed up as minutes are rolled up, read back in steps."""
+"""Minutes of the whole fleet: summed with the roll-up of minutes, read back in steps."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import EPOCH
 
 MIB = 1 << 20
-# A minute is rolled up within seconds of its end; of an older one nobody knows what was promised then.
+# A minute is rolled up within seconds of its end; the allocations of an older one are unknown.
 FRESH = timedelta(minutes=2)
 COLUMNS = ("core_used", "core_leased", "memory_used", "memory_leased")
 
@@ -38,19 +38,19 @@ FROM nodes_fleetminute WHERE at >= %(begin)s GROUP BY 1 ORDER BY 1
 
 
 def sum_up(begin: datetime, end: datetime) -> None:
-    """Sum up the minutes of this time, again where late frames came; what was promised stays as it was written."""
+    """Sum up the minutes of this time, again after late frames; the recorded allocations stay."""
     asked: dict[str, Any] = {"begin": begin, "end": end, "whole": WHOLE_GPU, "fresh": timezone.now() - FRESH}
     with connection.cursor() as cursor:
         cursor.execute(SUMS, asked)
 
 
 def forget(before: datetime) -> None:
-    """Drop the minutes of before."""
+    """Delete the minutes before this time."""
     FleetMinute.objects.filter(at__lt=before).delete()
 
 
 def history(*, begin: datetime, step: timedelta) -> dict[str, list[Any]]:
-    """Means over steps in percent, by `COLUMNS`, with `times` in Unix seconds: the beginnings of steps with minutes."""
+    """Return means over steps in percent, by `COLUMNS`, with `times` in Unix seconds, of steps with minutes."""
     asked: dict[str, Any] = {"begin": begin, "step": step, "epoch": EPOCH}
     with connection.cursor() as cursor:
         cursor.execute(STEPS, asked)

@@ -1,15 +1,15 @@
-"""The resolutions in which telemetry is kept, and which of them a window is read from. Pure."""
+"""Resolutions of telemetry, and the choice of resolutions for a window. Pure."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-# Every span begins a whole number of its length after this, so a day is UTC's.
+# Every span begins a whole number of its lengths after this, so days are UTC days.
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Level(NamedTuple):
-    """One resolution. A raw second has no span."""
+    """One resolution. Raw seconds have no span."""
 
     table: str
     span: timedelta
@@ -20,12 +20,12 @@ TENS = Level("nodes_usagetens", timedelta(seconds=10))
 MINUTE = Level("nodes_usageminute", timedelta(minutes=1))
 HOUR = Level("nodes_usagehour", timedelta(hours=1))
 DAY = Level("nodes_usageday", timedelta(days=1))
-# Each is rolled up from the one before it.
+# Each is rolled up from the previous one.
 ROLLED = (TENS, MINUTE, HOUR, DAY)
 
 
 class Segment(NamedTuple):
-    """A part of a window and the level that it is read from."""
+    """A part of a window and its level."""
 
     level: Level
     begin: datetime
@@ -33,19 +33,19 @@ class Segment(NamedTuple):
 
 
 def floor(moment: datetime, span: timedelta) -> datetime:
-    """The beginning of the span in which it lies."""
+    """Return the beginning of the moment's span."""
     return EPOCH + (moment - EPOCH) // span * span
 
 
 def ceil(moment: datetime, span: timedelta) -> datetime:
-    """The first beginning of a span that is not before it."""
+    """Return the first beginning of a span at or after the moment."""
     return EPOCH - (EPOCH - moment) // span * span
 
 
 def segments(begin: datetime, end: datetime, levels: Sequence[Level], *, rolled: datetime) -> list[Segment]:
-    """The window in parts that touch and do not overlap: whole spans of the coarsest level, finer ones at its ends.
+    """Divide the window into adjacent parts: whole spans of the coarsest level, finer ones at the ends.
 
-    `levels`: the finest first, raw seconds among them or not. Nothing is rolled up from `rolled` on.
+    `levels`: the finest first, with or without raw seconds. Roll-ups end at `rolled`.
     """
     if not levels or begin >= end:
         return []

@@ -1,4 +1,4 @@
-"""Frames as PostgreSQL's COPY reads them in its binary form: made by hand, as nothing is called as often.
+"""Encoder of frames in PostgreSQL's binary COPY format, written by hand because it runs most often.
 
 An array is its dimensions, flags, element type, length and lower bound, then each element with its length before it;
 numbers are big-endian. One struct packs a whole array.
@@ -20,13 +20,13 @@ COLUMNS = (
     "gpu_memory_mhz", "uids", "on_gpus", "core", "core_limit", "throttled", "memory", "memory_limit", "processes",
     "gpu_time_ms",
 )  # fmt: skip
-# PostgreSQL counts microseconds from here.
+# PostgreSQL counts microseconds from this time.
 EPOCH_SECONDS = datetime(2000, 1, 1, tzinfo=UTC).timestamp()
 _BEGIN = struct.Struct(">hiqiqiq")
 
 
 class Carried(NamedTuple):
-    """What is known of an assignment that a node carries."""
+    """Known facts of an assignment on a node."""
 
     uid: bytes
     gpu_id: int
@@ -47,7 +47,7 @@ _EMPTY = {kind: struct.pack(">iiii", 12, 0, 0, kind.oid) for kind in (INT2, INT4
 
 @functools.cache
 def _format(kind: _Kind, count: int) -> tuple[Callable[..., bytes], list[Any]]:
-    """What packs an array of so many, and its arguments with room for the elements."""
+    """Return the packer of an array of this size, and its arguments with gaps for the elements."""
     packer = struct.Struct(">iiiiii" + f"i{kind.letter}" * count)
     return packer.pack, [packer.size - 4, 1, 0, kind.oid, count, 1, *([kind.size, None] * count)]
 
@@ -73,9 +73,9 @@ def _with_nulls(kind: _Kind, values: Sequence[Any]) -> bytes:
 def row(
     *, node_id: int, usage: wire.Usage, latest: float, gpu_ids: Mapping[str, int], carried: Mapping[str, Carried]
 ) -> bytes:
-    """One frame: GPUs of this node only, assignments that it carries only, each once.
+    """Encode one frame: only the node's own GPUs and assignments, each once.
 
-    `latest`: a clock that runs ahead must not make its samples the latest for ever. Raises OverflowError.
+    `latest` bounds the time: a fast clock must not make its samples the latest for ever. Raises OverflowError.
     """
     gpus = [gpu for gpu in usage.gpus if gpu.uuid in gpu_ids]
     items = [item for item in usage.assignments if item.uid in carried]

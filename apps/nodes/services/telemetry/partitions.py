@@ -1,7 +1,6 @@
-"""Partitions by time: made ahead of what comes, dropped as a whole when their time is over.
+"""Partitions by time: created ahead, dropped as a whole when they expire.
 
-What falls outside of all of them lies in the table's default partition and is deleted there row by row: there is little
-of it.
+Rows outside of all partitions are in the table's default partition and deleted there one by one: they are few.
 """
 
 from dataclasses import dataclass
@@ -14,33 +13,33 @@ from django.utils import timezone
 from apps.nodes.services.telemetry import fleet
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-# As many are made ahead: a worker that is away for less than that is not missed.
+# Partitions created ahead: a worker may be away for less than that.
 AHEAD_HOURS = 4
-# Whoever makes partitions makes them alone: it waits for nothing else and locks the table for a moment.
+# One process at a time creates partitions: it waits for nothing else and locks the table for a moment.
 LOCK = 0x67706370
 
 
 @dataclass(frozen=True)
 class Table:
-    """A partitioned table, the time that one partition holds, and how long it is kept."""
+    """A partitioned table with the span and the retention of its partitions."""
 
     name: str
     each: timedelta
     kept: timedelta
 
     def partition(self, begin: datetime) -> str:
-        """Its name; it sorts as its time does."""
+        """Return the partition's name; names sort by time."""
         return f"{self.name}_{begin:%Y%m%d%H}"
 
     def bounds(self, moment: datetime) -> tuple[datetime, datetime]:
-        """The partition in which a moment lies."""
+        """Return the bounds of the moment's partition."""
         epoch = datetime(2000, 1, 1, tzinfo=moment.tzinfo)
         begin = epoch + (moment - epoch) // self.each * self.each
         return begin, begin + self.each
 
 
 def tables() -> tuple[Table, ...]:
-    """All of them."""
+    """Return all partitioned tables."""
     kept = settings
     return (
         Table("nodes_usageframe", HOUR, timedelta(hours=kept.TELEMETRY_RAW_HOURS)),
@@ -52,7 +51,7 @@ def tables() -> tuple[Table, ...]:
 
 
 def keep_up() -> tuple[int, int]:
-    """Make what is needed soon, drop what is over; how many of each. May run twice."""
+    """Create upcoming partitions, drop expired ones; return the number of each. May run twice."""
     made = dropped = 0
     now = timezone.now()
     for table in tables():
@@ -67,7 +66,7 @@ def keep_up() -> tuple[int, int]:
 @transaction.atomic
 def _drop(name: str) -> bool:
     with connection.cursor() as cursor:
-        # It needs the whole table for a moment. Behind a long reader everything stored would wait for it: better later.
+        # It locks the whole table for a moment. Behind a long reader it would block all writers: better retry later.
         cursor.execute("SET LOCAL lock_timeout = '1s'")
         cursor.execute(f"DROP TABLE IF EXISTS {name}")
     return True
@@ -75,7 +74,7 @@ def _drop(name: str) -> bool:
 
 @transaction.atomic
 def make(table: Table, moment: datetime) -> bool:
-    """Make the partition in which a moment lies; False where there is one."""
+    """Create the moment's partition; return False if it exists."""
     begin, end = table.bounds(moment)
     name = table.partition(begin)
     with connection.cursor() as cursor:
@@ -83,14 +82,14 @@ def make(table: Table, moment: datetime) -> bool:
         cursor.execute("SELECT to_regclass(%s)", [name])
         if cursor.fetchone() != (None,):
             return False
-        # What came before its partition was made moves into it.
+        # Move rows that came before their partition existed.
         cursor.execute(f"CREATE TABLE {name} (LIKE {table.name} INCLUDING DEFAULTS)")
         cursor.execute(
             f"WITH early AS (DELETE FROM {table.name}_default WHERE at >= %s AND at < %s RETURNING *) "  # noqa: S608
             f"INSERT INTO {name} SELECT * FROM early",
             [begin, end],
         )
-        # No parameters in a definition; both are ours.
+        # A definition cannot have parameters; both values are ours.
         cursor.execute(
             f"ALTER TABLE {table.name} ATTACH PARTITION {name} "
             f"FOR VALUES FROM ('{begin.isoformat()}') TO ('{end.isoformat()}')"

@@ -1,6 +1,7 @@
-"""The most that assignments did in a window, and how much of the window was measured at all.
+"""Peaks of assignments in a window, and the measured part of the window.
 
-Read from roll-ups, which keep each span's highest second, and from the seconds of the end, which they lack still.
+Read from roll-ups, which keep each span's highest second, and from the raw seconds at the end, which are not rolled up
+yet.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ from django.db.models import Max
 
 from apps.nodes.models import TelemetryMark
 from apps.nodes.services.telemetry.levels import EPOCH, HOUR, MINUTE, RAW, TENS, Level, floor, segments
-from apps.nodes.services.telemetry.reading import ASKED, KEY, Series, named
+from apps.nodes.services.telemetry.reading import ASKED, KEY, Series, parameters
 
-# Spans of an hour of tens, a day of minutes, a week of hours: what is read of a series is a few hundred rows.
+# An hour of tens, a day of minutes, a week of hours: a few hundred rows for each series.
 LEVELS = ((timedelta(hours=1), TENS), (timedelta(days=1), MINUTE))
-# Roll-ups know nothing of processes: of the end the seconds themselves are read.
+# Roll-ups have no processes: the end is read from raw seconds.
 SECONDS_READ = timedelta(seconds=30)
 
 SECONDS = f"""
@@ -38,14 +39,14 @@ FROM ({parts}) AS part (gpu_id, uid, samples, core, throttled, memory, processes
 
 
 class Peak(NamedTuple):
-    """Of one assignment in a window: a sample a second, and the highest of them. Percent, bytes."""
+    """Highest second of one assignment in a window, and the number of its samples. Percent, bytes."""
 
     samples: int
     core: float
-    # Of a span's mean.
+    # Highest mean of a span.
     throttled: float
     memory: int
-    # Of the last seconds; None where nothing is known of them.
+    # In the last seconds; None if unknown.
     processes: int | None
 
 
@@ -53,21 +54,21 @@ NOTHING = Peak(0, 0.0, 0.0, 0, None)
 
 
 def beginning(seconds: int, *, now: datetime) -> datetime:
-    """Where a window of so many seconds begins: up to a span earlier, so that it is whole spans."""
+    """Return the beginning of a window of so many seconds: up to a span earlier, for whole spans."""
     return floor(now - timedelta(seconds=seconds), _level(timedelta(seconds=seconds)).span)
 
 
 def peaks(series: Sequence[Series], *, begin: datetime, now: datetime) -> list[Peak]:
-    """For each assignment its peak since `begin`; one query."""
+    """Return each assignment's peak since `begin`; one query."""
     if not series:
         return []
     mark = TelemetryMark.objects.filter(name="rolled").aggregate(at=Max("at"))["at"] or EPOCH
     coarsest = _level(now - begin)
     levels = [RAW, TENS, MINUTE, HOUR][: 1 + (TENS, MINUTE, HOUR).index(coarsest) + 1]
-    # A second more: a clock that was set while this is asked.
+    # One second more, in case the clock is set during the query.
     end = now + timedelta(seconds=1)
     parts = segments(begin, end, levels, rolled=min(mark, now - SECONDS_READ))
-    asked = named(series)
+    asked = parameters(series)
     texts = []
     for number, (level, first, last) in enumerate(parts):
         asked |= {f"begin_{number}": first, f"end_{number}": last}
@@ -81,5 +82,5 @@ def peaks(series: Sequence[Series], *, begin: datetime, now: datetime) -> list[P
 
 
 def _level(length: timedelta) -> Level:
-    # A window that was floored is up to a span longer than what was asked for.
+    # A floored window is up to a span longer than requested.
     return next((level for longest, level in LEVELS if length <= longest + level.span), HOUR)

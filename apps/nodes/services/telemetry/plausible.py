@@ -1,4 +1,4 @@
-"""Bounds for measured values: one impossible value would spoil every chart, sum and roll-up that holds it."""
+"""Bounds of measured values: one impossible value would distort every chart, sum and roll-up that contains it."""
 
 import logging
 
@@ -9,7 +9,7 @@ from apps.nodes.services.telemetry.storing import Source
 
 logger = logging.getLogger(__name__)
 
-# Of one GPU or its board; the largest take 1.4 kW, run at 3 GHz and stop themselves at some 110 °C.
+# Bounds of one GPU or its board; the largest take 1.4 kW, run at 3 GHz and shut down at some 110 °C.
 MOST_WATTS = 10_000
 MOST_CELSIUS = 200
 MOST_MHZ = 20_000
@@ -17,8 +17,8 @@ MOST_MHZ = 20_000
 MOST_PROCESSES = 4_194_304
 
 
-def bounded(source: Source, usage: wire.Usage) -> wire.Usage:
-    """Return the frame without measurements that the node's hardware cannot have made; they are refused, not clipped.
+def drop_implausible(source: Source, usage: wire.Usage) -> wire.Usage:
+    """Return the frame without measurements that the node's hardware cannot produce; none is clipped.
 
     The rest of the frame is stored and acknowledged, so the agent does not send it again.
     """
@@ -29,14 +29,14 @@ def bounded(source: Source, usage: wire.Usage) -> wire.Usage:
     if not refused:
         return usage
     if not source.warned:
-        # Once a connection: the next frame has the same.
+        # Once per connection: the next frame repeats it.
         source.warned = True
-        logger.warning("node %s measured what it cannot: %d values are not stored", source.node_name, refused)
+        logger.warning("node %s sent implausible measurements: %d values are not stored", source.node_name, refused)
     return msgspec.structs.replace(usage, gpus=gpus, assignments=items)
 
 
 def _of_gpu(gpu: wire.GpuUsage, memory_bytes: int | None) -> bool:
-    # One that is not the node's is left out where frames are packed.
+    # Other nodes' GPUs are dropped when frames are packed.
     return (
         (memory_bytes is None or gpu.memory_bytes <= memory_bytes)
         and (gpu.power_watts is None or gpu.power_watts <= MOST_WATTS)

@@ -1,7 +1,7 @@
-"""Reading telemetry back: the latest of each series, or a window in steps, from the levels that fit.
+"""Reading of telemetry: the latest sample of each series, or a window in steps, from the fitting levels.
 
-A series is a GPU or an assignment on it. Of the seconds only those nodes' frames are read. Of roll-ups, rows of the
-window are found by the key (time, node, GPU, assignment): in each moment the index skips to those that are asked for.
+A series is a GPU or an assignment on it. Raw seconds are read from those nodes' frames only. Roll-up rows of the window
+are found by the key (time, node, GPU, assignment): in each moment the index skips to the requested ones.
 """
 
 import uuid
@@ -19,12 +19,12 @@ from apps.nodes.services.telemetry.levels import DAY, EPOCH, HOUR, MINUTE, RAW, 
 
 MIB = 1 << 20
 SECOND = timedelta(seconds=1)
-# How far back the latest sample is looked for: an older one says nothing about now.
+# Search limit of the latest sample: an older one says nothing about now.
 LATEST_WITHIN = timedelta(hours=1)
 
 
 class Series(NamedTuple):
-    """What a curve is of: a GPU (`uid` zero) or an assignment on it, and the node of both."""
+    """Key of a curve: a GPU (`uid` zero) or an assignment on it, with their node."""
 
     node_id: int
     gpu_id: int
@@ -42,7 +42,7 @@ class Curve(NamedTuple):
     memory_limit_mib: list[float | None]
 
 
-# A series answers to its GPU and its uid.
+# The requested series, matched by GPU and uid.
 ASKED = "unnest(%(nodes)s::bigint[], %(gpus)s::bigint[], %(uids)s::uuid[]) AS asked (node_id, gpu_id, uid)"
 ITEM = """unnest(frame.uids, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
     AS item (uid, core, core_limit, throttled, memory, memory_limit)"""
@@ -76,20 +76,20 @@ FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
-# Of each node the last seconds before its newest sample: what is shown as now.
+# The last seconds before each node's newest sample, shown as the present.
 NOW_OF_GPU = f"""
 SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
     SELECT *, max(at) OVER (PARTITION BY node_id) AS newest FROM nodes_usageframe
     WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
 ) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
 """  # noqa: S608 - likewise
-# A board's power, as its node told it.
+# Power of each board.
 POWER = """
 SELECT item.gpu_id, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(item.watts ORDER BY at)
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL unnest(frame.gpu_ids, frame.gpu_watts) AS item (gpu_id, watts)
 WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s AND item.watts IS NOT NULL GROUP BY item.gpu_id
 """
-# All of the key is named, and nothing is joined: a planner that expects one row would join by loops.
+# Names the whole key without a join: a planner that expects one row would join by loops.
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
     AND uid = ANY(%(every_uid)s::uuid[])"""
 SPANS = f"""
@@ -105,8 +105,8 @@ SELECT gpu_id, uid, date_bin(%(step)s, at, %(epoch)s), sum(core * samples) / sum
 FROM ({parts}) AS part (gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit)
 GROUP BY 1, 2, 3
 """
-# A row for each series, an array for each quantity: what a row of its own costs here is more than what it is read for.
-# Seven digits are more than anybody measures, and half of the text.
+# A row for each series, an array for each quantity: building a row for each point would cost more than the query.
+# Seven digits exceed the precision of any measurement, and halve the text.
 CURVES = f"""
 SELECT gpu_id, uid, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(core::real ORDER BY at),
     array_agg(core_limit::real ORDER BY at), array_agg(throttled::real ORDER BY at),
@@ -117,16 +117,16 @@ GROUP BY gpu_id, uid
 
 
 def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
-    """For each series its newest sample, or nothing."""
-    # A second more: a clock that was set while this is asked.
-    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **named(series)}
-    return _answered(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
+    """Return the newest sample of each series, or an empty curve."""
+    # One second more, in case the clock is set during the query.
+    asked = {"begin": now - LATEST_WITHIN, "end": now + timedelta(seconds=1), **parameters(series)}
+    return _read_curves(series, LATEST_OF_GPU if _of_gpus(series) else LATEST, asked)
 
 
 def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> dict[int, tuple[float, float]]:
-    """By GPU of these nodes (all by primary key): percent and MiB, means over so long before the newest sample.
+    """Return percent and MiB by GPU of these nodes (primary keys): means over `mean` before the newest sample.
 
-    A node whose newest is from before `since` is left out.
+    A node whose newest sample is before `since` is left out.
     """
     said: dict[str, Any] = {"nodes": list(nodes), "begin": since, "mean": mean}
     with connection.cursor() as cursor:
@@ -135,9 +135,9 @@ def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> 
 
 
 def power_of_gpus(nodes: Collection[int], *, since: datetime) -> dict[int, tuple[list[float], list[float]]]:
-    """By GPU of these nodes (all by primary key): Unix seconds and watts of each sample.
+    """Return Unix seconds and watts of each sample, by GPU of these nodes (primary keys).
 
-    A board that tells none is left out.
+    A board that reports no power is left out.
     """
     with connection.cursor() as cursor:
         cursor.execute(POWER, {"nodes": list(nodes), "begin": since})
@@ -145,21 +145,21 @@ def power_of_gpus(nodes: Collection[int], *, since: datetime) -> dict[int, tuple
 
 
 class Window(NamedTuple):
-    """What is asked of each series: means over steps, which begin at whole multiples of their length."""
+    """A window of means over steps, which begin at whole multiples of their length."""
 
     begin: datetime
     end: datetime
     step: timedelta
-    # Which levels are still kept, and how far they are.
+    # Determine the retained levels and their progress.
     now: datetime
     rolled: datetime
 
     def parts(self) -> list[Segment]:
-        """What is read from which level."""
+        """Return the segments to read, with their levels."""
         return segments(self.begin, self.end, _levels(self.begin, self.step, self.now), rolled=self.rolled)
 
     def rows(self, series: Sequence[Series]) -> float:
-        """How much it reads at most: rows of roll-ups, and frames."""
+        """Return an upper bound of the rows to read: of roll-ups, and frames."""
         nodes = len({one.node_id for one in series})
         return sum(
             (part.end - part.begin) / (part.level.span or SECOND) * (nodes if part.level is RAW else len(series))
@@ -167,23 +167,23 @@ class Window(NamedTuple):
         )
 
 
-def rolled() -> datetime:
-    """How far roll-ups are."""
+def rolled_until() -> datetime:
+    """Return the end of the roll-ups."""
     return TelemetryMark.objects.filter(name="rolled").aggregate(at=Max("at"))["at"] or EPOCH
 
 
 def window(series: Sequence[Series], asked_for: Window) -> list[Curve]:
-    """For each series its points. A step without samples has none."""
+    """Return the points of each series; a step without samples has none."""
     parts = asked_for.parts()
     if not parts or not series:
         return [_nothing() for _ in series]
-    asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **named(series)}
+    asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **parameters(series)}
     texts = [_part(series, part, number, asked) for number, part in enumerate(parts)]
-    return _answered(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
+    return _read_curves(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
 
 
 def _levels(begin: datetime, step: timedelta, now: datetime) -> list[Level]:
-    """Those whose spans fit into the step, the finest first. Where the window begins before these: coarser ones."""
+    """Return the levels whose spans divide the step, the finest first; a coarser one if the window begins earlier."""
     kept = {
         RAW: timedelta(hours=settings.TELEMETRY_RAW_HOURS),
         TENS: timedelta(days=settings.TELEMETRY_TENS_DAYS),
@@ -209,8 +209,8 @@ def _of_gpus(series: Sequence[Series]) -> bool:
     return bool(series) and series[0].uid == WHOLE_GPU
 
 
-def named(series: Sequence[Series]) -> dict[str, Any]:
-    """The parameters of `ASKED` and `KEY`."""
+def parameters(series: Sequence[Series]) -> dict[str, Any]:
+    """Return the parameters of `ASKED` and `KEY`."""
     return {
         "nodes": [one.node_id for one in series],
         "gpus": [one.gpu_id for one in series],
@@ -221,7 +221,7 @@ def named(series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def _answered(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
+def _read_curves(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
     with connection.cursor() as cursor:
         cursor.execute(CURVES.format(points=points), asked)
         found = {(gpu_id, uid): Curve(*curve) for gpu_id, uid, *curve in cursor.fetchall()}

@@ -1,9 +1,12 @@
-"""Rolling telemetry up: seconds to tens, tens to minutes, minutes to hours, hours to days.
+"""Roll-up of telemetry: seconds to tens, tens to minutes, minutes to hours, hours to days.
 
-Rolling a span up again gives the same rows, so a run may come twice. Which spans are complete is agreed on with those
-who store: a run first moves the mark `closing` on, which waits for transactions that store and had read the old one;
-from then on a frame of before the mark is written down as late in its own transaction, and its minute is rolled up
-again, and all above it.
+A roll-up is repeatable: rolling a span up again gives the same rows. Writers and roll-ups agree on complete spans as
+follows:
+
+1. A run advances the mark `closing`, which waits for writing transactions that have read the old mark.
+2. From then on a writer records an older frame as late, in its own transaction.
+3. The run rolls up to the mark, level by level.
+4. It rolls late minutes up again, and all levels above them.
 """
 
 from collections import defaultdict
@@ -21,11 +24,11 @@ from apps.nodes.models import LateFrames, TelemetryMark, UsageFrame
 from apps.nodes.services.telemetry import fleet
 from apps.nodes.services.telemetry.levels import EPOCH, HOUR, MINUTE, ROLLED, TENS, Level, floor
 
-# Of what an agent sends in time, nearly all is stored by then.
+# Nearly all frames are stored by then.
 CLOSED_AFTER = timedelta(seconds=3)
-# Work of one transaction: after an hour without a worker there is much to make up for.
+# Span of one transaction: after an hour without a worker there is much to catch up.
 AT_ONCE = timedelta(minutes=10)
-# Samples come once a second. A longer silence is no use: the agent was away.
+# Samples come once a second. A longer gap is not usage: the agent was away.
 LONGEST_GAP = timedelta(seconds=5)
 LOCK = 0x67706375
 
@@ -37,7 +40,7 @@ AGAIN = "ON CONFLICT (at, node_id, gpu_id, uid) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in WRITTEN
 )
 
-# The account of an assignment is libvcuda's, whose page a tenant's process can write: none uses more than its GPU.
+# A tenant's process can write the usage page behind an assignment's samples, so they are clamped to the GPU.
 SECONDS_TO_TENS = f"""
 WITH frame AS MATERIALIZED (
     SELECT *, date_bin(%(span)s, at, %(epoch)s) AS bin,
@@ -80,7 +83,7 @@ GROUP BY 1, 2, 3, 4
 
 
 def roll_up() -> int:
-    """Bring every level up to now; returns how many rows were written. May run twice, and at the same time."""
+    """Bring every level up to date; return the number of rows written. May run twice, and concurrently."""
     now = timezone.now()
     closing = _close(now)
     written = 0
@@ -93,15 +96,15 @@ def _close(now: datetime) -> datetime:
     closing = floor(now - CLOSED_AFTER, TENS.span)
     with transaction.atomic():
         mark, _ = TelemetryMark.objects.get_or_create(name="closing", defaults={"at": closing})
-        # Waits for those who store and share the row.
+        # Waits for writers, which hold the row FOR SHARE.
         TelemetryMark.objects.filter(name="closing", at__lt=closing).update(at=closing)
     return max(mark.at, closing)
 
 
 @transaction.atomic
 def _roll_on(closing: datetime) -> int | None:
-    """One transaction's worth; None once nothing is left."""
-    if not _alone():
+    """Roll up one transaction's span; return None once nothing is left."""
+    if not _try_lock():
         return None
     mark = TelemetryMark.objects.filter(name="rolled").first()
     begin = mark.at if mark else _first(closing)
@@ -113,10 +116,10 @@ def _roll_on(closing: datetime) -> int | None:
     return rows
 
 
-def _alone() -> bool:
-    """Two runs at once would do the same; the later one leaves it to the earlier."""
+def _try_lock() -> bool:
+    """Try to lock the roll-ups for this transaction: a second concurrent run leaves the work to the first."""
     with connection.cursor() as cursor:
-        # The frames of ten seconds of a thousand nodes.
+        # Fits the frames of ten seconds of a thousand nodes.
         cursor.execute("SET LOCAL work_mem = '64MB'")
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
         (got,) = cursor.fetchone() or (False,)
@@ -130,7 +133,7 @@ def _first(closing: datetime) -> datetime:
 
 
 def _roll(begin: datetime, end: datetime, *, rolled: datetime, nodes: Sequence[int] | None = None) -> int:
-    """Roll up the tens of this time, and of each level above the spans that they complete or had completed."""
+    """Roll up the tens of this time, and of each higher level the spans that it completes or changes."""
     rows = _write(SECONDS_TO_TENS, TENS, begin, end, nodes)
     for lower, upper in pairwise(ROLLED):
         first, last = floor(begin, upper.span), min(_after(end, upper, nodes), floor(rolled, upper.span))
@@ -143,7 +146,7 @@ def _roll(begin: datetime, end: datetime, *, rolled: datetime, nodes: Sequence[i
 
 
 def _after(end: datetime, level: Level, nodes: Sequence[int] | None) -> datetime:
-    """Of new seconds only whole spans are rolled up; of late ones also the span in which they end."""
+    """Return the end of the spans to roll up: whole spans for new seconds, also the last span for late ones."""
     begun = floor(end, level.span)
     return begun if nodes is None or begun == end else begun + level.span
 
@@ -160,10 +163,10 @@ def _write(statement: str, level: Level, begin: datetime, end: datetime, nodes: 
 
 @transaction.atomic
 def _roll_late_again(now: datetime) -> int:
-    if not _alone() or not (mark := TelemetryMark.objects.filter(name="rolled").first()):
+    if not _try_lock() or not (mark := TelemetryMark.objects.filter(name="rolled").first()):
         return 0
     found = list(LateFrames.objects.filter(minute__lt=mark.at).values_list("pk", "node_id", "minute"))
-    # Of an hour of which some seconds may be gone already the rest would count as all.
+    # An hour with expired seconds would be rolled up from the rest alone, so it is left out.
     oldest = now - timedelta(hours=settings.TELEMETRY_RAW_HOURS) + HOUR.span
     by_hour: dict[datetime, list[tuple[int, datetime]]] = defaultdict(list)
     for _, node_id, minute in found:

@@ -1,4 +1,4 @@
-"""Storing what agents measure: the frames of many nodes in one transaction."""
+"""Storage of measurements: the frames of many nodes in one transaction."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from apps.nodes.providers import node_claims
 from apps.nodes.services.telemetry import packing
 from apps.nodes.services.telemetry.packing import Carried
 
-# A node is lost after ten seconds without a word; its row need not be written every second for that.
+# A node is lost after ten seconds without a frame, so its row need not be written every second.
 SEEN_EVERY = timedelta(seconds=2)
 
 MIB = 1 << 20
 
-# A session's own table, neither logged nor flushed: COPY knows no conflicts, INSERT does.
+# A session's own table, neither logged nor flushed: COPY cannot skip conflicts, INSERT can.
 STAGE = "CREATE TEMP TABLE IF NOT EXISTS incoming_frame (LIKE nodes_usageframe) ON COMMIT DELETE ROWS"
 COPY = "COPY incoming_frame FROM STDIN (FORMAT BINARY)"
 KEEP = "INSERT INTO nodes_usageframe SELECT * FROM incoming_frame ON CONFLICT DO NOTHING"
-# Shared until the end: a roll-up that closes a span waits for what is being stored, and what comes after it is late.
+# Locked FOR SHARE until the end: a roll-up that closes a span waits for writers, and later frames are late.
 CLOSING = "SELECT at FROM nodes_telemetrymark WHERE name = 'closing' FOR SHARE"
 LATE = """
 INSERT INTO nodes_lateframes (node_id, minute)
@@ -34,45 +34,45 @@ SELECT DISTINCT node_id, date_trunc('minute', at) FROM incoming_frame WHERE at <
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """What one connection's frames are told by: its node, the node's GPUs, and what is on them."""
+    """Facts about one connection's frames: its node, the node's GPUs, and its assignments."""
 
     node_id: int
     node_name: str
     node_uid: str
     gpu_ids: Mapping[str, int]
-    # Of each GPU, by its uuid.
+    # By GPU uuid.
     memory_bytes: Mapping[str, int]
-    # None: ask before the next frame is stored.
+    # None: query before the next frame is stored.
     carried: Mapping[str, Carried] | None = None
     asked_at: float = 0.0
-    # Something that it measured was refused.
+    # True once a refused measurement was logged.
     warned: bool = False
 
 
-# A frame may name what was released, or was never there: the database is not asked about that every second.
+# A frame may name released or unknown assignments: the database is not queried for them every second.
 ASK_AGAIN_SECONDS = 2.0
 
 
 class Measured(NamedTuple):
-    """A frame, and whose it is."""
+    """A frame with its source."""
 
     source: Source
     usage: wire.Usage
 
 
 def source_of(node: Node) -> Source:
-    """A new connection's."""
+    """Return the source of a new connection."""
     rows = list(Gpu.objects.filter(node=node).values_list("uuid", "pk", "memory_mib"))
     gpu_ids = {uuid: key for uuid, key, _ in rows}
-    # The agent says bytes, of which the last MiB may be broken off here.
+    # The agent reports bytes; the last partial MiB is cut off here.
     memory_bytes = {uuid: (memory_mib + 1) * MIB for uuid, _, memory_mib in rows}
     return Source(node.pk, node.name, str(node.uid), gpu_ids, memory_bytes)
 
 
 def store(batch: Sequence[Measured]) -> None:
-    """Keep these frames, all or none: GPUs of each node only, assignments only that it carries.
+    """Store these frames, all or none, with only each node's own GPUs and assignments.
 
-    A frame that comes again is stored once. Raises DatabaseError.
+    A repeated frame is stored once. Raises DatabaseError.
     """
     _learn_what_is_carried(batch)
     latest = timezone.now().timestamp()
@@ -88,7 +88,7 @@ def store(batch: Sequence[Measured]) -> None:
     ]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(STAGE)
-        # Django's wrapper hands on what it does not know itself.
+        # Django's wrapper delegates unknown methods.
         copying: Any = cursor
         with copying.copy(COPY) as copy:
             copy.write(b"".join((packing.HEADER, *rows, packing.TRAILER)))
@@ -97,12 +97,12 @@ def store(batch: Sequence[Measured]) -> None:
         cursor.execute(KEEP)
         if closing is not None:
             cursor.execute(LATE, closing)
-        _saw({source.node_id for source, _ in batch})
+        _touch_nodes({source.node_id for source, _ in batch})
 
 
-def _saw(node_ids: Iterable[int]) -> None:
+def _touch_nodes(node_ids: Iterable[int]) -> None:
     now = timezone.now()
-    # In key order: two processes that store at once must not wait for each other in a ring.
+    # In key order: two concurrent processes must not deadlock.
     known = Node.objects.filter(pk__in=sorted(node_ids)).exclude(last_seen_at__gte=now - SEEN_EVERY)
     stale = list(known.order_by("pk").select_for_update(skip_locked=True, no_key=True).values_list("pk", flat=True))
     if stale:
@@ -110,7 +110,7 @@ def _saw(node_ids: Iterable[int]) -> None:
 
 
 def _learn_what_is_carried(batch: Sequence[Measured]) -> None:
-    """One question for all connections that know too little."""
+    """Query the assignments of all sources with outdated knowledge, in one call."""
     now = time.monotonic()
     ask = {id(source): source for source, usage in batch if _knows_too_little(source, usage, now)}
     if not ask:

@@ -1,4 +1,4 @@
-"""`manage.py create_operator`: the first person on a new installation."""
+"""`manage.py create_operator`: creates the first operator of a new installation."""
 
 from getpass import getpass
 from typing import Any
@@ -14,16 +14,19 @@ from apps.quotas.services import audit, tokens
 
 
 class Command(BaseCommand):
-    """Makes an operator."""
+    """Command that creates an operator."""
 
-    help = "Make an operator: asks for a password (or reads one line from standard input) and prints an API token."
+    help = (
+        "Create an operator: asks for a password (or reads one line from standard input) and prints an API token. "
+        "Example: manage.py create_operator ada"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The name to sign in with."""
+        """Add the user name."""
         parser.add_argument("name")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """One person, one token. Refuses a name that exists and a weak password, and changes nothing then."""
+        """Create the user and a token. Raises CommandError for an existing name or a weak password."""
         name = options["name"]
         user = User(username=name, is_operator=True)
         password = getpass("Password: ")

@@ -1,4 +1,4 @@
-"""`manage.py verify_audit`: whether the audit log is whole."""
+"""`manage.py verify_audit`: verifies the chain of the audit log."""
 
 from typing import Any
 
@@ -16,22 +16,25 @@ def _head(text: str) -> Head:
 
 
 class Command(BaseCommand):
-    """Walks the chain."""
+    """Command that walks the chain."""
 
-    help = "Check the audit log's chain. Prints its head; ends with 1, and says which event, where it is broken."
+    help = (
+        "Verify the audit log's chain and print its head; exits with 1 and names the event where it is broken. "
+        "Example: manage.py verify_audit"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Heads that were kept elsewhere."""
+        """Add heads that were stored elsewhere."""
         parser.add_argument(
             "--head",
             action="append",
             default=[],
             metavar="PLACE:DIGEST",
-            help="a head that was printed or logged before: the chain must still go through it (may be repeated)",
+            help="a head that was printed or logged before: the chain must still contain it (repeatable)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """One line, or the faults."""
+        """Print the head. Raises CommandError with the faults."""
         verdict = audit_chain.verify(heads=[_head(text) for text in options["head"]])
         if verdict.faults:
             raise CommandError("The audit log is broken:\n" + "\n".join(verdict.faults))

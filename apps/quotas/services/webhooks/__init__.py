@@ -1,1 +1,1 @@
-"""Telling others: which webhooks there are, what is written down for them, and sending it."""
+"""Webhooks: their management, the outbox of messages, and delivery."""

@@ -1,7 +1,7 @@
-"""Where a webhook may go. Its URL is somebody else's wish, and this server reaches more than they do.
+"""Allowed addresses of webhooks: the server reaches networks that the URL's author must not reach.
 
 A name is resolved once and that address is connected to, so that a second answer of the name server cannot lead
-elsewhere. What is not of the public internet is refused unless a setting names its network.
+elsewhere. Addresses outside of the public internet are refused unless a setting names their network.
 """
 
 import ipaddress
@@ -14,9 +14,9 @@ from django.conf import settings
 from gpucloud.errors import Invalid
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# The well-known prefix by which IPv6 hosts reach IPv4 ones: it hides an address as a mapped one does.
+# The well-known prefix by which IPv6 hosts reach IPv4 ones: it contains an IPv4 address, as mapped addresses do.
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# What IANA's registries of special-purpose addresses list (iana-ipv4- and iana-ipv6-special-registry, as of 2026-01),
+# IANA's registries of special-purpose addresses (iana-ipv4- and iana-ipv6-special-registry, as of 2026-01),
 # with multicast. Python's own `is_global` differs from one version to the next, and admits 192.0.0.8, fec0::1, 3fff::1.
 SPECIAL_IPV4 = tuple(
     map(
@@ -28,9 +28,9 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )  # fmt: skip
-# IANA gives out global unicast addresses of IPv6 from here alone: fec0::/10, fd00::/8, 5f00::/16 lie outside.
+# IANA assigns global unicast addresses of IPv6 only from here: fec0::/10, fd00::/8, 5f00::/16 are outside.
 GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
-# Teredo and 6to4 hide an IPv4 address and are no longer in use; 3ffe::/16 was given back.
+# Teredo and 6to4 contain an IPv4 address and are no longer in use; 3ffe::/16 was returned.
 SPECIAL_IPV6 = tuple(
     map(
         ipaddress.IPv6Network,
@@ -40,7 +40,7 @@ SPECIAL_IPV6 = tuple(
 
 
 class UrlRefused(Invalid):
-    """A webhook cannot go there."""
+    """A webhook must not use this URL."""
 
     code = "webhook-url"
     title = "A webhook cannot go to this URL"
@@ -48,7 +48,7 @@ class UrlRefused(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL, taken apart."""
+    """A parsed URL."""
 
     url: str
     scheme: str
@@ -57,13 +57,13 @@ class Target:
 
 
 def origin(url: str) -> str:
-    """Where it goes, without the path, which may be a secret."""
+    """Return scheme and host, without the path, which may be a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def parse(url: str) -> Target:
-    """The URL, where it is one for a webhook, and its address one that may be, as far as it says. Raises UrlRefused."""
+    """Parse a webhook's URL and check its address, if literal. Raises UrlRefused."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -72,7 +72,7 @@ def parse(url: str) -> Target:
     if parts.scheme not in ("https", "http") or not host:
         raise UrlRefused("Begin with https:// and a host name.", url=url)
     if parts.username is not None or parts.password is not None:
-        raise UrlRefused("Leave out user name and password: what comes is known by its signature.", url=url)
+        raise UrlRefused("Leave out user name and password: messages are authenticated by their signature.", url=url)
     if parts.fragment or not url.isascii() or not url.isprintable() or any(char.isspace() for char in url):
         raise UrlRefused("Use ASCII without spaces, and no #fragment: write others as %-escapes or as xn--.", url=url)
     if parts.scheme == "http" and not settings.WEBHOOK_NETWORKS:
@@ -84,22 +84,22 @@ def parse(url: str) -> Target:
 
 
 def resolve(target: Target) -> Address:
-    """The one address to connect to. Raises UrlRefused, OSError (the name is not known)."""
+    """Return the one address to connect to. Raises UrlRefused, OSError (unknown name)."""
     found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(item[4][0]).partition("%")[0]) for item in found]
     for address in addresses:
-        # One of several that may not be is reason enough: which is taken would be the name server's choice.
+        # One forbidden address of several is enough: otherwise the name server would choose.
         refuse(target, address)
     return addresses[0]
 
 
 def refuse(target: Target, address: Address) -> None:
-    """Raises UrlRefused where no webhook may go to this address."""
+    """Raise UrlRefused if webhooks must not use this address."""
     allowed = any(address in network for network in settings.WEBHOOK_NETWORKS)
     if target.scheme == "http" and not allowed:
         raise UrlRefused(f"{target.host} needs https: http is for WEBHOOK_NETWORKS only.", host=target.host)
     if not (allowed or public(address)):
-        # Without the address: what names resolve to inside is not the caller's to learn.
+        # Without the address: the caller must not learn how internal names resolve.
         raise UrlRefused(
             f"{target.host} is not an address of the public internet: an operator allows others by WEBHOOK_NETWORKS.",
             host=target.host,

@@ -1,4 +1,4 @@
-"""Making, changing, trying and removing webhooks. Their URLs are not in the audit log: a path may be a secret."""
+"""Management of webhooks. The audit log omits their URLs: a path may be a secret."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,19 +15,19 @@ from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
-# Each may hang until its time is over, and is told of everything again.
+# Most webhooks of a tenant: each may hang until its timeout, for every event.
 MOST = 20
 
 
 class TooManyWebhooks(Conflict):
-    """The tenant, or the platform, has as many as it may."""
+    """The tenant, or the platform, has the most webhooks allowed."""
 
     code = "too-many-webhooks"
     title = "Too many webhooks"
 
 
 class StillPending(Conflict):
-    """It has not been given up: it is sent without being asked."""
+    """The delivery is still pending: it is retried automatically."""
 
     code = "delivery-pending"
     title = "The delivery is pending"
@@ -43,7 +43,7 @@ def create(
     description: str = "",
     enabled: bool = True,
 ) -> tuple[Webhook, str]:
-    """Make a webhook; its secret is shown once. Raises UrlRefused, TooManyWebhooks, Denied."""
+    """Create a webhook and its secret, which is shown once. Raises UrlRefused, TooManyWebhooks, Denied."""
     _require(principal, tenant)
     addresses.parse(url)
     locks.serialize_transaction(f"webhooks of tenant {tenant.pk}" if tenant else "webhooks of the platform")
@@ -62,8 +62,8 @@ def create(
 
 @transaction.atomic
 def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = None, **values: Any) -> Webhook:
-    """Set what is given; enabling begins anew. Raises UrlRefused, Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    """Set the given values; enabling resets the failures. Raises UrlRefused, Denied, PreconditionFailed."""
+    hook = _lock_row(principal, hook, versions)
     told = {name: value for name, value in values.items() if name != "url"}
     if "url" in values:
         addresses.parse(values["url"])
@@ -82,16 +82,16 @@ def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 
 @transaction.atomic
 def delete(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> None:
-    """Tell it nothing more; what is pending is dropped. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    """Remove the webhook and its pending messages. Raises Denied, PreconditionFailed."""
+    hook = _lock_row(principal, hook, versions)
     _note(hook, principal=principal, action="delete", to=addresses.origin(hook.url))
     hook.delete()
 
 
 @transaction.atomic
 def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> tuple[Webhook, str]:
-    """A new secret; the one before signs too for a day. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    """Create a new secret; the previous one signs too for a day. Raises Denied, PreconditionFailed."""
+    hook = _lock_row(principal, hook, versions)
     hook.change(secret_number=hook.secret_number + 1, rotated_at=timezone.now())
     _note(hook, principal=principal, action="rotate")
     return hook, signing.secret(hook)
@@ -99,8 +99,8 @@ def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 
 @transaction.atomic
 def send_test(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> WebhookDelivery:
-    """Send it a message that says so, also where it is disabled. Raises Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, versions)
+    """Queue a test message, even if the webhook is disabled. Raises Denied, PreconditionFailed."""
+    hook = _lock_row(principal, hook, versions)
     _note(hook, principal=principal, action="test")
     Webhook.objects.filter(pk=hook.pk).update(not_before=None)
     return outbox.write([hook.pk], TEST, {"tenant": hook.tenant and hook.tenant.slug, "webhook": hook.uid})[0]
@@ -110,8 +110,8 @@ def send_test(*, principal: Principal, hook: Webhook, versions: etags.Versions =
 def redeliver(
     *, principal: Principal, hook: Webhook, delivery: WebhookDelivery, versions: etags.Versions = None
 ) -> WebhookDelivery:
-    """Send a message once more, under the same id. Raises StillPending, Denied, PreconditionFailed."""
-    hook = _locked(principal, hook, None)
+    """Queue a message again, with the same id. Raises StillPending, Denied, PreconditionFailed."""
+    hook = _lock_row(principal, hook, None)
     delivery = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
     etags.check(delivery.version, versions)
     if delivery.state == DeliveryState.PENDING:
@@ -138,7 +138,7 @@ def _require(principal: Principal, tenant: Tenant | None) -> None:
         principal.require_role(tenant, Role.ADMIN)
 
 
-def _locked(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
+def _lock_row(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
     _require(principal, hook.tenant)
     hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=hook.pk)
     etags.check(hook.version, versions)

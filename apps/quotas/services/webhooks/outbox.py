@@ -1,7 +1,7 @@
-"""Writing down what webhooks are to be told, in the transaction of the fact itself.
+"""Outbox of messages to webhooks, written in the transaction of the event.
 
-So there is no fact without its messages, and no message of what was taken back. Sending comes after the commit, by
-whoever looks at the rows: the hint to the workers may be lost.
+So there is no event without its messages, and no message of a rolled-back event. Workers send after the commit; they
+poll the rows, because the hint to them may be lost.
 """
 
 import json
@@ -20,7 +20,7 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 
-# By its name: tasks call services.
+# By name, because tasks import services.
 DELIVER = "apps.quotas.tasks.deliver_webhooks"
 
 
@@ -35,29 +35,30 @@ def _own(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
 
 
 @compiled_query
-def _platforms() -> QuerySet[Webhook, tuple[int, list[str]]]:
+def _of_platform() -> QuerySet[Webhook, tuple[int, list[str]]]:
     return Webhook.objects.filter(tenant=None, enabled=True).values_list("pk", "events")
 
 
 def tell(kind: str, *, tenant: Tenant | None, platform: bool = True, **data: Any) -> int:
-    """Write a message to each webhook that wants to know, in the caller's transaction; returns how many.
+    """Write a message to each subscribed webhook, in the caller's transaction; return their number.
 
-    The platform's webhooks are told of every tenant's events too, unless `platform` says that they know already.
+    The platform's webhooks receive every tenant's events too, unless `platform` is False because they have them
+    already.
     """
-    hooks = [key for key, events in _asked(tenant, platform) if kind in events]
+    hooks = [key for key, events in _subscriptions(tenant, platform) if kind in events]
     if hooks:
         write(hooks, kind, {"tenant": tenant and tenant.slug, **data})
     return len(hooks)
 
 
-def _asked(tenant: Tenant | None, platform: bool) -> list[tuple[int, list[str]]]:
+def _subscriptions(tenant: Tenant | None, platform: bool) -> list[tuple[int, list[str]]]:
     if tenant is None:
-        return _platforms()
+        return _of_platform()
     return _listening(tenant.pk) if platform else _own(tenant.pk)
 
 
 def write(hooks: list[int], kind: str, data: dict[str, Any]) -> list[WebhookDelivery]:
-    """One message to each of these webhooks, due now."""
+    """Write one message to each of these webhooks, due now."""
     now = timezone.now()
     body = json.dumps({"type": kind, "timestamp": now.isoformat(), "data": data}, default=_plain, separators=(",", ":"))
     rows = [WebhookDelivery(webhook_id=key, kind=kind, body=body, next_attempt_at=now) for key in hooks]
@@ -67,7 +68,7 @@ def write(hooks: list[int], kind: str, data: dict[str, Any]) -> list[WebhookDeli
 
 
 def hint() -> None:
-    """Have a worker look now. Repair: one looks by itself every few seconds."""
+    """Have a worker deliver now. A lost hint is harmless: workers poll every few seconds."""
     try:
         current_app.send_task(DELIVER, retry=False, expires=4)
     except (OperationalError, OSError) as error:

@@ -1,4 +1,4 @@
-"""One POST to somebody else's server: to the address that was looked at, within a fixed time, reading a status only."""
+"""One POST to a webhook's server: to the checked address, within a fixed time, reading only the status."""
 
 import asyncio
 import ssl
@@ -12,14 +12,14 @@ from apps.quotas.services.webhooks.addresses import Target, UrlRefused
 if TYPE_CHECKING:
     import httpx
 
-# In all: the name, the connection, TLS, the answer's head. Long enough for a receiver that stores before it answers.
+# Total time: name, connection, TLS, response head. Long enough for a receiver that stores before it responds.
 SECONDS = 15.0
 AGENT = "gpucloud-webhooks/1"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: a status, or in words why none did."""
+    """A response's status, or the reason why there is none."""
 
     status: int | None
     error: str | None = None
@@ -27,17 +27,17 @@ class Answer:
 
     @property
     def delivered(self) -> bool:
-        """Every 2xx."""
+        """True for every 2xx."""
         return self.status is not None and 200 <= self.status < 300
 
     @property
     def gone(self) -> bool:
-        """The receiver asks to be told nothing more."""
+        """True if the receiver wants no further messages."""
         return self.status == 410
 
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:
-    """Send it once. Never raises for what the other side does."""
+    """Send once. Never raises for failures of the receiver."""
     import httpx  # noqa: PLC0415 - loaded by the worker that sends, not by every server that has this page
 
     try:
@@ -59,31 +59,31 @@ async def _post(target: Target, address: str, body: bytes, headers: dict[str, st
     sent = {"Content-Type": "application/json", "User-Agent": AGENT, **headers, "Host": url.netloc.decode("ascii")}
     async with (
         asyncio.timeout(SECONDS),
-        # No proxy of the environment: it would resolve the name again, elsewhere.
+        # No proxy from the environment: it would resolve the name again.
         httpx.AsyncClient(verify=_trusted(), trust_env=False, follow_redirects=False, timeout=SECONDS) as client,
         client.stream(
             "POST",
             url.copy_with(host=address),
             content=body,
             headers=sent,
-            # The certificate is the name's, whatever address the connection goes to.
+            # TLS verifies the certificate of the host name, not of the address.
             extensions={"sni_hostname": target.host},
         ) as answer,
     ):
-        # The body is left unread: it could be without an end, and is not the webhook's owner's to see.
+        # The body is not read: it could be endless, and the webhook's owner must not see it.
         ok = answer.is_success
         return Answer(answer.status_code, None if ok else f"Answered {answer.status_code}.", _retry_after(answer))
 
 
 def _retry_after(answer: "httpx.Response") -> int:
-    """In seconds; the form with a date is not taken."""
+    """Return the header in seconds; the form with a date is ignored."""
     text = answer.headers.get("retry-after", "")
     return min(int(text), 86_400) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """The public certificate authorities, or those that SSL_CERT_FILE or SSL_CERT_DIR name."""
+    """Return the context with the public authorities, or those of SSL_CERT_FILE or SSL_CERT_DIR."""
     import httpx  # noqa: PLC0415 - as above
 
     return httpx.create_ssl_context()

@@ -1,9 +1,12 @@
-"""Carrying messages out of the database: at least once each, later again where it fails, for three days.
+"""Delivery of messages: at least once each, with retries for three days.
 
-One sender at a time, in one worker: it takes from each webhook the message that is due first, posts on threads of its
-own, and writes down what came of it. A message is taken by a lease, so what a killed sender had in flight is due again
-after it. A webhook that fails is left alone for a while as a whole: one that hangs would else hold a thread for each of
-its messages. The threads touch no database.
+One sender runs at a time, in one worker. It loops as follows, with HTTP in threads that do not use the database:
+
+1. Take each free webhook's first due message, by a lease: a killed sender's messages become due again.
+2. Post each in a thread.
+3. Record the results, in the messages and their webhooks.
+
+A failing webhook is paused as a whole: otherwise a hanging one would occupy a thread for each of its messages.
 """
 
 import random
@@ -24,22 +27,22 @@ from apps.quotas.services.webhooks.posting import Answer
 from gpucloud import counters
 from gpucloud.locks import exclusive
 
-# After each attempt that fails; none after the last. The sum is three days, a long weekend of a receiver.
+# Pauses after failed attempts; none after the last. The sum is three days, a receiver's long weekend.
 WAITS = (5, 30, 300, 1800, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 20 * 3600)
-# Of the webhook as a whole, doubled with each failure in a row.
+# Pause of the webhook as a whole, doubled with each consecutive failure.
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 5, 300
 DISABLED_AFTER = timedelta(days=3)
 # Longer than any attempt takes.
 LEASE = timedelta(seconds=60)
 AT_ONCE = 32
-# Then the worker is free for others, and a hint or the beat begins the next turn.
+# Then the worker is free for other tasks, and a hint or the beat starts the next run.
 TURN_SECONDS = 60.0
-# What comes in meanwhile is seen so soon, whoever hangs.
+# Poll interval for new messages, even while receivers hang.
 LOOK_SECONDS = 0.5
 
 
 def deliver() -> int:
-    """One turn, until nothing is due; returns how many attempts it made. Two at once are one."""
+    """Deliver until nothing is due; return the number of attempts. A second concurrent call does nothing."""
     with exclusive("webhooks") as free:
         if not free:
             return 0
@@ -52,9 +55,9 @@ def _turn(threads: ThreadPoolExecutor) -> int:
     made, end = 0, time.monotonic() + TURN_SECONDS
     while True:
         busy = [delivery.webhook_id for delivery in flying.values()]
-        for key in _due(but=busy, most=AT_ONCE - len(busy)) if time.monotonic() < end else ():
+        for key in _due_deliveries(but=busy, most=AT_ONCE - len(busy)) if time.monotonic() < end else ():
             if delivery := _take(key):
-                flying[_started(threads, delivery)] = delivery
+                flying[_start(threads, delivery)] = delivery
                 made += 1
         if not flying:
             return made
@@ -63,14 +66,14 @@ def _turn(threads: ThreadPoolExecutor) -> int:
             _record(flying.pop(future), future.result())
 
 
-def _started(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
+def _start(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
     hook, body = delivery.webhook, delivery.body.encode()
     headers = signing.headers(hook, message=f"msg_{delivery.uid.hex}", body=body, now=timezone.now())
     return threads.submit(posting.post, hook.url, body, headers)
 
 
-def _due(*, but: list[int], most: int) -> list[int]:
-    """Of each webhook that may be told now, the message that is due first."""
+def _due_deliveries(*, but: list[int], most: int) -> list[int]:
+    """Return the first due message of each webhook that is not paused."""
     now = timezone.now()
     mine = WebhookDelivery.objects.filter(Q(webhook__enabled=True) | Q(kind=TEST), webhook=OuterRef("pk"))
     first = mine.filter(state=DeliveryState.PENDING, next_attempt_at__lte=now).order_by("next_attempt_at", "pk")
@@ -81,7 +84,7 @@ def _due(*, but: list[int], most: int) -> list[int]:
 
 @transaction.atomic
 def _take(key: int) -> WebhookDelivery | None:
-    """The message, by a lease; None where it has gone, or somebody else has it."""
+    """Return the message under a lease; None if it is gone or leased by another sender."""
     rows = WebhookDelivery.objects.select_for_update(of=("self",), skip_locked=True).select_related("webhook")
     now = timezone.now()
     delivery = rows.filter(pk=key, state=DeliveryState.PENDING, next_attempt_at__lte=now).first()
@@ -90,11 +93,11 @@ def _take(key: int) -> WebhookDelivery | None:
 
 @transaction.atomic
 def _record(seen: WebhookDelivery, answer: Answer) -> None:
-    """What came of an attempt, for the message and for its webhook. Locks: the webhook, then the message."""
+    """Record an attempt's result in message and webhook. Order of locks: the webhook, then the message."""
     hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").filter(pk=seen.webhook_id).first()
     delivery = WebhookDelivery.objects.select_for_update().filter(pk=seen.pk, version=seen.version).first()
     if hook is None or delivery is None:
-        return  # removed meanwhile, or taken by another sender after the lease
+        return  # removed meanwhile, or leased by another sender
     now = timezone.now()
     said = {"status_code": answer.status, "error": answer.error}
     if answer.delivered:
@@ -109,13 +112,13 @@ def _record(seen: WebhookDelivery, answer: Answer) -> None:
     else:
         counters.WEBHOOK_ATTEMPTS.add("retried")
         seconds = max(WAITS[delivery.attempts - 1], answer.retry_after_seconds)
-        # Not all at the same moment after a common outage.
+        # Jitter spreads retries after a common outage.
         again = now + timedelta(seconds=seconds * random.uniform(1, 1.1))  # noqa: S311 - no secret
         delivery.change(next_attempt_at=again, **said)
-    _failed(hook, answer, now)
+    _record_failure(hook, answer, now)
 
 
-def _failed(hook: Webhook, answer: Answer, now: datetime) -> None:
+def _record_failure(hook: Webhook, answer: Answer, now: datetime) -> None:
     pause = min(PAUSE_SECONDS * 2 ** min(hook.failures, 10), MOST_PAUSE_SECONDS)
     since = hook.failing_since or now
     _keep(hook, failures=F("failures") + 1, failing_since=since, not_before=now + timedelta(seconds=pause))
@@ -134,10 +137,10 @@ def _failed(hook: Webhook, answer: Answer, now: datetime) -> None:
 
 
 def _keep(hook: Webhook, **values: object) -> None:
-    """What deliveries note of their webhook is no news to its entity tag."""
+    """Update the webhook without a new version: delivery results do not change its entity tag."""
     Webhook.objects.filter(pk=hook.pk).update(updated_at=timezone.now(), **values)
 
 
 def drop_old(*, before: datetime) -> int:
-    """Drop what was written before, whatever became of it; returns how many messages."""
+    """Delete messages from before this time, whatever their state; return their number."""
     return WebhookDelivery.objects.filter(created_at__lt=before).delete()[0]

@@ -1,8 +1,7 @@
 """Signatures by the Standard Webhooks specification 1.0: HMAC-SHA256 over `id.timestamp.body`.
 
-The secret is derived, so that a stolen database signs nothing. Whoever knows any of the secrets that are still valid
-can verify: after a rotation the one before signs too for a day, and so do those of former SECRET_KEYs while they are
-kept.
+The secret is derived, so a stolen database cannot sign. A receiver can verify with any valid secret: for a day after a
+rotation the previous one signs too, and so do those of former SECRET_KEYs while they are configured.
 """
 
 import base64
@@ -15,17 +14,17 @@ from django.conf import settings
 from apps.quotas.models import Webhook
 
 PREFIX = "whsec_"
-# Time to carry the new secret to where the old one is.
+# Time to deploy the new secret.
 OVERLAP = timedelta(hours=24)
 
 
 def secret(hook: Webhook) -> str:
-    """What the receiver is given, once."""
+    """Return the receiver's secret."""
     return PREFIX + base64.b64encode(_key(hook, hook.secret_number, settings.SECRET_KEY)).decode()
 
 
 def headers(hook: Webhook, *, message: str, body: bytes, now: datetime) -> dict[str, str]:
-    """The three headers of one attempt."""
+    """Return the three headers of one attempt."""
     moment = str(int(now.timestamp()))
     signed = b".".join((message.encode(), moment.encode(), body))
     signatures = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in _keys(hook, now))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from apps.quotas.models import CohortShare, ResourceQuota
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, exceeded
+from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, quota_exceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging import states
 
@@ -74,15 +74,15 @@ class Sums:
         """Return the limits of the claim's member, and what the member holds, by resource."""
         key = (claim.tenant_id, claim.user_id)
         if key not in self._members:
-            limits = member_limits.seen(claim.tenant, claim.user_id)
-            held = member_limits.held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
+            limits = member_limits.limits_of(claim.tenant, claim.user_id)
+            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
             self._members[key] = limits, held
         return self._members[key]
 
 
 def _refuse_full(quota: ResourceQuota, amount: int) -> None:
     if quota.free is not None and amount > quota.free:
-        raise exceeded(quota, amount, free=quota.free)
+        raise quota_exceeded(quota, amount, free=quota.free)
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:

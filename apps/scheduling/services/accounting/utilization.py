@@ -81,7 +81,7 @@ def _points(
     now = timezone.now()
     if start is None:
         return reading.latest(series, now=now)
-    window = Window(start, min(end or now, now + timedelta(hours=1)), timedelta(), now, reading.rolled())
+    window = Window(start, min(end or now, now + timedelta(hours=1)), timedelta(), now, reading.rolled_until())
     if step_seconds is None:
         window = _chosen(series, window)
     else:

@@ -162,8 +162,8 @@ def _write(reservation: Reservation, amounts: Amounts) -> None:
     reservation.save(update_fields=[*(f"charged_{name}" for name in amounts), "updated_at"])
 
 
-def _charge_context(reservation: Reservation, principal: Principal) -> charging.Whose:
+def _charge_context(reservation: Reservation, principal: Principal) -> charging.ChargeContext:
     # A reservation counts to no member's limit: its claims do.
-    return charging.Whose(
+    return charging.ChargeContext(
         principal=principal, tenant=reservation.tenant, pool=reservation.pool, claim_uid=reservation.uid
     )

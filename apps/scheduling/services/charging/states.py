@@ -49,7 +49,7 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     reservation = reservation_charges.locked_for(claim)
     due = reservation_charges.compute_charge(reservation, but=claim, target=target) if reservation else {}
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    context = charging.Whose(
+    context = charging.ChargeContext(
         principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
     )
     taken = {resource: amount for resource, amount in more.items() if amount > 0}

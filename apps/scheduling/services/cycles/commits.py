@@ -263,7 +263,7 @@ def _lock_for_charges(picks: Sequence[Pick]) -> None:
     for claim in sorted({claim.user_id: claim for claim in claims}.values(), key=lambda claim: claim.user_id or 0):
         member_limits.lock(claim.tenant, claim.user_id, everything)
     first = claims[0]
-    charging.lock_quotas(charging.Whose(SYSTEM, first.tenant, first.pool, first.uid), amounts=everything)
+    charging.lock_quotas(charging.ChargeContext(SYSTEM, first.tenant, first.pool, first.uid), amounts=everything)
 
 
 def _charge(pick: Pick) -> None:

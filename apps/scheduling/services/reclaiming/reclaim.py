@@ -184,11 +184,11 @@ class _View:
 
     def _within_member(self, claim: Claim, victims: Iterable[Claim]) -> bool:
         """Return True if its member may hold the claim once these have gone: else it would be refused then."""
-        limits, whose = member_limits.seen(claim.tenant, claim.user_id), (claim.tenant_id, claim.user_id)
+        limits, whose = member_limits.limits_of(claim.tenant, claim.user_id), (claim.tenant_id, claim.user_id)
         if not limits or claim.user_id is None:
             return True
         if whose not in self.members_hold:
-            self.members_hold[whose] = dict(member_limits.held(claim.tenant, claim.user_id))
+            self.members_hold[whose] = dict(member_limits.amounts_held(claim.tenant, claim.user_id))
         then = dict(self.members_hold[whose])
         total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         for resource in then:

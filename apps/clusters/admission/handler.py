@@ -1,4 +1,4 @@
-"""The webhooks' door: a small ASGI application, which the extender's listener has too; to be served with TLS."""
+"""ASGI handler of the admission webhooks. The extender's listener serves it too; API servers require TLS."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,17 +12,17 @@ from apps.clusters.admission.policy import TRUSTED, Policy
 # An object of the API is at most 1.5 MiB in etcd; an update's review has two of them, and JSON is longer.
 MOST_BYTES = 8 << 20
 WEBHOOKS: dict[str, Callable[[reviews.Review, Policy], reviews.Verdict]] = {
-    "/admission/validate": validating.judged,
-    "/admission/mutate": mutating.filled,
-    # HAMi's.
-    "/webhook": mutating.filled,
+    "/admission/validate": validating.validate,
+    "/admission/mutate": mutating.mutate,
+    # HAMi's path.
+    "/webhook": mutating.mutate,
 }
 
 Message = Mapping[str, Any]
 
 
 def policy() -> Policy:
-    """As this installation's settings have it."""
+    """Return the policy that the settings define."""
     return Policy(
         scheduler_name=settings.ADMISSION_SCHEDULER_NAME or None,
         default_core=settings.ADMISSION_DEFAULT_CORE or None,
@@ -37,7 +37,10 @@ def policy() -> Policy:
 async def application(
     scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """One question, one answer. What is no review is 400, so that the failurePolicy decides and not a guess of ours."""
+    """Answer one admission review.
+
+    A body that is not a review is answered with 400, so that the webhook's failurePolicy decides.
+    """
     webhook = WEBHOOKS.get(scope["path"].rstrip("/"))
     if webhook is None:
         return await _send(send, 404, {"title": "No webhook", "detail": f"The paths are {', '.join(WEBHOOKS)}."})
@@ -54,7 +57,7 @@ async def application(
 
 
 async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:
-    """The whole body; None where it is too long."""
+    """Return the whole body; None if it is longer than MOST_BYTES."""
     parts, length, more = [], 0, True
     while more:
         message = await receive()

@@ -1,7 +1,7 @@
-"""The extender's own listener: a small ASGI application with no part of Django's, for answers in milliseconds.
+"""ASGI handler of the scheduler extender, without Django's stack, for answers within milliseconds.
 
-It admits callers by their network, or by a client certificate where the server was told to ask for one. Bodies may be
-large here and nowhere else: a thousand nodes of 10 KB each are ten megabytes, and come with every pod.
+It authorises callers by network, or by client certificate if the server asks for one. Bodies may be larger here than
+elsewhere: a thousand nodes of 10 KB each are ten megabytes, and come with every pod.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
-from apps.clusters.admission import door as admission
+from apps.clusters.admission import handler as admission
 from apps.clusters.extender import incumbents, others, predicates, preempting
 from apps.clusters.extender.predicates import Extended
 
@@ -31,15 +31,15 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
 }
 
 
-class Door:
-    """`/scheduler/…` of the only cluster, `/clusters/NAME/scheduler/…` of any, `/version` and `/healthz`."""
+class ExtenderHandler:
+    """Handler of `/scheduler/…` of the only cluster, `/clusters/NAME/scheduler/…`, `/version` and `/healthz`."""
 
     def __init__(self, clusters: Mapping[str, Extended], *, networks: Networks | None, version: str) -> None:
-        """`networks` None: whoever comes was admitted already, by a certificate."""
+        """Serve these clusters; `networks` None: client certificates authorise the callers."""
         self._clusters, self._networks, self._version = clusters, networks, version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Answer one request."""
         if scope["type"] != "http":
             return
         if not self._admits(scope):
@@ -47,7 +47,7 @@ class Door:
             return
         path, method = str(scope["path"]), scope["method"]
         if path in ("/version", "/healthz") and method == "GET":
-            await self._told(send, path)
+            await self._report_state(send, path)
             return
         if path.rstrip("/") in admission.WEBHOOKS:
             await admission.application(scope, receive, send)
@@ -55,7 +55,7 @@ class Door:
         if incumbents.INSPECT in path and method == "GET":
             await self._inspect(send, path)
             return
-        verb, cluster = self._called(path)
+        verb, cluster = self._route(path)
         if verb is None:
             await _send(send, 404, b"404 page not found\n", "text/plain")
         elif method != "POST":
@@ -74,12 +74,12 @@ class Door:
         elif not body:
             await _send(send, 400, b"Please send a request body\n", "text/plain")
         elif not cluster.mirror.ready:
-            # kube-scheduler tries the pod again; an answer without what runs would promise GPUs twice.
+            # kube-scheduler retries the pod; an answer without the running pods would promise GPUs twice.
             await _send(send, 503, b"The cluster's pods are not known yet.\n", "text/plain")
         else:
             try:
                 text = await asyncio.to_thread(verb, cluster, body)
-            # Among them NotUnderstood and NotAQuantity, and text that is none: half a character, nesting without end.
+            # NotUnderstood, NotAQuantity, and malformed text: half a character, endless nesting.
             except (ValueError, RecursionError) as error:
                 await _send(send, 400, str(error).encode(errors="replace"), "text/plain")
             else:
@@ -87,7 +87,7 @@ class Door:
 
     async def _inspect(self, send: Send, path: str) -> None:
         before, _, node = path.partition(incumbents.INSPECT)
-        _, cluster = self._called(f"{before}/scheduler/predicates")
+        _, cluster = self._route(f"{before}/scheduler/predicates")
         if cluster is None:
             await _send(send, 404, b"Which cluster? Ask /clusters/NAME/gpushare-scheduler/inspect\n", "text/plain")
         elif not cluster.mirror.ready:
@@ -95,7 +95,7 @@ class Door:
         else:
             await _send(send, 200, incumbents.inspect(cluster, node.strip("/") or None), "application/json")
 
-    async def _told(self, send: Send, path: str) -> None:
+    async def _report_state(self, send: Send, path: str) -> None:
         if path == "/version":
             await _send(send, 200, self._version.encode(), "text/plain; charset=utf-8")
             return
@@ -112,7 +112,7 @@ class Door:
         address = ip_address(client[0])
         return any(address in network for network in self._networks)
 
-    def _called(self, path: str) -> tuple[Callable[[Extended, bytes], bytes] | None, Extended | None]:
+    def _route(self, path: str) -> tuple[Callable[[Extended, bytes], bytes] | None, Extended | None]:
         clusters = dict(self._clusters)
         if path in VERBS:
             return VERBS[path], next(iter(clusters.values())) if len(clusters) == 1 else None

@@ -1,8 +1,8 @@
-"""What nodes are wanted to be, read for all connections of this process that ask: together, and as late as possible.
+"""Reader of nodes' desired states for all connections of this process: batched, and as late as possible.
 
-Who asks is told what is so after it asked; who asks again before it is told, is told once. So a thousand nodes that
-change together are twenty reads, a node that changes ten times at once is one or two, and a hint needs to say
-nothing but that something changed.
+A caller gets the state as of after its call; a caller that asks again before the answer is answered once. So a thousand
+nodes that change together are twenty reads, a node that changes ten times at once is one or two, and a hint only needs
+to report that something changed.
 """
 
 import asyncio
@@ -20,31 +20,31 @@ from apps.nodes.providers import node_claims
 
 logger = logging.getLogger(__name__)
 
-# Nodes of one read. Of a fleet that changes as a whole the first agents are told while the others' states are read.
+# Nodes of one read. When a whole fleet changes the first agents are answered while further states are read.
 AT_ONCE = 50
 RETRY_SECONDS = 1.0
 
-# Told with the frame, in the loop; it must not raise.
+# Called with the frame, in the loop; must not raise.
 Told = Callable[[str], None]
-# Told that there is none for it, likewise.
+# Called if the state cannot be read, likewise.
 Failed = Callable[[], None]
-# What is over by itself.
+# Transient errors.
 AWAY = (OperationalError, InterfaceError)
 
 
-class Wanted:
-    """One process's. Belongs to its event loop."""
+class DesiredStates:
+    """Reader of one process. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._asked: dict[Told, tuple[int, Failed]] = {}
         self._reading: asyncio.Task[None] | None = None
-        # A thread of its own: a resize must not wait behind what a fleet's agents observe.
+        # A thread of its own: a resize must not wait for the storage of agents' observations.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wanted")
 
     def ask(self, node_id: int, told: Told, failed: Failed) -> None:
-        """Have it told the node's whole wanted state, as it is from now on, or that this cannot be read.
+        """Call back with the node's whole desired state as of now or later, or report that it cannot be read.
 
-        A node that is gone is told nothing.
+        There is no call for a node that is gone.
         """
         self._asked[told] = node_id, failed
         if self._reading is None:
@@ -67,21 +67,21 @@ class Wanted:
         self._reading = None
 
     async def _texts_of(self, node_ids: Sequence[int]) -> dict[int, str | None]:
-        """Of the nodes that are there; None: it cannot be read. Raises what is over by itself."""
+        """Return the frames of existing nodes; None if one cannot be read. Raises transient errors."""
         try:
             return {**await asyncio.get_running_loop().run_in_executor(self._thread, _texts, node_ids)}
         except AWAY:
             raise
-        except Exception:  # whatever it is, the next must not wait for ever
+        except Exception:  # any exception: the next read must not wait for ever
             logger.exception("the desired states of nodes %s were not read", node_ids)
         if len(node_ids) == 1:
             return {node_ids[0]: None}
-        # What one node's row raises holds up no other.
+        # One node's bad row must not block the others.
         return {key: text for node_id in node_ids for key, text in (await self._texts_of([node_id])).items()}
 
 
 def _answer(text: str | None, told: Told, failed: Failed) -> None:
-    """Empty: the node is gone."""
+    """Call back; an empty text means that the node is gone."""
     if text is None:
         failed()
     elif text:
@@ -98,12 +98,15 @@ def _texts(node_ids: Sequence[int]) -> dict[int, str]:
 
 
 def _too_many(node_id: int, state: wire.Desired) -> bool:
-    """An agent refuses such a frame, and what is left out of one it ends: it keeps what it was told last."""
+    """Return True if the state is too large for an agent, which then keeps its last state.
+
+    The agent would refuse the frame, and end the assignments that a shortened one leaves out.
+    """
     number, most = len(state.assignments), wire.MAX_ASSIGNMENTS
     if number > most:
         name = Node.objects.values_list("name", flat=True).get(pk=node_id)
         logger.error(
-            "node %s has %d assignments and an agent takes %d: it is told of no change",
+            "node %s has %d assignments, an agent accepts %d: its desired state is not sent",
             name,
             number,
             wire.MAX_ASSIGNMENTS,
@@ -111,12 +114,12 @@ def _too_many(node_id: int, state: wire.Desired) -> bool:
     return number > wire.MAX_ASSIGNMENTS
 
 
-_wanted: "WeakKeyDictionary[asyncio.AbstractEventLoop, Wanted]" = WeakKeyDictionary()
+_states_of_loops: "WeakKeyDictionary[asyncio.AbstractEventLoop, DesiredStates]" = WeakKeyDictionary()
 
 
-def here() -> Wanted:
-    """This event loop's."""
+def of_this_loop() -> DesiredStates:
+    """Return the instance of the running event loop."""
     loop = asyncio.get_running_loop()
-    if loop not in _wanted:
-        _wanted[loop] = Wanted()
-    return _wanted[loop]
+    if loop not in _states_of_loops:
+        _states_of_loops[loop] = DesiredStates()
+    return _states_of_loops[loop]
