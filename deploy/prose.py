@@ -47,11 +47,16 @@ def of_source(name: str, source: str) -> Iterator[str]:
             continue
         first = text.split()[0].rstrip(",:;.")
         line = getattr(node, "lineno", 1)
-        if isinstance(node, Function) and not in_tests:
+        if isinstance(node, Function) and not in_tests and not _is_property(node):
             if first in NOT_VERBS or not first[0].isupper() or first.isupper():
                 yield f"{name}:{line}: {node.name}: begin with a verb in the imperative, not with {first!r}"
         elif first in FORBIDDEN:
             yield f"{name}:{line}: begin with a noun phrase or a plain sentence, not with {first!r}"
+
+
+def _is_property(node: Function) -> bool:
+    """Return True for a property: its docstring may be a noun phrase, as an attribute's."""
+    return any(ast.unparse(one).rpartition(".")[2] in {"property", "cached_property"} for one in node.decorator_list)
 
 
 def _not_imperative(root: Path, names: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 def request(url: str, *, body: object = None, headers: Mapping[str, str] | None = None) -> object:
-    """POST `body` as JSON, or GET without one; return the answer's JSON. Raises Unreachable or Refused. Blocks."""
+    """Send `body` as JSON (POST), or nothing (GET); return the answer's JSON. Raises Unreachable or Refused. Blocks."""
     data = None if body is None else json.dumps(body).encode()
     outgoing = urllib.request.Request(  # noqa: S310 - both callers check the scheme
         url, data=data, headers={"Accept": "application/json", **(headers or {})}

@@ -63,7 +63,7 @@ class Board:
                 self.put(gpu, (number, place))
 
     def put(self, gpu: GpuState, spot: tuple[int, int]) -> None:
-        """The GPU as it is now; its node, place and model are as they were."""
+        """Set the GPU's present state; its node, place and model stay."""
         self.core[spot] = gpu.core_free
         self.memory[spot] = gpu.memory_free_mib
         self.size[spot] = gpu.memory_mib
@@ -74,13 +74,13 @@ class Board:
         self.label(gpu.labels, spot)
 
     def machine(self, state: NodeState) -> None:
-        """The node's CPU and RAM as they are now; its labels and links are as they were."""
+        """Set the node's present CPU and RAM; its labels and links stay."""
         number = self.place_of[state.name]
         self.cpu[number], self.ram[number] = _known(state.cpu_milli_free), _known(state.ram_mib_free)
         self.all_cpu[number] = _known(state.cpu_milli)
 
     def label(self, labels: Sequence[Label], spot: tuple[int, int]) -> None:
-        """What the GPU carries now."""
+        """Set the labels that the GPU carries now."""
         kept = {label for label in labels if label.kind == "exclusion"}
         self.exclusion[spot] = -1 if len(kept) > 1 else next((self._number(label) for label in kept), 0)
 
@@ -131,7 +131,7 @@ class Tables:
 
     @classmethod
     def of(cls, prices: Prices, board: Board) -> "Tables":
-        """Sums over the mix, so that a GPU's part in fragmentation is one look-up."""
+        """Compute sums over the mix, so that a GPU's part in fragmentation is one look-up."""
         kinds = [(kind, weight) for kind, weight in prices.weights if kind.gpu_count]
         ones = [(kind, weight) for kind, weight in kinds if kind.gpu_count == 1]
         cores, memories = _axis(kind.core for kind, _ in ones), _axis(kind.memory_mib for kind, _ in ones)
@@ -180,7 +180,7 @@ Class = tuple[int, int, tuple[str, ...]]
 
 
 def _several(kinds: Sequence[tuple[Type, int]], cpus: Int64, board: Board) -> tuple[Int64, list[Class]]:
-    """By class, CPU reached and GPUs that carry the class: the weight of its types."""
+    """Return the weight of each class's types by CPU reached and GPUs that carry the class, and the classes."""
     classes: dict[Class, int] = {}
     many = [(kind, weight) for kind, weight in kinds if 1 < kind.gpu_count <= board.width]
     for kind, _ in many:

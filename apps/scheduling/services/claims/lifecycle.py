@@ -67,7 +67,7 @@ class LimitBelowRequest(Invalid):
 
 
 def refuse_low_limit(request: int, limit: int) -> None:
-    """Raises LimitBelowRequest."""
+    """Refuse a limit below the request. Raises LimitBelowRequest."""
     if limit < request:
         raise LimitBelowRequest(
             f"core_limit {limit} is below core_request {request}: lower core_request too.",
@@ -138,7 +138,7 @@ def _refuse_endless_queue(tenant: Tenant) -> None:
 
 
 def _refuse_other_size(claim: Claim) -> None:
-    """Two sizes of one group are two groups, of which one would wait for members that never come."""
+    """Refuse a size that differs from the group's: one of the two would wait for members that never come."""
     if claim.group is None:
         return
     # The first member decides the size: the others wait until it is written.
@@ -156,7 +156,7 @@ def _refuse_other_size(claim: Claim) -> None:
 
 
 def refuse_impossible(claim: Claim) -> None:
-    """Raises ImpossibleClaim where the pool has GPUs and none could carry it even when empty."""
+    """Refuse a claim that no GPU of the pool could carry, even empty. Raises ImpossibleClaim."""
     if could_carry(claim.pool, request_of(claim)):
         return
     fleet = read_fleet(claim.pool)
@@ -170,7 +170,7 @@ def refuse_impossible(claim: Claim) -> None:
 
 
 def request_of(claim: Claim) -> Request:
-    """The claim as the core sees it."""
+    """Return the claim as the core's request."""
     labelled = claim.affinity is not None or claim.anti_affinity is not None or claim.exclusion is not None
     return Request(
         claim.gpu_count,
@@ -187,12 +187,12 @@ def request_of(claim: Claim) -> Request:
 
 
 def limits(row: Claim | Assignment) -> dict[str, int]:
-    """The three numbers that can be changed live."""
+    """Return the three amounts that can be changed live."""
     return {"core_request": row.core_request, "core_limit": row.core_limit, "memory_mib": row.memory_mib}
 
 
 def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
-    """The claim under its row lock. Raises PreconditionFailed."""
+    """Return the claim under its row lock. Raises PreconditionFailed."""
     claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=claim.pk)
     etags.check(claim.version, versions)
     return claim
@@ -237,7 +237,7 @@ def end_assignments(claim: Claim, **values: Any) -> bool:
 
 
 def raise_frames(node_ids: set[int]) -> None:
-    """The desired state of these nodes changed: number it anew in this transaction, push it after the commit."""
+    """Renumber the nodes' desired state in this transaction, and push it after the commit."""
     of_these = Node.objects.filter(pk__in=node_ids)
     if len(node_ids) > 1:
         # In key order: an UPDATE of many takes its locks in whatever order it finds them.

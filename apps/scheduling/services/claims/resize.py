@@ -139,7 +139,7 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
 
 
 def _refuse_reserved(claim: Claim, assignments: list[Assignment]) -> None:
-    """Raises NoRoom where the claim would take what a reservation will need before it ends."""
+    """Refuse what a reservation needs before the claim ends. Raises NoRoom."""
     keys = [assignment.gpu_id for assignment in assignments]
     if reserved := Guard(keys, now=timezone.now()).find_conflicts(claim):
         raise NoRoom(f"What is free on GPU {reserved[0]} is reserved.", gpu_uuid=reserved[0], reserved=True)
@@ -157,5 +157,5 @@ def _grown(assignment: Assignment, claim: Claim, *, owns: bool) -> tuple[int, in
 
 
 def _at_least(target: dict[str, int], charged: dict[str, int]) -> dict[str, int]:
-    """Nothing is given back before the agent has confirmed."""
+    """Return the greater of both: a refund waits until the agent has confirmed."""
     return {resource: max(amount, charged[resource]) for resource, amount in target.items()}
