@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #define RACERS 8
+/* The room that is left at the end, less than a context takes, went to a fourth one in every fifth race. */
+#define RACES 6
 
 static const char *accounting(void)
 {
@@ -225,7 +227,7 @@ static void test_racing_contexts(void)
     claim_make(&claim, limit, 100);
     for (int i = 0; i < RACERS; i++)
         steps_begin(&racers[i], &claim, "retain", "1", NULL);
-    for (double end = now_s() + 1.5; now_s() < end; pause_s(0.0005)) {
+    for (double end = now_s() + 0.7; now_s() < end; pause_s(0.0005)) {
         uint64_t now = gpu_memory_used() - before;
         worst = now > worst ? now : worst;
     }
@@ -289,7 +291,8 @@ static void test_accounting(void)
     test_dice();
     test_racing_dice();
     test_first_context();
-    test_racing_contexts();
+    for (int round = 0; round < RACES; round++)
+        test_racing_contexts();
     test_lowered();
     test_orphans();
 }

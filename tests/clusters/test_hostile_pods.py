@@ -130,5 +130,5 @@ def test_a_cluster_whose_credentials_cannot_be_used_holds_up_no_other(
     reach = lambda config: Client(config) if config is None else kube  # noqa: E731
     monkeypatch.setattr(sharepods, "Client", reach)
     call_command("sharepods", "--once")
-    assert "cluster a-odd cannot be looked at" in caplog.text
+    assert "cluster a-odd could not be reconciled" in caplog.text
     assert kube.told["mine"]["Phase"] == "Pending"

@@ -134,7 +134,7 @@ def test_a_node_that_falls_silent_takes_the_notice_back(cast: Cast, machine: Mac
     assert (claim.state, claim.idle_since, claim.idle_release_at) == ("active", None, None)
     row = AuditEvent.objects.get(action="claim.awake")
     assert row.after is not None
-    assert "not idleness" in row.after["why"]
+    assert "Too little was measured" in row.after["why"]
 
 
 def test_an_idle_claim_is_released_after_its_notice(cast: Cast, machine: Machine, clock: Clock) -> None:

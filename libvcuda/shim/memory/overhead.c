@@ -55,15 +55,22 @@ static CUresult reserve_first(int slot, uint64_t *reserved)
         if (open)
             return open;
         *reserved = account_take_room(slot, CONTEXT_MAX);
+        /* In this order: room comes back after the cost is known. What is left may be less than a context takes. */
+        uint64_t cost = load(hint);
+        if (cost) {
+            account_refund(slot, *reserved);
+            *reserved = cost;
+            return account_reserve(slot, cost);
+        }
         if (*reserved)
             return CUDA_SUCCESS;
+        if (shim_now() > give_up) {
+            *reserved = 1;
+            return account_reserve(slot, *reserved);
+        }
         vcuda_usage_reap_dead(shim.usage);
         struct timespec pause = {0, 1000000 + (long)(shim_now() % 3000000)};
         nanosleep(&pause, NULL);
-        if (load(hint) || shim_now() > give_up) {
-            *reserved = load(hint) ? load(hint) : 1;
-            return account_reserve(slot, *reserved);
-        }
     }
 }
 
@@ -115,13 +122,13 @@ CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint6
     int measured = !*cost;
     if (measured) {
         *cost = measured_context(slot, reserved);
-        __atomic_store_n(hint, *cost, __ATOMIC_RELAXED);
+        __atomic_store_n(hint, *cost, __ATOMIC_SEQ_CST);
     }
     __atomic_fetch_add(&gpu->context_base, *cost, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&shim_usage(slot)->context_bytes, *cost, __ATOMIC_SEQ_CST);
     account_refund(slot, reserved);
-    if (measured && account_over(slot)) {
+    if ((measured || reserved < *cost) && account_over(slot)) {
         __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
