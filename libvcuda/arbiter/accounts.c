@@ -1,9 +1,10 @@
-/* Accounts: what of a round's time each seat is charged, and what it takes along into the next. See round.h. */
+/* Accounts: the charge of each seat in a round, and the balance it carries into the next round. See round.h. */
 #include "round.h"
 
-/* What a claim is owed after the long kernels of others comes back over many rounds, at most half a round in each. */
+/* The largest credit of a claim that lost time to the long kernels of others. It is paid back over many rounds, at most
+ * half a round in each. */
 #define CARRY_MOST_NS (1000 * (int64_t)MS)
-/* A debt is worked off, however long the kernel that made it; but not for ever. */
+/* The largest debt of a claim. A debt is paid off over later rounds whatever kernel caused it, but it is bounded. */
 #define DEBT_MOST_NS (10000 * (int64_t)MS)
 #define OUTSIDE_MOST_NS (2000 * (int64_t)MS)
 
@@ -17,14 +18,14 @@ void round_charge(struct round *r, struct seat *s, uint64_t until)
     int64_t spent = until > r->frontier_ns ? (int64_t)(until - r->frontier_ns) : 0;
     int64_t own = lesser(spent, seat_main_left(s));
     int64_t bonus = lesser(spent - own, s->bonus_ns);
-    s->charged_ns += spent - bonus; /* what passes both its own and the bonus is overuse, and owed */
+    s->charged_ns += spent - bonus; /* Time beyond its own budget and the bonus is overuse, and becomes debt. */
     s->bonus_ns -= bonus;
     s->used_ns += spent;
     r->used_ns += spent;
     r->frontier_ns += (uint64_t)spent;
 }
 
-/* What went outside its turns, because it would not wait: owed, but not for ever. */
+/* Charge collectives that were launched outside of turns, up to the largest debt. */
 static void charge_outside(struct seat *s)
 {
     uint64_t grown = s->reading.outside_ns > s->outside_ns ? s->reading.outside_ns - s->outside_ns : 0;
@@ -45,8 +46,8 @@ static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
         s->carry_ns = lesser(0, s->carry_ns + earned);
     else
         s->carry_ns += share_of(lasted, s->usual_share);
-    /* What a claim did not want is not owed to it, but for one round's share: a program that works in bursts, and uses less
-     * than its share in all, gets through a burst about as quickly as alone. */
+    /* A claim is owed at most one round's share of the time that it did not want. So a program that works in bursts,
+     * and uses less than its share in total, gets through a burst about as quickly as alone. */
     if (s->idled || !seat_wants(s))
         s->carry_ns = lesser(s->carry_ns, share_of(r->length_ns, s->usual_share));
     s->carry_ns = lesser(s->carry_ns, CARRY_MOST_NS);
@@ -55,10 +56,11 @@ static void settle_seat(struct round *r, struct seat *s, uint64_t lasted)
     s->debt_ns = s->debt_ns < -DEBT_MOST_NS ? -DEBT_MOST_NS : s->debt_ns;
 }
 
-/* Time that was lost to nobody (the arbiter was late, say) would be owed to everyone, and nobody could pay it. */
+/* Cancel credit that every seat has: time that nobody used (because the arbiter was late, say) cannot be paid back to
+ * all. */
 static void forget_common_credit(struct round *r)
 {
-    double least = -1; /* of what is owed per share */
+    double least = -1; /* credit in relation to the share */
     for (int i = 0; i < r->n; i++) {
         const struct seat *s = &r->seat[i];
         if (!s->in_round || !s->share)
@@ -73,7 +75,8 @@ static void forget_common_credit(struct round *r)
             r->seat[i].carry_ns -= (int64_t)(least * r->seat[i].share);
 }
 
-/* Close the accounts of the round that ends now. Work that was not waited for shares the GPU with the turns of others. */
+/* Close the accounts of the round that ends now. Work that did not drain in time shares the GPU with the turns of
+ * others. */
 void round_settle(struct round *r, uint64_t now)
 {
     uint64_t lasted = now > r->began_ns ? now - r->began_ns : 0;

@@ -1,45 +1,49 @@
 /* Claims that run beside the turns of others. See round.h.
  *
- * A program that launches more slowly than the GPU works leaves most of a turn idle, and waits for nothing in all other turns:
- * with 30 % of the time it gets 30 % of what it reaches alone, though it needs no more than 22 % of the GPU. The driver's own
- * time slices serve it better: its kernels queue up while another has the GPU, and run without gaps in its slice. So:
+ * A program that launches more slowly than the GPU works leaves most of its turn idle, and has nothing in flight during
+ * all other turns: with 30 % of the time it reaches 30 % of its speed alone, though it needs no more than 22 % of the
+ * GPU. The driver's own time slices serve it better: its kernels queue up while another process has the GPU, and run
+ * without gaps in its slice. The steps are:
  *
- * 1. How well each claim uses its turns is looked at for a quarter of a second (the measured times of turns are nobody else's).
- * 2. One that uses less of the GPU than its share, even with all of it to itself, is let go: it follows its own limit, and
- *    only the others take turns. Where none or one of these is left, no turns are given at all.
- * 3. From then on everyone is watched. Who gets less than in turns, though that is less than its share, is harmed (a program
- *    that waits for each kernel waits for a whole slice of another's each time): turns begin again, and the next try comes
- *    later. So they do where one that was let go takes more than its share.
+ * 1. Measure for a quarter of a second how well each claim uses its turns (during a turn no other claim disturbs the
+ *    measurement).
+ * 2. Let go each claim that would use less of the GPU than its share even with the whole GPU to itself: it follows its
+ *    own limit, and only the others take turns. If at most one of the others is left, no turns are given at all.
+ * 3. Watch every claim from then on. A claim is harmed if it gets less than it got in turns, and less than its share (a
+ *    program that waits for each kernel waits for a whole slice of another process each time). Then turns begin again,
+ *    and the next attempt comes later. The same happens if a claim that was let go takes more than its share.
  *
- * Who understates its use is let go and gets what the driver's equal slices give; the agent's audit compares with NVML.
- */
+ * A claim that understates its use is let go and gets what the driver's equal slices give; the agent's audit compares
+ * with NVML. */
 #include "round.h"
 
-/* A claim that uses less of its turns than this is not limited by the GPU. */
+/* A claim that uses less than this part of its turns is not limited by the GPU. */
 #define DENSE_PERCENT 60
 #define DENSE_OVER_NS (250 * MS)
-#define DENSE_OVER_MOST_NS (1000 * MS) /* with kernels so long that none of them has ended yet */
+#define DENSE_OVER_MOST_NS (1000 * MS) /* if kernels are so long that none of them has ended yet */
 #define DENSE_LEAST_NS (20 * (int64_t)MS)
-/* One that pauses for longer than a turn is kept for it has many short turns; that much of them is enough to be let go. */
+/* A claim that pauses for longer than its turn is held for it has many short turns; this much use of them is enough to
+ * let it go. */
 #define LIGHT_LEAST_NS (4 * (int64_t)MS)
 /* A claim waits often if it waits in more than this part of the samples. */
 #define SYNC_PERCENT 30
-/* The time without turns before they are tried again, doubled each time. */
+/* The time without turns before they are tried again; doubled each time. */
 #define NO_TURNS_LEAST_NS (2000 * MS)
 #define NO_TURNS_MOST_NS (16000 * (int64_t)MS)
-/* The same for claims beside others: harm would be noticed. */
+/* The same for claims beside others. It is longer, as harm would be noticed. */
 #define BESIDE_LEAST_NS (8000 * MS)
 #define BESIDE_MOST_NS (64000 * (int64_t)MS)
-/* Harm is looked for over so long; so many windows in a row, as programs pause. */
+/* The length of a window in which harm is looked for. Several windows in a row must show it, as programs pause. */
 #define HARM_OVER_NS (250 * MS)
 #define HARM_PERCENT 88
 #define GREED_PERCENT 120
 #define GREED_MORE (SHARE_WHOLE / 50)
-/* Where nobody fills the GPU, who takes more takes it from nobody. */
+/* If no claim fills the GPU, a claim that takes more takes it from nobody. */
 #define GREED_MORE_SPARSE (SHARE_WHOLE / 10)
 #define HARM_WINDOWS 2
 
-/* What runs is measured when it ends, and what is not waited for takes from the turns of others. */
+/* Return 1 if the measurement is complete. Work is measured when it ends, and work that did not drain takes time from
+ * the turns of others. */
 static int can_judge(const struct round *r, uint64_t now)
 {
     uint64_t lasted = now - r->dense_since_ns;
@@ -66,21 +70,23 @@ static uint32_t part(int64_t of, uint64_t whole)
     return found < SHARE_WHOLE ? (uint32_t)found : SHARE_WHOLE;
 }
 
-/* 0: a process of the claim has ended, and took its times along. */
+/* Add up the seat's use of its turns. Return 0 if a process of the claim has ended, as its times are then missing from
+ * the sum. */
 static int count_turns(struct seat *s)
 {
     uint64_t time = s->reading.gpu_time_ns;
     int whole = time >= s->turns_gpu_time_ns;
     uint64_t grown = time > s->turns_gpu_time_ns ? time - s->turns_gpu_time_ns : 0;
-    s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_MOST_NS ? grown : DENSE_OVER_MOST_NS); /* more is a lie */
+    s->dense_gpu_ns += (int64_t)(grown < DENSE_OVER_MOST_NS ? grown : DENSE_OVER_MOST_NS); /* more is forged */
     s->turns_gpu_time_ns = time;
     s->dense_used_ns += s->used_ns;
     return whole;
 }
 
-/* It needs less than its share: it leaves the GPU idle in its turns so often that it would with all of it to itself, or gives
- * turns back and comes nowhere near its share. It is not kept waiting by the GPU: beside others it would wait for a whole slice
- * of theirs each time. And it was not harmed by being let go a moment ago. */
+/* Return 1 if the claim needs less than its share: either it leaves the GPU idle in its turns so often that it would
+ * not need its share even alone, or it gives turns back and uses far less than its share. It must not wait for the GPU
+ * often: beside others it would wait for a whole slice of theirs each time. And letting it go must not have harmed
+ * anybody a moment ago. */
 static int is_light(const struct seat *s, uint32_t density, uint64_t lasted, uint64_t now)
 {
     int sparse = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
@@ -152,14 +158,15 @@ int beside_judge(struct round *r, uint64_t now)
     return 0;
 }
 
-/* What runs is measured when it ends: a kernel that is longer than the window says nothing. */
+/* Return 1 if the seat got less than it is due. Work is measured when it ends, so a kernel longer than the window is no
+ * evidence. */
 static int is_harmed(const struct round *r, const struct seat *s, uint32_t got)
 {
     uint32_t due = s->due < s->in_turns ? s->due : s->in_turns;
     return !s->rested && s->reading.last_end_ns > r->harm_since_ns && got * 100 < due * HARM_PERCENT;
 }
 
-/* One that was let go, and now wants more than it is due. */
+/* Return 1 if the seat was let go and now takes more than it is due. */
 static int is_greedy(const struct seat *s, uint32_t got)
 {
     uint32_t more = s->light ? GREED_MORE : GREED_MORE_SPARSE;

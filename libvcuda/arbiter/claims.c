@@ -17,7 +17,7 @@ static void claim_free_turns(struct claim *claim)
             vcuda_turns_set(claim->turns, i, VCUDA_TURN_FREE, 0);
 }
 
-/* The tenant may put another file in its place. A FIFO must not stop us, nor a link lead elsewhere. */
+/* Open the claim's usage page. The tenant may replace the file, so FIFOs and links are refused. */
 static void open_usage(int directory_fd, struct claim *claim)
 {
     char path[300];
@@ -38,7 +38,7 @@ static void open_usage(int directory_fd, struct claim *claim)
         __atomic_store_n(&claim->usage_fd, fd, __ATOMIC_RELEASE);
         return;
     }
-    /* The number stays, so that a thread that is about to read from it reads the new file. */
+    /* The descriptor's number stays the same, so that a thread that is about to read from it reads the new file. */
     dup3(fd, claim->usage_fd, O_CLOEXEC);
     close(fd);
 }
@@ -46,7 +46,7 @@ static void open_usage(int directory_fd, struct claim *claim)
 static int map_pages(int directory_fd, struct claim *claim)
 {
     char path[400];
-    /* The pages library takes paths; this one leads through the directory that is open. */
+    /* The pages library takes paths; this one leads through the open directory. */
     snprintf(path, sizeof path, "/proc/self/fd/%d/%s/" VCUDA_LIMITS_FILE, directory_fd, claim->name);
     int error = vcuda_limits_open(path, 0, &claim->limits);
     if (error)
@@ -58,12 +58,12 @@ static int map_pages(int directory_fd, struct claim *claim)
     return error;
 }
 
-/* A directory that is being made has no page yet, so this is tried again at every scan. */
+/* Map the claim's pages. A directory that is being created has no page yet, so every scan tries again. */
 static int adopt(int directory_fd, struct claim *claim)
 {
     int error = map_pages(directory_fd, claim);
     if (!error) {
-        /* Where an arbiter before us gave turns, none are given until we know better. */
+        /* Undo turns that an earlier arbiter gave. */
         claim_free_turns(claim);
         vcuda_turns_heartbeat(claim->turns);
         return 1;
@@ -116,7 +116,7 @@ static struct claim *find(struct claim *claims, const char *name, ino_t inode)
     return claims;
 }
 
-/* Claims that the last scan did not see are gone. */
+/* Remove the claims that the last scan did not see. */
 static int forget_gone(struct claim **claims)
 {
     int changed = 0;

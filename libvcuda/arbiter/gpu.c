@@ -1,5 +1,5 @@
-/* See gpu.h. A thread reads what its claims' processes say, lets the round decide, writes the turns, and sleeps until the
- * round wants to see more. The main thread only tells it who is there. */
+/* See gpu.h. Each thread reads the usage of its claims' processes, lets the round decide, writes the turns, and sleeps
+ * until the round wants to read again. The main thread only passes it the list of claims. */
 #include "gpu.h"
 
 #include "round.h"
@@ -12,20 +12,22 @@
 #include <time.h>
 
 #define ALIVE_NS 500000000ull
-/* Nothing to arbitrate: fewer than two claims. */
+/* The sleep while fewer than two claims use the GPU. */
 #define IDLE_NS 50000000ull
-/* Nobody is there to have a turn. Whoever comes needs as long for a context, and follows its own limit until it is seen. */
+/* The sleep while no process is attached. A new process takes as long to create its context, and follows its own limit
+ * until it is seen. */
 #define DESERTED_NS 200000000ull
-/* A turn that is over, and whose work should have ended so long ago: has its holder been stopped? */
+/* The delay after which a turn's holder is suspected to be stopped: its turn is over, and its work should have
+ * ended. */
 #define STOPPED_LATE_NS 3000000ull
 #define LOOK_EVERY_NS 5000000ull
 
 struct place {
     struct claim *claim;
-    uint32_t index; /* of the GPU in the claim's pages */
+    uint32_t index; /* index of the GPU in the claim's pages */
 };
 
-/* The target of a seat's `claim`: where to read and write, and what was written last. */
+/* The target of a seat's `claim`: where to read and write, and the values written last. */
 struct desk {
     struct place at;
     struct vcuda_limit limit;
@@ -41,13 +43,13 @@ struct gpu {
     pthread_t thread;
     int started;
     pthread_mutex_t lock;
-    /* Behind the lock: who should sit; each holds a reference. */
+    /* Protected by the lock: the claims that should have a seat; each holds a reference. */
     struct place guests[ROUND_SEATS];
     int guests_n;
     uint32_t version; /* raised when the guests change */
     uint64_t alive_ns;
-    uint64_t looked_ns; /* for stopped processes */
-    struct round round; /* the thread's own */
+    uint64_t looked_ns; /* last look for stopped processes */
+    struct round round; /* used by the thread alone */
 };
 
 static struct gpu *gpus;
@@ -107,7 +109,7 @@ static void reseat(struct gpu *gpu)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-/* The limits may change at any time; a page that is being written keeps the terms of before. */
+/* Read the limits again, as they may change at any time. While a page is being written, the terms read before stay. */
 static void refresh_terms(struct round *r, uint64_t now)
 {
     r->native = 0;
@@ -131,14 +133,15 @@ static void read_all(struct round *r)
 {
     for (int i = 0; i < r->n; i++) {
         const struct desk *desk = r->seat[i].claim;
-        /* While a turn drains, only the end of the holder's work is waited for. */
+        /* While a turn drains, only the end of the holder's work matters. */
         if (r->phase == ROUND_DRAINING && i != r->holder)
             continue;
         claim_read(desk->at.claim, desk->at.index, &r->seat[i].reading);
     }
 }
 
-/* Whose work should have ended, but does not: and who was seen stopped before, as it may go on. */
+/* Look for stopped processes among claims whose work should have ended, and among those seen stopped before, as they
+ * may have continued. */
 static void look_for_stopped(struct gpu *gpu, uint64_t now)
 {
     struct round *r = &gpu->round;
@@ -169,7 +172,7 @@ static void publish(struct round *r, uint64_t now)
         if (desk->share != s->share)
             __atomic_store_n(&turn->share, s->share, __ATOMIC_RELAXED);
         if (desk->ends_ns != VCUDA_TURN_FREE && s->ends_ns && s->ends_ns < desk->ends_ns)
-            /* The same turn, but shorter: nobody is to be woken, and it is no new one. */
+            /* The same turn, but shorter: nobody needs to be woken, and the turn's number stays. */
             __atomic_store_n(&turn->ends_ns, s->ends_ns, __ATOMIC_SEQ_CST);
         else if (desk->ends_ns != s->ends_ns || desk->starts_ns != s->starts_ns)
             vcuda_turns_set(desk->at.claim->turns, desk->at.index, s->ends_ns, s->starts_ns);
@@ -237,7 +240,8 @@ static struct gpu *gpu_of(const uint8_t uuid[16], uint64_t round_ns)
     return gpus = gpu;
 }
 
-/* Who has an open slot of this GPU. Claims beyond the last seat stay without turns, under their own limits. */
+/* Find the claims that have an open slot of this GPU. Claims beyond the last seat stay without turns, under their own
+ * limits. */
 static int find_guests(struct claim *claims, const uint8_t uuid[16], struct place *guests)
 {
     struct vcuda_limit limit;

@@ -4,7 +4,7 @@
 
 #include "claims.h"
 
-/* Give every GPU's thread the claims that have an open slot of it, and start threads for GPUs that now have several. */
+/* Pass every GPU's thread the claims that have an open slot of it, and start threads for GPUs that now have several. */
 void gpus_seat(struct claim *claims, uint64_t round_ns);
 /* Return 1 if every thread has worked within the last half second. */
 int gpus_alive(void);

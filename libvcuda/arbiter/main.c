@@ -1,7 +1,7 @@
 /* vcuda-arbiter: one per node. It gives the claims that want the same GPU exclusive turns on it.
  *
- * The main thread looks for claims, hears of deaths, and says every 100 ms to every claim that the arbiter lives; where it
- * falls silent, libvcuda goes back to each claim's own limit within a second. */
+ * The main thread scans for claims, handles the ends of processes, and writes a heartbeat to every claim every 100 ms.
+ * If the heartbeat stops, libvcuda returns to each claim's own limit within a second. */
 #include "gpu.h"
 
 #include <errno.h>
@@ -18,9 +18,11 @@
 #include <unistd.h>
 
 enum { EXIT_USAGE = 2, EXIT_TAKEN = 3 };
-/* A tenth of what libvcuda takes for silence, so that a busy machine does not make us look dead. */
+/* A tenth of the age at which libvcuda takes a heartbeat for stale, so that a busy machine does not make the arbiter
+ * look dead. */
 #define BEAT_NS 100000000ull
-/* With no process anywhere: nobody listens to the beat, and who comes is seen before it has a context. */
+/* The interval while there are no processes: none reads the heartbeat, and a new one is seen before it has a
+ * context. */
 #define DESERTED_BEAT_NS 250000000ull
 #define ROUND_MS 50u
 #define ROUND_LEAST_MS 10u
@@ -73,7 +75,7 @@ static void default_lock_file(struct options *o)
     snprintf(o->lock_file, sizeof o->lock_file, "%.*s.arbiter.lock", (int)length, o->directory);
 }
 
-/* -1: go on; else the exit status. */
+/* Return -1 to continue, else the exit status. */
 static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
@@ -103,7 +105,7 @@ static int parse_options(int argc, char **argv, struct options *o)
     return -1;
 }
 
-/* Held until the process ends, however it does. */
+/* Take the lock that ensures a single arbiter. It is released when the process ends, however it ends. */
 static int take_lock(const char *path)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -117,8 +119,9 @@ static int take_lock(const char *path)
     return EXIT_TAKEN;
 }
 
-/* A page that was truncated under us. Its own directory is to be read-only to a tenant, but one who can write there must not
- * end the turns of everyone else: an empty page takes its place, in which no GPU has an open slot. */
+/* Handle SIGBUS from a page that was truncated while mapped. Its directory should be read-only for a tenant, but a
+ * tenant who can write there must not end the turns of everyone else: an empty page, in which no GPU has an open slot,
+ * replaces it. */
 static void replace_page(int signal, siginfo_t *info, void *context)
 {
     (void)context;
@@ -137,14 +140,14 @@ static void survive_truncation(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-/* Signals and deaths come through one epoll set; a NULL pointer means a signal. */
+/* Create the epoll set for signals and ends of processes; a NULL pointer means a signal. */
 static int make_epoll(void)
 {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
-    /* Before any thread starts: they inherit it. */
+    /* Before any thread starts: threads inherit the mask. */
     sigprocmask(SIG_BLOCK, &signals, NULL);
     int fd = epoll_create1(EPOLL_CLOEXEC), signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     struct epoll_event event = {.events = EPOLLIN};
@@ -154,13 +157,13 @@ static int make_epoll(void)
 static void beat(struct claim *claims)
 {
     if (!gpus_alive())
-        return; /* a thread hangs: better that libvcuda goes its own way */
+        return; /* a thread hangs: without a heartbeat libvcuda follows each claim's own limit */
     for (struct claim *claim = claims; claim; claim = claim->next)
         if (claim->limits)
             vcuda_turns_heartbeat(claim->turns);
 }
 
-/* Returns 1 once a signal came. */
+/* Handle events until then. Return 1 once a signal came. */
 static int listen_until(int epoll_fd, uint64_t until)
 {
     struct epoll_event events[16];

@@ -1,7 +1,7 @@
-/* Deaths of tenants' processes. A killed process leaves work in flight in its slot that never ends; its turn must be over at
- * once. A pidfd for each live slot says when that is, also for processes of containers: those are found on the node by their
- * pid namespace and their pid in it. Where none is found (the arbiter itself runs in a container), a dead process's slot
- * counts until the agent clears it, or the arbiter gives up waiting for it. */
+/* Ends of tenants' processes. A killed process leaves work in flight in its slot that never ends; its turn must be over
+ * at once. A pidfd for each live slot reports that. Processes in containers are found on the node by their pid
+ * namespace and their pid in it. If a process is not found (the arbiter itself runs in a container), its slot counts
+ * after its end until the agent clears it, or until the arbiter gives up waiting for it. */
 #include "claims.h"
 
 #include <ctype.h>
@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Walking through /proc costs milliseconds on a full node, and a tenant may forge slots that are never found. */
+/* Reading /proc costs milliseconds on a full node, and a tenant may forge slots whose process is never found. */
 #define SEARCH_EVERY_NS 1000000000ull
 
 static void forget(struct watched *w)
@@ -24,7 +24,7 @@ static void forget(struct watched *w)
     __atomic_store_n(&w->pid, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&w->stopped, 0, __ATOMIC_RELEASE);
     if (w->pidfd >= 0)
-        close(w->pidfd); /* which takes it out of the epoll set too */
+        close(w->pidfd); /* this also removes it from the epoll set */
     w->pidfd = -1;
 }
 
@@ -40,7 +40,7 @@ void process_ended(struct watched *w)
     forget(w);
 }
 
-/* Watch the process that has this pid here and, to tell it from one that got the same pid later, this start time. */
+/* Watch the process with this pid on the node. The start time tells it from a later process with the same pid. */
 static int watch(struct watched *w, uint32_t pid, int epoll_fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = w};
@@ -55,7 +55,8 @@ static int watch(struct watched *w, uint32_t pid, int epoll_fd)
     return 1;
 }
 
-/* Stopped by SIGSTOP or a debugger: the third field of /proc/PID/stat, behind a name that may hold anything. */
+/* Return 1 if SIGSTOP or a debugger stopped the process: the third field of /proc/PID/stat, after a name that may
+ * contain any character. */
 static int is_stopped(uint32_t pid)
 {
     char path[32], text[512];
@@ -90,7 +91,7 @@ static uint64_t pidns_of(const char *pid)
     return stat(path, &st) == 0 ? (uint32_t)st.st_ino : 0;
 }
 
-/* The pid in its innermost namespace. */
+/* Return the pid in the process's innermost namespace. */
 static uint32_t inner_pid(const char *pid)
 {
     char path[300], line[256];
@@ -137,7 +138,7 @@ static void search(struct claim *claims, int epoll_fd)
         closedir(proc);
 }
 
-/* Returns 1 for a process that is to be searched for. */
+/* Register the slot's process. Return 1 if /proc must be searched for it. */
 static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int epoll_fd)
 {
     if (w->owner != owner || w->start_time != start_time) {
@@ -154,7 +155,8 @@ static int notice(struct watched *w, uint64_t owner, uint64_t start_time, int ep
     return owner && w->pidfd < 0 && w->dead != owner;
 }
 
-/* Whoever saw it stopped may not look again: the claim may have left that GPU. */
+/* Notice that a stopped process continues. The thread that saw it stopped may not look again, as the claim may have
+ * left that GPU. */
 static void see_continued(struct watched *w)
 {
     if (__atomic_load_n(&w->stopped, __ATOMIC_ACQUIRE) && !is_stopped(__atomic_load_n(&w->pid, __ATOMIC_ACQUIRE)))

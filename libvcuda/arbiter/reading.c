@@ -1,4 +1,5 @@
-/* Reading of usage pages with pread: a page that its tenant truncates then reads short, where a mapping would kill us. */
+/* Reading of usage pages with pread: if its tenant truncates a page, the read is short, while access to a mapping would
+ * kill the arbiter. */
 #include "claims.h"
 
 #include <string.h>
@@ -39,7 +40,7 @@ int claim_slot(const struct claim *claim, uint32_t slot, uint64_t *owner, uint64
     return pages_is_process(words[0]) && words[1] != 0;
 }
 
-/* A time that lies ahead is a lie. */
+/* Return 0 instead of a time that lies in the future, as it is forged. */
 static uint64_t past(uint64_t time, uint64_t now)
 {
     return time <= now ? time : 0;
@@ -49,7 +50,7 @@ static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t
 {
     uint64_t now = pages_clock(CLOCK_MONOTONIC);
     uint64_t end = past(use->last_end_ns, now), launch = past(use->last_launch_ns, now);
-    /* One that is stopped launches nothing, and does not see the end of what it has launched. */
+    /* A stopped process launches nothing, and does not see the end of what it has launched. */
     sum->inflight_ns += stopped ? 0 : least(use->inflight_ns, READING_MOST_NS);
     sum->last_end_ns = end > sum->last_end_ns ? end : sum->last_end_ns;
     sum->last_launch_ns = launch > sum->last_launch_ns ? launch : sum->last_launch_ns;
@@ -63,7 +64,7 @@ static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t
 
 void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out)
 {
-    /* From the slot's begin to the end of this GPU's numbers. */
+    /* From the beginning of the slot to the end of this GPU's numbers. */
     size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
     struct vcuda_process process;
     uint64_t turn = __atomic_load_n(&claim->turns->turn[gpu_index].number, __ATOMIC_RELAXED);

@@ -1,5 +1,5 @@
-/* What a claim's processes say of themselves on one GPU. The tenant writes it, so every number may be forged: a reading is
- * bounded here, and nothing is decided by it that costs others more than the claim's own share. */
+/* The usage of a claim's processes on one GPU, as they report it. The tenant writes it, so every number may be forged:
+ * each reading is bounded here, and no decision based on it costs others more than the claim's own share. */
 #ifndef ARBITER_READING_H
 #define ARBITER_READING_H
 
@@ -9,11 +9,11 @@ struct reading {
     uint64_t inflight_ns;    /* at most READING_MOST_NS a process */
     uint64_t last_end_ns;    /* never later than the reading */
     uint64_t last_launch_ns; /* never later than the reading */
-    uint64_t gpu_time_ns;    /* only its growth means something */
+    uint64_t gpu_time_ns;    /* only its growth is meaningful */
     uint64_t outside_ns;     /* likewise: launched outside of turns, as predicted */
-    uint32_t processes;      /* that live, as far as they say so */
+    uint32_t processes;      /* live processes that report themselves */
     uint32_t waiting;        /* processes with threads that wait */
-    uint32_t syncing;        /* processes with threads that wait for the GPU to be done */
+    uint32_t syncing;        /* processes with threads that wait for the GPU to finish */
     int yielded;             /* the rest of the present turn is of no use: nothing fits any more */
 };
 

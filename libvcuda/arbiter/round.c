@@ -1,33 +1,33 @@
-/* Rounds: when turns are given at all, and who may use how much of each. See round.h. */
+/* Rounds: when turns are given at all, and how much of each round a claim may use. See round.h. */
 #include "round.h"
 
 #include <string.h>
 
-/* Work seen so recently counts as a wish to go on: programs pause between steps. */
+/* A claim with work this recently stays active: programs pause between steps. */
 #define ACTIVE_NS (50 * MS)
-/* The longest drain of work of claims without turns before turns begin beside it. */
+/* The longest time to wait, before turns begin, for work launched without turns to drain. */
 #define START_DRAIN_NS (20 * MS)
 #define FREE_POLL_NS (10 * MS)
 #define FREE_IDLE_POLL_NS (50 * MS)
 #define WINDOW_NS (100 * MS)
-/* Turns begin when the claims together use so much, and end after a second below the lower mark: exclusive turns give up
- * the overlap by which the driver serves light claims better. */
+/* Turns begin when the claims together use this much, and end after a second below the lower mark: exclusive turns give
+ * up the overlap by which the driver serves light claims better. */
 #define HEAVY_USE 8000u
 #define LIGHT_USE 6000u
-/* Or when they so often wait for the GPU at the same time that it mostly switches between them: two programs that each wait
- * for every kernel of 0.1 ms get 21 % each side by side, of the 92 that one gets alone. */
+/* Turns also begin when the claims wait for the GPU at the same time so often that it mostly switches between them: two
+ * programs that each wait for every kernel of 0.1 ms get 21 % each side by side, while one gets 92 % alone. */
 #define CLASH 400u
 #define CLASH_USE 3000u
 #define LIGHT_FOR_NS (1000 * MS)
 #define ALONE_FOR_NS (500 * MS)
-/* Where everyone has used its turns to the end for so long, nobody gains from short rounds, and each switch costs. */
+/* If everyone has used its turns to the end for this long, short rounds help nobody, and each switch costs time. */
 #define STEADY_NS (500 * MS)
 #define STEADY_ROUNDS 2
-/* A program that waits for its kernels pauses for less. */
+/* The longest pause of a program that waits for its kernels. */
 #define STEADY_PAUSE_NS (1 * MS)
-/* While turns are given this is looked at every millisecond; whoever was away for so long knows nothing of who used what. */
+/* While turns are given the round steps every millisecond. After a gap this long the record of use is incomplete. */
 #define AWAY_NS (100 * MS)
-/* Best-effort work in flight, where somebody may come who goes before it. */
+/* The depth of best-effort work in flight while a claim of higher priority may want the GPU. */
 #define DEPTH_BEST_EFFORT_NS (MS / 2)
 
 void round_init(struct round *r, uint64_t length_ns)
@@ -61,7 +61,7 @@ void round_leave(struct round *r, int index)
     r->n--;
     r->steady_since_ns = 0;
     if (r->holder == index)
-        r->phase = ROUND_GAP; /* its turn is over, and nothing of it is waited for */
+        r->phase = ROUND_GAP; /* its turn is over, and the work in it is not waited for */
     r->holder = after_leaving(r->holder, index);
     r->first = after_leaving(r->first, index);
     r->next = r->next > index ? r->next - 1 : r->next;
@@ -110,7 +110,7 @@ int64_t seat_main_left(const struct seat *s)
     return s->in_round && s->budget_ns > s->charged_ns ? s->budget_ns - s->charged_ns : 0;
 }
 
-/* Return how much of this round's time the seat may still have, of its own share or of others'. */
+/* Return how much of this round's time the seat may still have, from its own share or from others'. */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now)
 {
     int64_t rest = (int64_t)(r->began_ns + r->span_ns) - (int64_t)now;
@@ -153,7 +153,8 @@ static int is_steady(struct round *r, uint64_t now)
     return now - r->steady_since_ns >= STEADY_NS;
 }
 
-/* A little late or early is made up for; after more than that, time is counted anew. */
+/* Return the length of the next round. A small deviation is corrected in it; after a larger one, time is counted
+ * anew. */
 static uint64_t next_span(const struct round *r, uint64_t length, uint64_t now)
 {
     int64_t late = (int64_t)(now - (r->began_ns + r->span_ns)), most = (int64_t)r->length_ns / 4;
@@ -210,7 +211,7 @@ void round_begin(struct round *r, uint64_t now)
     r->began_ns = now;
 }
 
-/* Over whole windows: how much of the GPU the claims say to have used together. */
+/* Measure over whole windows how much of the GPU the claims report to have used together. */
 static void measure(struct round *r, uint64_t now)
 {
     uint64_t lasted = now - r->window_ns, used = 0;
@@ -283,7 +284,7 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     for (int i = 0; i < r->n; i++) {
         waiting += r->seat[i].reading.waiting && r->seat[i].terms.limit;
         busy += r->seat[i].reading.syncing && r->seat[i].terms.limit;
-        free_seat(r, &r->seat[i]); /* a newcomer, or one whose limit moved */
+        free_seat(r, &r->seat[i]); /* a new claim, or one whose limit changed */
     }
     r->waits = waiting ? r->waits + 1 : 0;
     r->clash = r->clash - r->clash / 8 + (busy > 1 ? 125 : 0);

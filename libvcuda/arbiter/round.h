@@ -1,15 +1,16 @@
-/* The arbiter's decisions about one GPU, pure: readings and the clock go in, turns come out.
+/* The arbiter's decisions about one GPU. Pure: the inputs are readings and the clock, the outputs are turns.
  *
- * A seat is one claim on the GPU. Whoever drives the round sets each seat's `terms` and `reading`, calls round_step, writes
- * what the seats' `ends_ns`, `starts_ns` and `share` say to the claims' pages, reads again, and calls again when the step
- * asked for it. Readings must be younger than what was last written: a turn is closed, then seen to be drained.
+ * A seat is one claim on the GPU. The driver of the round sets each seat's `terms` and `reading`, calls round_step,
+ * writes the seats' `ends_ns`, `starts_ns` and `share` to the claims' pages, reads again, and calls again at the time
+ * that the step returned. Readings must be younger than the last write: a turn is closed first, then its drain is
+ * observed.
  *
- * Accounts. A round lasts `length_ns` of wall time. At its begin the claims that are active are given shares; a seat's
- * budget is share * length + carry. A turn is charged from the moment the GPU was drained of the one before to the moment it
- * is drained of this one, so that switching is paid by whoever comes. At the round's end
- * carry += share * (what the round really lasted) - charged: whoever overran pays in the next rounds, whoever was kept
- * waiting is given back, at most half a round in each. Time that others left over is not charged, but counts towards the limit.
- */
+ * Accounts. A round lasts `length_ns` of wall time. When it begins, the active claims are given shares; a seat's budget
+ * is share * length + carry. A turn is charged from the moment at which the GPU was drained of the previous turn to the
+ * moment at which it is drained of this one, so the next holder pays for the switch. At the end of the round carry +=
+ * share * (the actual length of the round) - charged: a seat that overran pays in the next rounds, and a seat that
+ * waited is compensated, by at most half a round in each. Time left over by others is not charged, but counts towards
+ * the limit. */
 #ifndef ARBITER_ROUND_H
 #define ARBITER_ROUND_H
 
@@ -21,48 +22,48 @@
 
 enum round_phase {
     ROUND_FREE,     /* no turns are given: each claim follows its own limit */
-    ROUND_STARTING, /* all are closed; what they have in flight drains */
+    ROUND_STARTING, /* all are closed; their work in flight drains */
     ROUND_HOLDING,
     ROUND_DRAINING,
-    ROUND_GAP, /* nobody may or wants to use the GPU now */
+    ROUND_GAP, /* no claim may or wants to use the GPU now */
 };
 
 struct seat {
-    void *claim; /* the driver's own */
-    /* Set by the driver. */
+    void *claim; /* opaque to the round */
+    /* Set by the driver of the round. */
     struct share_terms terms;
     struct reading reading;
-    /* For the driver to write to the claim's page. */
+    /* Outputs: the driver writes them to the claim's page. */
     uint64_t ends_ns, starts_ns;
     uint32_t share;
     uint64_t depth_ns;
     uint32_t usual_share; /* when it was last active */
-    /* The rest is round.c's and turn.c's. */
+    /* The rest belongs to round.c and turn.c. */
     int in_round; /* was active when the round began */
-    int stray;    /* did not drain in time: stays closed until it did, and nobody waits for it */
+    int stray;    /* did not drain in time: stays closed until it drained, and nobody waits for it */
     int beside;   /* follows its own limit while others take turns: see beside.c */
-    int idled;    /* gave its turn back: what it did not use is not owed to it */
+    int idled;    /* gave its turn back: time it did not use is not owed to it */
     int stops;    /* turns in a row in which it waited, but launched nothing */
-    int stopped;  /* too many of them: no more of this round for it */
+    int stopped;  /* too many such turns: no more turns in this round */
     int64_t carry_ns, budget_ns, charged_ns;
     int64_t debt_ns;        /* below zero: used more than its limit in earlier rounds */
     int64_t used_ns;        /* in this round, charged or not */
-    int64_t bonus_ns;       /* how much of the present turn is time that others left */
+    int64_t bonus_ns;       /* the part of the present turn that others left over */
     uint64_t idle_since_ns; /* 0 while it wants the GPU */
-    uint64_t paused_ns;     /* how long it did not want the GPU before it wanted it now */
-    uint64_t hold_ns;       /* for how long it may idle in its turn; learnt from what it did before */
+    uint64_t paused_ns;     /* length of its last pause before it wanted the GPU again */
+    uint64_t hold_ns;       /* how long it may idle in its turn; learnt from its earlier pauses */
     uint64_t seen_gpu_time_ns;
-    uint64_t turns_gpu_time_ns;          /* when the round began */
-    int64_t dense_used_ns, dense_gpu_ns; /* since dense_since_ns: of its turns, and what it used of them */
+    uint64_t turns_gpu_time_ns;          /* at the beginning of the round */
+    int64_t dense_used_ns, dense_gpu_ns; /* since dense_since_ns: the length of its turns, and its use of them */
     uint32_t in_turns;                   /* the share of the GPU that it got in turns, when they were last judged */
     uint32_t due;                        /* its share then */
-    uint32_t looks, syncs;               /* since dense_since_ns: how often it was looked at, and waited for the GPU */
+    uint32_t looks, syncs;               /* since dense_since_ns: samples, and samples in which it waited for the GPU */
     int light;                           /* needs less than its share: may be let go */
-    int let_go;                          /* beside others, or without turns as all are */
+    int let_go;                          /* runs beside others, or without turns as all do */
     uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
     uint64_t harm_gpu_time_ns; /* at harm_since_ns */
-    int rested, harmed;  /* did not want the GPU at some time since; windows in a row in which it got too little */
-    uint64_t outside_ns; /* of its reading, as charged */
+    int rested, harmed;        /* since then: was inactive at some time; windows in a row in which it got too little */
+    uint64_t outside_ns;       /* the reading's value that was charged last */
 };
 
 struct round {
@@ -72,40 +73,39 @@ struct round {
     int phase;
     int n;
     int holder, next; /* seats; `next` is where the search for the next holder begins */
-    int first;        /* who comes before that; NOBODY mostly */
+    int first;        /* takes the next turn before all others; mostly NOBODY */
     uint32_t clash;   /* thousandths of the latest readings without turns in which several claims waited for the GPU */
     int waits;        /* steps in a row in which a claim without turns waited for its own limit */
     uint64_t began_ns;
-    uint64_t
-        span_ns; /* how long this one is to last: what the one before overran is taken off, so that rounds keep time */
-    uint64_t frontier_ns; /* up to where the GPU's time was charged */
+    uint64_t span_ns;     /* planned length: less the overrun of the previous round, so that rounds keep time */
+    uint64_t frontier_ns; /* the GPU's time is charged up to this moment */
     uint64_t turn_began_ns;
     uint64_t busy_ns;                  /* when the holder was last seen to use its turn */
     uint64_t closed_ns;                /* when the turn was closed */
     uint64_t drained_by_ns;            /* by its own prediction */
-    uint64_t progress_ns, progress_of; /* when what it has in flight last changed, and to what */
+    uint64_t progress_ns, progress_of; /* when the holder's work in flight last changed, and its value then */
     int64_t used_ns, debt_ns;          /* of all seats, against the ceiling */
-    uint64_t window_ns;                /* begin of the window over which use is measured */
-    uint32_t use;                      /* of the last whole window, hundredths of a percent */
-    /* When last several claims were active, one used its whole turn, all together used much of the GPU. */
+    uint64_t window_ns;                /* beginning of the window over which use is measured */
+    uint32_t use;                      /* in the last whole window, hundredths of a percent */
+    /* The last time at which several claims were active; one used its whole turn; all together used much of the GPU. */
     uint64_t crowded_ns, hungry_ns, heavy_ns;
-    uint64_t dense_since_ns; /* begin of the time over which the use of turns is looked at */
+    uint64_t dense_since_ns; /* beginning of the time over which the use of turns is judged */
     uint64_t no_turns_until_ns, no_turns_for_ns;
-    int free_active;          /* how many there were then */
-    uint64_t harm_since_ns;   /* begin of the time over which harm is looked for; 0: it is not */
-    uint64_t stepped_ns;      /* when this was last looked at */
-    int is_cut;               /* ends before everyone had its turn, as somebody's terms changed */
-    uint64_t steady_since_ns; /* nobody came, left or paused, and no terms changed since */
+    int free_active;          /* the number of active claims then */
+    uint64_t harm_since_ns;   /* beginning of the window in which harm is looked for; 0: none */
+    uint64_t stepped_ns;      /* the last step */
+    int is_cut;               /* ends before everyone had its turn, because terms changed */
+    uint64_t steady_since_ns; /* no claim came, left or paused, and no terms changed since */
     struct seat seat[ROUND_SEATS];
 };
 
 void round_init(struct round *r, uint64_t length_ns);
-/* Take a seat; NULL: all are taken. Its pages stay as they are until the next step. */
+/* Take a seat; NULL if all are taken. Its pages stay unchanged until the next step. */
 struct seat *round_sit(struct round *r, void *claim);
 void round_leave(struct round *r, int index);
-/* Somebody's terms changed: a long round ends as soon as a usual one. */
+/* Note that a claim's terms changed: a long round then ends as soon as a usual one. */
 void round_disturb(struct round *r, uint64_t now);
-/* Decide; returns when to read and call again. */
+/* Decide; return when to read and call again. */
 uint64_t round_step(struct round *r, uint64_t now);
 
 /* ---- between round.c (rounds), accounts.c and turn.c (one turn after the other) ---- */
@@ -118,26 +118,27 @@ static inline int64_t share_of(uint64_t ns, uint32_t share)
 {
     return (int64_t)(ns * share / SHARE_WHOLE);
 }
-/* Shorter turns are all switching; who is owed less is given it with what the next rounds add. */
+/* The shortest turn, as shorter ones are mostly switching. A smaller budget is added to that of the next rounds. */
 #define TURN_LEAST_NS (2 * MS)
 
 int seat_is_active(const struct seat *s, uint64_t now); /* has work, or had some a moment ago */
-int seat_wants(const struct seat *s);                   /* a turn */
+int seat_wants(const struct seat *s);                   /* wants a turn */
 int64_t seat_main_left(const struct seat *s);
 int seat_arrived(const struct seat *s); /* wants the GPU, but has no share in this round */
 int64_t round_allowance(const struct round *r, const struct seat *s, uint64_t now);
 void round_begin(struct round *r, uint64_t now);
-/* Others may have the GPU in between what this seat launches now. */
+/* Return 1 if other claims may have the GPU between launches of this seat. */
 int round_is_contended(const struct round *r, int index);
-/* Best-effort work runs, and a claim that comes before it may want the GPU at any moment. */
+/* Return 1 if best-effort work runs while a claim of higher priority may want the GPU at any moment. */
 int round_is_watchful(const struct round *r);
 
 /* ---- beside.c ---- */
-/* How well turns are used is looked at from now on. */
+/* Start to judge the use of turns from now on. */
 void round_judge_anew(struct round *r, uint64_t now);
-/* At a round's begin: let claims go that are better off beside the others. 1: nobody needs turns now. */
+/* At the beginning of a round: let claims go that are better off beside the others. Return 1 if no claim needs turns
+ * now. */
 int beside_judge(struct round *r, uint64_t now);
-/* While some run beside others: 1 where that is to end. */
+/* While some claims run beside others: return 1 if that must end. */
 int beside_watch(struct round *r, uint64_t now);
 
 /* ---- */
@@ -146,7 +147,7 @@ uint32_t seat_most(const struct round *r, const struct seat *s); /* by its limit
 void round_charge(struct round *r, struct seat *s, uint64_t until);
 /* Close the accounts of the round that ends now. */
 void round_settle(struct round *r, uint64_t now);
-/* It wants the GPU again, after `paused_ns`. */
+/* Learn from a pause of `paused_ns` how long to hold the seat's turn. */
 void turn_learn_pause(struct seat *s);
 uint64_t turn_advance(struct round *r, uint64_t now);
 uint64_t turn_hold(struct round *r, uint64_t now);

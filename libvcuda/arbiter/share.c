@@ -1,5 +1,5 @@
-/* See share.h. The level is found by going through the claims in the order in which they fill up: whoever is full leaves
- * what remains to the others, and the first who does not fill up has met the level of everyone after it. */
+/* See share.h. The level is found by visiting the claims in the order in which they fill up: a claim that is full
+ * leaves the rest to the others, and the first one that does not fill up marks the level of all after it. */
 #include "share.h"
 
 struct vessel {
@@ -22,7 +22,7 @@ void share_terms_of(const struct vcuda_limit *limit, struct share_terms *terms)
         return;
     switch ((enum vcuda_policy)limit->policy) {
     case VCUDA_POLICY_BURST:
-    case VCUDA_POLICY_NATIVE: /* no turns: gpu.c */
+    case VCUDA_POLICY_NATIVE: /* no turns: see gpu.c */
         break;
     case VCUDA_POLICY_FIXED:
         terms->limit = terms->guarantee;
@@ -74,7 +74,7 @@ static void pour(struct vessel *vessels, uint32_t n, uint64_t amount, uint32_t *
         shares[vessels[i].claim] += (uint32_t)(amount * vessels[i].weight / weights);
 }
 
-/* One tier; returns what is left of the amount. */
+/* Fill one tier; return what is left of the amount. */
 static uint64_t fill_tier(const struct share_terms *claims, uint32_t n, uint32_t tier, uint64_t amount,
                           uint32_t *shares)
 {

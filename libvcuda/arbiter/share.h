@@ -9,7 +9,7 @@
 #define SHARE_WHOLE 10000u
 #define SHARE_MAX_CLAIMS 256u
 
-/* A claim's terms: its limits as its policy reads them. */
+/* A claim's terms: its limits as interpreted by its policy. */
 struct share_terms {
     uint32_t guarantee;
     uint32_t limit; /* 0: paused */
@@ -20,7 +20,7 @@ struct share_terms {
 
 #pragma GCC visibility push(default)
 
-/* The terms of a claim that demands everything. */
+/* Compute the terms of a claim with full demand. */
 void share_terms_of(const struct vcuda_limit *limit, struct share_terms *terms);
 
 /* Fill `shares` for n <= SHARE_MAX_CLAIMS claims whose sum may reach `ceiling`. With lo = min(guarantee, demand) and

@@ -1,36 +1,37 @@
-/* Turns: who holds the GPU next, until when, and when its turn is really over. See round.h. */
+/* Turns: the next holder of the GPU, the end of its turn, and the moment at which its work has drained. See round.h. */
 #include "round.h"
 
-/* A holder that neither runs nor wants anything for so long gives its turn back. A program that waits for each kernel goes on
- * within a millisecond: with 0.2 ms for everyone such a one got 3 % instead of 50. One that pauses for longer after each
- * burst would idle the GPU for nothing, so its hold is halved each time down to the least. */
+/* A holder that neither runs nor wants anything for this long gives its turn back. A program that waits for each kernel
+ * continues within a millisecond: with 0.2 ms for everyone such a program got 3 % instead of 50. A program that pauses
+ * for longer after each burst would leave the GPU idle, so its hold is halved each time down to the least. */
 #define HOLD_MOST_NS (1 * MS)
 #define HOLD_LEAST_NS (MS / 4)
-/* A process that waits but launches nothing for so long is stopped, or its page is forged. */
+/* A process that waits but launches nothing for this long is stopped, or its page is forged. */
 #define IDLE_WAIT_NS (5 * MS)
-/* On a busy machine an honest one may be late too: only after so many turns without a launch it loses the rest of a round. */
+/* On a busy machine an honest process may be late too: it loses the rest of a round only after this many turns without
+ * a launch. */
 #define STOPS_MOST 3
-/* Near the end of a turn, work that does not fit any more will not be launched: nothing to wait for. */
+/* Near the end of a turn, work that no longer fits is not launched, so there is nothing to wait for. */
 #define TAIL_NS (3 * MS)
-/* A sleeping thread needs 140 to 160 us to wake; a timer set so much ahead is punctual. */
+/* A sleeping thread needs 140 to 160 us to wake; a timer that is set this much earlier is punctual. */
 #define WAKE_EARLY_NS (300000ull)
 #define HOLD_POLL_NS (500000ull)
 #define IDLE_POLL_NS (100000ull)
 #define DRAIN_POLL_NS (10000ull)
 /* A lone holder's next turn is given before it stops launching for the end of this one. */
 #define EXTEND_EARLY_NS (4 * MS)
-/* Who paused so long and comes back with some of its share left may come before its place. */
+/* A claim that paused for this long, and returns with some of its share left, may come before its place. */
 #define BOOST_PAUSE_NS (2 * MS)
-/* A claim that came may end another's turn only after this: less would be all switching. */
+/* A claim that arrived may end another's turn only after this time: shorter turns would be mostly switching. */
 #define HELD_LEAST_NS (2 * MS)
-/* Work in flight that does not change for so long, or does not end for so much longer, is not waited for. */
+/* Work in flight is no longer waited for if it did not change for STALL_NS, or did not end for STALL_MOST_NS. */
 #define STALL_NS (1000 * MS)
 #define STALL_MOST_NS (5000 * MS)
-/* A turn that took so long to drain says nothing of how turns are used. */
+/* A turn that took this long to drain is no evidence of how turns are used. */
 #define LONG_DRAIN_NS (100 * MS)
-/* The watcher of a process sees the end of its work with so much delay at most; an older end is not believed. */
+/* A process's watcher sees the end of its work with at most this delay; an older end is not believed. */
 #define END_DELAY_NS (1 * MS)
-/* The arbiter's own lateness is not charged to whoever comes next; a switch takes about 0.2 ms. */
+/* The arbiter's own lateness is not charged to the next holder; a switch takes about 0.2 ms. */
 #define SWITCH_MOST_NS (1 * MS)
 
 static int may_have_main(const struct seat *s)
@@ -43,7 +44,7 @@ static int may_have_bonus(const struct round *r, const struct seat *s, uint64_t 
     return seat_wants(s) && round_allowance(r, s, now) >= (int64_t)TURN_LEAST_NS;
 }
 
-/* Work that was much longer than its turn is still paid for. */
+/* Return 1 if the seat still pays for work that was much longer than its turn. */
 static int is_debtor(const struct round *r, const struct seat *s)
 {
     return s->carry_ns < -(int64_t)r->length_ns / 4;
@@ -57,7 +58,7 @@ void turn_learn_pause(struct seat *s)
         s->hold_ns = s->hold_ns / 2 > HOLD_LEAST_NS ? s->hold_ns / 2 : HOLD_LEAST_NS;
 }
 
-/* The share of the time that is left over which the seat gets now: by weight among those of its tier who may have some. */
+/* Return the seat's part of the time that is left over, by weight among the seats of its tier that may have some. */
 static int64_t bonus_of(const struct round *r, const struct seat *s, uint64_t now)
 {
     uint64_t weights = 0, rest = r->began_ns + r->span_ns - now;
@@ -70,7 +71,8 @@ static int64_t bonus_of(const struct round *r, const struct seat *s, uint64_t no
     return fair < most ? fair : most;
 }
 
-/* In which order the kinds of turns are given: its own share (0), time left over (1), time left over to debtors (2). */
+/* Return 1 if the seat may have a turn of this kind. Kinds are given in the order: own share (0), time left over (1),
+ * time left over to debtors (2). */
 static int may_have(const struct round *r, const struct seat *s, int kind, uint64_t now)
 {
     if (kind == 0)
@@ -78,7 +80,8 @@ static int may_have(const struct round *r, const struct seat *s, int kind, uint6
     return may_have_bonus(r, s, now) && is_debtor(r, s) == (kind == 2);
 }
 
-/* Who comes next; `bonus` says whether what it gets is time that others left. Tier 1 gets what tier 0 does not want. */
+/* Return the next holder; `bonus` is set if it gets time that others left over. Tier 1 gets what tier 0 does not
+ * want. */
 static int pick(const struct round *r, uint64_t now, int *bonus)
 {
     if (r->first != NOBODY && may_have_main(&r->seat[r->first])) {
@@ -106,7 +109,7 @@ static int others_want(const struct round *r, int holder, uint64_t now)
     return 0;
 }
 
-/* Tell those who come later when to expect their turn. */
+/* Write to the later seats when to expect their turn. */
 static void announce(struct round *r)
 {
     uint64_t at = r->seat[r->holder].ends_ns, over = r->began_ns + r->span_ns;
@@ -181,7 +184,7 @@ uint64_t turn_advance(struct round *r, uint64_t now)
 
 uint64_t turn_gap(struct round *r, uint64_t now)
 {
-    r->frontier_ns = now; /* idle time is nobody's */
+    r->frontier_ns = now; /* idle time is not charged */
     return turn_advance(r, now);
 }
 
@@ -221,14 +224,14 @@ static int displaced(struct round *r, uint64_t now)
         if (!displaces(r, &r->seat[i], holder, now))
             continue;
         r->first = i;
-        /* Whoever is interrupted goes on after that. */
+        /* The interrupted holder continues after that. */
         r->next = r->holder;
         return 1;
     }
     return 0;
 }
 
-/* Time was left over, but now somebody has a right to it: the turn shrinks to the holder's own share. */
+/* Shrink the turn to the holder's own share if another seat now has a right to the time that was left over. */
 static void take_bonus_back(struct round *r, uint64_t now)
 {
     struct seat *holder = &r->seat[r->holder];
@@ -255,7 +258,8 @@ static int anybody_else(const struct round *r, int holder)
     return 0;
 }
 
-/* Nobody else wants the GPU: the accounts are closed now, as if it were drained, and the holder goes on in a new turn. */
+/* Continue a lone holder in a new turn: no other seat wants the GPU, so the accounts are closed now as if it were
+ * drained. */
 static int extend(struct round *r, uint64_t now, uint64_t *next)
 {
     int k = r->holder;
@@ -317,7 +321,8 @@ uint64_t turn_hold(struct round *r, uint64_t now)
     return hold_until(r, now);
 }
 
-/* 0: not over. Otherwise the moment at which the holder's work was over, as it says itself where that can be. */
+/* Return the moment at which the holder's work was over, as its process reported it where possible; 0 if it is not
+ * over. */
 static uint64_t drained_at(const struct round *r, const struct seat *s, uint64_t now)
 {
     uint64_t end = s->reading.last_end_ns;
@@ -326,7 +331,7 @@ static uint64_t drained_at(const struct round *r, const struct seat *s, uint64_t
     return end > r->turn_began_ns && end <= now && end + END_DELAY_NS > r->busy_ns ? end : now;
 }
 
-/* Work that does not end must not hold up the others for ever: a hung kernel, or a lie. */
+/* Return 1 if the work does not end (a hung kernel, or a forged page), so that it cannot block the others for ever. */
 static int is_stalled(struct round *r, const struct seat *s, uint64_t now)
 {
     if (s->reading.inflight_ns != r->progress_of) {
@@ -340,7 +345,7 @@ static uint64_t drain_poll(const struct round *r, uint64_t now)
 {
     uint64_t late = now > r->drained_by_ns ? now - r->drained_by_ns : 0;
     uint64_t early = r->drained_by_ns > now ? r->drained_by_ns - now : 0;
-    /* More is predicted to be in flight than is: bursts are admitted as a whole. */
+    /* The prediction of work in flight is too high, as bursts are admitted as a whole. */
     if (early > WAKE_EARLY_NS)
         return now + (early - WAKE_EARLY_NS < HOLD_POLL_NS ? early - WAKE_EARLY_NS : HOLD_POLL_NS);
     return now + (late < 2 * MS ? DRAIN_POLL_NS : late < 20 * MS ? 10 * DRAIN_POLL_NS : MS);

@@ -1,14 +1,14 @@
-/* Bursts: how the launches of a stream are bracketed by events, and which get none. See meter.c. */
+/* Bursts: how the launches of a stream are bracketed by events, and which launches get none. See meter.c. */
 #include "lane.h"
 
 #define BURST_LAUNCHES 64
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
 #define BURST_TICKS 300000
-/* Without a limit nobody waits for the numbers: fewer events. */
+/* Without a limit the numbers are not urgent, so there are fewer events. */
 #define BURST_TICKS_UNLIMITED 500000
-/* Most launches get no events; they are charged as predicted. Between two bursts of a claim with a limit there are a tenth of
- * a millisecond of them at most: a program that waits for each of its short kernels would pay more for the events of each than
- * for the kernel. */
+/* Most launches get no events; they are charged as predicted. Between two bursts of a claim with a limit, they add up
+ * to a tenth of a millisecond at most. Otherwise a program that waits for each of its short kernels would pay more for
+ * the events of each kernel than for the kernel. */
 #define SKIP_MOST 24
 #define SKIP_NS 100000
 #define SKIP_UNLIMITED_NS 1000000
@@ -49,7 +49,7 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     struct origin *origin = origin_of(lane->context);
     struct vcuda_gpu_usage *usage = shim_usage(lane->slot);
     uint64_t now = shim_now(), ticks = shim_ticks();
-    /* All that was launched is known to be done, or should be. */
+    /* All launched work is known to be done, or should be. */
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
     lane->now =
@@ -82,7 +82,7 @@ static uint64_t take_others(struct meter_lane *lane)
     return __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED);
 }
 
-/* It was opened, but nothing was launched, or nothing can be measured. */
+/* Drop an open burst in which nothing was launched, or nothing can be measured. */
 static void drop_burst(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
@@ -95,13 +95,13 @@ static void drop_burst(struct meter_lane *lane)
     lane_set_open(lane, 0);
 }
 
-/* From a half to one and a half of `most`, by what time it is. */
+/* Return between a half and one and a half of `most`, depending on the clock. */
 static uint32_t thrown(uint32_t most, uint64_t ticks)
 {
     return most / 2 + (uint32_t)((ticks * 0x9e3779b97f4a7c15ull >> 32) * most >> 32);
 }
 
-/* The burst that ends was one of short launches. */
+/* Let the next launches go without events if the burst that ends had short launches. */
 static void give_skips(struct meter_lane *lane, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
@@ -115,14 +115,15 @@ static void give_skips(struct meter_lane *lane, uint64_t ticks)
     if (!lane->skip_given)
         return;
     __atomic_store_n(&lane->skipping_since_ns, burst->closed_ns, __ATOMIC_RELAXED);
-    /* Under a limit it is reckoned with at once, whether it will be launched or not. */
+    /* Under a limit it counts as in flight at once, whether it will be launched or not. */
     __atomic_store_n(&lane->skip_counted_ns, unlimited ? 0 : work_ns, __ATOMIC_RELAXED);
     inflight_add(lane->slot, lane->skip_counted_ns);
     __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
 }
 
-/* Set the end event. While there is no room for the burst it just goes on; without an event it is never measured. */
+/* Close the burst with its end event. While there is no room for it, it continues; without an event it is never
+ * measured. */
 void meter_close(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
@@ -144,10 +145,10 @@ void meter_close(struct meter_lane *lane)
         return;
     }
     lane_note_queue(lane, lane->free_at, ticks);
-    /* Nobody knows when a kernel ends that was not measured before: the next burst gets a start event. */
+    /* The end of a kernel that was not measured before cannot be predicted: the next burst gets a start event. */
     if (lane->now.alone)
         lane_set_free_at(lane, ticks);
-    /* What it was admitted for and did not launch is no longer in flight; what others launched is. */
+    /* The part of its admission that it did not launch is no longer in flight; launches by others are. */
     uint64_t others = take_others(lane);
     if (lane->left_ns > 0)
         inflight_less(lane->slot, (uint64_t)lane->left_ns);
@@ -161,8 +162,8 @@ void meter_close(struct meter_lane *lane)
     watcher_poke();
 }
 
-/* Work that others launched while the lane was taken is covered by the owner's burst. Where it has none, because it only probed
- * or closed one, that work gets an end event of its own: nobody else would ever see that it is done. */
+/* Cover work that others launched while the lane was taken by the owner's burst. If there is no burst, because the
+ * owner only probed or closed one, that work gets an end event of its own: otherwise its end would never be seen. */
 void meter_cover_others(struct meter_lane *lane)
 {
     if (lane->open || !lane->context || !__atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE))

@@ -1,17 +1,18 @@
-/* Credit: a limit of p percent gives p nanoseconds of GPU time per hundred of wall time.
+/* Credit: a limit of p percent gives p nanoseconds of GPU time per hundred nanoseconds of wall time.
  *
- * The bucket lies in the usage page, so the processes of a claim share one limit. Launched work is predicted and counted as
- * in flight; a launch goes when credit minus everything in flight is above zero, and what the work really took is taken from
- * the credit afterwards, below zero if need be: a kernel of 300 ms at 30 % buys 700 ms of silence. Once the bucket was dry,
- * launches wait until a whole quantum is there (hysteresis), so that the GPU gets work in pieces worth starting.
- */
+ * The bucket lies in the usage page, so the processes of a claim share one limit. Launched work is predicted and
+ * counted as in flight. A launch may start while credit minus everything in flight is above zero. The measured time is
+ * taken from the credit afterwards, below zero if need be: a kernel of 300 ms at 30 % is followed by 700 ms without
+ * launches. Once the bucket was dry, launches wait until it holds a whole quantum (hysteresis), so that the GPU gets
+ * work in pieces worth starting. */
 #include "credit.h"
 
-/* 5 ms: as long as the longest kernel for which a change must be in force in 100 ms; smaller ones cost idle gaps. */
+/* 5 ms: the longest kernel for which a change must be in force within 100 ms; smaller quanta cost idle gaps. */
 #define QUANTUM_NS 5000000ll
-/* Who wakes sooner would take the credit every time; so the process that launched last leaves so much to one that waits. */
+/* The process that wakes first would take the credit every time, so the process that launched last leaves this much to
+ * one that waits. */
 #define AFTER_YOU_NS 2500000ll
-/* Four quanta: a wake-up that comes late (a busy machine: 10 ms and more) must not lose the credit of the meantime. */
+/* Four quanta: a late wake-up (10 ms and more on a busy machine) must not lose the credit of the meantime. */
 #define CREDIT_MAX_NS (4 * QUANTUM_NS)
 
 static int64_t load(const int64_t *word)
@@ -19,8 +20,8 @@ static int64_t load(const int64_t *word)
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
-/* Give the credit of the time since the last refill. Whoever moves the time on gives it; a process killed in between loses
- * the claim some microseconds. */
+/* Give the credit of the time since the last refill. The process that advances `refilled_ns` gives it; if that process
+ * is killed in between, the claim loses some microseconds. */
 static void refill(struct vcuda_bucket *bucket, uint32_t limit, int64_t inflight)
 {
     uint64_t now = shim_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
@@ -63,7 +64,7 @@ int credit_others_inflight(int slot)
     return 0;
 }
 
-/* Another process of the claim waits, and has launched nothing for longer than this one. */
+/* Return 1 if another process of the claim waits, and has launched nothing for longer than this one. */
 static int another_is_first(int slot)
 {
     uint64_t own = __atomic_load_n(&shim_usage(slot)->last_launch_ns, __ATOMIC_RELAXED);
@@ -91,7 +92,7 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     int64_t needed = dry && after ? QUANTUM_NS + AFTER_YOU_NS : QUANTUM_NS;
     *missing = needed - credit;
     if (dry ? credit < needed : credit <= 0) {
-        /* Waiting for a long kernel's end is not being dry, but where somebody else waits for the same credit. */
+        /* A bucket is not dry while a long kernel is waited for, unless another process waits for the same credit. */
         if (own <= 0 || inflight <= QUANTUM_NS || after)
             __atomic_store_n(&gpu->dry, 1, __ATOMIC_RELAXED);
         return 0;
@@ -101,8 +102,9 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     return credit;
 }
 
-/* Charge work that took `spent_ns` between start and end, but no moment of the GPU twice: streams and processes of the claim
- * overlap. What an interval leaves idle is there for the work of others in it, so the frontier moves by what was spent. */
+/* Charge work that took `spent_ns` between start and end. Streams and processes of the claim overlap, and no moment of
+ * the GPU is charged twice. Idle time within the interval may still be charged to other work in it, so `busy_until_ns`
+ * advances by the time spent. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];

@@ -4,14 +4,15 @@
 
 #include "shim.h"
 
-/* Predicted work of every live process of the claim that is not measured yet, ns. */
+/* Return the predicted work of all live processes of the claim that is not measured yet, ns. */
 uint64_t credit_inflight(int slot);
 /* Return 1 if another live process of the claim has work in flight. */
 int credit_others_inflight(int slot);
-/* Nanoseconds that may be launched now under a limit of so many percent; 0: none, and `*missing` until there is a quantum.
- * `beside_ns` of what is in flight is on other streams than the launch's, and so takes no time from it. */
+/* Return the nanoseconds that may be launched now under a limit in percent. If the result is 0, `*missing` is the time
+ * until there is a quantum. `beside_ns` is the part of the work in flight that is on other streams than the launch's,
+ * and so takes no time from it. */
 int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *missing);
-/* Finished work: the interval, and how much of it counts. `debit`: take it from the credit too. */
+/* Charge finished work: its interval, and the part of it that counts. `debit`: take it from the credit too. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit);
 
 #endif

@@ -1,45 +1,47 @@
 /* The GPU time of the kernels of a finished burst.
  *
- * Its events are further apart than that, for three reasons.
+ * The distance of its events is longer than that, for three reasons.
  *
- * The events themselves, where the burst has a start event of its own. On an idle stream the GPU passes the start event while
- * the host still makes the launch, so the host's time until the launch's return passes between the events, too, and about as
- * much as between two empty events. Behind other work all of it waits in the stream, the host's time does not count, and the
- * GPU needs longer from event to kernel to event. Measured on an H200, kernels of 0.6 to 31 us against CUPTI's durations, empty
- * events 1.28 us apart: (elapsed - host's time - duration) is 1.20 us on an idle stream, 0.6 right behind two events;
- * (elapsed - duration) is 2.2 us behind other work. Where every launch is another kernel, as in PyTorch's programs, the former is
- * 1.5 us: the value taken is in the middle.
+ * 1. The events themselves, if the burst has a start event of its own. On an idle stream the GPU passes the start event
+ *    while the host still makes the launch. So the distance includes the host's time until the launch returns, and
+ *    about as much as two empty events are apart. Behind other work, the whole burst waits in the stream: the host's
+ *    time does not count, and the GPU needs longer from event to kernel to event. Measured on an H200, kernels of 0.6
+ *    to 31 us against CUPTI's durations, empty events 1.28 us apart: (elapsed - host's time - duration) is 1.20 us on
+ *    an idle stream, 0.6 right behind two events; (elapsed - duration) is 2.2 us behind other work. If every launch is
+ *    another kernel, as in PyTorch's programs, the first figure is 1.5 us: the value used is in the middle.
  *
- * A kernel of a microsecond is over before its end event is handed over, which takes the host 1.2 to 3 us. The events are then
- * as far apart as the host's calls: a bound, and no measurement. Where the bound is low, it is taken for one of the shortest
- * kernels that there are; where not, the host was interrupted, and nothing is learned.
+ * A kernel of a microsecond is over before its end event is handed over, which takes the host 1.2 to 3 us. The events
+ * are then as far apart as the host's calls: an upper bound instead of a measurement. If the bound is low, the kernel
+ * is taken for one of the shortest that there are; if not, the host was interrupted, and nothing is learned.
  *
- * The GPU's own gap from one kernel to the next that waits behind it: 0.87 us where a kernel follows itself, 1.0 to 1.1 in
- * PyTorch's training (CUPTI, H200). No profiler calls that GPU time, and programs of small kernels would be charged a fifth too
- * much. It is taken to be in proportion to what empty events are apart, too.
+ * 2. The GPU's own gap from one kernel to the next that waits behind it: 0.87 us if a kernel follows itself, 1.0 to 1.1
+ *    in PyTorch's training (CUPTI, H200). Profilers do not count it as GPU time, and programs of small kernels would be
+ *    charged a fifth too much. It is taken to be proportional to the distance of empty events, too.
  *
- * Gaps between its launches, where the program launches more slowly than the GPU works. Predictions tell how long those were
- * (`idle_ns`), and the clock how much the GPU was behind when the burst began. A prediction that is too long hides gaps, and
- * learning from their time would confirm it for ever; so only such bursts teach that the GPU began after the program had closed
- * them: all of their launches were there from the beginning, and the whole time counts.
- */
+ * 3. Gaps between its launches, if the program launches more slowly than the GPU works. Predictions give the length of
+ *    those (`idle_ns`), and the clock gives how far the GPU was behind when the burst began. A prediction that is too
+ *    long hides gaps, and learning from their time would confirm it for ever. So predictions learn only from bursts
+ *    that the GPU began after the program had closed them: all of their launches were there from the beginning, and the
+ *    whole time counts. */
 #include "meter.h"
 
-/* How long after the call the GPU passes a start event on an idle stream, and how well our clock tells (origin.c). */
+/* The delay from the call until the GPU passes a start event on an idle stream, and the precision of our clock
+ * (origin.c). */
 #define IDLE_NS 1000.0
 #define CLOCK_NS 3000.0
-/* The GPU was so far behind the program that it is beyond doubt. */
+/* If the GPU was this far behind the program, the burst was certainly complete when it began. */
 #define BEHIND_NS 20000.0
-/* A launch that took longer loaded code, or was interrupted: nobody knows when it was submitted. */
+/* A launch that took longer loaded code or was interrupted, so the moment of its submission is unknown. */
 #define LAG_SURE_NS 20000.0
-/* Of what two empty events are apart; more than five microseconds was disturbed by another tenant's slice. */
+/* Parts of the distance of two empty events; a distance of more than five microseconds was disturbed by another
+ * tenant's slice. */
 #define EMPTY_MOST_NS 5000.0
 #define EMPTY_IDLE 1.06
 #define EMPTY_AFTER_ZERO 0.49
 #define EMPTY_BEHIND 1.72
 #define EMPTY_GAP 0.75
-/* An end event that came late is passed within so much of when it was handed over. Up to which bound it hides one of the
- * shortest kernels, and how long those take. */
+/* A late end event is passed within this time after it was handed over; up to this bound it hides one of the shortest
+ * kernels; and the time that those take. */
 #define EMPTY_LATE 1.0
 #define EMPTY_SHORT 2.5
 #define EMPTY_SHORTEST 0.75
@@ -66,7 +68,7 @@ static double events_take(const struct origin *origin, const struct meter_burst 
 {
     double lag = (double)burst->lag_ns, idle = empty_of(origin) * (burst->zero ? EMPTY_AFTER_ZERO : EMPTY_IDLE);
     *vague = lag > LAG_SURE_NS || waited < -LAG_SURE_NS;
-    /* The host was interrupted after it had handed the event over, before it looked at the clock. */
+    /* The host was interrupted after it had handed the event over, before it read the clock. */
     if (waited < -LAG_SURE_NS)
         return lag - waited + idle;
     if (waited < IDLE_NS + CLOCK_NS)
@@ -77,7 +79,8 @@ static double events_take(const struct origin *origin, const struct meter_burst 
     return (waited - IDLE_NS < lag ? lag - (waited - IDLE_NS) : 0) + idle;
 }
 
-/* One launch on an idle stream. Did the GPU wait for the end event? Then it took less than the events tell. */
+/* Correct the length of one launch on an idle stream: if the GPU waited for the end event, the kernel took less than
+ * the events show. */
 static double without_late_end(const struct origin *origin, const struct meter_burst *burst, double elapsed,
                                double length, int *vague)
 {
@@ -89,8 +92,9 @@ static double without_late_end(const struct origin *origin, const struct meter_b
     return *vague ? length : shortest;
 }
 
-/* How long had the stream nothing to do? By prediction, corrected by when the GPU really came to the burst: where that was later
- * than predicted, so much less; where it was earlier, what the least queue did not hide. */
+/* Return how long the stream had nothing to do: as predicted, corrected by the moment at which the GPU began the burst.
+ * If that was later than predicted, the difference is subtracted; if it was earlier, the part that the least queue did
+ * not hide is added. */
 static double idle_in(const struct meter_burst *burst, double begun)
 {
     double idle = (double)burst->idle_ns,
@@ -113,7 +117,7 @@ int duration_of(struct origin *origin, const struct meter_lane *lane, const stru
     double begun = end - length;
     double elapsed = length, waited = begun - (double)burst->started_ns;
     double added = burst->start ? events_take(origin, burst, waited, &out->vague) : duration_event_gap(origin);
-    /* The clock was not set yet: the start event waited, though it does not look so. */
+    /* The clock was not set yet: the start event waited, though its times do not show it. */
     out->vague |= length <= added;
     length -= length > added ? added : length;
     if (burst->alone && burst->start && waited < IDLE_NS + CLOCK_NS && !out->vague)

@@ -1,14 +1,14 @@
-/* The gate: may this process launch now, and how much?
+/* The gate decides whether this process may launch now, and how much.
  *
- * While no turns are given on the GPU, a claim follows its own limit: credit (credit.c), or nothing at all where it may use
- * everything. While several claims want the GPU, the arbiter gives them turns, and the turn decides alone: work may be
- * launched as far as it is predicted to end within the turn, and no more than a few milliseconds of it at a time, so that
- * the GPU is free soon after the turn's end. An arbiter that has died is not obeyed.
+ * While no turns are given on the GPU, a claim follows its own limit: credit (credit.c), or no limit at all if it may
+ * use everything. While several claims want the GPU, the arbiter gives them turns, and the turn alone decides: work may
+ * be launched as far as it is predicted to end within the turn, and no more than a few milliseconds of it at a time, so
+ * that the GPU is free soon after the turn's end. The turns of an arbiter that has died are ignored.
  *
- * Waiting is a futex wait on the limits page's `gen` (a changed limit ends it at once) or, for a turn, on the turns page's;
- * a wake-up of an idle processor takes longer than a switch should, so the last stretch before an expected turn is polled.
- * Whoever waits also retires what is finished, as the GPU is handed on when the account says that it is drained.
- */
+ * A launch waits with a futex on the limits page's `gen` (a changed limit ends the wait at once) or, for a turn, on the
+ * turns page's. Waking an idle processor takes longer than a switch should, so the last stretch before an expected turn
+ * is polled. A thread that waits also retires finished work, as the GPU is handed on when the usage page shows that it
+ * is drained. */
 #include "credit.h"
 #include "lane.h"
 
@@ -20,18 +20,19 @@
 
 /* The GPU time that one burst is admitted for, unless its first kernel needs more. */
 #define CHUNK_NS 1000000
-/* In flight within a turn: enough to keep the GPU busy while the host looks away, little enough to drain soon. */
+/* The work in flight within a turn: enough to keep the GPU busy while the host does something else, little enough to
+ * drain soon. */
 #define TURN_DEPTH_NS 2500000
-/* In flight without any limit while an arbiter may want the GPU for others. */
+/* The work in flight without any limit, while an arbiter may want the GPU for others. */
 #define FREE_DEPTH_NS 50000000
 #define WAIT_MIN_NS 50000ll
-/* Whoever waits for credit does not hear that turns are given from now on. */
+/* A thread that waits for credit is not woken when turns begin, so it looks again after this time. */
 #define WAIT_MAX_NS 20000000ll
-/* From how long before its expected beginning a turn is polled for, and how often. */
+/* A turn is polled for from this long before its expected beginning, at this interval. */
 #define POLL_AHEAD_NS 300000ll
 #define POLL_LATE_NS 3000000ll
 #define POLL_NS 8000
-/* The end of what is in flight is polled for from so long before it is due. */
+/* The end of work in flight is polled for from this long before it is due. */
 #define DRAIN_POLL_NS 12000
 #define DRAIN_AHEAD_NS 50000ll
 #define DRAIN_MAX_NS 1000000ll
@@ -49,7 +50,7 @@ void inflight_less(int slot, uint64_t ns)
         __atomic_fetch_sub(&shim_usage(slot)->inflight_ns, ns, __ATOMIC_SEQ_CST);
 }
 
-/* NULL where no arbiter has made the page yet. */
+/* Return the turns page; NULL if no arbiter has created it yet. */
 static const struct vcuda_turns *turns_page(void)
 {
     return __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE);
@@ -131,17 +132,17 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
         return 0;
     uint64_t inflight = credit_inflight(slot), left = ends - now;
     if (inflight == 0) {
-        /* A kernel as long as several turns must run one day: the first of a turn always goes, and is charged for. */
+        /* A kernel as long as several turns must run at some time: the first of a turn always goes, and is charged. */
         int first = __atomic_exchange_n(&gpu->turn_used, number, __ATOMIC_RELAXED) != number;
         if (first || left >= predicted / 2)
             return predicted > least(left, CHUNK_NS) ? predicted : least(left, CHUNK_NS);
         __atomic_store_n(&shim_usage(slot)->yielded, number, __ATOMIC_SEQ_CST);
         return 0;
     }
-    /* Half a kernel more or less evens out over the rounds. */
+    /* Deviations of half a kernel even out over the rounds. */
     if (inflight + predicted / 2 > left)
         return 0;
-    /* Never under two launches: the GPU must find the next one when it ends the first. */
+    /* Never less than two launches: the GPU must find the next one when it ends the first. */
     uint64_t depth = __atomic_load_n(&turn->depth_ns, __ATOMIC_RELAXED);
     depth = depth ? depth : TURN_DEPTH_NS;
     if (inflight + predicted > depth)
@@ -150,8 +151,9 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
     return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
 }
 
-/* What this process has in flight on other streams. Work on several streams overlaps, and each moment is charged once: to hold
- * one stream back until another's work is measured would make a program that overlaps its work half as fast. */
+/* Return the work that this process has in flight on other streams. Work on several streams overlaps, and each moment
+ * is charged once. If one stream had to wait until another's work is measured, a program that overlaps its work would
+ * run at half its speed. */
 static uint64_t beside(const struct meter_lane *lane)
 {
     uint64_t all = __atomic_load_n(&shim_usage(lane->slot)->inflight_ns, __ATOMIC_RELAXED), own = lane_inflight(lane);
@@ -179,8 +181,9 @@ static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, 
     return predicted > chunk ? predicted : chunk;
 }
 
-/* A kernel that waits for its peers on the claim's other GPUs leaves them spinning while it is held up: it goes, and what it
- * takes is owed. On a single GPU it has no peers under this claim. */
+/* Return 1 if a launch goes although it should wait: a kernel that waits for its peers on the claim's other GPUs leaves
+ * them spinning while it is held up. It goes, and its time is owed. On a single GPU it has no peers under this
+ * claim. */
 static int goes_anyway(int slot, int collective)
 {
     return collective && __atomic_load_n(&shim.gpus_open, __ATOMIC_RELAXED) > 1 &&
@@ -207,7 +210,7 @@ static void end_waiting(int slot, const struct waiting *w)
     prctl(PR_SET_TIMERSLACK, (unsigned long)(w->slack > 0 ? w->slack : 0), 0, 0, 0);
 }
 
-/* Until the turn comes, or what is in flight may have ended. */
+/* Wait until the turn comes, or until the work in flight may have ended. */
 static void wait_for_turn(int slot, uint32_t turns_gen)
 {
     const struct vcuda_turn *turn = &turns_page()->turn[slot];
@@ -219,12 +222,12 @@ static void wait_for_turn(int slot, uint32_t turns_gen)
         int64_t due = (int64_t)(gate_drained_at(slot) - shim_now()) - DRAIN_AHEAD_NS;
         doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
     } else if (shim_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
-        doze(POLL_NS); /* the turn may still be ours: what was just retired makes room in it */
+        doze(POLL_NS); /* the turn may still be ours, with room in it for the work that was just retired */
     else
         sleep_on(&turns_page()->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
 }
 
-/* Work in flight of a process that was killed would hold everyone else back. */
+/* Clear slots of processes that were killed: their work in flight would hold everyone else back. */
 static void look_for_dead(struct waiting *w)
 {
     uint64_t now = shim_now();
@@ -234,7 +237,7 @@ static void look_for_dead(struct waiting *w)
     }
 }
 
-/* A collective that goes while the turn is another's: the arbiter charges it by this. */
+/* Record a collective that goes during another claim's turn: the arbiter charges it by this counter. */
 static void note_outside(int slot, uint64_t turn, uint64_t predicted)
 {
     if (turn != VCUDA_TURN_FREE && turn < shim_now())
@@ -273,7 +276,8 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
             continue;
         }
         begin_waiting(slot, w);
-        /* Nothing is measured any more when the process ends, so what is in flight stays: no end to this waiting. */
+        /* Nothing is measured any more when the process ends, so its work in flight stays: waiting for it would never
+         * end. */
         if (__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
             inflight_add(slot, out->allowance_ns = predicted);
             return CUDA_SUCCESS;
@@ -281,7 +285,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
         if (turns) {
             wait_for_turn(slot, turns_gen);
         } else {
-            /* The charge of a moment ago changes what is missing. */
+            /* Work that was charged a moment ago changes what is missing. */
             meter_retire();
             if (!limit_allows(lane, predicted, &w->missing))
                 sleep_on(&shim.limits->gen, gen, w->missing);
@@ -293,7 +297,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
 CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int collective, struct admission *out)
 {
     struct waiting w = {0};
-    int error = errno; /* the program's own; a library must not change it on a call that succeeds */
+    int error = errno; /* the program's own errno; a library must not change it on a call that succeeds */
     CUresult result = admit(lane, predicted_ns, collective, out, &w);
     end_waiting(lane->slot, &w);
     errno = error;

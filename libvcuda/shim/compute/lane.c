@@ -1,4 +1,4 @@
-/* Lanes: one per stream, found by the launching thread, filled by it, emptied by whoever retires. */
+/* Lanes: one per stream. The launching thread finds and fills it; any thread that retires empties it. */
 #include "lane.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static int is_of(const struct meter_lane *lane, CUcontext context, CUstream stre
     return lane->context == context && lane->stream == stream && lane->thread == thread;
 }
 
-/* Where each lane was last found: a hint, so a lost or stale one costs a search, and nothing needs a lock. */
+/* The last position of each lane. It is a hint: a lost or stale one costs a search, so it needs no lock. */
 _Static_assert(LANES == 1024, "the upper twelve bits of a key name one of 4 * LANES hints");
 static struct meter_lane *hints[4 * LANES];
 
@@ -55,7 +55,7 @@ static struct meter_lane *find(CUcontext context, CUstream stream, uint64_t thre
     return lane;
 }
 
-/* A program that makes and destroys streams for ever must not fill the table: take over a lane with nothing in it. */
+/* Take over an empty lane: a program that creates and destroys streams for ever must not fill the table. */
 static struct meter_lane *recycle(void)
 {
     for (uint32_t i = 0; i < LANES; i++) {
@@ -132,7 +132,7 @@ uint64_t lane_inflight(const struct meter_lane *lane)
     return sum;
 }
 
-/* Forget everything in it without asking the driver about its events: they are gone or about to be. */
+/* Forget everything in the lane without asking the driver about its events: they are gone or about to be. */
 void lane_clear(struct meter_lane *lane)
 {
     uint64_t counted = lane->open ? lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) : 0;
@@ -152,7 +152,8 @@ void lane_clear(struct meter_lane *lane)
     lane->skipped_ns = 0;
 }
 
-/* In a forked child: memory of the parent's lanes is abandoned, not freed; a lock in it may be held for ever. */
+/* In a forked child: abandon the memory of the parent's lanes instead of freeing it, as a lock in it may be held for
+ * ever. */
 void lane_forget_all(void)
 {
     memset(lanes, 0, sizeof lanes);

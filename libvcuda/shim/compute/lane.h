@@ -12,7 +12,7 @@ extern uint32_t lane_count;
 /* The lane into which this thread launched last. */
 extern _Thread_local struct meter_lane *meter_last;
 
-/* The driver's names for the two default streams, made one name each. */
+/* Map the driver's several names for the two default streams to one name each. */
 static inline CUstream lane_stream(CUstream stream, int per_thread)
 {
     if (!stream && per_thread)
@@ -20,7 +20,7 @@ static inline CUstream lane_stream(CUstream stream, int per_thread)
     return stream == CU_STREAM_LEGACY ? NULL : stream;
 }
 struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create);
-/* Its stream is what its handle means in this thread: not so for another thread's own default stream. */
+/* Return 1 if the stream's handle means that stream in this thread; another thread's own default stream is not near. */
 int lane_is_near(const struct meter_lane *lane);
 /* Try to own the launching side. */
 static inline int lane_take(struct meter_lane *lane)
@@ -31,12 +31,12 @@ static inline void lane_leave(struct meter_lane *lane)
 {
     __atomic_store_n(&lane->busy, 0, __ATOMIC_RELEASE);
 }
-/* The i-th of the table; NULL after the last. */
+/* Return the i-th lane of the table; NULL after the last. */
 static inline struct meter_lane *lane_at(uint32_t i)
 {
     return i < LANES ? __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE) : NULL;
 }
-/* These two are the owner's, but the watcher looks at them before it takes a lane. */
+/* These two belong to the owner, but the watcher reads them before it takes a lane. */
 static inline void lane_set_open(struct meter_lane *lane, int open)
 {
     __atomic_store_n(&lane->open, open, __ATOMIC_RELAXED);
@@ -45,7 +45,7 @@ static inline void lane_set_free_at(struct meter_lane *lane, uint64_t ticks)
 {
     __atomic_store_n(&lane->free_at, ticks, __ATOMIC_RELAXED);
 }
-/* Something is put into the stream now, and can begin at `next` by prediction. */
+/* Note a launch that enters the stream now, and can begin at `next` by prediction. */
 static inline void lane_note_queue(struct meter_lane *lane, uint64_t next, uint64_t ticks)
 {
     uint64_t queued = next > ticks ? next - ticks : 0;
@@ -54,7 +54,7 @@ static inline void lane_note_queue(struct meter_lane *lane, uint64_t next, uint6
     if (queued < lane->now.least_ns)
         lane->now.least_ns = queued;
 }
-uint64_t lane_inflight(const struct meter_lane *lane); /* predicted, closed and not yet retired; ns */
+uint64_t lane_inflight(const struct meter_lane *lane); /* closed and not yet retired, as predicted; ns */
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

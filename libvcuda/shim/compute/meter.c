@@ -1,19 +1,19 @@
-/* The launching side of the meter: what each launch passes through.
+/* The launching side of the meter, which every launch passes through.
  *
  * Launches of a stream are bracketed by timing events in bursts. A burst is admitted as a whole (gate.c): for about a
- * millisecond of predicted work, which stands in the usage page as in flight from that moment on; so the launches after its
- * first need neither the clock nor a shared word that others write. It ends when that work is launched, after 64 launches or
- * 0.3 ms, when its turn was closed, and where the program is about to wait for the stream. It begins where the last one ended
- * while the stream has work, and with an event of its own where the stream should have run dry.
+ * millisecond of predicted work, which stands in the usage page as in flight from that moment on. So the launches after
+ * its first need neither the clock nor a shared word that others write. A burst ends when that work is launched, after
+ * 64 launches or 0.3 ms, when its turn was closed, and when the program is about to wait for the stream. It begins at
+ * the end of the previous one while the stream has work, and with an event of its own if the stream should have run
+ * dry.
  *
- * A program that launches more slowly than the GPU works leaves gaps inside a burst. Predictions tell how long they were:
- * the time from when the stream should have been done until the next launch. They are taken off what the events measure.
+ * A program that launches more slowly than the GPU works leaves gaps inside a burst. Predictions give their length: the
+ * time from when the stream should have been done until the next launch. They are subtracted from the measured time.
  *
  * Nothing is ever recorded into a stream that is being captured, and such launches never wait.
  *
- * No lock: a lane belongs to the thread that is launching into it; another thread that launches into the same stream at the
- * same moment adds its work to the lane's "other" counters, and the owner's next end event covers it.
- */
+ * No lock: a lane belongs to the thread that is launching into it. Another thread that launches into the same stream at
+ * the same moment adds its work to the lane's "other" counters, and the owner's next end event covers it. */
 #include "lane.h"
 
 #define TAKE_TRIES 10000
@@ -29,14 +29,15 @@ int meter_capturing(CUstream stream, int per_thread)
     return result != CUDA_SUCCESS || status != CU_CAPTURE_NONE;
 }
 
-/* Nothing stands in the way of launching right away: the open burst has room, in the same turn, under the same limits. */
+/* Return 1 if the launch may go right away: the open burst has room, in the same turn, under the same limits. */
 static int goes_on(const struct meter_ticket *t, const struct meter_lane *lane)
 {
     return lane->open && t->known && (int64_t)t->predicted_ns <= lane->left_ns && lane->left &&
            __atomic_load_n(lane->turn_word, __ATOMIC_SEQ_CST) == lane->turn;
 }
 
-/* Charged as predicted. Two threads that skip at once may lose one of two launches. */
+/* Return 1 if the launch needs no events: it is charged as predicted. Two threads that skip at once may lose one of two
+ * launches. */
 static int skips(const struct meter_ticket *t, struct meter_lane *lane)
 {
     uint32_t left = __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
@@ -77,7 +78,7 @@ CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, co
     return begin_slow(t, stream, per_thread, kernel, blocks, 1);
 }
 
-/* The GPU's slot if launches there are metered at all; < 0: `*result` is the launch's answer. */
+/* Return the slot of the GPU if its launches are metered at all; < 0: `*result` is the result of the launch. */
 static int metered_slot(CUcontext *context, CUresult *result)
 {
     *result = CUDA_SUCCESS;
@@ -95,10 +96,10 @@ static int metered_slot(CUcontext *context, CUresult *result)
     return -1;
 }
 
-/* The lane is taken: go on with its burst, or open one on what was admitted. */
+/* With the lane taken: continue its burst, or open a new one for the admitted work. */
 static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct admission *admitted)
 {
-    /* Read before what it stands for: whoever changes that raises it afterwards. */
+    /* Read before the state that it stands for: a thread that changes that state raises it afterwards. */
     unsigned epoch = __atomic_load_n(&shim.hot_epoch, __ATOMIC_SEQ_CST);
     if (lane->open)
         meter_close(lane);
@@ -109,13 +110,13 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
     } else {
         meter_open(lane, admitted, !t->known);
     }
-    /* With a second context, which stream NULL is depends on the current one: ask each time. */
+    /* With a second context, the meaning of stream NULL depends on the current one: look it up each time. */
     int ask = __atomic_load_n(&shim.contexts_made, __ATOMIC_SEQ_CST) > 1 ||
               __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
     lane->epoch = ask ? 0 : epoch;
 }
 
-/* `predicted`: the ticket says already what the kernel is. */
+/* `predicted`: the ticket holds the kernel and its prediction already. */
 static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks,
                            int predicted)
 {
@@ -138,7 +139,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
             t->owned = 1;
             return CUDA_SUCCESS;
         }
-        /* Before waiting: what this lane has launched must be seen to finish. */
+        /* Before waiting: this lane's launches must be seen to finish. */
         meter_close(lane);
         lane_leave(lane);
     }
@@ -180,7 +181,8 @@ static void add_launch(const struct meter_ticket *t, struct meter_lane *lane)
         burst->lag_ns = shim_now() - burst->started_ns;
         lane_set_free_at(lane, ticks);
     }
-    /* One that comes a moment after the end of the one before begins no sooner than one that waited behind it. */
+    /* A launch that comes a moment after the end of the previous one begins no sooner than one that waited behind
+     * it. */
     uint64_t next = lane->free_at + (burst->launches ? lane->gap : burst->started_ns ? 0 : lane->event_gap);
     lane_note_queue(lane, next, ticks);
     burst->behind += burst->launches && next >= ticks;
@@ -197,7 +199,7 @@ static void add_to_others(struct meter_lane *lane, uint64_t predicted_ns)
 {
     __atomic_fetch_add(&lane->other_ns, predicted_ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&lane->other_launches, 1, __ATOMIC_RELEASE);
-    /* Whoever has it leaves it within some microseconds; where not, the watcher finds it. */
+    /* The owner leaves the lane within some microseconds; otherwise the watcher covers the work. */
     for (int try = 0; try < TAKE_TRIES && !__atomic_load_n(&lane->open, __ATOMIC_RELAXED); try++)
         if (lane_take(lane)) {
             meter_cover_others(lane);

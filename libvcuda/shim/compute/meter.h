@@ -1,4 +1,4 @@
-/* GPU time, measured: see meter.c. */
+/* Measured GPU time: see meter.c. */
 #ifndef SHIM_METER_H
 #define SHIM_METER_H
 
@@ -10,25 +10,25 @@
 
 /* Launches of one stream between two timing events. */
 struct meter_burst {
-    CUevent start; /* NULL: begins where the burst before it ended */
+    CUevent start; /* NULL: begins at the end of the previous burst */
     CUevent end;
-    CUevent zero; /* recorded right before start: what an empty pair of events measures */
+    CUevent zero; /* recorded right before start: gives the distance of an empty pair of events */
     CUevent base; /* a new origin for this context's times */
     uint64_t predicted_ns;
-    uint64_t counted_ns; /* what stands for it in the usage page's inflight_ns */
+    uint64_t counted_ns; /* its part of the usage page's inflight_ns */
     uint64_t idle_ns;    /* time in it during which, by prediction, the stream had nothing to do */
     uint64_t queued_ns;  /* by prediction: work before it in the stream when it was opened */
-    uint64_t least_ns;   /* and the least that was queued at any of its launches */
+    uint64_t least_ns;   /* the least work that was queued at any of its launches */
     uint32_t behind;     /* launches that, by prediction, followed another one of the burst without a pause */
     uint64_t begun_ns;
     uint64_t closed_ns;  /* when the end event was handed to the GPU */
     uint64_t started_ns; /* when the start event was handed to the GPU; 0: none */
-    uint64_t lag_ns;     /* from then until the first launch was: the GPU had nothing of ours meanwhile */
+    uint64_t lag_ns;     /* from then until the first launch was handed over: the GPU had no work of ours meanwhile */
     uint32_t launches;
-    /* Launched between the burst before it and this one, without events: how many, by prediction how long, since when. */
+    /* Launched between the previous burst and this one, without events: their number, predicted time and beginning. */
     uint32_t skipped;
     uint64_t skipped_ns, skipping_since_ns;
-    uint64_t skipped_counted_ns; /* of that, what stands in inflight_ns */
+    uint64_t skipped_counted_ns; /* the part of it that stands in inflight_ns */
     uint8_t alone;               /* one launch, measured by itself */
     uint8_t contended;           /* other claims may have had the GPU in between */
     uint8_t kinds;
@@ -39,24 +39,24 @@ struct meter_burst {
     } kind[METER_KINDS];
 };
 
-/* One stream. Its launching side is owned by whoever holds `busy`, its retiring side by the meter's lock. */
+/* One stream. The thread that holds `busy` owns its launching side; the meter's lock protects its retiring side. */
 struct meter_lane {
     CUcontext context;
     CUstream stream;
-    uint64_t thread; /* per-thread default streams: whose */
+    uint64_t thread; /* the thread of a per-thread default stream */
     int slot;
     int busy;
-    unsigned epoch;            /* of shim.hot_epoch in which launches may skip the slow path; 0: never */
+    unsigned epoch;            /* the value of shim.hot_epoch with which launches may skip the slow path; 0: never */
     int open;                  /* `now` has launches, or may get some */
-    int ended;                 /* the stream has been destroyed; its handle may come again */
-    const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and what it said when `now` was admitted */
+    int ended;                 /* the stream has been destroyed; its handle may be used again */
+    const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and its value when `now` was admitted */
     uint64_t turn;
-    int64_t left_ns;           /* of what `now` was admitted for */
+    int64_t left_ns;           /* rest of the work for which `now` was admitted */
     uint32_t left;             /* launches until an end event is due */
-    uint32_t skip, skip_given; /* launches that need no events: left, and of how many */
-    uint64_t skip_left_ns;     /* no more than so much of predicted work */
-    uint64_t skip_counted_ns;  /* what stands for it in inflight_ns */
-    uint64_t skipped_ns;       /* what those since the last burst take, by prediction */
+    uint32_t skip, skip_given; /* launches that need no events: those left, and those given */
+    uint64_t skip_left_ns;     /* the most predicted work that may skip events */
+    uint64_t skip_counted_ns;  /* its part of inflight_ns */
+    uint64_t skipped_ns;       /* predicted time of those since the last burst */
     uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
@@ -69,7 +69,7 @@ struct meter_lane {
 };
 
 struct meter_ticket {
-    struct meter_lane *lane; /* NULL: nothing to do afterwards */
+    struct meter_lane *lane; /* NULL: nothing to do after the launch */
     uint64_t predicted_ns;
     int slot;
     int owned;
@@ -78,33 +78,33 @@ struct meter_ticket {
 };
 
 struct admission;
-/* Before and after a launch. `begin` waits for credit or a turn; an error is the launch's answer. */
+/* Before and after a launch. `begin` waits for credit or a turn; an error is the result of the launch. */
 CUresult meter_begin(struct meter_ticket *ticket, CUstream stream, int per_thread, const void *kernel, uint64_t blocks);
 void meter_end(struct meter_ticket *ticket, CUresult result);
-/* Around the program's own waiting for one stream; what `before` returned goes to `after`. */
+/* Before and after the program waits for one stream; pass the result of `before` to `after`. */
 uint32_t meter_before_wait(CUstream stream, int per_thread);
 void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
-void meter_before_wait_all(void); /* for anything else */
-/* The stream is about to be destroyed: nothing of ours may be put into it afterwards. */
+void meter_before_wait_all(void); /* for any other wait */
+/* Prepare for the end of a stream: nothing of ours may be put into it afterwards. */
 void meter_before_end(CUstream stream);
-/* Around any waiting for the GPU: the page says that a thread waits. */
+/* Before and after any wait for the GPU: the page reports that a thread waits. */
 int meter_wait_begins(void);
 void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
-/* Begin a burst on what was admitted. The caller owns the lane. `alone`: it will be one launch. */
+/* Begin a burst with the admitted work. The caller owns the lane. `alone`: it will be one launch. */
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
-void meter_close(struct meter_lane *lane);        /* by the lane's owner: its open burst ends here */
-void meter_cover_others(struct meter_lane *lane); /* likewise, before leaving it */
+void meter_close(struct meter_lane *lane);        /* by the lane's owner: end its open burst */
+void meter_cover_others(struct meter_lane *lane); /* by the owner, before leaving it */
 void meter_charge_skipped(
-    struct meter_lane *lane); /* likewise, no burst being open: what got no events, as predicted */
-/* By its owner too: nobody can end the burst with an event, so it is charged as predicted. */
+    struct meter_lane *lane); /* by the owner, with no burst open: charge launches without events, as predicted */
+/* By the owner, if no event can be recorded: charge the burst as predicted. */
 void meter_give_up(struct meter_lane *lane);
 
-/* Charge what is finished. Does nothing where another thread is at it. Returns how many bursts are still out. */
+/* Charge finished work. Does nothing if another thread is doing so. Return the number of bursts still out. */
 int meter_retire(void);
-void meter_sweep(uint64_t patience_ns); /* by the watcher: end open bursts that nobody continued for so long */
+void meter_sweep(uint64_t patience_ns); /* by the watcher: end open bursts without a launch for this long */
 int meter_try_lock(void);
-int meter_lock(void); /* 0: given up, not locked; unlock only what was locked */
+int meter_lock(void); /* 0: gave up, not locked; unlock only after a lock */
 void meter_unlock(void);
 void meter_quiesce(void);
 int meter_forget_context(CUcontext context); /* locked; returns the slot it was on, or -1 */
@@ -112,30 +112,30 @@ void meter_forget_slot(int slot);            /* locked */
 void meter_forget_all(void);                 /* in a forked child */
 
 void meter_probe(void);   /* by the watcher: set the clocks of contexts that are in use */
-void meter_restart(void); /* after a pause of the whole process: its events say nothing of the time before */
+void meter_restart(void); /* after a pause of the whole process: events from before it are no longer used */
 
-/* ---- gate.c: who may launch now ---- */
+/* ---- gate.c: permission to launch ---- */
 struct admission {
-    uint64_t allowance_ns; /* predicted work that may be launched on it; stands in inflight_ns from now on */
+    uint64_t allowance_ns; /* predicted work that may be launched on it; in inflight_ns from now on */
     uint64_t turn;         /* the turn's `ends_ns` word under which it was given */
 };
 CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int collective, struct admission *out);
 void inflight_add(int slot, uint64_t ns);
 void inflight_less(int slot, uint64_t ns);
 
-/* ---- duration.c: how long a finished burst kept the GPU busy ---- */
+/* ---- duration.c: the GPU time of a finished burst ---- */
 struct origin;
 struct duration {
     double start_ns, end_ns; /* CLOCK_MONOTONIC */
-    double busy_ns;          /* of that time; kernels alone, without the gaps between them */
+    double busy_ns;          /* part of that time: kernels alone, without the gaps between them */
     int backlogged;          /* the GPU had work all the time: busy_ns is exact */
     int vague;               /* too uncertain to learn from */
 };
-/* How long the GPU needs from the end of a kernel to the beginning of one that waits behind it, ns; and with an event between
- * the two. */
+/* Return the time from the end of a kernel to the beginning of one that waits behind it, ns; and the same with an event
+ * between the two. */
 double duration_gap(const struct origin *origin);
 double duration_event_gap(const struct origin *origin);
-/* 0 where the driver does not say. */
+/* Return 0 if the driver gives no times. */
 int duration_of(struct origin *origin, const struct meter_lane *lane, const struct meter_burst *burst,
                 struct duration *out);
 
@@ -145,46 +145,46 @@ struct origin {
     CUevent base;        /* NULL: none yet */
     double base_ns;      /* CLOCK_MONOTONIC of base */
     double least_lag_ns; /* least distance between an event and the moment it was seen, this period */
-    double overhead_ns;  /* what an empty pair of events measures */
-    int overheads;       /* how often that was looked at */
+    double overhead_ns;  /* distance of an empty pair of events */
+    int overheads;       /* number of such measurements */
     uint64_t renewed_ns, probed_ns, tried_ns;
     CUevent spare[256];
     int spares;
     int guard;
 };
 struct origin *origin_of(CUcontext context);
-CUevent origin_event(struct origin *origin); /* NULL: none to be had */
+CUevent origin_event(struct origin *origin); /* NULL: none available */
 CUevent origin_record(struct origin *origin, const struct meter_lane *lane);
 void origin_return(struct origin *origin, CUevent event);
 /* `dry`: the stream has nothing to do, so the burst gets a start event of its own. */
 void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane, int dry);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
-/* The time between the two events around a finished burst, ns, and its end on CLOCK_MONOTONIC; 0 where the driver does not
- * say. Its base, if it has one, becomes the origin. */
+/* Compute the time between the two events around a finished burst, ns, and its end on CLOCK_MONOTONIC. Return 0 if the
+ * driver gives no times. Its base, if it has one, becomes the origin. */
 int origin_times(struct origin *origin, const struct meter_burst *burst, CUevent start, double *length_ns,
                  double *end_ns);
 void origin_forget(CUcontext context);
-/* By the lane's owner, its context current: set the origin by an event that is seen as it happens. */
+/* By the lane's owner, with its context current: set the origin by an event that is seen as it happens. */
 void origin_probe(struct origin *origin, const struct meter_lane *lane);
 /* Take a new origin with the next burst. */
 void origin_restart(void);
 
 /* ---- predict.c ---- */
-/* `known`: 0 where the launch is to be measured by itself. */
+/* Return the kernel's entry. `known`: 0 if the launch must be measured by itself. */
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known);
-/* A finished burst took `busy_ns`; one that is neither alone nor backlogged teaches nothing. */
+/* Learn from a finished burst; one that is neither alone nor backlogged is ignored. */
 void predict_learn(const struct meter_burst *burst, const struct duration *took);
-/* Kernels that wait for one another across GPUs: NCCL's. */
+/* Register a kernel that waits for its peers on other GPUs, as NCCL's kernels do. */
 void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);
 
 /* ---- gate.c ---- */
-/* The arbiter gives turns on this GPU: see gate.c. */
+/* Return 1 if the arbiter gives turns on this GPU: see gate.c. */
 int gate_gives_turns(int slot);
-int gate_has_turn(int slot); /* this claim's is open now */
-/* Other claims may have the GPU in between what this process launches. */
+int gate_has_turn(int slot); /* 1 if this claim's turn is open now */
+/* Return 1 if other claims may have the GPU between launches of this process. */
 int gate_is_contended(int slot);
-/* When what this process has in flight should have ended, by prediction. CLOCK_MONOTONIC. */
+/* Return when the work in flight of this process should have ended, by prediction. CLOCK_MONOTONIC. */
 uint64_t gate_drained_at(int slot);
 
 #endif

@@ -1,34 +1,36 @@
-/* From events to times.
+/* Conversion of events to times.
  *
- * cuEventElapsedTime tells the distance of two events as a float of milliseconds, which after eight seconds is no better
- * than a microsecond: so every context has an origin event that is renewed every four. The origin's own time is first taken
- * to be when it was recorded; but it may wait in its stream, and the GPU may be another process's just then. No event happens
- * before it is recorded, nor is seen before it happens: both correct the origin. But most are seen long after, and the clocks of host and
- * GPU drift apart; so ten times a second the watcher probes: it records an event of its own into an idle stream, and looks
- * until it happens. Processes of one claim compare times, so they must agree on the clock.
+ * cuEventElapsedTime gives the distance of two events as a float of milliseconds, which after eight seconds is no
+ * better than a microsecond: so every context has an origin event that is renewed every four seconds. The origin's own
+ * time is first taken to be the time at which it was recorded; but it may wait in its stream, and another process may
+ * have the GPU at that moment. No event happens before it is recorded, nor is seen before it happens: both facts
+ * correct the origin. But most events are seen long after they happened, and the clocks of host and GPU drift apart. So
+ * ten times a second the watcher probes: it records an event of its own into an idle stream, and polls until it
+ * happens. Processes of one claim compare times, so they must agree on the clock.
  *
- * Two events with nothing between them are still a microsecond or two apart on a real GPU. The least of many measurements is
- * taken, since on an idle stream a host that hands over the second one late makes the distance longer; duration.c takes it off.
- */
+ * Two events with nothing between them are still a microsecond or two apart on a real GPU. The least of many
+ * measurements is taken, since on an idle stream a host that hands over the second one late makes the distance longer;
+ * duration.c subtracts it. */
 #include "meter.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define ORIGINS 64
-/* The context of an entry that is free. */
+/* The context of a free entry. */
 #define NOBODY ((CUcontext)(uintptr_t)-1)
 #define RENEW_NS 4000000000ull
-/* Sixteen were too few: processes on a slow host found 1.5 to 1.8 us on an H200, where it is 1.28. */
+/* Sixteen were too few: processes on a slow host measured 1.5 to 1.8 us on an H200, where it is 1.28. */
 #define OVERHEAD_LOOKS 256
-/* An event may happen so long before the call that records it has returned. */
+/* An event may happen this long before the call that records it has returned. */
 #define RETURN_NS 3000.0
-/* A probe (record, ask until it is seen) takes some microseconds on an idle stream; one that took longer stood behind work. */
+/* A probe (record an event, poll until it is seen) takes some microseconds on an idle stream; one that took longer was
+ * behind other work. */
 #define PROBE_MOST_NS 25000
 
 static struct origin *origins[ORIGINS];
 
-/* One more, of no context yet; 0: no memory. */
+/* Add an entry for no context yet. Return 0 if there is no memory. */
 static int add(int at)
 {
     struct origin *made = calloc(1, sizeof *made), *none = NULL;
@@ -103,7 +105,7 @@ CUevent origin_record(struct origin *o, const struct meter_lane *lane)
     return NULL;
 }
 
-/* A burst begins: give it its start event, and what else is due. */
+/* Begin a burst: record its start event, and other events that are due. */
 void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane *lane, int dry)
 {
     uint64_t now = shim_now();
@@ -152,7 +154,7 @@ static void renew(struct origin *o, CUevent base)
         }
         o->base_ns += moved;
         origin_return(o, o->base);
-        /* Clocks drift apart; a whole period without a smaller lag than this means that ours is behind. */
+        /* The clocks drift apart: if the smallest lag of a whole period was larger than this, ours is behind. */
         if (o->least_lag_ns < 1e17 && o->least_lag_ns > 20000)
             o->base_ns += o->least_lag_ns - 20000;
     }
@@ -187,7 +189,7 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
     return 1;
 }
 
-/* An event that is seen while it happens. Behind other work it takes too long, and says nothing. */
+/* Record an event and see it as it happens. Behind other work it takes too long, and is no evidence. */
 void origin_probe(struct origin *o, const struct meter_lane *lane)
 {
     uint64_t begin = shim_now(), end = begin;
@@ -218,7 +220,7 @@ void origin_restart(void)
     }
 }
 
-/* Its events are gone with it. NULL context: all. */
+/* Forget the context with its events, which are destroyed with it; NULL: all contexts. */
 void origin_forget(CUcontext context)
 {
     for (int i = 0; i < ORIGINS; i++) {

@@ -1,46 +1,49 @@
-/* Prediction of a launch: as long as the same kernel with about as many blocks took before.
+/* Prediction of a launch: the time that the same kernel with about as many blocks took before.
  *
- * Two kinds of evidence. A launch measured by itself is exact, but rare. A burst of several launches during which the GPU
- * never ran dry is exact in sum: what it was off is shared among its kernels, *from their predictions at the time of the launch*,
- * most to those whose durations vary. Corrections are made from there, not from the present prediction: a dozen bursts are out at once, and
- * each would else multiply the same error once more. A burst with gaps teaches nothing: its gaps were found by predictions,
- * and would confirm them.
+ * There are two kinds of evidence. A launch measured by itself is exact, but rare. A burst of several launches during
+ * which the GPU never ran dry is exact in sum: its deviation is shared among its kernels, *from their predictions at
+ * the time of the launch*, mostly among those with varying durations. Corrections start from there, not from the
+ * present prediction: a dozen bursts are out at once, and each of them would repeat the same correction. A burst with
+ * gaps is no evidence: its gaps were found by predictions, and would confirm them.
  *
- * Where launches of a kernel with as many blocks differ, what was launched before tells them apart: in a program that repeats
- * itself the same size follows the same kernel.
+ * If launches of a kernel with the same number of blocks differ, the previous launch tells them apart: in a program
+ * that repeats itself the same size follows the same kernel.
  *
- * A small table without locks: entries are words that are read and written whole; two kernels that fall on the same entry
- * spoil each other's prediction for a while, which costs smoothness, never correctness: what is charged is measured.
- */
+ * A small table without locks: entries are words that are read and written whole. Two kernels that fall on the same
+ * entry spoil each other's prediction for a while, which costs smoothness, never correctness: measured time is
+ * charged. */
 #include "meter.h"
 
-/* Sets of a few entries: a training step has hundreds of kernels, and two that displaced one another would never be known. */
+/* Sets of a few entries: a training step has hundreds of kernels, and two that displaced one another would never be
+ * known. */
 #define SETS 2048
 #define WAYS 4
-/* A kernel never seen: launched, marked and measured by itself; no more than a few such are ever in flight. */
+/* The prediction for a kernel never seen: it is launched, marked and measured by itself; only a few are ever in
+ * flight. */
 #define UNKNOWN_NS 1000000
-/* The first launches of a kernel load code and warm caches: each is measured by itself, then soon again. Durations change, so
- * that is done now and then for ever. */
+/* The first launches of a kernel load code and warm caches, so each is measured by itself, and soon again. Durations
+ * change, so this is repeated now and then for ever. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
-/* One measurement moves a prediction by this part. One that was disturbed (an interrupt, a page fault, a foreign slice) is
- * longer, never shorter: so no more than twice the prediction is believed at once. */
+/* One measurement moves a prediction by this part. A disturbed one (by an interrupt, a page fault, a foreign slice) is
+ * longer, never shorter: so at most twice the prediction is believed at once. */
 #define WEIGHT_ALONE 0.25
-/* Of a kernel whose launches are this far from one another, in parts of what they take: the mean of many counts. */
+/* If the launches of a kernel differ by this part of their time, the mean of many is used. */
 #define STEADY 0.1
 #define VARIED 4
 #define WEIGHT_VARIED (1.0 / 16)
-/* The first few: what is not near the least is not believed, and the rest is averaged. */
+/* Among the first few samples, those far from the least are not believed; the rest is averaged. */
 #define SURE_SAMPLES 5
 #define NEAR 1.5
-#define SOON 16 /* launches until one that was too vague is measured again */
+#define SOON 16 /* launches until a vague measurement is repeated */
 #define WEIGHT_BURST 0.25
-/* A kernel that always took the same by itself may still be off by this part. */
+/* A kernel that always took the same time by itself may still be off by this part. */
 #define UNSURE 0.02
 #define MOST_UP 2.0
-/* While other claims have the GPU in between, a longer time says little. */
+/* While other claims have the GPU in between, a longer time is weak evidence. */
 #define WEIGHT_UP_CONTENDED (1.0 / 32)
-/* Bursts of several kernels tell their sum, not who took how much of it: no further from what was measured alone than this. */
+/* Bursts of several kernels give their sum only, so a prediction stays within this factor of the time measured
+ * alone. */
 #define MOST_FROM_ALONE 4
 /* NCCL has a kernel per operation, type and algorithm: some dozens, loaded when first used. */
 #define COLLECTIVES 512
@@ -48,17 +51,17 @@
 static struct entry {
     uint64_t key;
     uint32_t nanoseconds; /* 0: not measured yet */
-    uint32_t alone_ns;    /* when measured by itself */
+    uint32_t alone_ns;    /* measured by itself */
     uint32_t launches;
     uint32_t alone_at;  /* launches at which it is measured by itself again */
-    uint32_t samples;   /* how often it was */
-    uint32_t spread_ns; /* how far those were from alone_ns, in the mean */
+    uint32_t samples;   /* number of such measurements */
+    uint32_t spread_ns; /* mean distance of those from alone_ns */
 } entries[SETS * WAYS];
 
 static const void *collectives[COLLECTIVES];
 static uint32_t collective_count;
 
-/* Its entry in the set, or the least used one made its. */
+/* Return the key's entry in its set, or replace the least used one. */
 static uint16_t find(uint64_t key)
 {
     uint16_t first = (uint16_t)((key >> 48 & (SETS - 1)) * WAYS), least = first;
@@ -80,15 +83,16 @@ static uint16_t find(uint64_t key)
     return least;
 }
 
-/* To one part in eight. A program whose tensors have any size would else never launch the same thing twice, and each launch
- * of something unknown is measured by itself. */
+/* Round to one part in eight. Otherwise a program with tensors of any size would never repeat a launch, and each
+ * unknown launch is measured by itself. */
 static uint64_t about(uint64_t blocks)
 {
     int bits = 63 - __builtin_clzll(blocks | 1), shift = bits > 6 ? bits - 3 : 0;
     return blocks >> shift << shift;
 }
 
-/* At no fixed distance: a program that repeats itself in step with it would always be seen at the same place. */
+/* Choose the next measurement at no fixed distance: a program that repeats itself in step with it would always be
+ * measured at the same place. */
 static void measure_again(struct entry *e, uint32_t launches)
 {
     uint32_t thrown = (launches ^ (uint32_t)e->key) * 2654435761u >> 24;
@@ -96,7 +100,8 @@ static void measure_again(struct entry *e, uint32_t launches)
     __atomic_store_n(&e->alone_at, launches + (launches < distance ? launches : distance), __ATOMIC_RELAXED);
 }
 
-/* Its launches are told how long by their arguments, as of a matrix product that always has a block for each processor. */
+/* Return 1 if the arguments decide how long its launches take, as with a matrix product that always has a block for
+ * each processor. */
 static int varies(const struct entry *e)
 {
     return __atomic_load_n(&e->samples, __ATOMIC_RELAXED) >= SURE_SAMPLES &&
@@ -171,8 +176,8 @@ static double variance(const struct entry *e)
     return apart * apart;
 }
 
-/* Who has how much of what a burst was off? Whose launches differ from one another, as those of a kernel that is told the size of
- * its work by its arguments; a kernel that always takes the same is not to be blamed for its neighbours. */
+/* Share a burst's deviation among its kernels. Kernels with launches that differ, because arguments set the size of
+ * their work, get most of it; a kernel that always takes the same time is not corrected for its neighbours. */
 static void learn_together(const struct meter_burst *burst, double busy_ns)
 {
     double predicted = (double)burst->predicted_ns, sum = 0;
@@ -182,7 +187,7 @@ static void learn_together(const struct meter_burst *burst, double busy_ns)
         sum += variance(&entries[burst->kind[i].kernel]) * burst->kind[i].count;
         known += burst->kind[i].count;
     }
-    /* Kinds for which there was no room are as sure as the others. */
+    /* Kinds that had no room are taken to be as certain as the others. */
     sum *= known ? (double)burst->launches / known : 1;
     for (int i = 0; i < burst->kinds && sum > 0; i++) {
         struct entry *e = &entries[burst->kind[i].kernel];

@@ -1,18 +1,17 @@
 /* The retiring side of the meter: finished bursts become charged GPU time.
  *
- * One thread at a time, whoever comes first: the watcher, or a launch that waits for credit. Nobody waits for the lock but
- * those who are about to destroy events.
- */
+ * One thread at a time does it: the watcher, or a launch that waits for credit. Only threads that are about to destroy
+ * events wait for the lock. */
 #include "credit.h"
 #include "lane.h"
 
 #include <sched.h>
 #include <time.h>
 
-/* No moment of the GPU is charged twice (credit.c), and that wants intervals in the order of their ends: of two streams that
- * take turns, a long kernel found after a short one that followed it would be lost. */
+/* No moment of the GPU is charged twice (credit.c), which requires intervals in the order of their ends. With two
+ * streams in alternation, a long kernel that is found after a short one that followed it would be lost. */
 #define FINISHED 256
-/* The most that the watchers of other processes may be behind. */
+/* The largest delay of the watchers of other processes. */
 #define OTHERS_LATE_NS 2000000ull
 
 static int lock;
@@ -24,7 +23,7 @@ int meter_try_lock(void)
 
 int meter_lock(void)
 {
-    /* Bounded: whoever holds it may have been ended with the process that is ending. */
+    /* Bounded: the thread that holds it may have been ended by the exit of the process. */
     for (int i = 0; i < 100000; i++) {
         if (meter_try_lock())
             return 1;
@@ -38,8 +37,8 @@ void meter_unlock(void)
     __atomic_store_n(&lock, 0, __ATOMIC_RELEASE);
 }
 
-/* At the process's end, after `stopping` was set: let whoever is retiring finish, but never hang for it. The lock is not
- * kept: the program's own clean-up may still destroy contexts. */
+/* At the process's end, after `stopping` was set: let the thread that retires finish, but never hang for it. The lock
+ * is not kept: the program's own clean-up may still destroy contexts. */
 void meter_quiesce(void)
 {
     struct timespec pause = {0, 200000};
@@ -52,7 +51,7 @@ void meter_quiesce(void)
     }
 }
 
-/* The arbiter reckons by when the GPU was last at work for this process. */
+/* Record when the GPU last worked for this process; the arbiter uses it. */
 static void note_end(int slot, uint64_t end_ns)
 {
     uint64_t *last = &shim_usage(slot)->last_end_ns;
@@ -60,7 +59,8 @@ static void note_end(int slot, uint64_t end_ns)
         __atomic_store_n(last, end_ns, __ATOMIC_SEQ_CST);
 }
 
-/* Within turns the arbiter charges, by the wall clock; the credit waits for the time without them. */
+/* Return 1 if the credit pays for the burst. Within turns the arbiter charges, by the wall clock; credit is for the
+ * time without turns. */
 static int is_on_credit(const struct meter_lane *lane, const struct meter_burst *burst)
 {
     const struct shim_gpu *gpu = &shim.gpu[lane->slot];
@@ -69,14 +69,15 @@ static int is_on_credit(const struct meter_lane *lane, const struct meter_burst 
            !gate_gives_turns(lane->slot);
 }
 
-/* Between two bursts of this claim the GPU may have been another's: what its kernels take by themselves is the better figure. */
+/* Return the busy time without that of others: between two bursts of this claim another one may have had the GPU, so
+ * the prediction of its kernels alone is the better figure. */
 static double without_others(const struct meter_burst *burst, double busy_ns)
 {
     double predicted = (double)burst->predicted_ns;
     return burst->contended && busy_ns > predicted ? predicted : busy_ns;
 }
 
-/* Finished and not charged yet, by their ends; behind the lock. */
+/* Finished and not charged yet, ordered by their ends; protected by the lock. */
 static struct finished {
     uint64_t start_ns, end_ns, spent_ns, counted_ns; /* no end: nothing to charge */
     int slot, debit;
@@ -109,7 +110,7 @@ static struct finished finish(const struct meter_lane *lane, const struct meter_
 {
     double spent = without_others(burst, took->busy_ns), start = took->start_ns;
     if (burst->skipped_ns) {
-        /* Launched without events since the burst before, and run before this one. */
+        /* Launched without events since the previous burst, and run before this one. */
         double since = (double)burst->skipping_since_ns;
         spent += (double)burst->skipped_ns;
         start = since < start ? since : start;
@@ -122,7 +123,7 @@ static struct finished finish(const struct meter_lane *lane, const struct meter_
                              .debit = is_on_credit(lane, burst)};
 }
 
-/* The oldest burst of the lane, if it is finished; 0 if not. */
+/* Retire the oldest burst of the lane; return 0 if it is not finished. */
 static int retire_one(struct meter_lane *lane)
 {
     struct meter_burst *burst = &lane->ring[lane->tail % METER_BURSTS];
@@ -137,7 +138,7 @@ static int retire_one(struct meter_lane *lane)
             predict_learn(burst, &took);
             note_end(lane->slot, (uint64_t)took.end_ns);
         } else {
-            /* Its origin is gone (meter_restart): it took what was predicted. */
+            /* Its origin is gone (meter_restart): take the predicted time. */
             took = (struct duration){.end_ns = (double)shim_now(), .busy_ns = (double)burst->predicted_ns};
             took.start_ns = took.end_ns - took.busy_ns;
         }
@@ -152,7 +153,8 @@ static int retire_one(struct meter_lane *lane)
     return 1;
 }
 
-/* Again until nothing new is found: what ended before something that was just found is then found, too. */
+/* Collect finished bursts, and repeat until there are no more: work that ended before a burst just found is then found,
+ * too. */
 static int collect(void)
 {
     int left, found;
@@ -168,15 +170,15 @@ static int collect(void)
     return left;
 }
 
-/* Other processes of the claim charge the same account, a little later or sooner. Within turns the arbiter waits for the end
- * of what is in flight, and charges by the wall clock. */
+/* Return 1 if the burst may be charged now. Other processes of the claim charge the same account, a little later or
+ * sooner. Within turns the arbiter waits for the end of the work in flight, and charges by the wall clock. */
 static int may_charge(const struct finished *f)
 {
     return !f->end_ns || shim_now() - f->end_ns > OTHERS_LATE_NS || gate_gives_turns(f->slot) ||
            !credit_others_inflight(f->slot);
 }
 
-/* In order on each GPU; one that is waited for on one holds up nothing on another. */
+/* Charge in order on each GPU; waiting on one GPU does not hold up another. */
 static void charge_finished(void)
 {
     uint32_t held = 0;
@@ -230,7 +232,7 @@ static int forget(CUcontext context, int slot)
     for (uint32_t i = 0; (lane = lane_at(i)); i++) {
         if (!lane->context || (context ? lane->context != context : lane->slot != slot))
             continue;
-        /* A program that launches into a context while destroying it has lost already: no endless waiting for it. */
+        /* A program that launches into a context while destroying it is in error: do not wait for it endlessly. */
         int taken = 0;
         for (int try = 0; try < 1000 && !taken; try++)
             taken = lane_take(lane);

@@ -1,14 +1,14 @@
-/* What the watcher does to lanes from outside: it ends bursts that nobody continues, covers what launching threads left uncovered,
+/* The watcher's work on lanes: it ends bursts without new launches, covers work that launching threads left uncovered,
  * and sets the clocks. Also the end of a stream. */
 #include "lane.h"
 
 #include <sched.h>
 
-/* At 20 ppm the clocks of host and GPU are two microseconds further apart after this. */
+/* At 20 ppm the clocks of host and GPU drift apart by two microseconds in this time. */
 #define PROBE_NS 100000000ull
-/* After one that stood behind work. */
+/* The interval after a probe that was behind other work. */
 #define PROBE_AGAIN_NS 10000000ull
-/* Far more than the launches without events between two bursts take. */
+/* Far longer than the launches without events between two bursts take. */
 #define SKIPS_STALE_NS 5000000ull
 
 /* Count work in flight as predicted: its events may lie on both sides of the pause. */
@@ -34,7 +34,8 @@ void meter_restart(void)
     meter_unlock();
 }
 
-/* Make the lane's context current in this thread for the moment; 0: not to be had. A per-thread stream is another thread's. */
+/* Make the lane's context current in this thread for the moment; return 0 if that is impossible. A per-thread stream
+ * belongs to another thread. */
 static int enter_context(const struct meter_lane *lane)
 {
     return lane->stream != CU_STREAM_PER_THREAD && real.cuCtxPushCurrent_v2 && real.cuCtxPopCurrent_v2 &&
@@ -57,20 +58,22 @@ static void close_for(struct meter_lane *lane)
     leave_context();
 }
 
-/* An event makes the GPU switch to this process, which costs whoever has it some tenths of a millisecond. */
+/* Return 1 if an event disturbs no other claim: it makes the GPU switch to this process, which costs the present holder
+ * some tenths of a millisecond. */
 static int is_undisturbed(int slot)
 {
     return !gate_is_contended(slot) && (!gate_gives_turns(slot) || gate_has_turn(slot));
 }
 
-/* A stream may join a capture at any moment, so none gets an event while there is one; and contexts must not go meanwhile. */
+/* Probe the clocks. A stream may join a capture at any moment, so no stream gets an event during a capture; and
+ * contexts must not be destroyed meanwhile. */
 void meter_probe(void)
 {
     struct meter_lane *lane;
     uint64_t now = shim_now();
     if (!meter_try_lock())
         return;
-    /* Behind the lock: see hooks/capture.c. */
+    /* With the lock held: see hooks/capture.c. */
     for (uint32_t i = 0; (lane = lane_at(i)) && __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) <= 0; i++) {
         struct origin *origin = lane->context && is_undisturbed(lane->slot) ? origin_of(lane->context) : NULL;
         if (!origin || !origin->base || now - origin->probed_ns < PROBE_NS || now - origin->tried_ns < PROBE_AGAIN_NS ||
@@ -93,14 +96,15 @@ static int has_others(const struct meter_lane *lane)
     return __atomic_load_n(&lane->other_launches, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Nobody can put an event behind it: charged as predicted. */
+/* Charge launches of others as predicted if no event can be recorded behind them. */
 static void give_up_others(struct meter_lane *lane)
 {
     __atomic_store_n(&lane->other_launches, 0, __ATOMIC_RELAXED);
     meter_charge_skipped(lane);
 }
 
-/* What a program launched without events before it paused stands in flight, and the GPU's turns would wait for it. */
+/* Return 1 if launches without events from before a pause still count as in flight, as the GPU's turns would wait for
+ * them. */
 static int has_stale_skips(const struct meter_lane *lane)
 {
     return !__atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
@@ -108,7 +112,7 @@ static int has_stale_skips(const struct meter_lane *lane)
            shim_now() - __atomic_load_n(&lane->skipping_since_ns, __ATOMIC_RELAXED) > SKIPS_STALE_NS;
 }
 
-/* Before leaving a lane: what was launched meanwhile. */
+/* Cover launches of other threads before leaving a lane. */
 static void cover(struct meter_lane *lane, int captures)
 {
     if (lane->open || !lane->context || lane->ended || !has_others(lane))
@@ -123,7 +127,8 @@ static void cover(struct meter_lane *lane, int captures)
 
 void meter_sweep(uint64_t patience_ns)
 {
-    /* A stream may join a capture at any moment, so none gets an event meanwhile; and contexts must not go. */
+    /* A stream may join a capture at any moment, so none gets an event meanwhile; and contexts must not be
+     * destroyed. */
     if (!meter_try_lock())
         return;
     int captures = __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
@@ -145,7 +150,7 @@ void meter_sweep(uint64_t patience_ns)
     meter_unlock();
 }
 
-/* Whoever has the lane puts an event into the stream at most; a program that still launches into it has lost already. */
+/* Take the lane. Its owner at most records an event; a program that still launches into the stream is in error. */
 static int take_patiently(struct meter_lane *lane)
 {
     for (int i = 0; i < 100000; i++) {

@@ -1,4 +1,4 @@
-/* The program's own waiting for its work: the burst that is waited for ends, and the page says that a thread waits. */
+/* The program's own waits for its work: they end the open burst, and the page reports that a thread waits. */
 #include "lane.h"
 
 static void end_open(struct meter_lane *lane)
@@ -53,7 +53,7 @@ void meter_after_wait(CUstream stream, int per_thread, uint32_t seen)
     struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), 0, 0);
     if (!lane || !lane_take(lane))
         return;
-    /* Dry only if nobody launched since. */
+    /* Dry only if no launch came since. */
     if (!lane->open && lane->head == seen)
         lane_set_free_at(lane, shim_ticks());
     lane_leave(lane);
