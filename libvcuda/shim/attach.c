@@ -20,7 +20,7 @@
 #define VCUDA_REQUIRE_FILE "/etc/gpucloud/require-limits"
 #endif
 
-/* Map the pages of the claim; SHIM_ACTIVE, or SHIM_REFUSED with the reason noted. */
+/* Map the pages of the claim; return SHIM_ACTIVE, or SHIM_REFUSED with the reason noted. */
 static int open_pages(const char *directory)
 {
     char path[PATH_MAX];

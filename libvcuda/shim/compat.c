@@ -1,7 +1,7 @@
-/* A claim of one's own, where nobody made one: limits set by environment variables (settings.c) become a private pair of
- * pages, and from there on everything is as under an agent. Processes of one user with the same settings share the pages,
- * as far as they see the same file system. Never over an agent's page: GPUCLOUD_CLAIM_DIR and a required page win.
- */
+/* A private claim, where nobody created one: limits set by environment variables (settings.c) become a private pair of
+ * pages, and from then on everything works as under an agent. Processes of one user with the same settings share the
+ * pages, if they see the same file system. An agent's page always wins: GPUCLOUD_CLAIM_DIR and a required page take
+ * precedence. */
 #include "compat.h"
 
 #include "devices.h"
@@ -21,7 +21,7 @@ static struct setting settings[VCUDA_MAX_GPUS];
 static char directory[200]; /* empty: no limits by environment */
 static char complaint[300];
 
-/* FNV-1a: tells settings apart, no more. */
+/* FNV-1a: only tells settings apart. */
 static uint64_t hash_settings(void)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -39,7 +39,8 @@ static void make_uid(uint8_t uid[16])
     memcpy(uid, words, 16);
 }
 
-/* A folder that is ours alone: /dev/shm is everybody's, so somebody else may have been there first. */
+/* Create a folder that belongs to this user alone: /dev/shm is writable for everybody, so another user may have been
+ * there first. */
 static int make_folder(const char *parent)
 {
     struct stat st;
@@ -102,7 +103,7 @@ void compat_complain(void)
         dprintf(2, "libvcuda: %s; cuInit is refused\n", complaint);
 }
 
-/* -1: none. */
+/* Return the slot of this GPU; -1: none. */
 static int find_slot(const struct vcuda_limits *page, const uint8_t uuid[16])
 {
     struct vcuda_limit limit;
@@ -113,7 +114,7 @@ static int find_slot(const struct vcuda_limits *page, const uint8_t uuid[16])
     return -1;
 }
 
-/* The slot of this GPU, made unless another process with the same settings did; -1: no room. */
+/* Return the slot of this GPU; create it unless another process with the same settings did. -1: no room. */
 static int add_slot(struct vcuda_limits *page, const uint8_t uuid[16], const struct setting *s)
 {
     struct vcuda_limit limit = {
@@ -126,7 +127,7 @@ static int add_slot(struct vcuda_limits *page, const uint8_t uuid[16], const str
     return slot < 0 ? -1 : slot;
 }
 
-/* Two processes that begin at once must not both take the first slot. -1: not to be had. */
+/* Lock the folder, so that two processes that begin at once do not both take the first slot. -1: failed. */
 static int lock_folder(void)
 {
     int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), result = fd < 0 ? -1 : 0;
@@ -137,7 +138,7 @@ static int lock_folder(void)
     return result ? -1 : fd;
 }
 
-/* Slots for these GPUs; the slot of the last, or -1. */
+/* Add slots for these GPUs; return the slot of the last one, or -1. */
 static int add_slots(uint8_t uuid[][16], int count)
 {
     struct vcuda_limits *page;
@@ -160,7 +161,7 @@ int compat_fill(void)
     int count = 0, known = 0;
     if (!*directory)
         return 1;
-    /* The driver is asked first: nothing is locked while it answers. */
+    /* Ask the driver before locking, so that the lock is not held while it answers. */
     if (!real.cuDeviceGetCount || real.cuDeviceGetCount(&count))
         return 0;
     for (; known < count && known < VCUDA_MAX_GPUS; known++)

@@ -13,7 +13,7 @@ int shim_uuid_of_device(CUdevice device, uint8_t uuid[16])
 {
     CUuuid found;
     CUresult result = CUDA_ERROR_NOT_FOUND;
-    /* The second version names a MIG instance where the device is one. */
+    /* The second version returns the MIG instance's UUID if the device is one. */
     if (real.cuDeviceGetUuid_v2)
         result = real.cuDeviceGetUuid_v2(&found, device);
     else if (real.cuDeviceGetUuid)

@@ -7,7 +7,7 @@
 /* Return the slot of a CUDA device, or of the current context's device; -1: no slot, -2: no context. */
 int shim_slot_of_device(CUdevice device);
 int shim_slot_of_current(CUcontext *context);
-/* Read a device's UUID, a MIG instance's own for one; return 0 where the driver does not give it. */
+/* Read a device's UUID, or its MIG instance's own; return 0 if the driver does not give it. */
 int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]);
 /* Forget all devices, in a forked child. */
 void devices_forget(void);

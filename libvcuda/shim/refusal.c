@@ -1,8 +1,8 @@
-/* Why CUDA is refused to this process, and what to do about it: one line on standard error when the program asks for CUDA.
+/* The message for a process that is refused CUDA: the reason and the remedy, in one line on standard error when the
+ * program asks for CUDA.
  *
- * A program that was started under a claim must not run without its limits, whatever happened to the claim's pages: cuInit
- * fails, and says here what nobody could guess from the driver's error code.
- */
+ * A program that was started under a claim must not run without its limits, whatever happened to the claim's pages. So
+ * cuInit fails, and the reason, which the driver's error code does not tell, is printed here. */
 #include "refusal.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 
 static char reason[PATH_MAX + 300];
 
-/* The remedy, as shown to the user who started the program. */
+/* Return the remedy, as shown to the user who started the program. */
 static const char *cure_of(int error)
 {
     switch (error) {

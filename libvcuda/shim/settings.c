@@ -1,16 +1,16 @@
-/* The names by which users of HAMi-core and vgpu-manager set limits, for development and for moving from there. Those of
- * HAMi-core are looked at first; a name with an index stands before the one without, which is every GPU's.
+/* Limits from the environment variables of HAMi-core and vgpu-manager, for development and for migration. HAMi-core's
+ * names are tried first; a name with an index takes precedence over the one without, which applies to every GPU.
  *
  *   CUDA_DEVICE_MEMORY_LIMIT[_i]  CUDA_MEM_LIMIT[_i]   bytes, or with k, m, g, t: powers of 1024; 0: none
- *   CUDA_MEM_RATIO[_i]            above 1: so much more is shown than lies on the GPU; only that part can be had here
+ *   CUDA_MEM_RATIO[_i]            above 1: the GPU is shown larger by this factor; only its real size can be allocated
  *   CUDA_DEVICE_SM_LIMIT[_i]      CUDA_CORE_LIMIT[_i]  percent; 0: none
- *   CUDA_CORE_SOFT_LIMIT[_i]      percent that may be used while nobody else wants the GPU
+ *   CUDA_CORE_SOFT_LIMIT[_i]      percent that may be used while no other claim wants the GPU
  *   GPU_CORE_UTILIZATION_POLICY   DISABLE: no limit by CUDA_DEVICE_SM_LIMIT
- *   CUDA_OVERSUBSCRIBE            not read: HAMi-core then serves in host memory what passes the card
+ *   CUDA_OVERSUBSCRIBE            ignored: HAMi-core then uses host memory beyond the size of the card
  *
- * Memory beyond the card is not given by any of them (docs/shim.md says why): a limit above the card's size is the card's.
+ * None of them gives memory beyond the card (docs/shim.md says why): a limit above the card's size is the card's size.
  *
- * A value that cannot be read is not taken for none: a typing error would remove the limit unnoticed.
+ * An unreadable value is an error rather than no limit: otherwise a typing error would remove the limit unnoticed.
  */
 #include "settings.h"
 
@@ -25,7 +25,7 @@ struct reader {
     int index, found, unreadable;
 };
 
-/* The value of NAME_i, or of NAME; NULL where neither is set. `name` becomes the one that was found. */
+/* Return the value of NAME_i, or else of NAME; NULL if neither is set. `name` becomes the one that was found. */
 static const char *value_of(const struct reader *r, char name[64], const char *stem)
 {
     snprintf(name, 64, "%s_%d", stem, r->index);
@@ -44,7 +44,8 @@ static void complain(struct reader *r, const char *name, const char *value, cons
     r->unreadable = 1;
 }
 
-/* Digits, and perhaps a point and more of them. Not strtod, whose point depends on the program's language. NULL: no number. */
+/* Read digits, optionally with a decimal point. Not strtod, as its decimal point depends on the program's locale. NULL:
+ * no number. */
 static const char *read_number(const char *at, double *number)
 {
     double place = 1;
@@ -76,7 +77,7 @@ static const char *skip_unit(const char *at, double *times)
     return at + (*at == 'b' || *at == 'B');
 }
 
-/* Bytes; 0: not set, or set to none. */
+/* Read bytes; 0: not set, or set to none. */
 static uint64_t read_bytes(struct reader *r, const char *stem)
 {
     char name[64];
@@ -92,7 +93,7 @@ static uint64_t read_bytes(struct reader *r, const char *stem)
     return (uint64_t)(n * times);
 }
 
-/* Percent; 0: not set, or set to none. */
+/* Read a percentage; 0: not set, or set to none. */
 static uint32_t read_percent(struct reader *r, const char *stem)
 {
     char name[64];

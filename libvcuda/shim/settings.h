@@ -1,4 +1,4 @@
-/* Limits by the environment's names: see settings.c. */
+/* Limits from environment variables: see settings.c. */
 #ifndef SHIM_SETTINGS_H
 #define SHIM_SETTINGS_H
 
@@ -10,7 +10,8 @@ struct setting {
 };
 
 enum { SETTINGS_NONE, SETTINGS_FOUND, SETTINGS_UNREADABLE };
-/* Index i: the process's i-th visible GPU. UNREADABLE: `complaint` says which and what would be right, in a line. */
+/* Read the settings; index i is the process's i-th visible GPU. If the result is UNREADABLE, `complaint` names the
+ * variable and a valid value, in one line. */
 int settings_read(struct setting settings[VCUDA_MAX_GPUS], char *complaint, size_t room);
 
 #endif

@@ -7,52 +7,52 @@
 
 enum shim_mode {
     SHIM_UNKNOWN,
-    SHIM_INERT, /* no claim is named: everything passes through */
+    SHIM_INERT, /* no claim is named: every call passes through */
     SHIM_ACTIVE,
     SHIM_REFUSED,  /* a claim whose pages cannot be used, or none on a machine that requires one: cuInit fails */
-    SHIM_UNUSABLE, /* limits by environment variables that cannot be read or kept: cuInit fails */
+    SHIM_UNUSABLE, /* limits by environment variables that cannot be read or enforced: cuInit fails */
 };
 
-/* One GPU of the claim as this process last read it. */
+/* One GPU of the claim, as this process last read it. */
 struct shim_gpu {
     uint32_t state;      /* enum vcuda_slot_state */
     uint32_t core_limit; /* percent while no turns are given: see vcuda_limit_alone */
     uint64_t generation;
-    uint64_t limited_since_ns; /* work begun before had no limit to answer for */
+    uint64_t limited_since_ns; /* work from before this moment is exempt from the limit */
     uint64_t busy_since_ns;    /* when work was launched while nothing was in flight */
     uint64_t turn_used;        /* number of the last turn in which this process launched */
     int dry;                   /* ran out of credit: launches wait for a full quantum */
     uint64_t small_bytes, small_managed_bytes;
-    int contexts;               /* these three only where the hooks account */
-    uint64_t context_base;      /* what these contexts are known to cost at least */
-    uint64_t context_reserved;  /* for contexts being made */
-    uint64_t checked_ns, drift; /* where the kernel's calls account: NVML's word against theirs */
+    int contexts;               /* this and the next two are used only if the hooks account */
+    uint64_t context_base;      /* known least cost of these contexts */
+    uint64_t context_reserved;  /* for contexts that are being created */
+    uint64_t checked_ns, drift; /* if the kernel's calls account: the last check against NVML, and the difference */
 };
 
 extern struct shim {
     int mode;
     struct vcuda_limits *limits;
     struct vcuda_usage *usage;
-    struct vcuda_turns *turns;  /* NULL where no arbiter has made the page yet */
+    struct vcuda_turns *turns;  /* NULL if no arbiter has created the page yet */
     struct vcuda_process *self; /* NULL until attached */
     uint32_t seen_gen;
     int stopping; /* the process is ending: no more calls into the driver */
     int captures; /* stream captures that may be in progress */
     int contexts_made;
     unsigned context_epoch;
-    /* Raised by whatever makes launches take the slow path again: limits, contexts, captures, the end. */
+    /* Raised by each change after which launches must take the slow path again: limits, contexts, captures, exit. */
     unsigned hot_epoch;
     uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
-    /* Raised before and after every allocation, so that a reading of NVML can tell that none disturbed it. */
+    /* Raised before and after every allocation, so that a reading of NVML can detect a concurrent one. */
     uint64_t memory_begun, memory_ended;
-    int accounting;          /* enum vcuda_accounting; once decided, for good */
+    int accounting;          /* enum vcuda_accounting; never changes once it is decided */
     int imported;            /* holds memory of other processes */
     int closed;              /* some slot of the claim is closed */
-    int gpus_open;           /* how many are open */
-    uint64_t managed_blocks; /* live ones */
+    int gpus_open;           /* number of open slots */
+    uint64_t managed_blocks; /* number of live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
-    uint64_t watcher_pokes; /* how often work was launched that the watcher must look for */
-    int watcher_sleeps;     /* the watcher sleeps for long: wake it */
+    uint64_t watcher_pokes; /* raised when work was launched that the watcher must look for */
+    int watcher_sleeps;     /* the watcher is in a long sleep and must be woken */
 } shim;
 
 /* Decide the mode and map the pages, once. */
@@ -62,17 +62,17 @@ static inline int shim_mode(void)
     int mode = __atomic_load_n(&shim.mode, __ATOMIC_ACQUIRE);
     return __builtin_expect(mode != SHIM_UNKNOWN, 1) ? mode : shim_mode_slow();
 }
-/* Take a slot and start the watcher, once per process; 0 where all slots are taken. */
+/* Take a slot and start the watcher, once per process; return 0 if all slots are taken. */
 int shim_attach(void);
 /* Use these pages from now on; the turns page may not exist yet. */
 void shim_set_pages(struct vcuda_limits *limits, struct vcuda_usage *usage, const char *turns);
-/* Map the turns page if there is one by now. */
+/* Map the turns page if it exists by now. */
 void shim_find_turns(void);
 static inline void shim_cool(void)
 {
     __atomic_fetch_add(&shim.hot_epoch, 1, __ATOMIC_SEQ_CST);
 }
-/* Re-read the limits where they changed, and echo what was acted on. */
+/* Read the limits again if they changed, and echo the generation that is now in force. */
 void shim_refresh_slow(void);
 static inline void shim_refresh(void)
 {
@@ -88,7 +88,7 @@ static inline struct vcuda_gpu_usage *shim_usage(int slot)
 void watcher_poke(void);
 
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
-/* Nanoseconds since whenever, cheap: for distances on the hot path. Calibrated when the process attaches. */
+/* Nanoseconds since an arbitrary moment, cheap: for distances on the hot path. Calibrated when the process attaches. */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__

@@ -14,7 +14,7 @@
 
 struct shim shim = {.hot_epoch = 1, .ns_per_tick = 1ull << 31};
 
-/* Both clocks are read to some ten nanoseconds, so the rate is right to one part in ten thousand. */
+/* Both clocks are precise to about ten nanoseconds, so the rate is right to one part in ten thousand. */
 #define CALIBRATE_NS 200000
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t refresh_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -45,7 +45,8 @@ void shim_find_turns(void)
 void watcher_poke(void)
 {
     __atomic_fetch_add(&shim.watcher_pokes, 1, __ATOMIC_RELAXED);
-    /* Waking on the shared word also wakes other processes of the claim, which find nothing to do: rare enough. */
+    /* Waking on the shared word also wakes other processes of the claim, which find nothing to do; it is rare
+     * enough. */
     if (__atomic_load_n(&shim.watcher_sleeps, __ATOMIC_RELAXED) &&
         __atomic_exchange_n(&shim.watcher_sleeps, 0, __ATOMIC_ACQ_REL))
         syscall(SYS_futex, &shim.limits->gen, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -56,7 +57,7 @@ struct moment {
     uint64_t tick, ns;
 };
 
-/* Read both clocks next to each other, several times; return the reading that was interrupted least. */
+/* Read both clocks next to each other, several times; return the reading with the shortest interruption. */
 static struct moment both_clocks(void)
 {
     struct moment best = {0};
@@ -71,7 +72,7 @@ static struct moment both_clocks(void)
 }
 #endif
 
-/* Measure the tick rate once, before anything else is measured: correcting it later would make all lanes' times jump. */
+/* Measure the tick rate once, before any other measurement: a later correction would make all lanes' times jump. */
 static void calibrate(void)
 {
 #ifdef __x86_64__
@@ -83,7 +84,7 @@ static void calibrate(void)
 #endif
 }
 
-/* A forked child is a process of its own: it needs its own slot and watcher, and holds none of the parent's memory. */
+/* A forked child is a separate process: it needs its own slot and watcher, and holds none of the parent's memory. */
 static void forget_parent(void)
 {
     pthread_mutex_init(&attach_mutex, NULL);
@@ -121,7 +122,8 @@ int shim_attach(void)
     if (!shim.self) {
         /* Clear slots of killed processes, which count as used until then. */
         vcuda_usage_reap_dead(shim.usage);
-        /* Clear the slot of a program that this one replaced (exec) too: the same process, but nothing of it is left. */
+        /* Also clear the slot of a program that this one replaced (exec): it is the same process, but nothing of it is
+         * left. */
         uint64_t pidns = pages_pidns(), begun = pages_start_time((uint32_t)getpid());
         if (pidns && begun && begun != PAGES_NOT_KNOWN)
             vcuda_usage_reap(shim.usage, pidns, (uint32_t)getpid(), begun);
@@ -180,7 +182,7 @@ static void refresh(void)
     syscall(SYS_futex, &shim.usage->echo, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* One thread at a time: of two, the one that read older limits could write them last, and nobody would look again. */
+/* One thread at a time: of two, the one that read older limits could write them last, and they would stay. */
 void shim_refresh_slow(void)
 {
     pthread_mutex_lock(&refresh_mutex);

@@ -1,9 +1,9 @@
-/* The watcher: one thread per process that hears changed limits, retires finished work, and now and then compares the
+/* The watcher: one thread per process that notices changed limits, retires finished work, and now and then compares the
  * account of memory with NVML's.
  *
- * It sleeps in a futex wait on the limits page's gen, so a change wakes it at once: it re-reads, and echoes the generation
- * without waiting for a launch. Launches that wait for credit sleep on the same word and wake by themselves.
- */
+ * It sleeps in a futex wait on the limits page's gen, so a change wakes it at once: it reads the limits again, and
+ * echoes the generation without waiting for a launch. Launches that wait for credit sleep on the same word and wake by
+ * themselves. */
 #include "watcher.h"
 
 #include "account.h"
@@ -19,17 +19,17 @@
 #include <unistd.h>
 
 #define BUSY_NS 1000000ull
-/* Nobody waits for the numbers, and every look takes the driver's locks. */
+/* The numbers are not urgent, and every look takes the driver's locks. */
 #define BUSY_UNLIMITED_NS 5000000ull
 #define IDLE_NS 100000000ull
 /* Stay quick for this long after the last launch, so that a loop that launches and waits does not pay for wake-ups. */
 #define LINGER_NS 50000000ull
 #define TRUE_UP_NS 250000000ull
 #define FIND_TURNS_NS 500000000ull
-/* A wait that took so much longer than it should: the whole process stood still, stopped or put away and brought back. */
+/* A wait that took this much longer than it should: the whole process was stopped, or was checkpointed and restored. */
 #define STOOD_STILL_NS 1000000000ull
-/* While turns are given, the GPU is handed on when this process is known to be done: this thread looks where its launching
- * threads, which wait for their next turn, have not seen it by then. */
+/* While turns are given, the GPU is handed on when this process is known to be drained. The launching threads may be
+ * waiting for their next turn, so this thread looks if they have not seen the end this long after it was due. */
 #define DRAIN_LATE_NS 100000ull
 #define SWEEP_TURN_NS 200000ull
 
@@ -74,7 +74,8 @@ static void look_around(struct rounds *r, uint64_t now)
         r->looked = now;
         shim_find_turns();
     }
-    /* Something changed since, or eight times as long has passed (stacks and modules grow without an allocation). */
+    /* Something changed since, or eight times the interval has passed (stacks and modules grow without an
+     * allocation). */
     if (now - r->trued > TRUE_UP_NS && (memory != r->seen_memory || now - r->trued > 8 * TRUE_UP_NS)) {
         r->seen_memory = memory;
         r->trued = now;
@@ -101,7 +102,7 @@ static void *watch(void *nothing)
     int mode = CU_CAPTURE_RELAXED;
     prctl(PR_SET_NAME, "vcuda", 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
-    /* This thread's event queries must not break anyone's stream capture. */
+    /* This thread's event queries must not break a stream capture of the program. */
     if (real.cuThreadExchangeStreamCaptureMode)
         real.cuThreadExchangeStreamCaptureMode(&mode);
     r.trued = shim_now();
@@ -128,7 +129,7 @@ void watcher_start(void)
     sigset_t all, old;
     pthread_attr_t attributes;
     pthread_t thread;
-    /* The program's signals are the program's business. */
+    /* Signals must be delivered to the program's own threads. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     pthread_attr_init(&attributes);

@@ -1,4 +1,4 @@
-/* The thread that sees changed limits and retires finished work; see watcher.c. */
+/* The thread that notices changed limits and retires finished work; see watcher.c. */
 #ifndef SHIM_WATCHER_H
 #define SHIM_WATCHER_H
 

@@ -1,9 +1,10 @@
-/* Captures. While the counter is above zero, streams are asked whether they capture before anything is put into them. A
- * capture that is abandoned without an end leaves it too high, which costs launches the short way, and that bursts which the
- * watcher ends are charged as predicted. */
+/* Captures. While the counter is above zero, each stream is checked for a capture before an event is put into it. A
+ * capture that is abandoned without an end leaves the counter too high. Then launches take the slow path, and bursts
+ * that the watcher ends are charged as predicted. */
 #include "meter.h"
 
-/* The watcher looks at the counter behind its lock: once that was free, no event of its own is on its way into a stream. */
+/* Raise the counter, then pass through the watcher's lock: it reads the counter under the lock, so afterwards none of
+ * its events is on its way into a stream. */
 static void announce(void)
 {
     __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);
@@ -39,7 +40,7 @@ BEGIN(cuStreamBeginRecaptureToGraph_ptsz, AGAIN, (stream, mode, graph, callback,
 BEGIN(cuStreamBeginCaptureToCig, (CUstream stream, void *params), (stream, params))
 BEGIN(cuStreamBeginCaptureToCig_ptsz, (CUstream stream, void *params), (stream, params))
 
-/* An invalidated capture has ended too; any other error means there was none. */
+/* An invalidated capture has ended too; after any other error there was none. */
 static CUresult ended(CUresult result)
 {
     if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&

@@ -1,4 +1,4 @@
-/* Initialisation and contexts: where a process joins its claim, and where overhead begins and ends. */
+/* Initialisation and contexts: here a process joins its claim, and the overhead of contexts begins and ends. */
 #include "account.h"
 #include "entries.h"
 
@@ -14,7 +14,7 @@
 
 static int primary_counted[MAX_DEVICES];
 static uint64_t primary_cost[MAX_DEVICES];
-static CUcontext primary_context[MAX_DEVICES]; /* NULL: never retained, only made for green contexts */
+static CUcontext primary_context[MAX_DEVICES]; /* NULL: never retained, only created for green contexts */
 
 void contexts_forget(void)
 {
@@ -23,7 +23,7 @@ void contexts_forget(void)
     table_forget(&table_contexts);
 }
 
-/* The process is ending: after this no thread of ours calls the driver, which is about to take itself apart. */
+/* At exit: after this no thread of libvcuda calls the driver, which is about to shut down. */
 static void on_exit_stop(void)
 {
     __atomic_store_n(&shim.stopping, 1, __ATOMIC_SEQ_CST);
@@ -52,7 +52,7 @@ CUresult cuInit(unsigned flags)
     static int registered;
     if (!__atomic_exchange_n(&registered, 1, __ATOMIC_ACQ_REL))
         atexit(on_exit_stop);
-    /* All slots taken: nobody could account for this process, so it gets no GPU. */
+    /* All slots are taken: this process could not be accounted for, so it gets no GPU. */
     return shim_attach() ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
 }
 
@@ -63,18 +63,18 @@ static int primary_active(CUdevice device)
     return real.cuDevicePrimaryCtxGetState && !real.cuDevicePrimaryCtxGetState(device, &flags, &active) && active;
 }
 
-/* With a second one, launches ask which is current. */
+/* Note a new context. With a second one, launches look up which is current. */
 static void context_made(void)
 {
     __atomic_fetch_add(&shim.contexts_made, 1, __ATOMIC_SEQ_CST);
     shim_cool();
 }
 
-/* A call that makes the device's primary context where there is none: one that retains it, or makes a green context, which
- * is a part of it. */
+/* A call that creates the device's primary context if there is none: it retains that context, or creates a green
+ * context, which is a part of it. */
 struct primary_use {
     CUdevice device;
-    int slot; /* < 0: the context is there already, or no limit applies */
+    int slot; /* < 0: the context exists already, or no limit applies */
     uint64_t reserved;
 };
 
@@ -86,7 +86,7 @@ static CUresult primary_begin(struct primary_use *use, CUdevice device)
     if (!shim_attach())
         return CUDA_ERROR_NOT_PERMITTED;
     shim_refresh();
-    /* Whoever raises the flag accounts for the context; a context counted already costs nothing again. */
+    /* The thread that raises the flag accounts for the context; a context counted already costs nothing again. */
     if (primary_active(device) || __atomic_exchange_n(&primary_counted[device], 1, __ATOMIC_ACQ_REL))
         return CUDA_SUCCESS;
     int slot = shim_slot_of_device(device);
@@ -98,8 +98,8 @@ static CUresult primary_begin(struct primary_use *use, CUdevice device)
     return result;
 }
 
-/* The driver answered. Where that is an error although the driver's was none, the caller gives the context back, and then
- * calls primary_refused. */
+/* Settle the account after the driver's answer. If the result is an error although the driver returned none, the caller
+ * gives the context back, and then calls primary_refused. */
 static CUresult primary_end(const struct primary_use *use, CUresult result)
 {
     if (use->slot < 0)
@@ -154,7 +154,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
     return answer;
 }
 
-/* After a call that may have ended the primary context: `alone`, or with all that was made of it. */
+/* After a call that may have ended the primary context: `alone`, or with all green contexts of it. */
 static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult result)
 {
     if (!result && !primary_active(device) && device >= 0 && device < MAX_DEVICES) {
@@ -180,8 +180,8 @@ static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult r
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(device);                                                                                  \
-        meter_retire();            /* what is finished is charged: its events go with the context */                   \
-        int locked = meter_lock(); /* nobody asks about events while they vanish */                                    \
+        meter_retire();            /* charge finished work: its events are destroyed with the context */               \
+        int locked = meter_lock(); /* no thread may query events while they are destroyed */                           \
         return primary_ended(device, alone, locked, real.name(device));                                                \
     }
 PRIMARY_END(cuDevicePrimaryCtxRelease, 1)
@@ -189,7 +189,7 @@ PRIMARY_END(cuDevicePrimaryCtxRelease_v2, 1)
 PRIMARY_END(cuDevicePrimaryCtxReset, 0)
 PRIMARY_END(cuDevicePrimaryCtxReset_v2, 0)
 
-/* The last green context may take its primary context with it; which device it was of is not known from its handle. */
+/* The last green context may take its primary context with it; its handle does not tell the device. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     NEED_REAL(cuGreenCtxDestroy);
@@ -217,7 +217,8 @@ static CUresult create_begin(CUdevice device, int *slot, uint64_t *reserved)
     return *slot < 0 ? CUDA_ERROR_NOT_PERMITTED : account_context_begin(*slot, reserved);
 }
 
-/* Remembered with its cost, so that it is given back whether or not it ever launched or is current when it ends. */
+/* Remember the context with its cost, so that the cost is given back whether or not the context ever launched or is
+ * current when it ends. */
 static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUresult result)
 {
     struct charge made = {.slot = slot};
@@ -269,7 +270,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(context);                                                                                 \
         struct charge made;                                                                                            \
-        /* Forgotten before the driver ends it: afterwards another may get the same handle. */                         \
+        /* Forget it before the driver destroys it: afterwards another context may get the same handle. */             \
         int counted = table_take(&table_contexts, (uint64_t)(uintptr_t)context, &made);                                \
         meter_retire();                                                                                                \
         int locked = meter_lock();                                                                                     \

@@ -1,6 +1,6 @@
-/* Copies of rows of bytes within the memory of GPUs. They take the memory's bandwidth from everybody, and on many GPUs the
- * processors too, so they are charged to the current context's GPU and wait like launches. Copies between the host and a GPU
- * pass: copy engines make them beside whatever computes. Those that wait are waits as any other. */
+/* Copies of rows of bytes within the memory of GPUs. They take memory bandwidth from all other work, and on many GPUs
+ * the processors too, so they are charged to the current context's GPU and wait like launches. Copies between host and
+ * GPU pass: copy engines run them in parallel with kernels. Copies that block the program are waits like any other. */
 #include "copy.h"
 
 int copy_is_on_gpu(CUdeviceptr pointer)
@@ -39,7 +39,7 @@ COPIES(cuMemcpyAtoD_v2, bytes, LIST(CUdeviceptr to, CUarray from, size_t from_of
 COPIES(cuMemcpyAtoA_v2, bytes, LIST(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes),
        ARRAYS)
 
-/* The first versions: their pointers have 32 bits, their arrays are those of today. */
+/* The first versions: their pointers have 32 bits, their arrays are the same as today. */
 #define ROW_V1 CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned bytes
 COPY(cuMemcpyDtoD, 0, bytes, (ROW_V1), (ROW))
 COPY_ASYNC(cuMemcpyDtoDAsync, 0, bytes, (ROW_V1, CUstream stream), (ROW, stream))
@@ -48,7 +48,7 @@ COPY(cuMemcpyAtoD, 0, bytes, (CUdeviceptr_v1 to, CUarray from, unsigned from_off
 COPY(cuMemcpyAtoA, 0, bytes, (CUarray to, unsigned to_offset, CUarray from, unsigned from_offset, unsigned bytes),
      (ARRAYS))
 
-/* Only the pointers tell source and destination. */
+/* Only the pointers tell whether source and destination are on a GPU. */
 #define BETWEEN copy_between(to, from, bytes)
 COPIES(cuMemcpy, BETWEEN, LIST(COPY_1D), ROW)
 COPIES_ASYNC(cuMemcpyAsync, BETWEEN, LIST(COPY_1D), ROW)

@@ -1,11 +1,11 @@
-/* Copies: thin doors to the meter, as launches are. */
+/* Copies: thin wrappers around the meter, as launches are. */
 #ifndef HOOKS_COPY_H
 #define HOOKS_COPY_H
 
 #include "meter.h"
 
-/* A copy of `bytes` is predicted by its entry and the size in MiB. 0 bytes: not one within the memory of GPUs, so it passes;
- * without a stream the program waits for it, and for what comes before it. */
+/* A copy of `bytes` is predicted by its entry and its size in MiB. With 0 bytes it is not a copy within the memory of
+ * GPUs, and passes. Without a stream the program waits for it, and for the work before it. */
 #define COPY_ON(name, per_thread, size, waits, on, params, call)                                                       \
     CUresult name params                                                                                               \
     {                                                                                                                  \
@@ -29,7 +29,7 @@
 #define COPY(name, per_thread, size, params, call) COPY_ON(name, per_thread, size, 1, NULL, params, call)
 #define COPY_ASYNC(name, per_thread, size, params, call) COPY_ON(name, per_thread, size, 0, stream, params, call)
 
-/* An entry and its per-thread one: without a stream, and with one. */
+/* An entry and its per-thread variant: without a stream, and with one. */
 #define COPIES(name, size, params, call)                                                                               \
     COPY(name, 0, size, (params), (call))                                                                              \
     COPY(name##_ptds, 1, size, (params), (call))
@@ -38,9 +38,10 @@
     COPY_ASYNC(name##_ptsz, 1, size, (params, CUstream stream), (call, stream))
 #define LIST(...) __VA_ARGS__
 
-/* Asked only where an entry does not say it: 1, the pointer is to memory of a GPU; managed memory counts as such. */
+/* Return 1 if the pointer is to memory of a GPU; managed memory counts as such. Used only for entries that do not
+ * tell. */
 int copy_is_on_gpu(CUdeviceptr pointer);
-/* `bytes` of a copy from pointer to pointer that is to be counted, else 0. */
+/* Return the bytes to count for a copy from pointer to pointer, or 0. */
 uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
 /* Begin a wait for all launched work; pass the result to meter_wait_ends. */
 int copy_wait_begins(void);

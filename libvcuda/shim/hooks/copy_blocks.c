@@ -1,5 +1,5 @@
-/* Copies of blocks of rows, in two and three dimensions. Each side says what it is: host memory, a GPU's, an array, or a
- * pointer of which the driver knows. */
+/* Copies of blocks of rows, in two and three dimensions. Each side states its kind: host memory, a GPU's, an array, or
+ * a pointer whose kind the driver knows. */
 #include "copy.h"
 
 static int is_side_on_gpu(int type, CUdeviceptr device)
@@ -55,7 +55,7 @@ static int type_of(const CUoperand3D *operand)
     return operand->type == CU_OPERAND_ARRAY ? CU_MEMORY_ARRAY : CU_MEMORY_UNIFIED;
 }
 
-/* The width of an array is in elements, of up to 16 bytes: for a prediction that is near enough. */
+/* The width of an array is in elements, of up to 16 bytes: precise enough for a prediction. */
 static uint64_t bytes_of_all(const CUcopyOperation3D *operations, size_t count)
 {
     uint64_t sum = 0;

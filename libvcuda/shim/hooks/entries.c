@@ -1,4 +1,4 @@
-/* The entries that programs call, for the lookup below to hand out. */
+/* The entries that programs call, as a table for the lookup layer. */
 #include "entries.h"
 
 #include "real.h"

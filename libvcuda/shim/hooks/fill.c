@@ -1,4 +1,5 @@
-/* Fills: the driver's own kernels, which take the GPU as any other does. Predicted by the entry and the size in MiB. */
+/* Fills: kernels of the driver's own, which use the GPU like any other. They are predicted by the entry and the size in
+ * MiB. */
 #include "meter.h"
 
 #define FILL(name, per_thread, bytes, on, params, call)                                                                \
@@ -14,7 +15,7 @@
         return result;                                                                                                 \
     }
 
-/* The four entries of one way to fill. Those without a stream use the default one, and do not wait for it either. */
+/* The four entries of one kind of fill. Those without a stream use the default one, and do not wait for it either. */
 #define FILLS(stem, bytes, params, call)                                                                               \
     FILL(stem##_v2, 0, bytes, NULL, (params), (call))                                                                  \
     FILL(stem##_v2_ptds, 1, bytes, NULL, (params), (call))                                                             \

@@ -1,4 +1,4 @@
-/* Launches, waits and the ends of streams: thin doors to the meter. */
+/* Launches, waits and ends of streams: thin wrappers around the meter. */
 #include "meter.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \

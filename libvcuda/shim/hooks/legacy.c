@@ -1,4 +1,4 @@
-/* Launches of earlier days: still in every driver, and so a way around a limit if nobody stood before them. */
+/* Old launch calls: every driver still has them, so without hooks they would bypass a limit. */
 #include "meter.h"
 
 #define LAUNCH(name, blocks, on, params, call)                                                                         \
@@ -21,10 +21,10 @@ LAUNCH(cuLaunchGrid, GRID_BLOCKS, NULL, (CUfunction f, int width, int height), (
 LAUNCH(cuLaunchGridAsync, GRID_BLOCKS, stream, (CUfunction f, int width, int height, CUstream stream),
        (f, width, height, stream))
 
-/* No machine has held more GPUs than that; what comes beyond is launched, but not measured. */
+/* No machine has held more GPUs; launches beyond this number are not measured. */
 #define DEVICES 16
 
-/* Each part runs in its own stream's context: that is current while the meter looks, and the caller's one after. */
+/* Make the context of the part's stream current while the meter looks; the caller's becomes current again after it. */
 static int enter(const CUmultiLaunch *launch)
 {
     CUcontext context;

@@ -1,5 +1,5 @@
-/* cuCtxSetLimit: a greater stack, heap or print buffer is device memory that no allocation call shows. A stack of 64 KiB a
- * thread is 17 GiB of an H200. */
+/* cuCtxSetLimit: a larger stack, heap or print buffer is device memory that no allocation call shows. A stack of 64 KiB
+ * a thread takes 17 GiB of an H200. */
 #include "account.h"
 
 static uint64_t attribute(int which, CUdevice device)
@@ -10,7 +10,8 @@ static uint64_t attribute(int which, CUdevice device)
                : (uint64_t)value;
 }
 
-/* Return the most that the context may grow by: the stack is there once for every thread that the GPU can hold at a time. */
+/* Return the most that the context may grow by: the stack exists once for every thread that the GPU can hold at a
+ * time. */
 static uint64_t growth(int limit, size_t value)
 {
     size_t before = 0;
@@ -39,7 +40,7 @@ CUresult cuCtxSetLimit(int limit, size_t value)
     if (result)
         return result;
     result = real.cuCtxSetLimit(limit, value);
-    /* From here on NVML knows better than the estimate. */
+    /* From here on NVML's figure is better than the estimate. */
     account_refund(slot, grown);
     if (!result)
         account_true_up();

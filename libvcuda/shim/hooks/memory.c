@@ -1,5 +1,5 @@
-/* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember what the block cost. Where the kernel's
- * calls account (kernel.c), all of this but managed memory passes. */
+/* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember the cost of the block. If the
+ * kernel's calls account (kernel.c), only managed memory is charged here. */
 #include "account.h"
 
 struct taking {
@@ -8,21 +8,21 @@ struct taking {
     uint64_t bytes, charged;
 };
 
-/* Managed memory lies in granules of its own. */
+/* Managed memory has granules of its own. */
 static uint64_t *small_total(int slot, int managed)
 {
     return managed ? &shim.gpu[slot].small_managed_bytes : &shim.gpu[slot].small_bytes;
 }
 
-/* Take the cost of `t->bytes` from the current context's GPU. */
+/* Charge the cost of `t->bytes` to the GPU of the current context. */
 static CUresult take_charged(struct taking *t)
 {
     int slot = shim_slot_of_current(NULL);
     if (slot == -2)
-        return CUDA_SUCCESS; /* no context: the driver says so itself */
+        return CUDA_SUCCESS; /* no context: the driver returns that error itself */
     if (slot < 0 || !shim_attach())
         return CUDA_ERROR_NOT_PERMITTED;
-    /* With a context that did not pass the kernel's boundary, the hooks are the account. */
+    /* With a context that did not pass the kernel's boundary, the hooks keep the account. */
     if (!account_enter_calls(slot) && !t->managed)
         return account_pass();
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
@@ -56,13 +56,14 @@ static void give_back(const struct charge *c)
     account_refund(c->slot, refund);
 }
 
-/* The driver answered: keep the charge under the block's key, or give it back. */
+/* After the driver's call: keep the charge under the block's key, or give it back. */
 static CUresult settle(struct taking *t, CUresult result, uint64_t key)
 {
     if (t->slot < 0)
         return result;
     struct charge charge = {key, t->bytes, t->charged, t->slot, t->managed};
-    /* Without room to remember it, the charge stays for the process's life: too much is safe, too little is not. */
+    /* Without room to remember it, the charge stays for the process's life: charging too much is safe, too little is
+     * not. */
     if (result)
         give_back(&charge);
     else if (table_put(&table_blocks, &charge) && t->managed)
@@ -71,7 +72,7 @@ static CUresult settle(struct taking *t, CUresult result, uint64_t key)
     return result;
 }
 
-/* Frees of what was never charged here pass. */
+/* Return 1 if frees pass because nothing was charged here. */
 static int frees_pass(void)
 {
     return shim_mode() != SHIM_ACTIVE ||
@@ -110,11 +111,11 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     return settle(&t, result, result ? 0 : *pointer);
 }
 
-/* The block is of `bytes`, more than was taken for it: take the rest too, or nothing stays taken. */
+/* The block has `bytes`, more than was charged: charge the rest too, or give everything back. */
 static CUresult take_rest(struct taking *t, uint64_t bytes)
 {
     uint64_t *total = small_total(t->slot, t->managed);
-    /* Out of the running totals with the old size and in with the new: the charge moves by the difference. */
+    /* Remove the old size from the running totals and add the new one: the charge changes by the difference. */
     uint64_t old = account_charge(total, t->bytes, -1), new = account_charge(total, bytes, 1);
     CUresult result = new > old ? account_reserve(t->slot, new - old) : CUDA_SUCCESS;
     if (!result && new < old)
@@ -124,7 +125,7 @@ static CUresult take_rest(struct taking *t, uint64_t bytes)
         t->charged = new;
         return CUDA_SUCCESS;
     }
-    /* Other threads may have moved the totals meanwhile: what the four steps come to is made good (modulo 2^64). */
+    /* Other threads may have changed the totals meanwhile: correct for the sum of the four steps (modulo 2^64). */
     uint64_t out = account_charge(total, bytes, -1), in = account_charge(total, t->bytes, 1);
     account_refund(t->slot, old + out - new - in);
     return result;
@@ -134,7 +135,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 {
     NEED_REAL(cuMemAllocPitch_v2);
     struct taking t;
-    /* Rows are padded to 512 bytes on every GPU so far; where the driver pads more, the rest is taken after. */
+    /* Rows are padded to 512 bytes on every GPU so far; if the driver pads more, the rest is charged after the call. */
     CUresult result = take(&t, (width + 511) / 512 * 512 * height);
     if (result)
         return result;
@@ -147,7 +148,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return settle(&t, result, result ? 0 : *pointer);
 }
 
-/* Always charged here: it is the kernel's other driver that owns it, and NVML does not count it. */
+/* Always charged here: another kernel driver owns this memory, and NVML does not count it. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     NEED_REAL(cuMemAllocManaged);
@@ -169,7 +170,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     return freed(found, &charge, real.cuMemFree_v2(pointer));
 }
 
-/* The first version, of 32-bit addresses and sizes. */
+/* The first version, with 32-bit addresses and sizes. */
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 {
     NEED_REAL(cuMemAlloc);
@@ -207,7 +208,7 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
     return freed(found, &charge, real.cuMemFree(pointer));
 }
 
-/* A program may free a plain block this way too; one of a pool goes back to its pool, where it stays charged. */
+/* A program may free a plain block this way too; a block of a pool returns to its pool, where it stays charged. */
 #define FREE_ASYNC(name)                                                                                               \
     CUresult name(CUdeviceptr pointer, CUstream stream)                                                                \
     {                                                                                                                  \

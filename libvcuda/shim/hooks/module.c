@@ -1,11 +1,12 @@
-/* Kernels by name. NCCL's kernels on several GPUs wait for one another, so holding one of them up would leave the others
- * spinning: gate.c lets them go where the claim has several GPUs. A kernel is known by its name when a program asks for it. */
+/* Kernels by name. NCCL's kernels on several GPUs wait for one another, so holding one of them up would leave the
+ * others spinning: gate.c lets them go if the claim has several GPUs. A kernel's name is seen when a program looks it
+ * up. */
 #include "meter.h"
 
 #include <ctype.h>
 #include <string.h>
 
-/* "ncclDevKernel_…", or that as C++ writes it into a library: "_Z27ncclDevKernel_…". */
+/* "ncclDevKernel_…", or its mangled C++ name: "_Z27ncclDevKernel_…". */
 static int is_collective(const char *name)
 {
     if (strncmp(name, "_Z", 2) == 0)

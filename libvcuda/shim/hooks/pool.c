@@ -1,9 +1,9 @@
-/* Stream-ordered allocations: what counts is what a pool has reserved from the GPU, not what lies in it.
+/* Stream-ordered allocations: a pool is charged for the memory that it has reserved from the GPU, whether allocated or
+ * not.
  *
- * Before an allocation, the most that the pool may grow by is reserved; afterwards the pool is asked for its present
- * reservation and the charge becomes exactly that. No stream is synchronised. Frees return memory to the pool, so they need
- * no hook: what the pool gives back to the GPU is seen at the next look.
- */
+ * Before an allocation, the most that the pool may grow by is reserved; afterwards the pool's present reservation is
+ * read and the charge becomes exactly that. No stream is synchronised. Frees return memory to the pool, so they need no
+ * hook: memory that the pool gives back to the GPU is seen at the next look. */
 #include "meter.h"
 #include "pools.h"
 
@@ -13,7 +13,7 @@ static int current_pool(CUmemoryPool *pool)
     return real.cuDeviceGetMemPool && !real.cuCtxGetDevice(&device) && !real.cuDeviceGetMemPool(pool, device);
 }
 
-/* After the driver's answer: exact charge; where the pool grew past the limit after all, take the block back. */
+/* After the driver's call: make the charge exact; if the pool grew past the limit after all, free the block. */
 static CUresult finish(struct known_pool *p, uint64_t reserved, CUresult result, CUdeviceptr *pointer, CUstream stream,
                        int per_thread)
 {
@@ -25,14 +25,14 @@ static CUresult finish(struct known_pool *p, uint64_t reserved, CUresult result,
     return result;
 }
 
-/* More pools at once than can be watched: what is not watched would have no limit. */
+/* Refuse more pools than can be watched: a pool that is not watched would have no limit. */
 static CUresult refuse(int slot)
 {
     __atomic_fetch_add(&shim_usage(slot)->refused, 1, __ATOMIC_RELAXED);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* 1: accounted, `*p` and `*reserved` are set; 0: pass through; else an error in *result. */
+/* Return 1: accounted, `*p` and `*reserved` are set; 0: pass through; else an error is in *result. */
 static int begin(CUmemoryPool pool, uint64_t bytes, CUstream stream, int per_thread, struct known_pool **p,
                  uint64_t *reserved, CUresult *result)
 {
@@ -94,7 +94,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUpoolProps *props)
     NEED_REAL(cuMemPoolCreate);
     if (shim_mode() != SHIM_ACTIVE || !props)
         return real.cuMemPoolCreate(pool, props);
-    /* Memory comes from the GPU that the pool lies on, whatever context is current when it is taken. */
+    /* Memory comes from the pool's GPU, whatever context is current at the allocation. */
     int slot = props->location.type == CU_LOCATION_DEVICE ? shim_slot_of_device(props->location.id) : SLOT_NONE;
     if (slot == -1)
         return CUDA_ERROR_NOT_PERMITTED;
@@ -115,8 +115,9 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     return result;
 }
 
-/* Forget the pool before the driver destroys it: nobody may ask about it then, and another may get the same handle. What is
- * allocated from it lives on until it is freed, which is not seen here: it becomes overhead, which NVML trues up. */
+/* Forget the pool before the driver destroys it: it must not be queried afterwards, and another pool may get the same
+ * handle. Its allocations live on until they are freed, which is not seen here: they become overhead, which NVML trues
+ * up. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     NEED_REAL(cuMemPoolDestroy);
@@ -126,7 +127,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     uint64_t living = 0;
     int known = pools_remove(pool, &was, &living);
     CUresult result = real.cuMemPoolDestroy(pool);
-    /* Without an entry to put it back to, the charge stays: too much is safe. */
+    /* Without an entry to return it to, the charge stays: charging too much is safe. */
     if (result && known)
         pools_enter(pool, was.slot, was.charged);
     else if (known && was.charged) {

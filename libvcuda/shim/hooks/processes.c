@@ -1,7 +1,7 @@
-/* Hooks of the process queries: programs see the claim's own processes, with the figures that its limits go by.
+/* Hooks of the process queries: programs see the claim's own processes, with the figures that its limits are based on.
  *
- * Other tenants' processes are not shown, and a GPU's utilisation is what the claim used of it. Processes of the claim in
- * other pid namespaces have no number that the caller could use, so they are left out of the lists. */
+ * Other tenants' processes are hidden, and a GPU's utilisation is the claim's use of it. Processes of the claim in
+ * other pid namespaces have no pid that the caller could use, so they are left out of the lists. */
 #include "account.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ struct own {
     uint64_t bytes;
 };
 
-/* The live processes of the claim with something on this GPU; at most VCUDA_MAX_PROCESSES. */
+/* List the live processes of the claim that use this GPU; at most VCUDA_MAX_PROCESSES. */
 static unsigned own_processes(int slot, struct own *own)
 {
     struct vcuda_process_info infos[VCUDA_MAX_PROCESSES];
@@ -43,7 +43,7 @@ static const struct own *find(const struct own *own, unsigned count, unsigned pi
     return NULL;
 }
 
-/* Entry `index` of a list whose entries have `size` bytes: all versions begin with pid and memory. */
+/* Write entry `index` of a list whose entries have `size` bytes: all versions begin with pid and memory. */
 static void put(void *infos, unsigned index, size_t size, const struct own *own)
 {
     nvmlProcessInfo_t info = {own->pid, own->bytes, 0xffffffffu, 0xffffffffu};
@@ -83,7 +83,7 @@ static nvmlReturn_t keep_own(int slot, const char *all, unsigned listed, unsigne
 
 #define LISTED 1024
 
-/* Compute processes are those of the page. Which of them also draw, or go through MPS, only the driver knows. */
+/* Compute processes are those of the page. Only the driver knows which of them also use graphics or MPS. */
 #define LIST(name, type)                                                                                               \
     nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *infos)                                               \
     {                                                                                                                  \
@@ -139,8 +139,9 @@ static struct reading read_now(int slot)
 static struct reading readings[VCUDA_MAX_GPUS][2];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Nothing yet: the first question of a process begins a window on every GPU, so that it waits only once. Nor where another
- * thread is at it, which in a forked child may be one that is not there. */
+/* Return the reading to compare with; `now` if there is none yet. The first query of a process begins a window on every
+ * GPU, so that it waits only once. Also `now` if another thread holds the lock, which in a forked child may be a thread
+ * that does not exist there. */
 static struct reading earlier(int slot, struct reading now)
 {
     struct reading *kept = readings[slot], found = {0};
@@ -159,7 +160,7 @@ static struct reading earlier(int slot, struct reading now)
     return found;
 }
 
-/* Percent of the GPU that the claim used lately. A program's first question waits for a window to pass. */
+/* Return the percentage of the GPU that the claim used lately. A program's first query waits for a window to pass. */
 static unsigned busy_percent(int slot)
 {
     struct reading now = read_now(slot), before = earlier(slot, now);
@@ -183,7 +184,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     int slot = result ? -1 : nvml_slot_of(device);
     if (slot < 0)
         return result;
-    /* How busy the memory was is known of all tenants together: ours is taken to be of our part of the time. */
+    /* Memory utilisation is known for all tenants together only: ours is taken in proportion to our part of the
+     * time. */
     unsigned whole = rates->gpu, ours = busy_percent(slot);
     rates->memory = whole ? rates->memory * (ours < whole ? ours : whole) / whole : 0;
     rates->gpu = ours;

@@ -2,7 +2,7 @@
 #include "account.h"
 #include "pools.h"
 
-/* Limit and use of a slot, clipped to what the GPU really has. 0 where no limit applies. */
+/* Compute limit and use of a slot, clipped to the GPU's real size. Return 0 if no limit applies. */
 static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
 {
     struct vcuda_limit limit;
@@ -29,7 +29,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
         return result;
     uint64_t limit, used;
     if (shim_mode() == SHIM_ACTIVE && view(shim_slot_of_current(NULL), real_total, &limit, &used)) {
-        /* Other tenants may have less left than our own limit allows. */
+        /* Other tenants may have left less than our own limit allows. */
         if (room(limit, used) < real_free)
             real_free = room(limit, used);
         real_total = limit;

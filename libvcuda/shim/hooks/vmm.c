@@ -1,5 +1,5 @@
-/* Virtual memory management: physical memory is charged to the GPU that it is made on, until neither a handle nor a mapping
- * holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
+/* Virtual memory management: physical memory is charged to the GPU on which it is created, until neither a handle nor a
+ * mapping holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
 #include "kernel.h"
 #include "account.h"
 #include "entries.h"
@@ -21,7 +21,7 @@ struct mapping {
     CUdeviceptr pointer;
     size_t bytes;
     struct physical *physical;
-    uint64_t ending; /* being unmapped by the call of this number: not to be found any more */
+    uint64_t ending; /* number of the call that is unmapping it, so that it is no longer found */
 };
 
 static struct physical **made;
@@ -29,7 +29,7 @@ static size_t made_count, made_room;
 static struct mapping *mapped;
 static size_t mapped_count, mapped_room;
 
-/* Room for one more element; 0: no memory. */
+/* Make room for one more element; return 0 if there is no memory. */
 static int make_room(void **array, size_t count, size_t *room, size_t size)
 {
     if (count < *room)
@@ -74,14 +74,14 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Nothing of this is recorded while the kernel's calls account. */
+/* Return 1 if the hooks charge; nothing of this is recorded while the kernel's calls account. */
 static int charged_here(void)
 {
     return shim_mode() == SHIM_ACTIVE && !account_by_kernel();
 }
 
-/* Nothing has told yet which layer accounts: the driver's own call does. If it did not pass the kernel's boundary, it is
- * charged afterwards, or undone. */
+/* Create memory before it is known which layer accounts: the driver's own call decides it. If that call does not pass
+ * the kernel's boundary, the memory is charged afterwards, or released. */
 static CUresult create_first(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags,
                              int slot)
 {
@@ -131,7 +131,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
     return result;
 }
 
-/* The handle is forgotten before the driver releases it: afterwards another allocation may get the same. */
+/* Forget the handle before the driver releases it: afterwards another allocation may get the same one. */
 CUresult cuMemRelease(CUhandle handle)
 {
     NEED_REAL(cuMemRelease);
@@ -197,7 +197,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
     return result;
 }
 
-/* As with a handle: forgotten before the driver's call, and found again where that fails. */
+/* As with a handle: forget it before the driver's call, and restore it if that fails. */
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     static uint64_t calls;
@@ -225,7 +225,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     return result;
 }
 
-/* In a forked child: another thread of the parent may have held the mutex; what is abandoned here is the parent's. */
+/* In a forked child: another thread of the parent may have held the mutex; the entries belong to the parent. */
 void vmm_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);

@@ -1,19 +1,20 @@
-/* Lookup: how programs come to hold our entries.
+/* Lookup: programs must find our entries instead of the driver's.
  *
- * A program finds the driver's functions through dlsym, through cuGetProcAddress, or by being linked to libcuda. For the
- * last, our own symbols of the same names come first. For the others we ask the real lookup with exactly the caller's
- * arguments and then replace by pointer identity: an answer that is an entry we stand before becomes ours, any other is
- * returned untouched. So versions, per-thread-stream variants and entries newer than this file need no rules here.
+ * A program finds the driver's functions through dlsym, through cuGetProcAddress, or by being linked to libcuda. In the
+ * last case our own symbols of the same names come first. In the others we call the real lookup with exactly the
+ * caller's arguments, and replace its result by pointer identity: an entry that we hook becomes ours, and any other
+ * result is returned unchanged. So versions, per-thread-stream variants and entries newer than this file need no rules
+ * here.
  *
  * dlsym and dlvsym are interposed without a version, which satisfies references to any of glibc's versions of them. For
- * names that are not the driver's they are tail calls: RTLD_NEXT keeps the caller that it counts from. A program that asks
- * for the address of dlsym itself gets ours too.
+ * names that are not the driver's they are tail calls, so that RTLD_NEXT sees the original caller. A program that looks
+ * up the address of dlsym itself gets ours too.
  *
- * A program may load a second copy of the driver: into a link namespace of its own (dlmopen), or from another file. It has
- * other addresses, and a state of its own. Its entries are known by their names, and the first copy answers for all of them,
- * those that we do not stand before included: or half of the calls would name contexts that the other copy does not know.
- * What other libraries look up inside another namespace does not come by here; the agent's audit finds what they use.
- */
+ * A program may load a second copy of the driver: into a link namespace of its own (dlmopen), or from another file. It
+ * has other addresses, and a state of its own. Its entries are recognised by their names, and the first copy serves all
+ * of them, including those that we do not hook: otherwise half of the calls would name contexts that the other copy
+ * does not know. Lookups by other libraries inside another namespace do not pass here; the agent's audit finds their
+ * use. */
 #include "real.h"
 
 #include "layers.h"
@@ -31,7 +32,7 @@ struct pair {
     void **found;
 };
 
-/* The hooked entries come first, in the order of the callbacks' tables of ours. */
+/* The hooked entries come first, in the order of the callback tables. */
 #define PAIR(name) {#name, (void **)&real.name},
 static const struct pair cuda_pairs[] = {HOOKED_CUDA(PAIR) CALLED_CUDA(PAIR)};
 #undef PAIR
@@ -70,7 +71,8 @@ static int find_all(const struct pair *pairs, size_t count, const char *library,
     void *handle = open_library(library, load);
     if (!handle || !find)
         return 0;
-    /* Two threads may both do this; they write the same values. The handle stays open: the entries stay valid. */
+    /* Two threads may both do this; they write the same values. The handle stays open, so that the entries stay
+     * valid. */
     for (size_t i = 0; i < count; i++)
         *pairs[i].found = find(handle, pairs[i].name);
     __atomic_store_n(ready, 1, __ATOMIC_RELEASE);
@@ -122,7 +124,7 @@ static int is_upper(char c)
     return c >= 'A' && c <= 'Z';
 }
 
-/* Names whose answer may have to be replaced: the driver's, and those of lookup itself. */
+/* Return 1 for names whose result may have to be replaced: the driver's, and those of the lookup functions. */
 static int is_ours(const char *name)
 {
     if (name[0] == 'd' && name[1] == 'l')
@@ -136,7 +138,8 @@ static const struct {
     const char *named, *soname;
 } drivers[] = {{"libcuda.so", "libcuda.so.1"}, {"libnvidia-ml.so", "libnvidia-ml.so.1"}};
 
-/* 1: not the copy of a driver that `real` was filled from, or anything of another namespace. */
+/* Return 1 for a copy of a driver other than the one that `real` was filled from, and for anything in another
+ * namespace. */
 static int is_other_copy(void *handle)
 {
     if (symbols_elsewhere(handle))
@@ -148,14 +151,14 @@ static int is_other_copy(void *handle)
     return 0;
 }
 
-/* The program's answer for what was found by such a handle. */
+/* Return the program's result for a symbol that was found by such a handle. */
 static void *answer_by_name(void *found, const char *name)
 {
     const char *path, *soname = symbols_soname_at(found, &path);
     if (shim_mode() == SHIM_INERT)
         return found;
     if (name[0] == 'd') {
-        /* Another C library's dlsym: what it is asked from the program must come by here too. */
+        /* Another C library's dlsym: lookups by the program through it must pass here too. */
         int is_lookup = symbols_begins(soname, "libc.so") || symbols_begins(soname, "libdl.so");
         void *ours = symbols_same(name, "dlsym") ? (void *)dlsym : (void *)dlvsym;
         return is_lookup ? ours : found;
@@ -171,15 +174,15 @@ static void *answer_by_name(void *found, const char *name)
     return found;
 }
 
-/* The program's answer for what the real lookup found, asked from here. RTLD_NEXT asked from here begins behind us: a
- * library behind us that asks it for a name that it defines itself means the next after itself. */
+/* Return the program's result for a symbol that the real lookup found when called from here. From here RTLD_NEXT begins
+ * after us. A library after us that looks up a name that it defines itself means the next definition after itself. */
 static void *answer(void *found, void *handle, const char *name, const void *caller)
 {
     if (found && handle != RTLD_DEFAULT && handle != RTLD_NEXT && is_other_copy(handle))
         return answer_by_name(found, name);
     if (found && handle == RTLD_NEXT && symbols_behind(&real_dlsym, caller))
         found = symbols_next(caller, name);
-    /* Our own symbol came first in the program's scope: find the one that the program would get without us. */
+    /* Our own symbol came first in the program's scope: find the one that the program would get without libvcuda. */
     if (is_entry_in(shim_callbacks.cuda_entries, CUDA_HOOKS, found) ||
         is_entry_in(shim_callbacks.nvml_entries, NVML_HOOKS, found))
         found = real_dlsym(RTLD_NEXT, name);

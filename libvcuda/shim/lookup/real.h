@@ -1,4 +1,4 @@
-/* The real driver's functions: which we stand before, and which we only call. */
+/* The real driver's functions: those that we hook, and those that we only call. */
 #ifndef SHIM_REAL_H
 #define SHIM_REAL_H
 
@@ -10,9 +10,9 @@
 #define HOOKED_CUDA(X)                                                                                          \
     /* start and lookup */                                                                                      \
     X(cuInit) X(cuGetProcAddress) X(cuGetProcAddress_v2)                                                        \
-    /* what programs see */                                                                                     \
+    /* sizes and use as programs see them */                                                                    \
     X(cuDeviceTotalMem) X(cuDeviceTotalMem_v2) X(cuMemGetInfo) X(cuMemGetInfo_v2)                               \
-    /* contexts, and what makes one bigger */                                                                   \
+    /* contexts, and calls that enlarge one */                                                                  \
     X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxRelease_v2)                    \
     X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxReset_v2)                                                    \
     X(cuCtxCreate) X(cuCtxCreate_v2) X(cuCtxCreate_v3) X(cuCtxCreate_v4) X(cuCtxDestroy) X(cuCtxDestroy_v2)     \
@@ -37,7 +37,7 @@
     X(cuMemsetD2D8_v2) X(cuMemsetD2D8_v2_ptds) X(cuMemsetD2D8Async) X(cuMemsetD2D8Async_ptsz)                   \
     X(cuMemsetD2D16_v2) X(cuMemsetD2D16_v2_ptds) X(cuMemsetD2D16Async) X(cuMemsetD2D16Async_ptsz)               \
     X(cuMemsetD2D32_v2) X(cuMemsetD2D32_v2_ptds) X(cuMemsetD2D32Async) X(cuMemsetD2D32Async_ptsz)               \
-    /* copies: those that wait, and those within the memory of GPUs */                                          \
+    /* copies: blocking ones, and those within the memory of GPUs */                                            \
     X(cuMemcpyHtoD_v2) X(cuMemcpyHtoD_v2_ptds) X(cuMemcpyDtoH_v2) X(cuMemcpyDtoH_v2_ptds)                       \
     X(cuMemcpyDtoD) X(cuMemcpyDtoD_v2) X(cuMemcpyDtoD_v2_ptds) X(cuMemcpyDtoDAsync) X(cuMemcpyDtoDAsync_v2)     \
     X(cuMemcpyDtoDAsync_v2_ptsz) X(cuMemcpyPeer) X(cuMemcpyPeer_ptds) X(cuMemcpyPeerAsync)                      \
@@ -101,13 +101,13 @@ struct real_nvml {
 extern struct real_cuda real;
 extern struct real_nvml real_nvml;
 
-/* Find the driver's functions, once; 0 where there is no driver. `load`: open the library where it is not open yet. */
+/* Find the driver's functions, once; return 0 if there is no driver. `load`: open the library if it is not open yet. */
 int real_cuda_ready(int load);
 int real_nvml_ready(int load);
-/* Our entry where `found` is one of the driver's that we stand before, else `found` itself. */
+/* Return our entry if `found` is one of the driver's that we hook, else `found` itself. */
 void *real_hook_of(void *found);
 
-/* Every hook begins so: without a driver there is nothing to pass on to. */
+/* Every hook begins like this: without a driver there is nothing to call. */
 #define NEED_REAL(name)                                                                                                \
     do {                                                                                                               \
         if (!real_cuda_ready(1) || !real.name)                                                                         \

@@ -1,5 +1,5 @@
-/* Reading loaded libraries' tables, for the questions that dlsym cannot be asked from here: where is the real dlsym, now that
- * ours stands before it; what does RTLD_NEXT mean to a caller that is not us; which library is this, of which namespace. */
+/* Reading the tables of loaded libraries, for questions that dlsym cannot answer: the address of the real dlsym, as
+ * ours comes first; the meaning of RTLD_NEXT for a caller other than us; the name and the namespace of a library. */
 #include "symbols.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ struct tables {
     const ElfW(Half) * versions;
 };
 
-/* Addresses in a dynamic section are those in memory, except where the loader left them as they were (the vDSO). */
+/* Addresses in a dynamic section are absolute, except where the loader did not relocate them (the vDSO). */
 static const void *at(const struct link_map *map, ElfW(Addr) address)
 {
     return (const void *)(address < map->l_addr ? address + map->l_addr : address);
@@ -53,7 +53,7 @@ static void *value_of(const struct link_map *map, const ElfW(Sym) * s)
     return address;
 }
 
-/* The default version of `name` that this library defines; NULL: none. */
+/* Return the default version of `name` that this library defines; NULL: none. */
 static void *defined_in(const struct link_map *map, const char *name)
 {
     struct tables t;

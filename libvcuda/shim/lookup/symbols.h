@@ -5,17 +5,18 @@
 #include <link.h>
 #include <stdint.h>
 
-/* `name` as defined by the first library after the one that `address` lies in; NULL: by none. */
+/* Return `name` as defined by the first library after the one that contains `address`; NULL: none. */
 void *symbols_next(const void *address, const char *name);
-/* 1: `other` lies in a library that was loaded after the one that `address` lies in. */
+/* Return 1 if the library of `other` was loaded after the one that contains `address`. */
 int symbols_behind(const void *address, const void *other);
-/* 1: the library of `handle`, a real one, was loaded into another link namespace than the program's (dlmopen). */
+/* Return 1 if the library of `handle`, a real one, was loaded into a link namespace other than the program's
+ * (dlmopen). */
 int symbols_elsewhere(void *handle);
 /* Return the soname of a library, "" if it has none; by a real handle, or by an address in it. */
 const char *symbols_soname(void *handle);
 const char *symbols_soname_at(const void *address, const char **path); /* `*path`: the file it was loaded from */
 
-/* Not strcmp: a sanitizer's is the sanitizer's own, and to find what lies behind it we are asked before it works. */
+/* Not strcmp: a sanitizer replaces it, and calls our lookup for the original before its own set-up is complete. */
 static inline int symbols_same(const char *a, const char *b)
 {
     while (*a && *a == *b) {

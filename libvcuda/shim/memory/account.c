@@ -1,9 +1,9 @@
-/* Memory: reserve, then sum (see vcuda_pages.h for why this needs no lock), and which layer does it.
+/* Memory: reserve, then sum (vcuda_pages.h explains why this needs no lock), and the choice of the layer that accounts.
  *
- * A process begins not knowing whether its driver's calls pass kernel.c. The first allocation that passes there makes the
- * kernel's calls the account, for good; a context or allocation that did not pass there makes the hooks the account, for
- * good. What a hook had reserved for a context meanwhile is given back when the kernel's calls become the account: they
- * reserve the same memory piece by piece. */
+ * A process does not know at first whether its driver's calls pass kernel.c. The first allocation that passes there
+ * makes the kernel's calls the account; a context or allocation that did not pass there makes the hooks the account.
+ * The decision is final. A hook's reservation for a context is given back when the kernel's calls become the account,
+ * as they reserve the same memory piece by piece. */
 #include "kernel.h"
 #include "pools.h"
 #include "shares.h"
@@ -21,7 +21,8 @@
 /* The driver serves blocks of at most this size from granules that they share. */
 #define SMALL (1ull << 20)
 #define NEAR (128ull << 20)
-/* How long an allocation that does not fit waits for importers to look who pays. Their watchers take less than one pause. */
+/* The time that an allocation that does not fit waits for importers to check who pays. Their watchers take less than
+ * one pause. */
 #define PAUSE_NS 1000000l
 #define MOST_PAUSES 20
 
@@ -32,8 +33,8 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
 
 struct sum {
     uint64_t bytes;
-    uint64_t imported, unsure; /* imported memory, and what of it may have lost its payer */
-    int clearing;              /* a slot is being cleared: all of it may */
+    uint64_t imported, unsure; /* imported memory, and the part of it that may have lost its payer */
+    int clearing;              /* a slot is being cleared: all of it may have */
 };
 
 static struct sum sum_slots(int slot, uint64_t clearings)
@@ -55,7 +56,8 @@ static struct sum sum_slots(int slot, uint64_t clearings)
     return sum;
 }
 
-/* Return the imported bytes whose payer may be gone. They count: too much for a moment is safe, too little is not. */
+/* Return the imported bytes whose payer may be gone. They count, as counting too much for a moment is safe, too little
+ * is not. */
 static uint64_t unsure_bytes(int slot, uint64_t *bytes)
 {
     uint64_t before = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST);
@@ -71,7 +73,7 @@ uint64_t account_used(int slot)
     return bytes + unsure;
 }
 
-/* Before refusing: wake those whose imports count because they have not looked, and give them a moment. */
+/* Before refusing: wake processes whose imports count because they have not checked, and give them a moment. */
 static void ask_importers(int slot)
 {
     uint64_t bytes;
@@ -89,7 +91,7 @@ static void ask_importers(int slot)
 static uint64_t limit_of(int slot, uint32_t *state)
 {
     struct vcuda_limit limit;
-    /* Read from the page each time: a cached limit is one that does not move. */
+    /* Read from the page each time: a cached limit would not follow changes. */
     if (vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) != 0) {
         *state = VCUDA_SLOT_CLOSED;
         return 0;
@@ -109,8 +111,8 @@ static int try_reserve(int slot, uint64_t bytes)
 {
     uint64_t *mine = &shim_usage(slot)->memory_bytes;
     __atomic_fetch_add(mine, bytes, __ATOMIC_SEQ_CST);
-    /* The limit is read after the addition: an agent that lowers it and then reads the use has seen these bytes, or
-     * they are refused here. */
+    /* The limit is read after the addition: if an agent lowers it and then reads the use, either the use includes these
+     * bytes, or they are refused here. */
     if (!account_over(slot))
         return 1;
     __atomic_fetch_sub(mine, bytes, __ATOMIC_SEQ_CST);
@@ -123,7 +125,8 @@ static CUresult refuse(int slot)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Near the limit, what modules and stacks took since the last reading decides: ask NVML (19 us) before granting. */
+/* Return 1 if the bytes fit. Near the limit, the growth of modules and stacks since the last reading decides: read NVML
+ * (19 us) before granting. */
 static int still_fits(int slot, uint64_t bytes, uint64_t limit)
 {
     if (account_used(slot) + NEAR <= limit)
@@ -146,7 +149,7 @@ CUresult account_reserve(int slot, uint64_t bytes)
     if (bytes <= limit) {
         if (try_reserve(slot, bytes))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
-        /* Before refusing: give back what dead processes left, and what pools have returned since. */
+        /* Before refusing: reclaim the slots of dead processes, and memory that pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         ask_importers(slot);
         pools_refresh(slot);
@@ -187,7 +190,7 @@ void account_refund(int slot, uint64_t bytes)
         __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* ---- Which layer accounts ---- */
+/* ---- The layer that accounts ---- */
 
 static void now_by(int slot, uint32_t accounting)
 {
@@ -196,7 +199,7 @@ static void now_by(int slot, uint32_t accounting)
         __atomic_store_n(told, accounting, __ATOMIC_RELEASE);
 }
 
-/* Decide which layer accounts, unless it is decided; return 1 if this one does. */
+/* Decide which layer accounts, unless that is decided; return 1 if it is this one. */
 static int decide(int accounting)
 {
     int seen = __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE);

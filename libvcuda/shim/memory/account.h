@@ -6,16 +6,17 @@
 #include "real.h"
 
 /* ---- account.c ---- */
-uint64_t account_used(int slot); /* the claim's memory and overhead on this GPU: the truth, in either accounting */
-int account_over(int slot);      /* the sum passes the limit */
-/* For the hooks; may ask the driver and NVML. OUT_OF_MEMORY, NOT_PERMITTED. */
+uint64_t account_used(int slot); /* the claim's memory and overhead on this GPU, whichever layer accounts */
+int account_over(int slot);      /* 1 if the sum is above the limit */
+/* For the hooks; may call the driver and NVML. Returns OUT_OF_MEMORY or NOT_PERMITTED. */
 CUresult account_reserve(int slot, uint64_t bytes);
-/* For the kernel's calls; asks nobody. 0: no room, or a closed slot. */
+/* For the kernel's calls; calls neither the driver nor NVML. 0: no room, or a closed slot. */
 int account_take(int slot, uint64_t bytes);
-/* Take as much as there is room for, `most` at most; return it. */
+/* Take as much as there is room for, up to `most`; return it. */
 uint64_t account_take_room(int slot, uint64_t most);
 void account_refund(int slot, uint64_t bytes);
-/* Return what an allocation of this size costs the GPU; small ones share granules, so this moves `*total`, their sum. */
+/* Return the cost of an allocation of this size on the GPU; small ones share granules, so this moves `*total`, their
+ * sum. */
 uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);
 static inline int account_by_kernel(void)
 {
@@ -25,10 +26,10 @@ static inline int account_by_calls(void)
 {
     return __atomic_load_n(&shim.accounting, __ATOMIC_ACQUIRE) == VCUDA_ACCOUNTING_CALLS;
 }
-/* The account is the kernel's calls, or the hooks, from now on; 0: it is the other's already. */
+/* Make the kernel's calls, or the hooks, the account from now on; return 0 if the other is the account already. */
 int account_enter_kernel(int slot);
 int account_enter_calls(int slot);
-/* All that a hook does where the kernel's calls account: a closed slot's error is not out-of-memory. */
+/* The only check of a hook if the kernel's calls account: the error for a closed slot is not out-of-memory. */
 CUresult account_closed(void);
 static inline CUresult account_pass(void)
 {
@@ -38,12 +39,13 @@ static inline CUresult account_pass(void)
 
 /* ---- overhead.c ---- */
 CUresult account_context_begin(int slot, uint64_t *reserved);
-/* `*cost`: what the context is charged with, to be given back when it goes. */
+/* `*cost`: the charge of the context, which is given back when it ends. */
 CUresult account_context_end(int slot, uint64_t reserved, CUresult result, uint64_t *cost);
 void account_context_release(int slot, uint64_t cost);
 void overhead_add(int slot, uint64_t bytes);
-/* Overhead is what the process uses beyond its known allocations. `pending` of these is reserved but not yet real, by
- * `open_calls` allocations in progress; a reading that any other allocation disturbed is thrown away. */
+/* Set the overhead: the memory that the process uses beyond its known allocations. `pending` bytes of these are
+ * reserved but not yet real, by `open_calls` allocations in progress; a reading that any other allocation disturbed is
+ * discarded. */
 void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls);
 void account_true_up(void);
 
@@ -60,6 +62,6 @@ void table_forget(struct table *table);
 /* ---- nvml_read.c ---- */
 int64_t nvml_process_bytes(int slot); /* -1: NVML does not know this process */
 int64_t nvml_device_bytes(int slot);
-int nvml_slot_of(nvmlDevice_t device); /* -1: no limit applies to this GPU or part of one */
+int nvml_slot_of(nvmlDevice_t device); /* -1: no limit applies to this GPU or MIG instance */
 
 #endif

@@ -1,16 +1,16 @@
 /* The open files to which memory is exported.
  *
- * Memory that was exported lives as long as any process has a descriptor of that open file. Two things that the kernel keeps
- * for every open file tell what accounting needs, without a hook on close and whatever becomes of the descriptors:
+ * Exported memory lives as long as any process has a descriptor of that open file. Two things that the kernel keeps for
+ * every open file give the facts that accounting needs, without a hook on close and whatever becomes of the
+ * descriptors:
  *
- * - An epoll set forgets a file when its last descriptor is closed, in any process, and does not hold it itself. Its list
- *   stands in /proc. The set is never waited on.
- * - A file's owner (F_SETOWN) is whom it would send a signal to; without O_ASYNC it sends none. It is the same for everybody
- *   who has the file, and is nobody once that process has ended. Here it names who pays.
+ * - An epoll set forgets a file when its last descriptor is closed, in any process, and does not hold it itself. Its
+ *   list is shown in /proc. The set is never waited on.
+ * - A file's owner (F_SETOWN) is the process to which it would send a signal; without O_ASYNC it sends none. It is the
+ *   same for all holders of the file, and is empty once that process has ended. Here it names the process that pays.
  *
- * A program may close all descriptors, ours too. So the set has a witness: where the list lacks it, the set is lost, and what
- * was watched by it is never known to be closed.
- */
+ * A program may close all descriptors, ours too. So the set has a witness: if the list lacks it, the set is lost, and
+ * files that it watched are never known to be closed. */
 #include "descriptors.h"
 
 #include <errno.h>
@@ -24,17 +24,17 @@
 #include <unistd.h>
 
 #define WITNESS 0x766375646177ull
-/* The range of kept descriptors: not among the lowest, which programs expect to get, and not the last quarter. */
+/* The range of kept descriptors: above the lowest, which programs expect to get, and below the last quarter. */
 #define LOW 1000
 #define MOST_KEPT 65536
 #define NAMESAKES 64
 
-/* All but `kept` is guarded by the caller's lock. */
+/* Protected by the caller's lock, except `kept`. */
 static int set = -1;
 static uint64_t generation = 1, next_key = 1;
 static uint64_t kept[MOST_KEPT / 64]; /* a bit for each number that is ours */
 
-/* A number in the program's way is exchanged for one that is not; -1: none is left. */
+/* Replace a number that is in the program's way by another; -1: none is left. */
 static int move_away(int fd, int is_copy)
 {
     struct rlimit limit;
@@ -56,7 +56,7 @@ struct line {
     unsigned long long key;
 };
 
-/* Call `each` for the lines of the set's list; 1: the witness was among them. */
+/* Call `each` for the lines of the set's list; return 1 if the witness was among them. */
 static int read_list(void (*each)(const struct line *line, void *context), void *context)
 {
     char path[64], text[4096];
@@ -90,7 +90,7 @@ static void ignore(const struct line *line, void *context)
     (void)line, (void)context;
 }
 
-/* The set, intact; a lost one is left alone, as its number may be the program's by now. */
+/* Return the intact set. A lost one is not touched, as its number may be the program's by now. */
 static int find_set(void)
 {
     struct epoll_event event = {.data.u64 = WITNESS};
@@ -104,8 +104,8 @@ static int find_set(void)
     return witness >= 0 && !epoll_ctl(set, EPOLL_CTL_ADD, witness, &event) && read_list(ignore, NULL);
 }
 
-/* The keys under which the set lists a number: of the file that it means now, and of files that it meant before, which others
- * have open still. */
+/* The keys under which the set lists a number: that of its present file, and those of files that it meant before and
+ * that other processes still have open. */
 struct namesakes {
     int fd, count;
     uint64_t key[NAMESAKES];
@@ -126,7 +126,8 @@ static int is_among(const struct namesakes *all, uint64_t key)
     return 0;
 }
 
-/* The key of a file that is watched by this number already: the one that goes from the list when the file gets another. */
+/* Return the key of a file that this number watches already: the one that leaves the list when the number gets another
+ * file. */
 static uint64_t find_key(int fd, uint64_t other)
 {
     struct namesakes before = {.fd = fd}, after = {.fd = fd};
@@ -184,8 +185,8 @@ int descriptors_keep(int fd)
     return copy;
 }
 
-/* A program that closed all descriptors may have something of its own by this number: what we keep is a device, or simulated
- * a pipe. */
+/* Close our descriptor. A program that closed all descriptors may use this number for another file, so the type is
+ * checked: ours is a device, or in simulation a pipe. */
 void descriptors_let_go(int copy)
 {
     struct stat st;

@@ -1,17 +1,16 @@
-/* Memory at the kernel's boundary: the second line of accounting, and where it works the only one.
+/* Memory at the kernel's boundary: the second layer of accounting, and the only one if it works.
  *
- * All device memory of a process comes from one kind of ioctl, whatever the program asked for: allocations, pools, graph
- * nodes, stacks, modules, contexts. The sum of these objects' sizes is what NVML shows, to the byte. So the limit is held
- * here: bytes are reserved before the kernel is asked, and where they do not fit the kernel is not asked; the driver sees the
- * status by which the kernel says that there is no memory, and tells its program the usual out-of-memory.
+ * All device memory of a process comes from one kind of ioctl, whatever the program asked for: allocations, pools,
+ * graph nodes, stacks, modules, contexts. The sum of these objects' sizes is NVML's figure, to the byte. So the limit
+ * is enforced here: bytes are reserved before the kernel is called. If they do not fit, the kernel is not called; the
+ * driver gets the kernel's status for no memory, and returns the usual out-of-memory to its program.
  *
- * Which layer accounts is decided once in a process's life (account.c). Calls that look like allocations, on a device whose
- * UUID was seen to pass here, make it this one (VCUDA_ACCOUNTING_KERNEL): from then on the hooks above charge nothing but
- * managed memory, which the kernel's other driver owns. A context that exists without one such call makes it the hooks
- * (VCUDA_ACCOUNTING_CALLS), and then everything passes through here untouched.
+ * The layer that accounts is decided once in a process's life (account.c). If calls that look like allocations pass
+ * here, on a device whose UUID was seen, it is this one (VCUDA_ACCOUNTING_KERNEL): from then on the hooks above charge
+ * only managed memory, which another kernel driver owns. If a context exists without one such call, it is the hooks
+ * (VCUDA_ACCOUNTING_CALLS), and then every ioctl passes unchanged.
  *
- * The driver calls this with its locks held: nothing here calls the driver or NVML, or waits for anyone.
- */
+ * The driver calls this with its locks held: no code here calls the driver or NVML, or waits. */
 #include "kernel.h"
 
 #include "nvidia_rm.h"
@@ -47,14 +46,14 @@ static ioctl_function *next_ioctl(void)
     return found;
 }
 
-/* One ioctl of the resource manager. The program's errno is kept aside while we work. */
+/* One ioctl of the resource manager. The program's errno is saved while we work. */
 struct call {
     int fd, saved_errno;
     unsigned long request;
     void *argument; /* as the kernel gets it */
     unsigned number;
     size_t size;
-    void *body; /* the same, or what a transfer points to */
+    void *body; /* the same, or the target of a transfer */
 };
 
 static int forward(struct call *c)
@@ -100,7 +99,7 @@ static int only_slot(void)
     return used == 1 ? only : OBJECTS_UNKNOWN;
 }
 
-/* Once the kernel's calls are the account, nothing passes unpaid. */
+/* Once the kernel's calls are the account, nothing passes without a charge. */
 int kernel_slot_of(uint32_t client, uint32_t parent)
 {
     int slot = objects_slot(client, parent);
@@ -116,7 +115,7 @@ static int refuse(const struct allocation *a)
     return 0;
 }
 
-/* The kernel took more than was asked for, and that does not fit: back with it. */
+/* The kernel took more than was asked for, and that does not fit: free it again. */
 static int give_up(struct call *c, const struct allocation *a)
 {
     struct rm_free request = {a->client, a->parent, *a->handle, 0};
@@ -216,8 +215,8 @@ static int control(struct call *c)
     return result;
 }
 
-/* Within the process the memory lives until its last handle goes; what came from another process without a descriptor, its
- * maker pays. */
+/* Within the process the memory lives until its last handle is freed; memory that came from another process without a
+ * descriptor is paid by its maker. */
 static int duplicate(struct call *c)
 {
     struct rm_dup *d = c->body;

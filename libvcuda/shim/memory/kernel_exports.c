@@ -1,5 +1,5 @@
-/* Exports and imports at the kernel's boundary: which memory a descriptor holds, and what came out of one. The account of both
- * is kept in shares.c. */
+/* Exports and imports at the kernel's boundary: which memory a descriptor holds, and which was imported from one.
+ * shares.c keeps the account of both. */
 #include "kernel.h"
 
 #include "nvidia_rm.h"
@@ -14,7 +14,7 @@ struct importer {
     uint32_t client;
 };
 
-/* The size of device memory; 0: it is no such memory, or the kernel does not say. */
+/* Return the size of device memory; 0: it is no such memory, or the kernel does not tell. */
 static uint64_t size_of(const struct importer *i, uint32_t handle)
 {
     struct rm_surface_info infos[] = {{RM_SURFACE_SIZE_LOW, 0}, {RM_SURFACE_SIZE_HIGH, 0}, {RM_SURFACE_SPACE, 0}};
@@ -26,12 +26,13 @@ static uint64_t size_of(const struct importer *i, uint32_t handle)
     return failed || infos[2].data != RM_SPACE_VIDEO ? 0 : (uint64_t)infos[1].data << 32 | infos[0].data;
 }
 
-/* 0: it does not fit. What nothing is known of passes. */
+/* Return 0 if it does not fit. Unknown memory passes. */
 static int import_memory(const struct importer *i, uint32_t parent, uint32_t handle, int fd)
 {
     int slot = kernel_slot_of(i->client, parent);
     uint64_t bytes = slot < 0 ? 0 : size_of(i, handle);
-    /* NVML's figure of this process is no longer comparable: it shows such memory here, or elsewhere, or nowhere. */
+    /* NVML's figure of this process is no longer comparable: it shows such memory in this process, in another one, or
+     * not at all. */
     __atomic_store_n(&shim.imported, 1, __ATOMIC_RELAXED);
     if (!bytes || !shim_attach() || !account_enter_kernel(slot))
         return 1;
@@ -51,7 +52,7 @@ static void free_handle(const struct importer *i, uint32_t parent, uint32_t hand
     objects_refund(taken);
 }
 
-/* All of them, or none: as the kernel does it. The number of objects it has room for differs between drivers. */
+/* Import all of them, or none, as the kernel does. The number of objects it has room for differs between drivers. */
 static int import_many(const struct importer *i, struct rm_import_many *many, uint32_t size)
 {
     const uint32_t fixed = sizeof many->fd + sizeof many->parent + sizeof many->count + sizeof many->index;

@@ -1,8 +1,7 @@
 /* Handles of the kernel driver: a hash table of the few kinds that accounting needs.
  *
- * One mutex, never held across a call into the kernel; the kernel itself serialises these calls behind a lock of its own, so
- * threads lose nothing by meeting here.
- */
+ * One mutex, never held across a call into the kernel. The kernel itself serialises these calls behind a lock of its
+ * own, so the mutex costs threads nothing. */
 #include "kernel.h"
 
 #include "shares.h"
@@ -25,7 +24,7 @@ pthread_mutex_t objects_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct object **buckets;
 static size_t capacity, count; /* capacity: a power of two */
 
-/* Which GPU a device's number means: learnt from whichever client asked first, and true for the machine's life. */
+/* The GPU of each device number: learnt from the first client that asked, and valid as long as the machine runs. */
 static struct {
     int known;
     uint8_t uuid[16];
@@ -71,7 +70,7 @@ static void link_in(struct object *o)
     count++;
 }
 
-/* Locked. An older object of the same handle is gone unseen (its client's file was closed, say): it is replaced. */
+/* Locked. An older object of the same handle was freed unseen (its client's file was closed, say): it is replaced. */
 static struct object *add(uint32_t client, uint32_t handle, uint32_t parent, uint32_t device)
 {
     struct object *o = find(client, handle);
@@ -150,8 +149,8 @@ int objects_know_any(void)
     return any;
 }
 
-/* Locked. The slot of a GPU. A claim's only slot whose UUID is no GPU's own names a MIG device: the kernel tells the UUID
- * of the whole GPU, and nobody but that device is visible to the process. */
+/* Locked. Return the slot of a GPU. If a claim's only slot has a UUID that is no GPU's own, it names a MIG device: the
+ * kernel returns the UUID of the whole GPU, and the process sees only that device. */
 static int slot_of_uuid(const uint8_t uuid[16])
 {
     int used = 0, only = OBJECTS_OUTSIDE;
@@ -242,7 +241,7 @@ struct object *objects_take(uint32_t client, uint32_t handle)
     struct object *taken = NULL;
     pthread_mutex_lock(&objects_mutex);
     struct object *o = find(client, handle);
-    /* Memory has nothing below it; only a device or a whole client is worth a walk through all. */
+    /* Memory has no children; only a device or a whole client is worth a walk through the whole table. */
     size_t first = o && o->memory ? bucket_of(client, handle, capacity) : 0;
     size_t last = o && o->memory ? first + 1 : o || handle == client ? capacity : 0;
     for (size_t i = first; i < last; i++)
@@ -285,7 +284,8 @@ void objects_refund(struct object *taken)
         shares_settle();
 }
 
-/* In a forked child: another thread of the parent may have held the mutex, and the table may be half-changed: abandoned. */
+/* In a forked child: another thread of the parent may have held the mutex, and the table may be half-changed: abandon
+ * it. */
 void objects_forget(void)
 {
     pthread_mutex_init(&objects_mutex, NULL);

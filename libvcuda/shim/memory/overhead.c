@@ -1,16 +1,15 @@
-/* Overhead: contexts, and whatever else NVML sees that no allocation explains.
+/* Overhead: contexts, and all other memory that NVML shows and no allocation explains.
  *
- * Where the hooks account, this is how contexts, modules and stacks count at all: a context's cost is reserved in advance
- * (what the last one of the claim cost; for the first, all the room that a context could take), and NVML's figure trues it
- * up. Where the kernel's calls account there is nothing to add, and NVML's figure only tells what they missed.
- */
+ * If the hooks account, this is how contexts, modules and stacks are counted at all: a context's cost is reserved in
+ * advance (the cost of the claim's last one; for the first, all the room that a context could take), and NVML's figure
+ * trues it up. If the kernel's calls account there is nothing to add, and NVML's figure only shows what they missed. */
 #include "kernel.h"
 #include "pools.h"
 #include "account.h"
 
 #include <time.h>
 
-/* No context of any driver so far costs more; a greater difference is another tenant's. */
+/* No context of any driver so far costs more; a greater difference belongs to another tenant. */
 #define CONTEXT_MAX (2048ll << 20)
 /* The longest wait of a second context for the cost of the first one. */
 #define FIRST_CONTEXT_NS 3000000000ull
@@ -29,7 +28,7 @@ static uint64_t known_bytes(int slot, uint64_t pending)
     return load(&mine->memory_bytes) - load(&mine->managed_bytes) - pending;
 }
 
-/* The GPU's use before a first context, for where NVML does not know this process (another pid namespace). */
+/* The GPU's use before a first context, for use where NVML does not list this process (another pid namespace). */
 static _Thread_local int64_t device_before;
 
 static uint64_t measured_context(int slot, uint64_t pending)
@@ -44,8 +43,8 @@ static uint64_t measured_context(int slot, uint64_t pending)
     return (uint64_t)(grown < CONTEXT_MAX ? grown : CONTEXT_MAX);
 }
 
-/* Nobody knows yet what a context of this claim costs: take all the room it could need, so that of two first ones that are
- * made at once the second waits until the first is measured. */
+/* Reserve for the first context of this claim, whose cost is unknown: take all the room it could need, so that of two
+ * first contexts created at once the second waits until the first is measured. */
 static CUresult reserve_first(int slot, uint64_t *reserved)
 {
     uint64_t give_up = shim_now() + FIRST_CONTEXT_NS;
@@ -55,7 +54,7 @@ static CUresult reserve_first(int slot, uint64_t *reserved)
         if (open)
             return open;
         *reserved = account_take_room(slot, CONTEXT_MAX);
-        /* In this order: room comes back after the cost is known. What is left may be less than a context takes. */
+        /* In this order: room is returned after the cost is known. The rest may be less than a context takes. */
         uint64_t cost = load(hint);
         if (cost) {
             account_refund(slot, *reserved);
@@ -97,7 +96,7 @@ CUresult account_context_begin(int slot, uint64_t *reserved)
     return result;
 }
 
-/* Return what is left of the reservation: nothing if the kernel's calls became the account meanwhile. */
+/* Return the rest of the reservation: nothing if the kernel's calls became the account meanwhile. */
 static uint64_t still_reserved(int slot, uint64_t reserved)
 {
     uint64_t *pending = &shim.gpu[slot].context_reserved, seen = load(pending);
@@ -143,7 +142,7 @@ void account_context_release(int slot, uint64_t cost)
     __atomic_fetch_add(&shim.memory_begun, 1, __ATOMIC_SEQ_CST);
     int left = __atomic_sub_fetch(&gpu->contexts, 1, __ATOMIC_SEQ_CST);
     uint64_t base = __atomic_sub_fetch(&gpu->context_base, cost, __ATOMIC_SEQ_CST);
-    /* Its modules and stacks went with it, but whose of the overhead they were is not known: the next true-up tells. */
+    /* Its modules and stacks ended with it, but their part of the overhead is unknown: the next true-up measures it. */
     uint64_t *mine = &shim_usage(slot)->context_bytes, seen = load(mine), now;
     do {
         now = !left ? 0 : seen > base + cost ? seen - cost : base;
@@ -151,14 +150,15 @@ void account_context_release(int slot, uint64_t cost)
     __atomic_fetch_add(&shim.memory_ended, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Memory that outlives what it was charged as: overhead, until NVML shows that it is gone. */
+/* Add memory that outlives the object to which it was charged: overhead, until NVML shows that it is freed. */
 void overhead_add(int slot, uint64_t bytes)
 {
     __atomic_fetch_add(&shim_usage(slot)->context_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
-/* What NVML shows of this process beyond what is known; -1 where an allocation other than the caller's disturbed the
- * reading. The order matters: what ends between the counters and `known` is found out at the end. */
+/* Return the bytes that NVML shows for this process beyond the known ones; -1 if an allocation other than the caller's
+ * disturbed the reading. The order matters: an allocation that ends between reading the counters and `known` is
+ * detected at the end. */
 static int64_t beyond_known(int slot, uint64_t pending, uint64_t open_calls)
 {
     uint64_t ended = load(&shim.memory_ended);
@@ -185,8 +185,8 @@ void overhead_true_up(int slot, uint64_t pending, uint64_t open_calls)
     __atomic_compare_exchange_n(mine, &before, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
-/* What NVML sees beyond the kernel's calls is drift, and counts: it must be there twice, as memory that was just freed may
- * still show. Imported memory is its exporter's, though NVML may show it here. */
+/* Count memory that NVML shows beyond the kernel's calls as drift. It must be there twice, as memory that was just
+ * freed may still show. Imported memory is charged to its exporter, though NVML may show it here. */
 static void cross_check(int slot, uint64_t now)
 {
     struct shim_gpu *gpu = &shim.gpu[slot];

@@ -1,4 +1,4 @@
-/* Memory pools: each is charged what it has reserved from the GPU, not what is allocated from it. */
+/* Memory pools: each is charged for the memory that it has reserved from the GPU, whether allocated or not. */
 #include "pools.h"
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #define BLOCK (32ull << 20)
 #define GRANULE (2ull << 20)
 
-/* An entry with a pool is in use. Entries change only under the mutex, and looks at pools that no allocation of the caller's
- * keeps alive are taken under it, so that a pool is never asked once it is being destroyed. */
+/* An entry with a pool is in use. Entries change only under the mutex. Pools that no allocation of the caller keeps
+ * alive are queried under it, so that a pool is never queried while it is being destroyed. */
 static struct known_pool pools[POOLS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -25,7 +25,7 @@ struct known_pool *pools_find(CUmemoryPool pool)
     return NULL;
 }
 
-/* Its entry, with `charged` more on it; a pool that has none gets one. NULL: all are taken. */
+/* Return the pool's entry, with `charged` added; a pool without one gets one. NULL: all are taken. */
 struct known_pool *pools_enter(CUmemoryPool pool, int slot, uint64_t charged)
 {
     pthread_mutex_lock(&mutex);
@@ -43,7 +43,8 @@ struct known_pool *pools_enter(CUmemoryPool pool, int slot, uint64_t charged)
     return p;
 }
 
-/* The GPU of a pool that was not made here: a device's own, else taken to be the current context's. */
+/* Return the GPU of a pool that was not created here: a device's default pool has its device, any other is taken to be
+ * on the current context's GPU. */
 int pools_slot(CUmemoryPool pool, int current)
 {
     CUmemoryPool own;
@@ -59,12 +60,13 @@ static uint64_t read_attribute(CUmemoryPool pool, int attribute)
     return real.cuMemPoolGetAttribute(pool, attribute, &value) ? 0 : value;
 }
 
-/* Make the charge what the pool has reserved now; `reserved` was taken in advance and is given back. 1: it grew by more. */
+/* Set the charge to the pool's present reservation; `reserved` was taken in advance and is given back. Return 1 if it
+ * grew by more. */
 int pools_settle_one(struct known_pool *p, uint64_t reserved)
 {
     uint64_t now = 0;
     if (real.cuMemPoolGetAttribute(p->pool, CU_POOL_RESERVED_CURRENT, &now)) {
-        /* Nobody knows (a lost GPU, say): what was taken in advance stays taken. */
+        /* The reservation is unknown (a lost GPU, say): the amount taken in advance stays charged. */
         __atomic_fetch_add(&p->charged, reserved, __ATOMIC_SEQ_CST);
         return 0;
     }
@@ -91,7 +93,8 @@ void pools_forget(void)
         pools[i] = (struct known_pool){0};
 }
 
-/* The most the pool may grow by: a whole block, or nothing where the bytes fit into what it has, or just the missing. */
+/* Reserve the most that the pool may grow by: a whole block, nothing if the bytes fit into its memory, or just the
+ * missing part. */
 CUresult pools_reserve(struct known_pool *p, uint64_t bytes, uint64_t *reserved)
 {
     uint64_t *refused = &shim_usage(p->slot)->refused;
@@ -103,9 +106,9 @@ CUresult pools_reserve(struct known_pool *p, uint64_t bytes, uint64_t *reserved)
              used = read_attribute(p->pool, CU_POOL_USED_CURRENT);
     uint64_t need = used + bytes > have ? round_up(used + bytes - have, GRANULE) : 0;
     *reserved = need;
-    /* Room in the pool helps only within the limit: over it (it was lowered), nothing more is handed out. */
+    /* Room in the pool helps only within the limit: above it (it was lowered), no allocation is granted. */
     result = need ? account_reserve(p->slot, need) : account_over(p->slot) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    /* The first refusal was of our own caution: count what the program sees. */
+    /* The first refusal was only for caution: do not count it as the program's. */
     if (!result || need)
         __atomic_fetch_sub(refused, 1, __ATOMIC_RELAXED);
     return result;
@@ -126,7 +129,7 @@ int pools_remove(CUmemoryPool pool, struct known_pool *was, uint64_t *living)
     struct known_pool *p = pools_find(pool);
     if (p) {
         *was = *p;
-        /* A pool that cannot be asked may have lent all that it has. */
+        /* A pool that cannot be queried may have handed out all its memory. */
         if (was->charged && real.cuMemPoolGetAttribute(pool, CU_POOL_USED_CURRENT, living))
             *living = was->charged;
         *living = round_up(*living, GRANULE);

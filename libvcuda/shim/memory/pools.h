@@ -4,7 +4,7 @@
 
 #include "account.h"
 
-/* The slot of a pool of host memory: nothing of it lies on a GPU. */
+/* The slot of a pool of host memory, which takes no memory of a GPU. */
 #define SLOT_NONE (-2)
 
 struct known_pool {
@@ -15,19 +15,20 @@ struct known_pool {
 
 /* Return the entry of a pool, or NULL. */
 struct known_pool *pools_find(CUmemoryPool pool);
-/* Add `charged` to the pool's entry, which is made where there is none. NULL: all entries are taken. */
+/* Add `charged` to the pool's entry, which is created if there is none. NULL: all entries are taken. */
 struct known_pool *pools_enter(CUmemoryPool pool, int slot, uint64_t charged);
-/* Return the slot of a pool that was not made here: a device's own pool's, else `current`. */
+/* Return the slot of a pool that was not created here: its device's, for a device's own pool, else `current`. */
 int pools_slot(CUmemoryPool pool, int current);
 /* Reserve the most that the pool may grow by for an allocation of `bytes`. */
 CUresult pools_reserve(struct known_pool *p, uint64_t bytes, uint64_t *reserved);
-/* Charge what the pool has reserved now and give `reserved` back. 1: it grew by more. */
+/* Charge the pool's present reservation and give `reserved` back. Return 1 if it grew by more. */
 int pools_settle_one(struct known_pool *p, uint64_t reserved);
-/* Charge what this pool has reserved now. */
+/* Charge the present reservation of this pool. */
 void pools_settle(CUmemoryPool pool);
-/* Remove a pool's entry and copy it to `*was`; `*living` are the bytes allocated from it. 0: there was none. */
+/* Remove a pool's entry and copy it to `*was`; `*living` are the bytes allocated from it. Return 0 if there was
+ * none. */
 int pools_remove(CUmemoryPool pool, struct known_pool *was, uint64_t *living);
-/* Charge what each pool of a slot has reserved now. */
+/* Charge the present reservation of each pool of a slot. */
 void pools_refresh(int slot);
 /* Forget all pools, in a forked child. */
 void pools_forget(void);

@@ -1,13 +1,13 @@
-/* Memory that several processes may hold: who pays, and until when.
+/* Memory that several processes may hold: which of them pays, and until when.
  *
- * - Its maker pays for as long as it holds a handle, or anybody has a descriptor of the open file that it was exported to.
- *   An importer keeps a descriptor for as long as it holds what it imported, so that the maker knows.
- * - The maker's pid is the file's owner. An importer who finds there a process with a slot in its claim's page pays nothing,
- *   but tells in its own slot how much it holds. When a slot is cleared, all such memory counts (account_used) until its holder
- *   has looked again; so the claim's sum never misses it.
- * - Where there is no such process (it ended, or is another claim's), the importer pays: it becomes the owner, and from then on
- *   it is to the others what the maker was. Of two that do so at once, the one who is not the owner takes its charge back.
- */
+ * - The maker pays for as long as it holds a handle, or any process has a descriptor of the open file to which it was
+ *   exported. An importer keeps a descriptor for as long as it holds the memory, so that the maker knows.
+ * - The maker's pid is the file's owner. An importer that finds there a process with a slot in its claim's page pays
+ *   nothing, but reports in its own slot how much it holds. When a slot is cleared, all such memory counts
+ *   (account_used) until its holder has checked again; so the claim's sum never misses it.
+ * - If there is no such process (it ended, or belongs to another claim), the importer pays: it becomes the owner, and
+ *   from then on acts as the maker for the others. If two do so at once, the one that is not the owner takes its charge
+ *   back. */
 #include "shares.h"
 
 #include "descriptors.h"
@@ -17,12 +17,12 @@
 #include <unistd.h>
 
 #define LOOK_NS 50000000ull
-/* After so long, no other importer that found no owner is still about to become it. */
+/* After this time, no other importer that found no owner is still about to become it. */
 #define ADOPTED_NS 50000000ull
 
 struct watch {
     uint64_t key;
-    uint32_t index; /* of the file's objects */
+    uint32_t index; /* index among the file's objects */
     int seen;
     struct watch *next;
 };
@@ -65,7 +65,7 @@ static void unlist(struct memory *m)
         m->next->link = m->link;
 }
 
-/* ---- Who pays ---- */
+/* ---- Payers ---- */
 
 static void count_imported(const struct memory *m, int sign)
 {
@@ -79,7 +79,7 @@ static int is_payer(int slot, uint64_t attached_ns)
     return pages_is_process(load(&p->owner)) && load(&p->start_time) && load(&p->attached_ns) == attached_ns;
 }
 
-/* The slot of this process in the claim's page, or -1. */
+/* Return the slot of this process in the claim's page, or -1. */
 static int slot_of_process(pid_t pid)
 {
     uint64_t owner = pages_pidns() << 32 | (uint32_t)pid;
@@ -90,8 +90,8 @@ static int slot_of_process(pid_t pid)
     return -1;
 }
 
-/* Who pays, by the open file; 0: nobody of this claim. A payer that replaced itself by another program (exec) is the same
- * process in another slot, and holds nothing any more. */
+/* Find the payer by the open file; 0: none in this claim. A payer that replaced itself by another program (exec) is the
+ * same process in another slot, and no longer holds anything. */
 static int find_payer(struct memory *m)
 {
     pid_t pid = m->kept < 0 ? 0 : descriptors_payer(m->kept);
@@ -121,7 +121,7 @@ static void watch(struct memory *m, int fd, uint32_t index)
 
 static void let_go(struct memory *m)
 {
-    /* The file's other end is the driver's: closed after the lock. */
+    /* The other end of the file belongs to the driver: close it after the lock is released. */
     struct memory *closing = calloc(1, sizeof *closing);
     if (!closing)
         return;
@@ -130,7 +130,8 @@ static void let_go(struct memory *m)
     m->kept = -1;
 }
 
-/* This process pays, and says so to whoever has the file. A process of another claim that does so too is left in its place. */
+/* Make this process the payer, and record that at the open file. If a process of another claim does so too, it stays
+ * the owner. */
 static void adopt(struct memory *m)
 {
     pid_t payer = m->kept < 0 ? -1 : descriptors_payer(m->kept);
@@ -142,7 +143,8 @@ static void adopt(struct memory *m)
         let_go(m);
 }
 
-/* A payer by adoption: keeps the file no more, but watches it, as a maker does. Where that cannot be, the others pay, too. */
+/* Settle a payer by adoption: it no longer keeps the file, but watches it as a maker does. If it cannot be watched, the
+ * others pay, too. */
 static void settle_adopted(struct memory *m)
 {
     uint64_t key = descriptors_watch(m->kept);
@@ -181,7 +183,7 @@ static void look_at_payers(uint64_t now)
             look_at_adopted(m, now);
         if (m->is_paid || is_payer(m->payer, m->payer_attached_ns) || find_payer(m))
             continue;
-        /* Not asked for: it is there. A claim that is over its limit now gets nothing new. */
+        /* Charged without a check: the memory exists already. A claim that is above its limit now gets nothing new. */
         __atomic_fetch_add(&shim_usage(m->slot)->memory_bytes, m->bytes, __ATOMIC_SEQ_CST);
         count_imported(m, -1);
         adopt(m);
@@ -189,7 +191,7 @@ static void look_at_payers(uint64_t now)
     __atomic_store_n(&shim.self->imports_seen, clearings, __ATOMIC_SEQ_CST);
 }
 
-/* ---- Until when ---- */
+/* ---- Ends ---- */
 
 static void end_if_unheld(struct memory *m)
 {
@@ -223,7 +225,7 @@ int shares_drop(struct memory *m)
     return may_linger;
 }
 
-/* Not locked: closes and frees what has ended. */
+/* Not locked: close and free memory that has ended. */
 static void bury(void)
 {
     if (!__atomic_load_n(&ended, __ATOMIC_RELAXED))
@@ -350,7 +352,7 @@ struct memory *shares_import(uint64_t bytes, int slot, int fd)
     }
     pthread_mutex_unlock(&objects_mutex);
     if (is_others) {
-        shares_tick(0); /* known to be paid for, where others' imports are not */
+        shares_tick(0); /* known to be paid by another process, unlike other imports */
         return m;
     }
     if (!account_take(slot, bytes)) {

@@ -8,7 +8,7 @@
 
 struct watch;
 
-/* A piece of device memory that this process holds, by however many handles. */
+/* A piece of device memory that this process holds, by any number of handles. */
 struct memory {
     uint64_t bytes;
     int slot;
@@ -17,29 +17,29 @@ struct memory {
     int is_forever; /* a descriptor of it cannot be watched: it stays charged for the process's life */
     int is_listed;
     struct watch *watches; /* open files that hold it */
-    int kept;              /* our descriptor of the open file that it came from, or -1 */
-    int payer;             /* a slot of the usage page, when it was taken, and by whom */
+    int kept;              /* our descriptor of the open file that it was imported from, or -1 */
+    int payer;             /* a slot of the usage page, when it was taken, and its process */
     uint64_t payer_attached_ns, adopted_ns;
     pid_t payer_pid;
     struct memory *next, **link;
 };
 
-/* Guards all memory and the table of handles. Never held across a call into the driver. */
+/* Protects all memory and the table of handles. Never held across a call into the driver. */
 extern pthread_mutex_t objects_mutex;
 
 /* ---- Locked ---- */
 void shares_export(struct memory *memory, int fd, uint32_t index);
 /* Remove the memory that the export holds at this index of the file. */
 void shares_unexport(int fd, uint32_t index);
-/* A handle is gone. 1: nothing but descriptors may hold it, so a look tells. */
+/* Note that a handle is gone. Return 1 if only descriptors may hold the memory, so that a scan decides. */
 int shares_drop(struct memory *memory);
 
 /* ---- Not locked ---- */
-/* Memory of so many bytes from a descriptor, charged to whoever pays for it. NULL: it does not fit. */
+/* Add memory of `bytes` from a descriptor, charged to the process that pays for it. NULL: it does not fit. */
 struct memory *shares_import(uint64_t bytes, int slot, int fd);
-/* Give back what nothing holds any more, and find who pays for what was imported. */
+/* Give back memory that has no holder any more, and find the payers of imported memory. */
 void shares_settle(void);
-/* The same, where something may have changed; for the watcher. */
+/* The same if something may have changed; for the watcher. */
 void shares_tick(uint64_t now);
 void shares_forget(void); /* in a forked child */
 

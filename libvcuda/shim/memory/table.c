@@ -1,5 +1,5 @@
-/* Pointer -> what it was charged: sharded open addressing, so that threads rarely meet and ten thousand live blocks cost
- * what one does. A shard's mutex is never held across a driver call. */
+/* A map from pointers to their charges: sharded open addressing, so that threads rarely contend and ten thousand live
+ * blocks cost as much as one. A shard's mutex is never held across a driver call. */
 #include "account.h"
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ struct table {
     }
 struct table table_blocks = EMPTY, table_contexts = EMPTY;
 
-/* Allocations are aligned, so the low bits say nothing. */
+/* Allocations are aligned, so the low bits are constant. */
 static uint64_t hash_of(uint64_t key)
 {
     return (key ^ key >> 32) * 0x9e3779b97f4a7c15ull;
@@ -73,7 +73,7 @@ int table_put(struct table *table, const struct charge *charge)
     return room;
 }
 
-/* Close the gap at i: move back what probing would no longer find. */
+/* Close the gap at i: move back entries that probing would no longer find. */
 static void remove_at(struct shard *shard, uint32_t i)
 {
     uint32_t mask = shard->capacity - 1;
@@ -107,7 +107,8 @@ int table_take(struct table *table, uint64_t key, struct charge *out)
     return found;
 }
 
-/* In a forked child: another thread of the parent may have held a mutex, so they are made anew; the memory is abandoned. */
+/* In a forked child: another thread of the parent may have held a mutex, so they are initialised again; the memory is
+ * abandoned. */
 void table_forget(struct table *table)
 {
     *table = (struct table){0};
