@@ -12,7 +12,7 @@ from apps.scheduling.management.commands.scheduler import Command
 from apps.scheduling.services.failures import Backoff
 from tests.cast import Cast, Machine, give_plenty, lose
 from tests.scheduling.life import Kept
-from tests.scheduling.test_picture import disable_notices
+from tests.scheduling.test_pool_snapshots import disable_notices
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WARNING = "rows were not as they were kept"
