@@ -166,7 +166,7 @@ static void allocate_short(struct rm_alloc_short *a)
     a->handle = whole.handle;
 }
 
-static void answer(unsigned number, size_t size, void *body)
+static void write_answer(unsigned number, size_t size, void *body)
 {
     struct rm_alloc *a = body;
     struct rm_free *f = body;
@@ -205,7 +205,7 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
         argument = (void *)(uintptr_t)t->argument;
     }
     pthread_mutex_lock(&mutex);
-    answer(number, size, argument);
+    write_answer(number, size, argument);
     pthread_mutex_unlock(&mutex);
     return 0;
 }

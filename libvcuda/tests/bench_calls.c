@@ -87,7 +87,7 @@ static int ascending(const void *a, const void *b)
 }
 
 /* A limited process has its whole credit again after this, so a loop never waits for credit: only calls are measured. */
-static void rest(void)
+static void rest_between_loops(void)
 {
     struct timespec ts = {0, REST_NS};
     cuda.cuStreamSynchronize(stream);
@@ -99,7 +99,7 @@ static void measure(const char *name, void (*call)(void), int rounds, int count)
 {
     double each[MOST_ROUNDS];
     for (int round = -1; round < rounds; round++) {
-        rest();
+        rest_between_loops();
         for (int i = 0; i < count / 20; i++)
             call();
         double begin = now();

@@ -26,8 +26,8 @@ static struct kill_stage *make_stage(const struct claim *claim)
     return map == MAP_FAILED ? NULL : map;
 }
 
-/* Tell them to rest; 1 once they do. */
-static int rest(struct kill_stage *stage)
+/* Tell the workers to rest; return 1 once they all do. */
+static int make_workers_rest(struct kill_stage *stage)
 {
     uint32_t word = __atomic_add_fetch(&stage->rest, 1, __ATOMIC_SEQ_CST);
     for (double end = now_s() + PATIENCE_S; now_s() < end; pause_s(0.002)) {
@@ -99,7 +99,7 @@ static void kill_batch(const struct claim *claim, struct kill_stage *stage, unsi
     int ended = finish_within(&p, PATIENCE_S + count * 0.2);
     expect(ended && figure_of(&p, "killed") == count && figure_of(&p, "ended_otherwise") == 0,
            "%.0f processes killed at random moments (seed %u), none ended otherwise", figure_of(&p, "killed"), seed);
-    int rested = rest(stage);
+    int rested = make_workers_rest(stage);
     expect(rested && stage->beats[0] > beats[0] && stage->beats[1] > beats[1] && !stage->errors[0] && !stage->errors[1],
            "two survivors went on beside it: %llu and %llu rounds, the longest %.0f ms",
            (unsigned long long)(stage->beats[0] - beats[0]), (unsigned long long)(stage->beats[1] - beats[1]),

@@ -5,7 +5,7 @@
 
 /* Raise the counter, then pass through the watcher's lock: it reads the counter under the lock, so afterwards none of
  * its events is on its way into a stream. */
-static void announce(void)
+static void raise_captures(void)
 {
     __atomic_fetch_add(&shim.captures, 1, __ATOMIC_SEQ_CST);
     shim_cool();
@@ -13,7 +13,7 @@ static void announce(void)
         meter_unlock();
 }
 
-static CUresult begun(CUresult result)
+static CUresult finish_begin(CUresult result)
 {
     if (result)
         __atomic_fetch_sub(&shim.captures, 1, __ATOMIC_SEQ_CST);
@@ -24,8 +24,8 @@ static CUresult begun(CUresult result)
     CUresult name params                                                                                               \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
-        announce();                                                                                                    \
-        return begun(real.name call);                                                                                  \
+        raise_captures();                                                                                              \
+        return finish_begin(real.name call);                                                                           \
     }
 BEGIN(cuStreamBeginCapture, (CUstream stream), (stream))
 BEGIN(cuStreamBeginCapture_ptsz, (CUstream stream), (stream))
@@ -41,7 +41,7 @@ BEGIN(cuStreamBeginCaptureToCig, (CUstream stream, void *params), (stream, param
 BEGIN(cuStreamBeginCaptureToCig_ptsz, (CUstream stream, void *params), (stream, params))
 
 /* An invalidated capture has ended too; after any other error there was none. */
-static CUresult ended(CUresult result)
+static CUresult finish_end(CUresult result)
 {
     if ((!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&
         __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)
@@ -53,7 +53,7 @@ static CUresult ended(CUresult result)
     CUresult name params                                                                                               \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
-        return ended(real.name call);                                                                                  \
+        return finish_end(real.name call);                                                                             \
     }
 END(cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
 END(cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), (stream, graph))

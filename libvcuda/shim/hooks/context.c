@@ -64,7 +64,7 @@ static int primary_active(CUdevice device)
 }
 
 /* Note a new context. With a second one, launches look up which is current. */
-static void context_made(void)
+static void note_context(void)
 {
     __atomic_fetch_add(&shim.contexts_made, 1, __ATOMIC_SEQ_CST);
     shim_cool();
@@ -108,7 +108,7 @@ static CUresult primary_end(const struct primary_use *use, CUresult result)
     if (result)
         __atomic_store_n(&primary_counted[use->device], 0, __ATOMIC_RELEASE);
     else
-        context_made();
+        note_context();
     return result ? result : counted;
 }
 
@@ -145,7 +145,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
         return result;
     result = real.cuGreenCtxCreate(green, resources, device, flags);
     if (!result)
-        context_made(); /* besides the primary one */
+        note_context(); /* besides the primary one */
     CUresult answer = primary_end(&use, result);
     if (answer && !result) {
         real.cuGreenCtxDestroy(*green);
@@ -155,7 +155,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
 }
 
 /* After a call that may have ended the primary context: `alone`, or with all green contexts of it. */
-static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult result)
+static CUresult finish_primary_end(CUdevice device, int alone, int locked, CUresult result)
 {
     if (!result && !primary_active(device) && device >= 0 && device < MAX_DEVICES) {
         __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);
@@ -182,7 +182,7 @@ static CUresult primary_ended(CUdevice device, int alone, int locked, CUresult r
             return real.name(device);                                                                                  \
         meter_retire();            /* charge finished work: its events are destroyed with the context */               \
         int locked = meter_lock(); /* no thread may query events while they are destroyed */                           \
-        return primary_ended(device, alone, locked, real.name(device));                                                \
+        return finish_primary_end(device, alone, locked, real.name(device));                                           \
     }
 PRIMARY_END(cuDevicePrimaryCtxRelease, 1)
 PRIMARY_END(cuDevicePrimaryCtxRelease_v2, 1)
@@ -199,7 +199,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     CUresult result = real.cuGreenCtxDestroy(green);
     for (CUdevice device = 0; device < MAX_DEVICES; device++)
         if (__atomic_load_n(&primary_counted[device], __ATOMIC_ACQUIRE))
-            primary_ended(device, 0, 0, result);
+            finish_primary_end(device, 0, 0, result);
     if (locked)
         meter_unlock();
     return result;
@@ -223,7 +223,7 @@ static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUre
 {
     struct charge made = {.slot = slot};
     if (!result)
-        context_made();
+        note_context();
     if (slot < 0)
         return result;
     CUresult counted = account_context_end(slot, reserved, result, &made.charged);

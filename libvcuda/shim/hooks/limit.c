@@ -12,7 +12,7 @@ static uint64_t attribute(int which, CUdevice device)
 
 /* Return the most that the context may grow by: the stack exists once for every thread that the GPU can hold at a
  * time. */
-static uint64_t growth(int limit, size_t value)
+static uint64_t estimate_growth(int limit, size_t value)
 {
     size_t before = 0;
     CUdevice device;
@@ -33,7 +33,7 @@ CUresult cuCtxSetLimit(int limit, size_t value)
         limit <= CU_LIMIT_MALLOC_HEAP_SIZE)
         slot = shim_slot_of_current(NULL);
     if (slot >= 0)
-        grown = growth(limit, value);
+        grown = estimate_growth(limit, value);
     if (!grown)
         return real.cuCtxSetLimit(limit, value);
     CUresult result = account_reserve(slot, grown);

@@ -243,7 +243,7 @@ static uint64_t array_bytes(size_t width, size_t height, size_t depth, unsigned 
 }
 
 /* Arrays never share granules. */
-static uint64_t whole(uint64_t bytes)
+static uint64_t round_to_granules(uint64_t bytes)
 {
     return bytes <= (1ull << 20) ? (1ull << 20) + 1 : bytes;
 }
@@ -253,7 +253,8 @@ static uint64_t whole(uint64_t bytes)
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         struct taking t;                                                                                               \
-        CUresult result = take(&t, d ? whole(array_bytes(d->width, d->height, depth_of, d->format, d->channels)) : 0); \
+        CUresult result =                                                                                              \
+            take(&t, d ? round_to_granules(array_bytes(d->width, d->height, depth_of, d->format, d->channels)) : 0);   \
         if (result)                                                                                                    \
             return result;                                                                                             \
         result = real.name(array, d);                                                                                  \
@@ -269,7 +270,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUarray3DDescript
     NEED_REAL(cuMipmappedArrayCreate);
     struct taking t;
     uint64_t bytes = d ? array_bytes(d->width, d->height, d->depth, d->format, d->channels) : 0;
-    CUresult result = take(&t, d ? whole(levels > 1 ? bytes + bytes / 3 : bytes) : 0);
+    CUresult result = take(&t, d ? round_to_granules(levels > 1 ? bytes + bytes / 3 : bytes) : 0);
     if (result)
         return result;
     result = real.cuMipmappedArrayCreate(array, d, levels);

@@ -50,7 +50,7 @@ static void put(void *infos, unsigned index, size_t size, const struct own *own)
     memcpy((char *)infos + index * size, &info, size < sizeof info ? size : sizeof info);
 }
 
-static nvmlReturn_t answer(unsigned found, unsigned room, unsigned *count)
+static nvmlReturn_t report_count(unsigned found, unsigned room, unsigned *count)
 {
     *count = found;
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
@@ -62,7 +62,7 @@ static nvmlReturn_t list_own(int slot, unsigned *count, void *infos, size_t size
     unsigned found = own_processes(slot, own), room = infos ? *count : 0;
     for (unsigned i = 0; i < found && i < room; i++)
         put(infos, i, size, &own[i]);
-    return answer(found, room, count);
+    return report_count(found, room, count);
 }
 
 /* Keep the claim's processes of the driver's list. */
@@ -78,7 +78,7 @@ static nvmlReturn_t keep_own(int slot, const char *all, unsigned listed, unsigne
             put(infos, found, size, mine);
         found += mine != NULL;
     }
-    return answer(found, room, count);
+    return report_count(found, room, count);
 }
 
 #define LISTED 1024
@@ -142,7 +142,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Return the reading to compare with; `now` if there is none yet. The first query of a process begins a window on every
  * GPU, so that it waits only once. Also `now` if another thread holds the lock, which in a forked child may be a thread
  * that does not exist there. */
-static struct reading earlier(int slot, struct reading now)
+static struct reading find_earlier_reading(int slot, struct reading now)
 {
     struct reading *kept = readings[slot], found = {0};
     if (pthread_mutex_trylock(&mutex) != 0)
@@ -163,7 +163,7 @@ static struct reading earlier(int slot, struct reading now)
 /* Return the percentage of the GPU that the claim used lately. A program's first query waits for a window to pass. */
 static unsigned busy_percent(int slot)
 {
-    struct reading now = read_now(slot), before = earlier(slot, now);
+    struct reading now = read_now(slot), before = find_earlier_reading(slot, now);
     if (!before.at_ns) {
         struct timespec window = {0, WINDOW_NS};
         int saved = errno;
@@ -218,7 +218,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSam
     if (!result)
         FILTER(all, listed, samples, *count, found);
     free(all);
-    return result ? result : found ? answer(found, *count, count) : NVML_ERROR_NOT_FOUND;
+    return result ? result : found ? report_count(found, *count, count) : NVML_ERROR_NOT_FOUND;
 }
 
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
@@ -237,5 +237,5 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
         FILTER(all.processes, all.count, info->processes, info->count, found);
     }
     free(all.processes);
-    return result ? result : found ? answer(found, info->count, &info->count) : NVML_ERROR_NOT_FOUND;
+    return result ? result : found ? report_count(found, info->count, &info->count) : NVML_ERROR_NOT_FOUND;
 }

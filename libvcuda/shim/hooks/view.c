@@ -3,7 +3,7 @@
 #include "pools.h"
 
 /* Compute limit and use of a slot, clipped to the GPU's real size. Return 0 if no limit applies. */
-static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
+static int compute_view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
 {
     struct vcuda_limit limit;
     if (slot < 0 || vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) != 0 || limit.memory_bytes >= real_total)
@@ -15,7 +15,7 @@ static int view(int slot, uint64_t real_total, uint64_t *total, uint64_t *used)
     return 1;
 }
 
-static uint64_t room(uint64_t total, uint64_t used)
+static uint64_t compute_room(uint64_t total, uint64_t used)
 {
     return used < total ? total - used : 0;
 }
@@ -28,10 +28,10 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     if (result)
         return result;
     uint64_t limit, used;
-    if (shim_mode() == SHIM_ACTIVE && view(shim_slot_of_current(NULL), real_total, &limit, &used)) {
+    if (shim_mode() == SHIM_ACTIVE && compute_view(shim_slot_of_current(NULL), real_total, &limit, &used)) {
         /* Other tenants may have left less than our own limit allows. */
-        if (room(limit, used) < real_free)
-            real_free = room(limit, used);
+        if (compute_room(limit, used) < real_free)
+            real_free = compute_room(limit, used);
         real_total = limit;
     }
     if (free_bytes)
@@ -82,8 +82,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     NEED_NVML(nvmlDeviceGetMemoryInfo);
     nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory);
     uint64_t limit, used;
-    if (!result && view(nvml_slot_of(device), memory->total, &limit, &used))
-        *memory = (nvmlMemory_t){limit, room(limit, used), used};
+    if (!result && compute_view(nvml_slot_of(device), memory->total, &limit, &used))
+        *memory = (nvmlMemory_t){limit, compute_room(limit, used), used};
     return result;
 }
 
@@ -92,10 +92,10 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     NEED_NVML(nvmlDeviceGetMemoryInfo_v2);
     nvmlReturn_t result = real_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
     uint64_t limit, used;
-    if (!result && view(nvml_slot_of(device), memory->total, &limit, &used)) {
+    if (!result && compute_view(nvml_slot_of(device), memory->total, &limit, &used)) {
         memory->total = limit;
         memory->reserved = 0;
-        memory->free = room(limit, used);
+        memory->free = compute_room(limit, used);
         memory->used = used;
     }
     return result;

@@ -75,7 +75,7 @@ static void remember(CUhandle handle, uint64_t bytes, int slot)
 }
 
 /* Return 1 if the hooks charge; nothing of this is recorded while the kernel's calls account. */
-static int charged_here(void)
+static int hooks_keep_account(void)
 {
     return shim_mode() == SHIM_ACTIVE && !account_by_kernel();
 }
@@ -135,7 +135,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
 CUresult cuMemRelease(CUhandle handle)
 {
     NEED_REAL(cuMemRelease);
-    if (!charged_here())
+    if (!hooks_keep_account())
         return real.cuMemRelease(handle);
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -164,7 +164,7 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
 {
     NEED_REAL(cuMemRetainAllocationHandle);
     CUresult result = real.cuMemRetainAllocationHandle(handle, pointer);
-    if (result || !charged_here())
+    if (result || !hooks_keep_account())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(*handle);
@@ -183,7 +183,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
 {
     NEED_REAL(cuMemMap);
     CUresult result = real.cuMemMap(pointer, bytes, offset, handle, flags);
-    if (result || !charged_here())
+    if (result || !hooks_keep_account())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -202,7 +202,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     static uint64_t calls;
     NEED_REAL(cuMemUnmap);
-    if (!charged_here())
+    if (!hooks_keep_account())
         return real.cuMemUnmap(pointer, bytes);
     pthread_mutex_lock(&mutex);
     uint64_t call = ++calls;

@@ -176,7 +176,7 @@ static void *answer_by_name(void *found, const char *name)
 
 /* Return the program's result for a symbol that the real lookup found when called from here. From here RTLD_NEXT begins
  * after us. A library after us that looks up a name that it defines itself means the next definition after itself. */
-static void *answer(void *found, void *handle, const char *name, const void *caller)
+static void *replace_result(void *found, void *handle, const char *name, const void *caller)
 {
     if (found && handle != RTLD_DEFAULT && handle != RTLD_NEXT && is_other_copy(handle))
         return answer_by_name(found, name);
@@ -202,7 +202,7 @@ __attribute__((visibility("default"), noinline)) void *dlsym(void *restrict hand
         return NULL;
     if (!is_ours(name))
         return find(handle, name);
-    return answer(find(handle, name), handle, name, __builtin_return_address(0));
+    return replace_result(find(handle, name), handle, name, __builtin_return_address(0));
 }
 
 __attribute__((visibility("default"), noinline)) void *dlvsym(void *restrict handle, const char *restrict name,
@@ -215,7 +215,7 @@ __attribute__((visibility("default"), noinline)) void *dlvsym(void *restrict han
         return NULL;
     if (!is_ours(name))
         return find(handle, name, version);
-    return answer(find(handle, name, version), handle, name, __builtin_return_address(0));
+    return replace_result(find(handle, name, version), handle, name, __builtin_return_address(0));
 }
 
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)

@@ -192,7 +192,7 @@ void account_refund(int slot, uint64_t bytes)
 
 /* ---- The layer that accounts ---- */
 
-static void now_by(int slot, uint32_t accounting)
+static void set_accounting(int slot, uint32_t accounting)
 {
     uint32_t *told = &shim_usage(slot)->accounting;
     if (__atomic_load_n(told, __ATOMIC_RELAXED) != accounting)
@@ -214,7 +214,7 @@ int account_enter_kernel(int slot)
 {
     if (!decide(VCUDA_ACCOUNTING_KERNEL))
         return 0;
-    now_by(slot, VCUDA_ACCOUNTING_KERNEL);
+    set_accounting(slot, VCUDA_ACCOUNTING_KERNEL);
     uint64_t *pending = &shim.gpu[slot].context_reserved;
     if (__atomic_load_n(pending, __ATOMIC_RELAXED))
         account_refund(slot, __atomic_exchange_n(pending, 0, __ATOMIC_SEQ_CST));
@@ -225,7 +225,7 @@ int account_enter_calls(int slot)
 {
     if (!decide(VCUDA_ACCOUNTING_CALLS))
         return 0;
-    now_by(slot, VCUDA_ACCOUNTING_CALLS);
+    set_accounting(slot, VCUDA_ACCOUNTING_CALLS);
     return 1;
 }
 
