@@ -21,8 +21,8 @@ from agent.host.processes import Process
 from tests.agent.containers import PROGRAM, Container, namespace_command, namespaces_open
 from tests.agent.control import Connection, Control
 from tests.agent.stage import SECRET, Stage, eventually
-from tests.agent.test_reconcile import changed, put
 from tests.agent.test_launch_methods import edits_of, start
+from tests.agent.test_reconcile import changed, put
 
 # Forks, begins a session, forks again, clears its environment: nothing names the claim any more.
 FORGOTTEN = """

@@ -17,9 +17,9 @@ from agent.host import processes
 from agent.node import Node
 from tests.agent.control import Connection
 from tests.agent.stage import GIB, Stage, eventually
+from tests.agent.test_launch_methods import spec_file
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
-from tests.agent.test_launch_methods import spec_file
 
 LONG = pytest.mark.long
 CLAIM = "7c9e6679-7425-40de-944b-e07fc1f90ae7"

@@ -18,9 +18,9 @@ from tests.agent import containers
 from tests.agent.control import Connection
 from tests.agent.kubelet import Container, Kubelet, claim_of
 from tests.agent.stage import Stage, eventually
+from tests.agent.test_launch_methods import LOAD, check_limits, needs_namespaces, needs_root, start
 from tests.agent.test_metrics import read
 from tests.agent.test_reconcile import put
-from tests.agent.test_launch_methods import LOAD, check_limits, needs_namespaces, needs_root, start
 from tests.platform import free_port
 
 # Of one virtual GPU of 24 GiB.
