@@ -77,7 +77,7 @@ class Bench:
         self.filling.fill(nodes=nodes, waiting=claims, core=10)
         with self._heartbeats(), self._program(self.commands.scheduler()) as scheduler:
             before = self._spent(scheduler)
-            _until(lambda: self.filling.placed() == claims, "the queue to be placed")
+            _until(lambda: self.filling.count_placed() == claims, "the queue to be placed")
             after = self._spent(scheduler)
         seconds = self.filling.seconds_of_rounds()
         self.filling.check()
@@ -94,7 +94,7 @@ class Bench:
         token = self.filling.fill(nodes=nodes, waiting=waiting, core=100, occupied=waiting > 0)
         server = self._program(self.commands.server())
         with self._heartbeats(), server, self._program(self.commands.scheduler()) as scheduler:
-            _until(lambda: not self.filling.unanswered(), "the queue to be told")
+            _until(lambda: not self.filling.count_untried(), "the queue to be answered")
             for _ in range(WARM_UP):
                 self._post(token)
             before = self._spent(scheduler)

@@ -4,9 +4,15 @@
  * disturbances of the machine do not reach. Loops are shorter than the driver's queue (a full queue measures the GPU), the
  * thread stays on one processor, and everything has been called before it is timed. The kernel has the parameters that a
  * real one has (an elementwise operation: three tensors, two sizes, a factor) and ends at once.
+ *
+ * Processes differ from one another by more than a launch may cost. So a process with the shim also measures what it adds
+ * within the process: a loop of hooked calls and one of the driver's own, in turn.
  */
 #include "cuda_api.h"
+#include "inside.h"
+#include "real.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +28,7 @@ static const char usage[] =
     "Prints one JSON object: nanoseconds a call, [median, least] of many short loops, of a kernel launch, a graph "
     "launch\n"
     "and pairs of allocating and freeing; and the time from the start of the process to its first context.\n"
+    "With the shim also added_CALL: what it adds to CALL within this process, [median, standard error].\n"
     "  --began NS   CLOCK_MONOTONIC at which this process was started (default: the start of main)\n"
     "  --cpu N      the processor to stay on (default: the one it starts on)\n";
 
@@ -59,6 +66,12 @@ static void launch_graph(void)
     cuda.cuGraphLaunch(graph, stream);
 }
 
+static void launch_and_wait(void)
+{
+    launch();
+    cuda.cuStreamSynchronize(stream);
+}
+
 static void plain_pair(void)
 {
     CUdeviceptr p;
@@ -94,23 +107,61 @@ static void rest_between_loops(void)
     nanosleep(&ts, NULL);
 }
 
-/* `rounds` loops of `count` calls, the stream empty before each; the first loop warms up. */
+/* Nanoseconds a call, the stream empty before. */
+static double loop(void (*call)(void), int count)
+{
+    rest_between_loops();
+    for (int i = 0; i < count / 20; i++)
+        call();
+    double begin = now();
+    for (int i = 0; i < count; i++)
+        call();
+    return (now() - begin) / count;
+}
+
+/* `rounds` loops of `count` calls; the first loop warms up. */
 static void measure(const char *name, void (*call)(void), int rounds, int count)
 {
     double each[MOST_ROUNDS];
     for (int round = -1; round < rounds; round++) {
-        rest_between_loops();
-        for (int i = 0; i < count / 20; i++)
-            call();
-        double begin = now();
-        for (int i = 0; i < count; i++)
-            call();
+        double took = loop(call, count);
         if (round >= 0)
-            each[round] = (now() - begin) / count;
+            each[round] = took;
     }
     cuda.cuStreamSynchronize(stream);
     qsort(each, (size_t)rounds, sizeof *each, ascending);
     printf(",\"%s\":[%.1f,%.1f]", name, each[rounds / 2], each[0]);
+}
+
+/* The same of hooked calls and of the driver's own in turn: what the hooks add. Nothing without the shim. */
+static void compare(const char *name, void (*call)(void), int rounds, int count)
+{
+    const struct real_cuda *driver = inside_find("real");
+    struct cuda_api hooked = cuda, bare = cuda;
+    double each[MOST_ROUNDS], sum = 0, squares = 0;
+    if (!driver || !driver->cuLaunchKernel)
+        return;
+    bare.cuLaunchKernel = driver->cuLaunchKernel;
+    bare.cuGraphLaunch = driver->cuGraphLaunch;
+    bare.cuStreamSynchronize = driver->cuStreamSynchronize;
+    for (int round = -1; round < rounds; round++) {
+        double took[2];
+        for (int i = 0; i < 2; i++) {
+            int is_bare = (i + round) & 1;
+            cuda = is_bare ? bare : hooked;
+            took[is_bare] = loop(call, count);
+        }
+        if (round >= 0)
+            each[round] = took[0] - took[1];
+    }
+    cuda = hooked;
+    cuda.cuStreamSynchronize(stream);
+    qsort(each, (size_t)rounds, sizeof *each, ascending);
+    for (int i = 0; i < rounds; i++)
+        sum += each[i];
+    for (int i = 0; i < rounds; i++)
+        squares += (each[i] - sum / rounds) * (each[i] - sum / rounds);
+    printf(",\"added_%s\":[%.1f,%.1f]", name, each[rounds / 2], sqrt(squares / rounds / rounds));
 }
 
 static int make_graph(void)
@@ -177,8 +228,13 @@ int main(int argc, char **argv)
     sched_setaffinity(0, sizeof one, &one);
     keep_pool();
     measure("launch", launch, 101, 500);
-    if (make_graph())
+    compare("launch", launch, 51, 500);
+    measure("launch_and_wait", launch_and_wait, 51, 100);
+    compare("launch_and_wait", launch_and_wait, 51, 100);
+    if (make_graph()) {
         measure("graph_launch", launch_graph, 51, 60);
+        compare("graph_launch", launch_graph, 51, 60);
+    }
     measure("malloc_2mib", plain_pair, 41, 50);
     measure("async_pair", async_pair, 51, 1000);
     measure("small_pair", small_pair, 51, 500);

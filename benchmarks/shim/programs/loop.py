@@ -5,6 +5,7 @@ Without ``--seconds`` it takes commands on its standard input, one a line, and a
     warm         build the model, run it for a while                      {"event": "ready"}
     run S        iterate for S seconds                                    a row an interval, then {"event": "ran", …}
     count N      iterate N times                                          {"event": "counted", …}
+    alternate S W  iterate for S seconds, switched in windows of W seconds      {"event": "alternated", "pairs": …}
     profile S    the same under the profiler, which times every kernel    {"event": "profiled", "share_percent": …, …}
     quit         end (so does the end of the input, and SIGTERM)
 
@@ -13,6 +14,7 @@ With BENCH_DEVICE=cpu in the environment the programs that only need PyTorch run
 """
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -78,6 +80,9 @@ class Program:
             say({"event": "counted", **self.count(int(argument))})
         elif word == "profile":
             say({"event": "profiled", **self.profile(float(argument))})
+        elif word == "alternate":
+            seconds, _, window = argument.partition(" ")
+            say({"event": "alternated", "pairs": self.alternate(float(seconds), float(window))})
         elif word != "quit":
             say({"event": "unknown", "command": line.strip()})
         return word != "quit" and not self._ended
@@ -127,6 +132,31 @@ class Program:
         synchronize()
         return {"seconds": time.monotonic() - begin, "iterations": iterations}
 
+    def alternate(self, seconds: float, window: float) -> list[dict[str, list[float]]]:
+        """Turn libvcuda's work at launches and waits off and on in turn; return pairs of windows.
+
+        Each window is [seconds an iteration, processor seconds an iteration]; ``off`` and ``on`` change order.
+        """
+        switch(on=True)
+        found: list[dict[str, list[float]]] = []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._ended:
+            pair: dict[str, list[float]] = {}
+            for name in ("off", "on") if len(found) % 2 else ("on", "off"):
+                switch(on=name == "on")
+                self._work_once()
+                ran = self.run(window, quiet=True)
+                pair[name] = [ran["seconds"] / ran["iterations"], ran["cpu_seconds"] / ran["iterations"]]
+            found.append(pair)
+        switch(on=True)
+        return found
+
+    def _work_once(self) -> None:
+        """Iterate once outside of the measured time, after the switch."""
+        assert self._work is not None, "the first command is warm"
+        self._work.step()
+        synchronize()
+
     def profile(self, seconds: float) -> dict[str, float]:
         """Return the share of time in which a kernel of this process ran on the GPU, by the times of its kernels.
 
@@ -163,6 +193,17 @@ class Program:
             "kernel_ns": union(spans, first, last), "window_begin": (begin - ahead) / 1e9,
             "window_end": (end - ahead) / 1e9, **ran,
         }  # fmt: skip
+
+
+def switch(*, on: bool) -> None:
+    """Turn libvcuda's work at launches and waits on or off in this process. Nothing may be allocated while it is off.
+
+    Raises :class:`RuntimeError` if the library is not there, or does not tell where its state is.
+    """
+    synchronize()
+    library = os.environ.get("BENCH_SWITCH", "")
+    if not library or not ctypes.CDLL(library).vcuda_switch(int(on)):
+        raise RuntimeError("the library's work cannot be turned off and on")
 
 
 def synchronize() -> None:
