@@ -26,7 +26,7 @@ def test_a_token_lets_its_holder_in_and_says_who_it_is(cast: Cast) -> None:
     body = cast.max.get("me/").body
     assert body["roles"] == {"acme": "member"}
     assert body["operator"] is False
-    assert body["name"] == f"token:gpc_{body['token']['key']}"
+    assert body["name"].endswith(f"via token {body['token']['name']}")
     assert body["token"] == {"key": body["token"]["key"], "name": "member's", "expires_at": None}
 
 
@@ -224,7 +224,7 @@ def test_every_change_is_in_the_audit_log_with_who_and_from_where(cast: Cast) ->
     rows = cast.anna.get(f"audit/?object_id={uid}").body["results"]
     assert [row["action"] for row in rows] == ["claim.release", "claim.resize", "claim.create"]
     assert {row["source_ip"] for row in rows} == {"127.0.0.1"}
-    assert all(row["actor"].startswith("token:gpc_") for row in rows)
+    assert all(row["actor"].startswith("user:") for row in rows)
     assert rows[1]["before"]["core_request"] == 10
     assert rows[1]["after"]["core_request"] == 20
 

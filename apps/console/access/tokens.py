@@ -24,7 +24,8 @@ from apps.quotas.services.tokens import TokenEnded
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 COLUMNS = [
-    "key", "name", "owner", "personal", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
+    "key", "name", "owner", "personal", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at",
+    "revoked_at",
 ]  # fmt: skip
 DAYS: Final = [
     ("7", _("in a week")),

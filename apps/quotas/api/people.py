@@ -224,13 +224,13 @@ class MySession(ApiView):
     tagged = False
 
     @extend_schema(responses={204: None})
-    def delete(self, request: Request, id: str) -> Response:
+    def delete(self, request: Request, session: str) -> Response:
         """End one of the caller's sessions."""
         # For a token without a person no session exists.
         if not self.principal.own_rights:
             raise Http404("There is no such session of yours.")
         user = tokens.require_own_rights(self.principal)
-        if not accounts.end_sessions(principal=self.principal, user=user, only=id):
+        if not accounts.end_sessions(principal=self.principal, user=user, only=session):
             raise Http404("There is no such session of yours.")
         return Response(status=204)
 

@@ -7,7 +7,7 @@ from apps.quotas.api import limits, people, prices, quotas, tenants, tokens, web
 urlpatterns = [
     path("me/", people.Me.as_view()),
     path("me/sessions/", people.MySessions.as_view()),
-    path("me/sessions/<slug:id>/", people.MySession.as_view()),
+    path("me/sessions/<slug:session>/", people.MySession.as_view()),
     path("me/tokens/", people.MyTokens.as_view()),
     path("users/", people.UserList.as_view()),
     path("users/<str:username>/", people.UserDetail.as_view()),

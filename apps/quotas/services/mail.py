@@ -25,7 +25,7 @@ def send_invitation(*, address: str, link: str, inviter: str) -> bool:
 def send_reset(*, address: str, username: str, link: str) -> bool:
     """Send the link with which a user sets a password; return False if that failed."""
     words = gettext(
-        "Open this link to set a new password for {0}:\n\n{1}\n\nThe link works once. If you did not ask for it, ignore it."
+        "Open this link to set a new password for {0}:\n\n{1}\n\nIt works once. Ignore it if you did not ask for it."
     )
     return _send(address, gettext("Your gpucloud password"), words.format(username, link))
 
