@@ -1,8 +1,10 @@
 """How users get in: invitations, and the sessions of those who are signed in."""
 
 import uuid
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.contrib.sessions.base_session import AbstractBaseSession
 from django.db import models
 from django.db.models import Q
@@ -74,6 +76,11 @@ class UserSession(AbstractBaseSession):
 
     class Meta:
         verbose_name = "session"
+
+    @classmethod
+    def get_session_store_class(cls) -> Any:
+        """Return the store that reads the rows."""
+        return import_module(settings.SESSION_ENGINE).SessionStore
 
     def __str__(self) -> str:
         return f"session of {self.user}"
