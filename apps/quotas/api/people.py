@@ -208,7 +208,7 @@ class MySessions(ApiView):
         found = accounts.sessions_of(user, current=_session_key(request))
         return Response(self.get_serializer(found, many=True).data)
 
-    @extend_schema(responses={204: None})
+    @extend_schema(operation_id="me_sessions_end_others", responses={204: None})
     def delete(self, request: Request) -> Response:
         """End all of the caller's sessions but the one of this request."""
         user = tokens.require_own_rights(self.principal)

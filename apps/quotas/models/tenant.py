@@ -20,7 +20,7 @@ class User(AbstractUser):
 
     is_operator = models.BooleanField(default=False, help_text="May do everything, in every tenant.")
     # Written at most once a minute, by sessions and tokens.
-    last_seen_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True, blank=True)
     # A name of the IANA database; empty: the server's zone.
     time_zone = models.CharField(max_length=63, blank=True, default="")
 
