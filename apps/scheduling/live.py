@@ -67,6 +67,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
         self.hear = hear
         # The group in which the end of the user's sessions is announced.
+        assert self.scope["user"] is not None  # else nothing may be watched
         self.joined = (*self.watched, accounts.watch_group(self.scope["user"].pk))
         for group in self.joined:
             await hints.bus().join(group, hear)

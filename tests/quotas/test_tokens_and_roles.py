@@ -211,9 +211,8 @@ def test_no_answer_holds_what_is_kept_of_a_secret(cast: Cast) -> None:
     digest = Token.objects.values_list("digest", flat=True)[0]
     assert digest.encode() not in cast.olga.get("tokens/").raw
     assert set(cast.olga.get("tokens/").body["results"][0]) == {
-        "key", "name", "tenant", "role", "scopes", "cidrs", "owner", "personal", "expires_at", "revoked_at", "last_used_at",
-        "created_at",
-            "updated_at", "version",
+        "key", "name", "tenant", "role", "scopes", "cidrs", "owner", "personal", "expires_at", "revoked_at",
+        "last_used_at", "created_at", "updated_at", "version",
     }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def change_password(request: HttpRequest, principal: Principal) -> HttpResponse:
             messages.success(request, gettext("Your password is changed. Your other sessions have ended."))
             return redirect("account")
         except ValidationError as error:
-            form.add_error("password", error.messages)  # type: ignore[arg-type]
+            form.add_error("password", error.messages)
         except GpucloudError as error:
             form.add_error(None, gettext(error.detail))
     return _show(request, password_form=form, status=422)
@@ -111,7 +111,7 @@ def change_password(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 def _wrong_password(request: HttpRequest, user: User, form: PasswordForm) -> bool:
     """Check the present password, with the sign-in's limit of attempts; add the error to the form."""
-    key = {"account": user.get_username(), "address": None, "browser": f"session:{user.pk}"}
+    key: dict[str, Any] = {"account": user.get_username(), "address": None, "browser": f"session:{user.pk}"}
     try:
         attempts.take_sign_in(**key)
     except attempts.TooManyAttempts as refused:

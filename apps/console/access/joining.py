@@ -118,7 +118,7 @@ def _accept(request: HttpRequest, secret: str, form: AccountForm) -> User | None
         form.add_error("username", gettext(error.detail))
     except ValidationError as error:
         for field, said in error.message_dict.items():
-            form.add_error(field, said)  # type: ignore[arg-type]
+            form.add_error(field, said)
     return None
 
 
@@ -182,7 +182,7 @@ class SetPassword(PasswordResetConfirmView):
     def get_form(self, form_class: Any = None) -> Any:
         """Return the form, with the visitor's address for the audit log."""
         form = super().get_form(form_class)
-        form.source_ip = source_of(self.request)  # type: ignore[attr-defined]
+        form.source_ip = source_of(self.request)
         return form
 
     def form_valid(self, form: Any) -> HttpResponse:

@@ -258,7 +258,7 @@ class MeSerializer(Strict):
     def get_username(self, principal: Any) -> str | None:
         """Return the person's name."""
         person = self._person(principal)
-        return person and person.get_username()
+        return person.get_username() if person else None
 
     @extend_schema_field(serializers.CharField())
     def get_time_zone(self, principal: Any) -> str:

@@ -152,7 +152,7 @@ def _check(user: User, password: str) -> None:
     except ValidationError as error:
         wrong["password"] = list(error.messages)
     if wrong:
-        raise ValidationError(wrong)  # type: ignore[arg-type]
+        raise ValidationError(wrong)
 
 
 def _open(rows: "Iterable[Invitation]") -> Invitation:

@@ -31,7 +31,7 @@ def join(root: click.Group) -> None:
 @click.option("--operator", is_flag=True, help="invite an operator of the platform")
 @output_options
 @pass_invocation
-def invite(invocation: Invocation, **given: Any) -> None:
+def invite(invocation: Invocation, /, **given: Any) -> None:
     """Invite a person: print a link that works once.
 
     Example: gpucloud user invite ada --tenant vision --role member
