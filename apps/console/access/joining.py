@@ -176,13 +176,13 @@ class SetPassword(PasswordResetConfirmView):
 
     def get_user(self, uidb64: str) -> Any:
         """Return the link's user, who must be active."""
-        user: Any = super().get_user(uidb64)  # type: ignore[misc]
+        user: Any = super().get_user(uidb64)
         return user if user is not None and user.is_active and settings.LOCAL_ACCOUNTS else None
 
     def get_form(self, form_class: Any = None) -> Any:
         """Return the form, with the visitor's address for the audit log."""
         form = super().get_form(form_class)
-        form.source_ip = source_of(self.request)
+        form.source_ip = source_of(self.request)  # type: ignore[attr-defined]
         return form
 
     def form_valid(self, form: Any) -> HttpResponse:
