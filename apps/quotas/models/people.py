@@ -1,4 +1,4 @@
-"""How users get in: invitations, and the sessions of those who are signed in."""
+"""Invitations of users, and the sessions of those who are signed in."""
 
 import uuid
 from importlib import import_module
