@@ -103,6 +103,12 @@ def issuer(name: str) -> str:
     return value
 
 
+def require_way_in(name: str, *, local_accounts: bool, issuer: str) -> None:
+    """Stop the start if nobody could sign in."""
+    if not (local_accounts or issuer):
+        raise ImproperlyConfigured(f"{name}=0 needs OIDC_ISSUER: nobody could sign in.")
+
+
 def group_roles(name: str) -> list[tuple[str, str | None, str]]:
     """Parse `GROUP=operator` and `GROUP=TENANT:ROLE`, separated by commas, as (group, tenant or None, role)."""
     rules: list[tuple[str, str | None, str]] = []

@@ -92,9 +92,13 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+# False: users sign in with the identity provider only; there are no passwords and no invitations.
+LOCAL_ACCOUNTS = environment.flag("LOCAL_ACCOUNTS", default=True)
+# Links to set a new password work for a day.
+PASSWORD_RESET_TIMEOUT = 86400
 LOGIN_URL = "sign-in"
 LOGIN_REDIRECT_URL = "overview"
-SESSION_ENGINE = "gpucloud.web.sessions"
+SESSION_ENGINE = "apps.quotas.sessions"
 # Idle timeout: a long meeting and lunch. Absolute lifetime: a working day.
 SESSION_COOKIE_AGE = 60 * environment.number("SESSION_IDLE_MINUTES", 120, least=1)
 SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12, least=1)
@@ -115,6 +119,17 @@ OIDC_SCOPES = environment.words("OIDC_SCOPES", "openid,profile,email")
 OIDC_USERNAME_CLAIM = environment.text("OIDC_USERNAME_CLAIM", "preferred_username")
 OIDC_GROUPS_CLAIM = environment.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = environment.group_roles("OIDC_GROUP_ROLES")
+
+environment.require_way_in("LOCAL_ACCOUNTS", local_accounts=LOCAL_ACCOUNTS, issuer=OIDC_ISSUER)
+
+# Mail server for invitations and password resets; without a host no mail is sent.
+EMAIL_HOST = environment.text("EMAIL_HOST", "")
+EMAIL_PORT = environment.number("EMAIL_PORT", 587, least=1)
+EMAIL_HOST_USER = environment.text("EMAIL_HOST_USER", "")
+EMAIL_HOST_PASSWORD = environment.secret("EMAIL_HOST_PASSWORD")
+EMAIL_USE_TLS = environment.flag("EMAIL_USE_TLS", default=True)
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = environment.text("EMAIL_FROM", "gpucloud@localhost")
 
 # Networks besides the public internet that webhooks may call.
 WEBHOOK_NETWORKS = environment.networks("WEBHOOK_NETWORKS")

@@ -4,7 +4,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 from django.views.i18n import set_language
 
-from apps.console.access import agents, audit, token_list, tokens
+from apps.console.access import account, agents, audit, joining, token_list, tokens, users
 from apps.console.claims import changes, claims, sharing
 from apps.console.nodes import drain, gpus, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
@@ -21,6 +21,23 @@ urlpatterns = [
     path("sign-in/oidc/", sign_in.single_sign_on, name="single-sign-on"),
     path("sign-in/oidc/return/", sign_in.single_sign_on_return, name="single-sign-on-return"),
     path("sign-out/", LogoutView.as_view(next_page="sign-in"), name="sign-out"),
+    path("invitation/<str:secret>/", joining.accept, name="accept-invitation"),
+    path("password/", joining.forgot_password, name="forgot-password"),
+    path("password/<str:uidb64>/<str:token>/", joining.SetPassword.as_view(), name="set-password"),
+    path("account/", account.account, name="account"),
+    path("account/password/", account.change_password, name="change-password"),
+    path("account/time-zone/", account.change_zone, name="change-time-zone"),
+    path("account/sessions/end/", account.end_session, name="end-session"),
+    path("account/new-token/", account.new_token, name="new-personal-token"),
+    path("users/", users.user_list, name="users"),
+    path("users/<str:username>/", users.user_detail, name="user"),
+    path("users/<str:username>/activate/", users.set_active, {"active": True}, name="activate-user"),
+    path("users/<str:username>/deactivate/", users.set_active, {"active": False}, name="deactivate-user"),
+    path("users/<str:username>/operator/", users.set_operator, {"operator": True}, name="make-operator"),
+    path("users/<str:username>/no-operator/", users.set_operator, {"operator": False}, name="unmake-operator"),
+    path("users/<str:username>/reset-password/", users.reset_password, name="reset-password"),
+    path("new-invitation/", users.new_invitation, name="new-invitation"),
+    path("invitations/<uuid:uid>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("", overview.overview, name="overview"),
     path("fleet/series/", fleet_history.fleet_series, name="fleet-series"),
     path("nodes/", nodes.node_list, name="nodes"),

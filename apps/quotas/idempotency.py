@@ -23,7 +23,7 @@ HEADER = "Idempotency-Key"
 MAX_LENGTH = 200
 KEPT_HEADERS = ("ETag", "Location")
 # Secrets are shown once and never stored: a repeated response has null instead.
-SECRETS = ("token", "enrolment_token", "command", "secret")
+SECRETS = ("token", "enrolment_token", "command", "secret", "link")
 
 
 class KeyReused(Invalid):
@@ -68,15 +68,15 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
 def _once(key: str, request: Request, act: Callable[[], Response]) -> Response:
     principal = cast(Principal, request.user)
     digest = _digest(request)
-    exclusive = _lock(f"{principal.name}\n{key}")
+    exclusive = _lock(f"{principal.pk}\n{key}")
     # Read after the lock attempt: its holder may be another repetition of a request that was answered long ago.
-    record = IdempotencyRecord.objects.filter(principal=principal.name, key=key).first()
+    record = IdempotencyRecord.objects.filter(principal=principal.pk, key=key).first()
     if record is None and not exclusive:
         raise KeyInFlight("Ask again in a second: the answer will be the first request's.", status=409)
     if record is None:
         answer = act()
         IdempotencyRecord.objects.create(
-            principal=principal.name,
+            principal=principal.pk,
             key=key,
             request_digest=digest,
             status=answer.status_code,

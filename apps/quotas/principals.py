@@ -1,7 +1,7 @@
 """Principals: callers with their roles and scopes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django.utils.translation import gettext
 
@@ -23,8 +23,12 @@ SCOPES = (
     "audit:read",
     "webhooks:read",
     "webhooks:write",
+    "users:read",
+    "users:write",
 )
 ALL_SCOPES = frozenset(SCOPES)
+# Length of the columns that say who made or changed something.
+NAME_LENGTH = 200
 RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
 
 
@@ -55,6 +59,10 @@ class Principal:
     roles: Mapping[int, str] = field(default_factory=dict)
     scopes: frozenset[str] = ALL_SCOPES
     source_ip: str | None = None
+    # True if it acts with all rights of the user `user_id`: a session, a personal token, an operator's platform token.
+    own_rights: bool = False
+    # The token's key, for the audit log; empty for a session.
+    token_key: str = ""
     # True for a token that expires or is bound to networks.
     limited: bool = False
     # Attributes that Django and DRF read from a request's user.
@@ -64,8 +72,16 @@ class Principal:
 
     @property
     def pk(self) -> str:
-        """Stable name, for throttles and caches."""
-        return self.name
+        """Stable name of the credential, for throttles and stored answers."""
+        return f"token:gpc_{self.token_key}" if self.token_key else self.name
+
+    @property
+    def actor(self) -> str:
+        """Name in the audit log, with the token's key: names of tokens are not unique."""
+        if not self.token_key or self.name == self.pk:
+            return self.name
+        key = f" (gpc_{self.token_key})"
+        return shorten(self.name, NAME_LENGTH - len(key)) + key
 
     def with_role(self, least: str) -> list[int]:
         """Return the primary keys of the tenants in which the caller has at least this role."""
@@ -114,19 +130,42 @@ def of_user(user: User, *, source_ip: str | None = None) -> Principal:
         name=f"user:{user.get_username()}",
         is_operator=user.is_operator,
         user_id=user.pk,
+        own_rights=True,
         roles={} if user.is_operator else dict(user.memberships.values_list("tenant_id", "role")),
         source_ip=source_ip,
     )
 
 
 def of_token(token: Token, *, source_ip: str | None = None) -> Principal:
-    """Return the principal of a token: bound to its tenant, or for the whole platform."""
+    """Return the principal of a token: bound to its tenant, for the whole platform, or with its owner's rights."""
+    if token.personal and token.user is not None:
+        return replace(
+            of_user(token.user, source_ip=source_ip),
+            name=_name_of_token(token),
+            token_key=token.key,
+            scopes=frozenset(token.scopes),
+            limited=bool(token.expires_at or token.cidrs),
+        )
     return Principal(
-        name=f"token:gpc_{token.key}",
+        name=_name_of_token(token),
         is_operator=token.tenant_id is None,
         user_id=token.user_id,
+        own_rights=token.tenant_id is None and token.user_id is not None,
+        token_key=token.key,
         roles={} if token.tenant_id is None else {token.tenant_id: token.role},
         scopes=frozenset(token.scopes),
         source_ip=source_ip,
         limited=bool(token.expires_at or token.cidrs),
     )
+
+
+def _name_of_token(token: Token) -> str:
+    """Return the person and the token's name, or the key of a token without a person."""
+    if token.user is None:
+        return f"token:gpc_{token.key}"
+    return shorten(f"user:{token.user.get_username()} via token {token.name}", NAME_LENGTH)
+
+
+def shorten(text: str, length: int) -> str:
+    """Return the text, cut to this length."""
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.quotas.models import IdempotencyRecord
-from apps.quotas.services import attempts, audit_chain, requests
+from apps.quotas.services import attempts, audit_chain, requests, resets
 from apps.quotas.services.webhooks import sending
 
 # A client that retries after a day has lost track of what it did.
@@ -26,6 +26,12 @@ def forget_sign_ins() -> int:
     """Delete expired sessions and windows of attempts; return the number of windows."""
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
     return attempts.forget()
+
+
+@shared_task
+def send_reset_link(address: str, base_url: str) -> int:
+    """Mail a link to set a new password to the users of this address; return their number."""
+    return resets.send_link(address=address, base_url=base_url)
 
 
 @shared_task

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 from apps.nodes.models import Node
 from apps.quotas import principals
 from apps.quotas.models import User
+from apps.quotas.services import accounts
 from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
 from gpucloud import hints
@@ -29,6 +30,8 @@ from gpucloud import hints
 logger = logging.getLogger(__name__)
 
 CLOSE_DENIED = 4403
+# The message after which a page's rights are checked again.
+CHECK = "live.check"
 # The code of RFC 6455 for a failure: the page connects again.
 CLOSE_FAILED = 1011
 # A revoked right closes the connection within this time.
@@ -41,6 +44,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     """The connection of one open page."""
 
     watched: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
     checked = 0.0
     hear: Callable[[hints.Message], None]
     busy: tuple[asyncio.Task[None], ...] = ()
@@ -62,7 +66,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
             said.put_nowait(message)
 
         self.hear = hear
-        for group in self.watched:
+        # The group in which the end of the user's sessions is announced.
+        assert self.scope["user"] is not None  # else nothing may be watched
+        self.joined = (*self.watched, accounts.watch_group(self.scope["user"].pk))
+        for group in self.joined:
             await hints.bus().join(group, hear)
         self.busy = (
             asyncio.ensure_future(watching.keep_watching(self.watched)),
@@ -80,7 +87,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         """Leave the groups."""
         for task in self.busy:
             task.cancel()
-        for group in self.watched if self.busy else ():
+        for group in self.joined:
             await hints.bus().leave(group, self.hear)
 
     async def _tell(self, said: "asyncio.Queue[hints.Message]") -> None:
@@ -96,10 +103,14 @@ class LiveConsumer(AsyncWebsocketConsumer):
         """Send messages, and check the session's rights from time to time."""
         while True:
             message = await said.get()
-            if time.monotonic() - self.checked > ASK_AGAIN_SECONDS and await self._may_watch() != self.watched:
+            asked = message["type"] == CHECK
+            if (
+                asked or time.monotonic() - self.checked > ASK_AGAIN_SECONDS
+            ) and await self._may_watch() != self.watched:
                 await self.close(CLOSE_DENIED, "signed out, or no longer yours")
                 return
-            await self.send(_text(message))
+            if not asked:
+                await self.send(_text(message))
 
 
 def _text(message: hints.Message) -> str:

@@ -18,6 +18,7 @@ from gpucloud_cli.commands import (
     session,
     tokens,
     top,
+    users,
     webhooks,
 )
 from gpucloud_cli.failures import MEANINGS, Exit, Failure, Interrupted, exit_code
@@ -51,7 +52,7 @@ def build() -> click.Group:
     """Build the command tree."""
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
-    for part in (session, claims, nodes, pools, tokens, requests, reservations, run, top, webhooks, apply):
+    for part in (session, claims, nodes, pools, tokens, requests, reservations, run, top, users, webhooks, apply):
         part.join(root)
     return root
 

@@ -317,10 +317,29 @@ TABLE = (
         verbs=frozenset({"list", "show", "create", "remove"}),
     ),
     Resource(
+        "user",
+        "users/",
+        "username",
+        ("username", "email", "active", "operator", "roles", "last_seen_at"),
+        filters=(
+            TENANT,
+            Field("active", click.BOOL, "true: active users only"),
+            Field("operator", click.BOOL, "true: operators only"),
+        ),
+    ),
+    Resource(
+        "invitation",
+        "invitations/",
+        "uid",
+        ("uid", "username", "email", "tenant", "role", "operator", "state", "created_by", "expires_at"),
+        filters=(TENANT,),
+        verbs=frozenset({"list", "show", "remove"}),
+    ),
+    Resource(
         "token",
         "tokens/",
         "key",
-        ("key", "name", "tenant", "role", "expires_at", "last_used_at", "revoked_at"),
+        ("key", "name", "owner", "tenant", "role", "expires_at", "last_used_at", "revoked_at"),
     ),
     Resource(
         "webhook",

@@ -141,6 +141,8 @@ WORDING = {
             "create": '--gpu-model "NVIDIA H100 80GB HBM3" --per-gpu-hour 2.5 --valid-from 2026-07-01',
         },
     ),
+    "user": Wording("a user", "users", "Users: people with an account", key="ada"),
+    "invitation": Wording("an invitation", "invitations", "Invitations of people without an account"),
     "token": Wording("a token", "API tokens", "API tokens", key="KEY"),
     "webhook": Wording(
         "a webhook",

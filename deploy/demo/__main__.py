@@ -18,7 +18,7 @@ from deploy.embedded.tether import tether_to
 from deploy.embedded.valkey import ValkeyMissing
 
 FATAL = (StartFailed, PortInUse, InUse, PlaceUnusable, PostgresMissing, ValkeyMissing)
-OPERATOR = "operator"
+LOGINS = {"operator": "admin of the platform", "member": "member of the tenant acme"}
 
 
 def say(text: str) -> None:
@@ -74,7 +74,8 @@ def announce(launch: Launch) -> None:
     address = f"http://127.0.0.1:{launch.port}"
     say("")
     say(f"  pages      {address}/")
-    say(f"  sign in    {OPERATOR} / {launch.state.operator_password() or '(see the seed command)'}")
+    for name, role in LOGINS.items():
+        say(f"  sign in    {name} / {launch.state.password(name) or '(see the seed command)'}   ({role})")
     say(f"  API token  {launch.state.root / 'operator.token'}")
     say(f"  logs       {launch.state.root / 'logs'}")
     first = launch.nodes[0].name

@@ -54,8 +54,8 @@ class State:
         """Return the agent's one-time token if it has one."""
         return self._text(f"nodes/{name}/enrol.token")
 
-    def operator_password(self) -> str | None:
-        return self._text("operator.password")
+    def password(self, name: str) -> str | None:
+        return self._text(f"{name}.password")
 
     def _text(self, name: str) -> str | None:
         try:

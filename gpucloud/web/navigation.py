@@ -69,6 +69,14 @@ SECTIONS: Final = (
                 within=("/quotas/", "/new-tenant/", "/member-limits/", "/limit-ranges/", "/budgets/"),
                 words="quotas members tokens limits budgets",
             ),
+            Place(
+                "users",
+                _("Users"),
+                "user",
+                admins=True,
+                within=("/new-invitation/",),
+                words="people members invite invitations accounts deactivate password reset last seen",
+            ),
             Place("reports", _("Reports"), "gauge", within=("/prices/",), words="gpu-hours cost usage billing prices"),
             Place(
                 "webhooks",

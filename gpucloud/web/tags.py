@@ -119,6 +119,12 @@ def coded(text: str) -> SafeString:
 
 
 @register.filter
+def person(name: str) -> str:
+    """Return who made something, without the kind: `anna`, `anna via token ci`."""
+    return name.removeprefix("user:")
+
+
+@register.filter
 def percent(value: float | None) -> str:
     """Format a percentage as `42 %`, or a dash if nothing was measured."""
     return "–" if value is None else f"{value:.0f} %"

@@ -33,7 +33,7 @@ def settings_variables() -> set[str]:
 
 def files_of_secrets() -> set[str]:
     """Return the variables that name a file with a secret."""
-    return {"DATABASE_PASSWORD_FILE", "OIDC_CLIENT_SECRET_FILE", "SECRET_KEY_FILE"}
+    return {"DATABASE_PASSWORD_FILE", "EMAIL_HOST_PASSWORD_FILE", "OIDC_CLIENT_SECRET_FILE", "SECRET_KEY_FILE"}
 
 
 def compose_variables() -> set[str]:

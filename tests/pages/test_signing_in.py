@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from django.conf import settings as configured
-from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
 from apps.quotas import tasks
 from apps.quotas.models import Attempts, AuditEvent, User
+from apps.quotas.models import UserSession as Session
 from apps.quotas.services import attempts
 from gpucloud.web.sessions import BEGUN, USED
 from tests.cast import Api, Cast, token_for

@@ -26,7 +26,7 @@ def test_a_token_lets_its_holder_in_and_says_who_it_is(cast: Cast) -> None:
     body = cast.max.get("me/").body
     assert body["roles"] == {"acme": "member"}
     assert body["operator"] is False
-    assert body["name"] == f"token:gpc_{body['token']['key']}"
+    assert body["name"].endswith(f"via token {body['token']['name']}")
     assert body["token"] == {"key": body["token"]["key"], "name": "member's", "expires_at": None}
 
 
@@ -211,8 +211,8 @@ def test_no_answer_holds_what_is_kept_of_a_secret(cast: Cast) -> None:
     digest = Token.objects.values_list("digest", flat=True)[0]
     assert digest.encode() not in cast.olga.get("tokens/").raw
     assert set(cast.olga.get("tokens/").body["results"][0]) == {
-        "key", "name", "tenant", "role", "scopes", "cidrs", "expires_at", "revoked_at", "last_used_at", "created_at",
-            "updated_at", "version",
+        "key", "name", "tenant", "role", "scopes", "cidrs", "owner", "personal", "expires_at", "revoked_at",
+        "last_used_at", "created_at", "updated_at", "version",
     }  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def test_every_change_is_in_the_audit_log_with_who_and_from_where(cast: Cast) ->
     rows = cast.anna.get(f"audit/?object_id={uid}").body["results"]
     assert [row["action"] for row in rows] == ["claim.release", "claim.resize", "claim.create"]
     assert {row["source_ip"] for row in rows} == {"127.0.0.1"}
-    assert all(row["actor"].startswith("token:gpc_") for row in rows)
+    assert all(row["actor"].startswith("user:") for row in rows)
     assert rows[1]["before"]["core_request"] == 10
     assert rows[1]["after"]["core_request"] == 20
 

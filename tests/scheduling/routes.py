@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
@@ -22,6 +23,7 @@ from apps.quotas.models import (
     BudgetPeriod,
     CohortShare,
     IdempotencyRecord,
+    Invitation,
     LedgerEntry,
     LimitRange,
     MemberLimit,
@@ -32,11 +34,12 @@ from apps.quotas.models import (
     ResourceQuota,
     Tenant,
     Token,
+    User,
     Webhook,
     WebhookDelivery,
 )
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import budgets, limit_ranges, member_limits, prices, requests, tokens
+from apps.quotas.services import accounts, budgets, invitations, limit_ranges, member_limits, prices, requests, tokens
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
 from apps.scheduling.services.claims.sharing import change_pool
@@ -91,6 +94,10 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "quota-requests/"): MORE,
     ("POST", "quota-requests/<uuid:uid>/deny/"): {"words": "Not this month."},
     ("POST", "quota-requests/<uuid:uid>/counter/"): {"amount": 1},
+    ("PATCH", "me/"): {"time_zone": "Europe/Berlin"},
+    ("POST", "me/tokens/"): {"name": "laptop"},
+    ("PATCH", "users/<str:username>/"): {"active": False},
+    ("POST", "invitations/"): {"username": "zoe", "tenant": "acme"},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},
     ("PATCH", "quotas/<int:pk>/"): {"hard": 10},
     ("POST", "tokens/"): {"name": "ci", "tenant": "acme"},
@@ -249,6 +256,19 @@ def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
     }
 
 
+def make_people(cast: Cast) -> dict[str, str]:
+    """Create an invitation into acme, and a session of the operator's. Return their paths, by route."""
+    invitation, _ = invitations.invite(principal=SYSTEM, username="zoe", tenant=cast.acme)
+    client = Client()
+    client.force_login(User.objects.get(username="olga"))
+    return {
+        "users/<str:username>/": "users/max/",
+        "users/<str:username>/password-reset/": "users/max/password-reset/",
+        "invitations/<uuid:uid>/": f"invitations/{invitation.uid}/",
+        "me/sessions/<slug:session>/": f"me/sessions/{client.session[accounts.SESSION_ID]}/",
+    }
+
+
 CLUSTER_VERBS = ("", "pods/", "namespaces/", "connection/", "quotas/", "import/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
@@ -297,6 +317,7 @@ def make_platform(cast: Cast) -> Platform:
         **make_reservation(cast),
         **make_webhook(cast),
         **make_cluster(cast, claim),
+        **make_people(cast),
     }
     return Platform(cast, machine, claim, paths)
 
@@ -322,12 +343,13 @@ STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, NamespaceBinding, PodClaim,
+    Invitation, User,
 ]  # fmt: skip
 
 
 # Hundreds of tests dump everything twice: one statement, not one a table.
 TABLES = " UNION ALL ".join(
-    f"SELECT '{model.__name__}', to_jsonb(t) - 'last_used_at' FROM {model._meta.db_table} t"  # noqa: S608 - our own
+    f"SELECT '{model.__name__}', to_jsonb(t) - 'last_used_at' - 'last_seen_at' FROM {model._meta.db_table} t"  # noqa: S608 - our own
     for model in STORED
 )
 EVERYTHING = f"SELECT name, row::text FROM ({TABLES}) AS found (name, row) ORDER BY 1, 2"  # noqa: S608 - the same

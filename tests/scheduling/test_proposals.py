@@ -209,6 +209,6 @@ def test_a_run_says_why_it_found_nothing_and_who_had_it_run_is_audited(
     assert "none needs another share" in answer["explanation"]
     rows = AuditEvent.objects.filter(action="pool.rebalance").order_by("pk")
     assert [row.after and row.after["considered"] for row in rows] == [0, 0, 1]
-    assert all(row.actor.startswith("token:") for row in rows)
+    assert all(row.actor.startswith("user:") for row in rows)
     assert tasks.rebalance_pool(cast.pool.pk) == 0
     assert rows.count() == 3

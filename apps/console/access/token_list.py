@@ -63,9 +63,16 @@ def _facts(token: Any) -> Row:
 def token_detail(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
     """Show one token; with expiry and successor to those who administer it."""
     token = tokens.find(principal, key)
-    may = principal.is_operator or token.tenant_id in principal.with_role(Role.ADMIN)
+    mine = token.personal and token.user_id == principal.user_id
+    may = principal.is_operator or mine or token.tenant_id in principal.with_role(Role.ADMIN)
     groups = [
         (title, [(scope, word) for scope, word in rights if scope in token.scopes]) for title, rights in tokens.RIGHTS
     ]
-    shown = {"token": token, "groups": groups, "may_administer": may, "asks": tokens.RotationForm()}
+    shown = {
+        "token": token,
+        "groups": groups,
+        "may_administer": may,
+        "may_rotate": mine or not token.personal,
+        "asks": tokens.RotationForm(),
+    }
     return render(request, "tokens/token.html", shown)

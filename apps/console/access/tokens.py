@@ -24,7 +24,8 @@ from apps.quotas.services.tokens import TokenEnded
 from gpucloud.errors import GpucloudError, PreconditionFailed
 
 COLUMNS = [
-    "key", "name", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at", "revoked_at",
+    "key", "name", "owner", "personal", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at",
+    "revoked_at",
 ]  # fmt: skip
 DAYS: Final = [
     ("7", _("in a week")),
@@ -45,6 +46,7 @@ AREAS: Final = {
     "tokens": _("Tokens"),
     "audit": _("Audit log"),
     "webhooks": _("Webhooks"),
+    "users": _("Users, invitations, own account"),
 }
 RIGHTS: Final = [
     (title, [(scope, AREAS[scope.partition(":")[0]]) for scope in SCOPES if scope.endswith(end)])
@@ -59,28 +61,14 @@ OVERLAPS: Final = [
 ]
 
 
-class TokenForm(ServiceForm):
-    """A new token."""
+class RightsForm(ServiceForm):
+    """Name, rights, end and networks of a new token."""
 
     name = forms.CharField(
         label=_("Name"),
         max_length=200,
         help_text=_("What will use it."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "ci"}),
-    )
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        required=False,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    role = forms.ChoiceField(
-        label=_("Role"),
-        choices=Role.choices,
-        initial=Role.MEMBER,
-        help_text=_("In the tenant; a token of the whole platform is an operator’s."),
-        widget=forms.Select(attrs={"class": "form-select"}),
     )
     may = forms.ChoiceField(label=_("It may"), choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
     days = forms.ChoiceField(
@@ -93,16 +81,7 @@ class TokenForm(ServiceForm):
         help_text=_("Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-
     scopes = boxes(_("Single rights"), RIGHTS, required=False)
-
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered_tenants(principal)
-        field.required = not principal.is_operator
-        field.empty_label = gettext("The whole platform") if principal.is_operator else None
 
     @property
     def usual(self) -> list[forms.BoundField]:
@@ -135,10 +114,40 @@ class TokenForm(ServiceForm):
         values = self.cleaned_data
         end = timezone.now() + timedelta(days=int(values["days"])) if values["days"] else None
         scopes = {"all": SCOPES, "read": READS, "choose": values["scopes"]}[values["may"]]
-        return {name: values[name] for name in ("name", "tenant", "role", "cidrs")} | {
-            "scopes": scopes,
-            "expires_at": end,
-        }
+        return {"name": values["name"], "cidrs": values["cidrs"], "scopes": scopes, "expires_at": end}
+
+
+class TokenForm(RightsForm):
+    """A new token of a tenant, or of the whole platform."""
+
+    tenant = forms.ModelChoiceField(
+        Tenant.objects.none(),
+        label=_("Tenant"),
+        to_field_name="slug",
+        required=False,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    role = forms.ChoiceField(
+        label=_("Role"),
+        choices=Role.choices,
+        initial=Role.MEMBER,
+        help_text=_("In the tenant; a token of the whole platform is an operator’s."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    field_order = ["name", "tenant", "role", "may", "days", "cidrs", "scopes"]
+
+    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["tenant"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = administered_tenants(principal)
+        field.required = not principal.is_operator
+        field.empty_label = gettext("The whole platform") if principal.is_operator else None
+
+    @property
+    def service_arguments(self) -> dict[str, Any]:
+        """The arguments for the service."""
+        return super().service_arguments | {name: self.cleaned_data[name] for name in ("tenant", "role")}
 
 
 class RotationForm(forms.Form):
@@ -203,6 +212,8 @@ def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
     tokens.revoke(principal=principal, token=token)
     said = gettext("Token {0} is revoked: what still uses it is refused from now on.")
     messages.success(request, said.format(token.name))
+    if token.personal and token.user_id == principal.user_id:
+        return redirect("account")
     return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
 
 
@@ -216,4 +227,9 @@ def find(principal: Principal, key: str) -> Any:
 
 def facts(token: Token) -> dict[str, Any]:
     """Return the token's row for a file, without its secret's digest."""
-    return {name: getattr(token, name) for name in COLUMNS} | {"tenant": token.tenant and token.tenant.slug}
+    others = {
+        "tenant": token.tenant and token.tenant.slug,
+        "owner": token.user and token.user.get_username(),
+        "role": None if token.personal else token.role,
+    }
+    return {name: others[name] if name in others else getattr(token, name) for name in COLUMNS}

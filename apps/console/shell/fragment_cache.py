@@ -15,6 +15,7 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.cache import patch_vary_headers
 from django.utils.text import compress_string
+from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import get_language
 
 from apps.console.shell.page_access import wants_fragment
@@ -100,7 +101,7 @@ def _fragment_of(reader: Hashable) -> Fragment:
 
 def _reader(request: HttpRequest, principal: Principal) -> Hashable:
     who = principal.is_operator, frozenset(principal.roles.items())
-    return who, request.scheme, request.get_host(), request.get_full_path(), get_language()
+    return who, request.scheme, request.get_host(), request.get_full_path(), get_language(), get_current_timezone_name()
 
 
 def _not_before(request: HttpRequest) -> float:

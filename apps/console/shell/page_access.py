@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.utils import timezone
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.gzip import gzip_page
@@ -36,12 +37,16 @@ def page(view: PageView[P]) -> View[P]:
         principal = principals.of_user(request.user, source_ip=source_of(request))
         # For the templates, which offer only actions that are allowed.
         request.principal = principal  # type: ignore[attr-defined]
+        # Also for the server's zone: a thread that served another reader before must not keep theirs.
+        timezone.activate(request.user.time_zone or timezone.get_default_timezone())
         try:
             response = view(request, principal, *args, **kwargs)
         except Denied as refused:
             raise PermissionDenied(refused.detail) from refused
         except Missing as missing:
             raise Http404(missing.detail) from missing
+        finally:
+            timezone.deactivate()
         patch_vary_headers(response, ["HX-Request"])
         return response
 

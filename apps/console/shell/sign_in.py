@@ -20,7 +20,7 @@ from django.views.decorators.http import require_safe
 
 from apps.quotas.authentication import source_of
 from apps.quotas.models import User
-from apps.quotas.services import attempts, people
+from apps.quotas.services import attempts, mail, people
 from apps.quotas.services.attempts import TooManyAttempts
 from apps.quotas.services.people import SignOnRefused
 
@@ -58,6 +58,10 @@ class SignIn(LoginView):
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Sign in, show the error, or answer 429 with the time of the next attempt."""
+        if not settings.LOCAL_ACCOUNTS:
+            page = self.render_to_response(self.get_context_data(form=SignInForm(request)))
+            page.status_code = 403
+            return page
         try:
             attempts.take_sign_in(**_attempt_key(request))
         except TooManyAttempts as refused:
@@ -79,7 +83,7 @@ class SignIn(LoginView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         """Add whether single sign-on is available."""
-        return super().get_context_data(single_sign_on=bool(settings.OIDC_ISSUER), **kwargs)
+        return super().get_context_data(**_ways_in(), **kwargs)
 
 
 @never_cache
@@ -123,6 +127,14 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
     return _record_sign_in(request, user, "oidc", answer)
 
 
+def _ways_in() -> dict[str, bool]:
+    return {
+        "single_sign_on": bool(settings.OIDC_ISSUER),
+        "local_accounts": settings.LOCAL_ACCOUNTS,
+        "mails": mail.is_configured(),
+    }
+
+
 def _require_single_sign_on() -> None:
     if not settings.OIDC_ISSUER:
         raise Http404("There is no single sign-on here.")
@@ -134,7 +146,7 @@ def _address(request: HttpRequest) -> str:
 
 def _refuse(request: HttpRequest, refused: SignOnRefused | TooManyAttempts, *, status: int) -> HttpResponse:
     logger.warning("single sign-on: %s (%s: %s)", refused.detail, type(refused.__cause__).__name__, refused.__cause__)
-    facts = {"form": SignInForm(request), "refused": _message(refused), "single_sign_on": True, "next": ""}
+    facts = {"form": SignInForm(request), "refused": _message(refused), **_ways_in(), "next": ""}
     answer = render(request, "sign_in.html", facts, status=status)
     if isinstance(refused, TooManyAttempts):
         answer.headers["Retry-After"] = str(refused.retry_after_seconds)

@@ -41,7 +41,7 @@ def set_member(request: HttpRequest, principal: Principal, slug: str) -> HttpRes
     form = MemberForm(request.POST)
     user = User.objects.filter(username=form.cleaned_data["username"]).first() if form.is_valid() else None
     if user is None:
-        messages.error(request, gettext("Nobody has that name. A person is known after the first sign-in."))
+        messages.error(request, gettext("There is no user of this name. Invite them on the page Users."))
         return redirect("tenant", slug=slug)
     membership = tenants.set_member(principal=principal, tenant=tenant, user=user, role=form.cleaned_data["role"])
     done = gettext("{0} is {1} of {2}.").format(user.get_username(), membership.get_role_display().lower(), tenant)

@@ -84,7 +84,7 @@ class MemberSerializer(Strict):
         slug_field="username",
         source="user",
         queryset=User.objects.filter(is_active=True),
-        error_messages={"does_not_exist": "Nobody called {value} has signed in here yet: they must do that first."},
+        error_messages={"does_not_exist": "There is no active user {value}: invite them."},
     )
     role = serializers.ChoiceField(choices=Role.choices)
 
@@ -160,7 +160,17 @@ class TokenSerializer(Strict):
     key = serializers.CharField(read_only=True)
     name = serializers.CharField(max_length=200)
     tenant = TenantBySlug(allow_null=True, default=None, help_text="Null: the whole platform (operators only).")
-    role = serializers.ChoiceField(choices=Role.choices, default=Role.MEMBER)
+    role = serializers.ChoiceField(
+        choices=Role.choices, default=Role.MEMBER, help_text="In the tenant; means nothing for a personal token."
+    )
+    personal = serializers.BooleanField(read_only=True, help_text="True: it has its owner's own rights.")
+    owner = serializers.CharField(
+        source="user.username",
+        read_only=True,
+        default=None,
+        allow_null=True,
+        help_text="The person on whose behalf it acts; null: none.",
+    )
     scopes = serializers.ListField(
         child=serializers.ChoiceField(choices=[(scope, scope) for scope in SCOPES]),
         allow_empty=False,
@@ -235,9 +245,26 @@ class MeSerializer(Strict):
 
     name = serializers.CharField(read_only=True)
     token = serializers.SerializerMethodField(help_text="Null for a session.")
+    username = serializers.SerializerMethodField(help_text="The person; null for a token without one.")
+    time_zone = serializers.SerializerMethodField(help_text="Of times on the person's pages; empty: UTC.")
     operator = serializers.BooleanField(source="is_operator", read_only=True)
     scopes = serializers.SerializerMethodField()
     roles = serializers.SerializerMethodField(help_text="Role by tenant; an operator needs none.")
+
+    def _person(self, principal: Any) -> User | None:
+        return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
+
+    @extend_schema_field(serializers.CharField(allow_null=True))
+    def get_username(self, principal: Any) -> str | None:
+        """Return the person's name."""
+        person = self._person(principal)
+        return person.get_username() if person else None
+
+    @extend_schema_field(serializers.CharField())
+    def get_time_zone(self, principal: Any) -> str:
+        """Return the person's time zone."""
+        person = self._person(principal)
+        return person.time_zone if person else ""
 
     @extend_schema_field(OwnTokenSerializer(allow_null=True))
     def get_token(self, principal: Any) -> Any:

@@ -1,4 +1,4 @@
-"""/tenants/, /tenants/{slug}/members/, /pools/, /me/."""
+"""/tenants/, /tenants/{slug}/members/, /pools/."""
 
 from typing import Any
 
@@ -160,15 +160,3 @@ class PoolList(ListMixin):
     def post(self, request: Request) -> Response:
         """Create a pool."""
         return self.answer(tenants.create_pool(principal=self.principal, **self.parse_body(request)), status=201)
-
-
-class Me(ApiView):
-    """The caller."""
-
-    serializer_class = serializers.MeSerializer
-    filter_backends = []
-    pagination_class = None
-
-    def get(self, request: Request) -> Response:
-        """Show the caller's identity, scopes and roles."""
-        return Response(self.get_serializer(self.principal).data)

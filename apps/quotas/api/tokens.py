@@ -36,7 +36,7 @@ class TokenList(ListMixin):
 
     def get_queryset(self) -> Any:
         """Return the rows visible to the caller."""
-        return Token.objects.visible_to(self.principal).select_related("tenant")
+        return Token.objects.visible_to(self.principal).select_related("tenant", "user")
 
     def get(self, request: Request) -> Response:
         """List tokens; their secrets are never shown again."""
@@ -47,7 +47,7 @@ class TokenList(ListMixin):
     def post(self, request: Request) -> Response:
         """Create a token. The response is the only place that shows its text."""
         token, text = tokens.create(principal=self.principal, user=_maker(self.principal), **self.parse_body(request))
-        return _show_once(token, text)
+        return show_once(token, text)
 
 
 class TokenDetail(ApiView):
@@ -59,7 +59,7 @@ class TokenDetail(ApiView):
 
     def get_queryset(self) -> Any:
         """Return the rows visible to the caller."""
-        return Token.objects.visible_to(self.principal).select_related("tenant")
+        return Token.objects.visible_to(self.principal).select_related("tenant", "user")
 
     def get(self, request: Request, key: str) -> Response:
         """Show a token, without its secret."""
@@ -95,7 +95,7 @@ class TokenRotation(ApiView):
             versions=etags.if_match(request),
             **self.parse_body(request),
         )
-        return _show_once(token, text)
+        return show_once(token, text)
 
 
 def _maker(principal: Principal) -> User | None:
@@ -103,7 +103,8 @@ def _maker(principal: Principal) -> User | None:
     return User.objects.filter(pk=principal.user_id).first() if principal.user_id else None
 
 
-def _show_once(token: Token, text: str) -> Response:
+def show_once(token: Token, text: str) -> Response:
+    """Return a new token with its text."""
     body = {**serializers.TokenSerializer(token).data, "token": text}
     return Response(body, status=201, headers={"ETag": etags.etag(token.version), "Cache-Control": "no-store"})
 

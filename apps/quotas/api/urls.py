@@ -2,10 +2,18 @@
 
 from django.urls import path
 
-from apps.quotas.api import limits, prices, quotas, tenants, tokens, webhooks
+from apps.quotas.api import limits, people, prices, quotas, tenants, tokens, webhooks
 
 urlpatterns = [
-    path("me/", tenants.Me.as_view()),
+    path("me/", people.Me.as_view()),
+    path("me/sessions/", people.MySessions.as_view()),
+    path("me/sessions/<slug:session>/", people.MySession.as_view()),
+    path("me/tokens/", people.MyTokens.as_view()),
+    path("users/", people.UserList.as_view()),
+    path("users/<str:username>/", people.UserDetail.as_view()),
+    path("users/<str:username>/password-reset/", people.PasswordReset.as_view()),
+    path("invitations/", people.InvitationList.as_view()),
+    path("invitations/<uuid:uid>/", people.InvitationDetail.as_view()),
     path("tenants/", tenants.TenantList.as_view()),
     path("tenants/<slug:slug>/", tenants.TenantDetail.as_view()),
     path("tenants/<slug:slug>/members/", tenants.MemberList.as_view()),

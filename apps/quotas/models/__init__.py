@@ -5,6 +5,7 @@ from apps.quotas.models.budget import Budget, BudgetPeriod
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.limits import LimitRange, MemberLimit
+from apps.quotas.models.people import Invitation, UserSession
 from apps.quotas.models.pool import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.price import Price
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
@@ -24,6 +25,7 @@ __all__ = [
     "EventKind",
     "IdempotencyRecord",
     "Identity",
+    "Invitation",
     "LedgerEntry",
     "LimitRange",
     "MemberLimit",
@@ -40,6 +42,7 @@ __all__ = [
     "Tenant",
     "Token",
     "User",
+    "UserSession",
     "Webhook",
     "WebhookDelivery",
 ]

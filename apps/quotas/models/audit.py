@@ -22,7 +22,9 @@ class AuditEvent(models.Model):
     """One audited change."""
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
-    actor = models.CharField(max_length=200, help_text="`user:anna`, `token:gpc_…`, `agent:gpu1` or `system`.")
+    actor = models.CharField(
+        max_length=200, help_text="`user:anna`, `user:anna via token ci (gpc_…)`, `agent:gpu1` or `system`."
+    )
     action = models.CharField(max_length=60, help_text="`claim.resize`, `quota.set`, …")
     object_type = models.CharField(max_length=30)
     # `TENANT/USERNAME` of a membership is the longest: 63 + 1 + 150.

@@ -19,6 +19,22 @@ class User(AbstractUser):
     """A person. Operators run the platform; everyone else acts through memberships."""
 
     is_operator = models.BooleanField(default=False, help_text="May do everything, in every tenant.")
+    # Written at most once a minute, by sessions and tokens.
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    # A name of the IANA database; empty: the server's zone.
+    time_zone = models.CharField(max_length=63, blank=True, default="")
+
+    @classmethod
+    def visible_to(cls, principal: "Principal") -> "models.QuerySet[User]":
+        """Return all users to an operator; to others themselves, and the members of tenants that they administer.
+
+        A token of one tenant does not act for its creator elsewhere: it shows the tenant's members only.
+        """
+        if principal.is_operator:
+            return cls.objects.all()
+        theirs = models.Q(memberships__tenant__in=principal.with_role("admin"))
+        mine = models.Q(pk=principal.user_id if principal.own_rights else None)
+        return cls.objects.filter(pk__in=cls.objects.filter(theirs | mine).values("pk"))
 
 
 class TenantQuerySet(models.QuerySet["Tenant"]):

@@ -32,6 +32,8 @@ class TokenQuerySet(models.QuerySet["Token"]):
         mine = models.Q(pk=None)
         if principal.user_id:
             mine = models.Q(user_id=principal.user_id, tenant__in=principal.roles)
+        if principal.own_rights:
+            mine |= models.Q(user_id=principal.user_id, personal=True)
         return self.filter(mine | models.Q(tenant__in=principal.with_role(Role.ADMIN)))
 
     def alive(self) -> "TokenQuerySet":
@@ -41,13 +43,14 @@ class TokenQuerySet(models.QuerySet["Token"]):
     def with_makers(self) -> "TokenQuerySet":
         """Annotate `maker_left`: the creator may not act there any more, so the token is refused."""
         stays = Exists(Membership.objects.filter(user=OuterRef("user"), tenant=OuterRef("tenant")))
-        left = Q(user__is_active=False) | Q(user__is_operator=False) & (Q(tenant=None) | ~stays)
+        gone = Q(user__is_operator=False, personal=False) & (Q(tenant=None) | ~stays)
+        left = Q(user__is_active=False) | gone
         wrapped = ExpressionWrapper(Q(user__isnull=False) & left, output_field=BooleanField())
         return self.select_related("tenant", "user").annotate(maker_left=wrapped)
 
 
 class Token(Row):
-    """A program's credential: for the platform (tenant null, operators only) or inside one tenant."""
+    """A program's credential: inside one tenant, for the platform (operators only), or with its owner's own rights."""
 
     key = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -55,6 +58,8 @@ class Token(Row):
     user = models.ForeignKey(User, on_delete=models.CASCADE, null=True, related_name="tokens")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, null=True, related_name="tokens")
     role = models.CharField(max_length=10, choices=Role, default=Role.MEMBER)
+    # True: it acts with the rights that its user has at each request, within its scopes.
+    personal = models.BooleanField(default=False)
     scopes = ArrayField(models.CharField(max_length=40))
     cidrs = ArrayField(models.CharField(max_length=50), default=list)
     expires_at = models.DateTimeField(null=True)
@@ -65,6 +70,11 @@ class Token(Row):
 
     class Meta:
         ordering = ["pk"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(personal=False) | Q(tenant=None, user__isnull=False), name="token_personal_has_owner"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} (gpc_{self.key})"

@@ -57,6 +57,13 @@ SIGN_ON = Limit("sign-on", 200, timedelta(minutes=15))
 # 256 random bits cannot be guessed. This stops floods, and pipelines that retry with a dead token.
 TOKEN = Limit("token", 300, timedelta(minutes=5))
 
+# Invitation and reset links have 160 random bits or more; this stops floods. Correct links are not counted.
+LINK = Limit("link", 30, timedelta(minutes=15))
+# Requests for a reset mail, per address of the visitor; each may send a mail.
+RESET = Limit("reset", 10, timedelta(hours=1))
+# Reset mails to one user, whoever asks: nobody's mailbox is flooded.
+RESET_MAIL = Limit("reset-mail", 3, timedelta(hours=1))
+
 
 def network(address: str | None) -> str:
     """Return the counted network: IPv4 address, IPv6 /64 of one customer, or one name behind a Unix socket."""
@@ -110,6 +117,16 @@ def count_sign_on(*, address: str | None) -> None:
 def count_wrong_token(*, address: str | None) -> None:
     """Count a wrong token; valid ones from the same address keep working. Raises TooManyAttempts."""
     _take(TOKEN, TOKEN.key(network(address)))
+
+
+def count_wrong_link(*, address: str | None) -> None:
+    """Count a link that does not work; working ones are never refused. Raises TooManyAttempts."""
+    _take(LINK, LINK.key(network(address)))
+
+
+def count_reset(*, address: str | None) -> None:
+    """Count a request for a reset mail, for an existing account or not. Raises TooManyAttempts."""
+    _take(RESET, RESET.key(network(address)))
 
 
 def take(limit: Limit, *parts: str) -> int:

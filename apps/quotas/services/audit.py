@@ -18,7 +18,7 @@ def record(
 ) -> AuditEvent:
     """Record an action in the caller's transaction: no change without its row, no row without its change."""
     return AuditEvent.objects.create(
-        actor=principal.name,
+        actor=principal.actor,
         action=action,
         object_type=object_type,
         object_id=str(object_id),

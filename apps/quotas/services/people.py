@@ -12,7 +12,7 @@ from django.utils.translation import gettext_noop
 
 from apps.quotas.models import Identity, Role, Tenant, User
 from apps.quotas.principals import RANK, Principal, of_user
-from apps.quotas.services import audit, tenants
+from apps.quotas.services import accounts, audit, tenants
 from gpucloud.errors import Denied
 
 logger = logging.getLogger(__name__)
@@ -124,18 +124,11 @@ def _follow_groups(user: User, groups: object) -> None:
 
 
 def _set_operator(user: User, is_operator: bool) -> None:
-    if user.is_operator == is_operator:
-        return
-    before, user.is_operator = user.is_operator, is_operator
-    user.save(update_fields=["is_operator"])
-    audit.record(
-        principal=PROVIDER,
-        action="person.operator",
-        object_type="person",
-        object_id=user.get_username(),
-        before={"is_operator": before},
-        after={"is_operator": is_operator},
-    )
+    try:
+        accounts.set_operator(principal=PROVIDER, user=user, operator=is_operator)
+    except accounts.LastOperator:
+        logger.warning("%s stays an operator: the groups leave no other", user.get_username())
+    user.refresh_from_db(fields=["is_operator"])
 
 
 def _set_role(user: User, tenant: Tenant, roles: Iterable[str]) -> None:

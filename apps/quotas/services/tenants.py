@@ -152,7 +152,7 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
         tenant=tenant, user=user, defaults={"role": role}
     )
     if created or RANK[Role(role)] > RANK[Role(membership.role)]:
-        _refuse_beyond(principal)
+        refuse_beyond(principal)
     before = None if created else {"role": membership.role}
     if membership.role != role:
         membership.role = role
@@ -169,7 +169,7 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
     return membership
 
 
-def _refuse_beyond(principal: Principal) -> None:
+def refuse_beyond(principal: Principal) -> None:
     """Refuse to grant a role, which has every scope, no end and no networks, by a token that lacks these."""
     if principal.limited:
         raise RoleBeyond("A token with an end or with networks cannot give roles: they would outlive or escape it.")

@@ -32,6 +32,13 @@ class TokenEnded(Conflict):
     title = "The token has ended"
 
 
+class PersonMissing(Denied):
+    """The caller's token does not have a person's own rights."""
+
+    code = "person-missing"
+    title = "This needs a person"
+
+
 class TokenLimited(Denied):
     """The caller's token cannot create tokens."""
 
@@ -67,31 +74,50 @@ def create(
     user: User | None = None,
 ) -> tuple[Token, str]:
     """Create a token and its text, which is shown once. Refuses more rights than the caller's. Raises Denied."""
-    scopes = list(scopes)
     if tenant is None:
         principal.require_operator()
     else:
         principal.require_role(tenant, Role.ADMIN)
-    if beyond := set(scopes) - principal.scopes:
+    rights = {"scopes": list(scopes), "cidrs": list(cidrs), "expires_at": expires_at}
+    return _issue(principal, name=name, tenant=tenant, role=role, user=user, **rights)
+
+
+@transaction.atomic
+def create_personal(
+    *,
+    principal: Principal,
+    name: str,
+    scopes: Iterable[str] = SCOPES,
+    cidrs: Iterable[str] = (),
+    expires_at: datetime | None = None,
+) -> tuple[Token, str]:
+    """Create a token with the caller's own rights, and its text, which is shown once. Raises Denied."""
+    owner = require_own_rights(principal)
+    rights = {"scopes": list(scopes), "cidrs": list(cidrs), "expires_at": expires_at}
+    return _issue(principal, name=name, tenant=None, user=owner, personal=True, **rights)
+
+
+def require_own_rights(principal: Principal) -> User:
+    """Return the user whose rights the caller has. Raises PersonMissing for other tokens."""
+    if not principal.own_rights or principal.user_id is None:
+        raise PersonMissing("This belongs to a person: use a personal token, or sign in.")
+    return User.objects.get(pk=principal.user_id)
+
+
+def _issue(principal: Principal, **facts: Any) -> tuple[Token, str]:
+    """Create the token, within the caller's scopes. Raises ScopeMissing, TokenLimited."""
+    if beyond := set(facts["scopes"]) - principal.scopes:
         raise ScopeMissing(f"You cannot give scopes that you lack: {', '.join(sorted(beyond))}.", scope=min(beyond))
     if principal.limited:
         raise TokenLimited("A token with an end or with networks cannot make tokens: they would outlive or escape it.")
     key, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    token = Token.objects.create(
-        key=key,
-        digest=keyed_digest(secret),
-        name=name,
-        user=user,
-        tenant=tenant,
-        role=role,
-        scopes=scopes,
-        cidrs=list(cidrs),
-        expires_at=expires_at,
-    )
-    end = expires_at and expires_at.isoformat()
-    facts = {"name": name, "scopes": scopes, "role": role, "cidrs": token.cidrs, "expires_at": end}
+    token = Token.objects.create(key=key, digest=keyed_digest(secret), **facts)
+    end = token.expires_at and token.expires_at.isoformat()
+    after = {"name": token.name, "scopes": token.scopes, "role": token.role, "cidrs": token.cidrs, "expires_at": end}
+    if token.personal:
+        after |= {"role": None, "owner": facts["user"].get_username()}
     audit.record(
-        principal=principal, action="token.create", object_type="token", object_id=key, tenant=tenant, after=facts
+        principal=principal, action="token.create", object_type="token", object_id=key, tenant=token.tenant, after=after
     )
     return token, f"{PREFIX}{key}.{secret}"
 
@@ -119,7 +145,7 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
         return None
     if token.user is not None and not token.user.is_active:
         return None
-    if token.tenant is None and token.user is not None and not token.user.is_operator:
+    if token.tenant is None and token.user is not None and not (token.personal or token.user.is_operator):
         return None  # a platform token of a former operator
     if token.tenant is not None and not _still_in_tenant(token):
         return None
@@ -129,6 +155,8 @@ def find(text: str, *, source_ip: str | None) -> Token | None:
     if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION or token.digest != kept:
         # Store the digest under the present SECRET_KEY too: the token no longer needs the previous one.
         Token.objects.filter(pk=token.pk).update(last_used_at=now, digest=kept)
+        if token.user_id is not None:
+            User.objects.filter(pk=token.user_id).update(last_seen_at=now)
     return token
 
 
@@ -150,16 +178,14 @@ def rotate(
     now = timezone.now()
     if token.revoked_at or (token.expires_at and token.expires_at <= now):
         raise TokenEnded("This token has ended: make a new one.", key=token.key)
-    made = create(
-        principal=principal,
-        name=token.name,
-        tenant=token.tenant,
-        role=token.role,
-        scopes=token.scopes,
-        cidrs=token.cidrs,
-        expires_at=token.expires_at,
-        user=user,
-    )
+    rights: dict[str, Any] = {"scopes": token.scopes, "cidrs": token.cidrs, "expires_at": token.expires_at}
+    if token.personal:
+        # Its text would let an operator act as its owner.
+        if not _owns(principal, token):
+            raise PersonMissing("Only its owner replaces a personal token: revoke it.")
+        made = create_personal(principal=principal, name=token.name, **rights)
+    else:
+        made = create(principal=principal, name=token.name, tenant=token.tenant, role=token.role, user=user, **rights)
     end = now + timedelta(seconds=overlap_seconds)
     before = {"expires_at": token.expires_at and token.expires_at.isoformat()}
     token.change(expires_at=min(end, token.expires_at or end))
@@ -180,7 +206,8 @@ def revoke(*, principal: Principal, token: Token, versions: etags.Versions = Non
     """Revoke a token immediately; repeatable. Raises RoleMissing, PreconditionFailed."""
     token = Token.objects.select_for_update().get(pk=token.pk)
     etags.check(token.version, versions)
-    if not principal.is_operator and token.tenant_id not in principal.with_role(Role.ADMIN):
+    may = principal.is_operator or token.tenant_id in principal.with_role(Role.ADMIN) or _owns(principal, token)
+    if not may:
         raise RoleMissing("Revoking this token needs the role admin in its tenant.", role=str(Role.ADMIN))
     if token.revoked_at is None:
         token.change(revoked_at=timezone.now())
@@ -188,6 +215,10 @@ def revoke(*, principal: Principal, token: Token, versions: etags.Versions = Non
             principal=principal, action="token.revoke", object_type="token", object_id=token.key, tenant=token.tenant
         )
     return token
+
+
+def _owns(principal: Principal, token: Token) -> bool:
+    return token.personal and principal.own_rights and token.user_id == principal.user_id
 
 
 def _still_in_tenant(token: Token) -> bool:

@@ -9,12 +9,13 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import create_node, renew_enrolment
-from apps.quotas.models import Pool, Resource, Tenant, User
+from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.demo.platform import CLAIMS, POOLS, TENANTS
@@ -23,7 +24,7 @@ from apps.scheduling.services.claims.environment import claim_environment
 from apps.scheduling.services.claims.lifecycle import create_claim
 from apps.scheduling.services.claims.spec import ClaimSpec
 
-OPERATOR = "operator"
+OPERATOR, MEMBER = "operator", "member"
 WORKLOADS_SECONDS = 30.0
 GPULOAD = settings.BASE_DIR / "libvcuda" / "build" / "gpuload"
 
@@ -42,6 +43,7 @@ def seed(*, state_dir: Path, default_node: str) -> None:
             amounts = {Resource.CORE_PERCENT: core, Resource.MEMORY_MIB: memory_mib, Resource.VGPUS: vgpus}
             for resource, hard in amounts.items():
                 quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=None, resource=resource, hard=hard)
+    member(state_dir)
     enrol_later(state_dir, name=default_node, pool=pools["default"])
     enrol_later(state_dir, name="sim-2", pool=pools["shared"])
     for item in CLAIMS:
@@ -64,16 +66,30 @@ def seed(*, state_dir: Path, default_node: str) -> None:
 
 def operator(state_dir: Path) -> None:
     """Create the operator's login and token; both survive restarts."""
-    user, created = User.objects.get_or_create(username=OPERATOR, defaults={"is_operator": True})
-    password_file, token_file = state_dir / "operator.password", state_dir / "operator.token"
+    user = login(state_dir, OPERATOR, is_operator=True)
+    token_file = state_dir / "operator.token"
+    if not token_file.exists() or tokens.find(token_file.read_text().strip(), source_ip=None) is None:
+        _, text = tokens.create(principal=SYSTEM, name="demo operator", tenant=None, user=user)
+        write_secret(token_file, text)
+
+
+def login(state_dir: Path, name: str, **facts: Any) -> User:
+    """Create a user with a password, which is written to a file."""
+    user, created = User.objects.get_or_create(username=name, defaults=facts)
+    password_file = state_dir / f"{name}.password"
     if created or not password_file.exists():
         password = secrets.token_urlsafe(12)
         user.set_password(password)
         user.save()
         write_secret(password_file, password)
-    if not token_file.exists() or tokens.find(token_file.read_text().strip(), source_ip=None) is None:
-        _, text = tokens.create(principal=SYSTEM, name="demo operator", tenant=None, user=user)
-        write_secret(token_file, text)
+    return user
+
+
+def member(state_dir: Path) -> None:
+    """Create the login of a member of the first tenant."""
+    user, tenant = login(state_dir, MEMBER), Tenant.objects.get(slug=next(iter(TENANTS)))
+    if not user.memberships.exists():
+        tenants.set_member(principal=SYSTEM, tenant=tenant, user=user, role=Role.MEMBER)
 
 
 def enrol_later(state_dir: Path, *, name: str, pool: Pool) -> None:

@@ -1,0 +1,121 @@
+"""`user invite|deactivate|activate|reset-password`, and `member create` for people without an account."""
+
+from typing import Any
+
+import click
+
+from gpucloud_cli import output
+from gpucloud_cli.failures import Problem, Usage
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
+from gpucloud_cli.resources import BY_NAME, ROLES
+from gpucloud_cli.verbs import path_of
+
+USER = BY_NAME["user"]
+
+
+def join(root: click.Group) -> None:
+    """Add the commands to the tree."""
+    users, members = root.commands["user"], root.commands["member"]
+    assert isinstance(users, click.Group)
+    assert isinstance(members, click.Group)
+    for command in (invite, deactivate, activate, reset_password):
+        users.add_command(command)
+    members.add_command(create_member, "create")
+
+
+@click.command()
+@click.argument("username", default="")
+@click.option("--email", default="", help="the mail address, which receives the link if the server sends mail")
+@click.option("--tenant", help="the tenant to join; default: none (operators)")
+@click.option("--role", type=ROLES, default="member", help="the role in the tenant; default: member")
+@click.option("--operator", is_flag=True, help="invite an operator of the platform")
+@output_options
+@pass_invocation
+def invite(invocation: Invocation, /, **given: Any) -> None:
+    """Invite a person: print a link that works once.
+
+    Example: gpucloud user invite ada --tenant vision --role member
+    """
+    _invite(invocation, given)
+
+
+def _invite(invocation: Invocation, body: dict[str, Any]) -> None:
+    with invocation.api() as api:
+        made = api.post("invitations/", body).body
+    if invocation.json:
+        output.as_json(made)
+        return
+    output.say(f"send this link; it works once, until {made['expires_at']}:")
+    click.echo(made["link"])
+
+
+def _switch(invocation: Invocation, username: str, *, active: bool) -> None:
+    with invocation.api() as api:
+        invocation.show(api.patch(path_of(USER, None, username), {"active": active}).body)
+
+
+@click.command()
+@click.argument("username")
+@output_options
+@pass_invocation
+def deactivate(invocation: Invocation, username: str) -> None:
+    """Deactivate a user: end their sessions and revoke their tokens.
+
+    Example: gpucloud user deactivate ada
+    """
+    _switch(invocation, username, active=False)
+
+
+@click.command()
+@click.argument("username")
+@output_options
+@pass_invocation
+def activate(invocation: Invocation, username: str) -> None:
+    """Activate a user again.
+
+    Example: gpucloud user activate ada
+    """
+    _switch(invocation, username, active=True)
+
+
+@click.command("reset-password")
+@click.argument("username")
+@output_options
+@pass_invocation
+def reset_password(invocation: Invocation, username: str) -> None:
+    """Print a link with which a user sets a new password, once.
+
+    Example: gpucloud user reset-password ada
+    """
+    with invocation.api() as api:
+        made = api.post(f"{path_of(USER, None, username)}password-reset/", {}).body
+    if invocation.json:
+        output.as_json(made)
+    else:
+        output.say(f"send this link; it works once, until {made['expires_at']}:")
+        click.echo(made["link"])
+
+
+@click.command()
+@click.argument("username")
+@click.option("--tenant", required=True, envvar="GPUCLOUD_TENANT", help="a tenant's slug")
+@click.option("--role", type=ROLES, required=True, help="the role in the tenant")
+@click.option("--invite", "invites", is_flag=True, help="invite the person if there is no such user")
+@output_options
+@pass_invocation
+def create_member(invocation: Invocation, username: str, tenant: str, role: str, invites: bool) -> None:
+    """Create a member, or change their role.
+
+    Example: gpucloud member create ada --tenant vision --role member
+    """
+    body = {"username": username, "role": role}
+    try:
+        with invocation.api() as api:
+            invocation.show(api.post(path_of(BY_NAME["member"], tenant), body).body)
+    except Problem as problem:
+        if problem.status != 400 or "username" not in (problem.facts.get("errors") or {}):
+            raise
+        if not invites:
+            hint = f"gpucloud user invite {username} --tenant {tenant} --role {role}"
+            raise Usage(f"There is no active user {username}. Invite them: {hint}") from problem
+        _invite(invocation, body | {"tenant": tenant})
