@@ -56,7 +56,7 @@ def test_a_refusal_carries_its_numbers(cast: Cast) -> None:
     assert refused.value.facts == {
         "resource": "core_percent", "pool": None, "hard": 100, "used": 90, "requested": 30
     }  # fmt: skip
-    assert "30 of core_percent were asked for; 10 of 100 are free over all pools" in refused.value.detail
+    assert "Core quota exceeded: requested 30 %, 10 % of 100 % available" in refused.value.detail
 
 
 @pytest.mark.parametrize("resource", ["core_percent", "memory_mib"])

@@ -114,7 +114,7 @@ def test_the_nearest_changes_that_would_fit_are_told(cast: Cast, machine: Machin
     Machine("gpu2", other, gpus=1)
     body = document(cast, refusals(cast, core_request=80, memory_mib=20 * GIB))
     assert [(item["name"], item["value"]) for item in body["suggestions"]] == [("core_request", 40), ("pool", "other")]
-    assert body["suggestions"][0]["detail"] == "It would fit now with core_request 40 or less."
+    assert body["suggestions"][0]["detail"] == "Reduce core request to 40 % to start now"
 
 
 def test_nothing_is_suggested_that_the_head_of_the_queue_needs(cast: Cast, machine: Machine) -> None:

@@ -19,6 +19,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
+from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 from gpucloud.web.badges import Tone
 from gpucloud.web.tags import amount
 
@@ -202,5 +203,5 @@ def _queued_notices(principal: Principal) -> list[Notice]:
             reverse("claim", args=[claim.uid]),
             claim.created_at,
         )
-        for claim in waiting.order_by("-priority", "pk")[:MOST]
+        for claim in refresh_quota_reasons(list(waiting.select_related("pool").order_by("-priority", "pk")[:MOST]))
     ]

@@ -21,6 +21,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
 from gpucloud import locks
@@ -127,7 +128,7 @@ def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:
     """Let it go into the queue uncharged, and say why. Raises TooManyWaiting."""
     locks.serialize_transaction(f"waiting claims of tenant {claim.tenant_id}")
     _refuse_endless_queue(claim.tenant)
-    claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+    claim.reasons = reasons_of(error)
     states.tell_of(claim, EventKind.CLAIM_OVER_QUOTA, why=error.detail)
 
 
