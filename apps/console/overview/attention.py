@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from apps.console.overview.fleet_map import Fleet
 from apps.console.tenants.quotas import RESOURCE_WORDS
 from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.quotas.models import QuotaRequest, Role, Webhook
 from apps.quotas.models.request import RequestState
@@ -49,6 +50,7 @@ def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
     `fleet`: the fleet as it was read; None for readers without access to nodes.
     """
     found = _node_notices(fleet) if fleet is not None else []
+    found += _unreachable_notices(principal)
     found += [*_assignment_notices(principal), *_webhook_notices(principal), *_request_notices(principal)]
     return [*found, *_idle_notices(principal), *_queued_notices(principal)]
 
@@ -126,6 +128,28 @@ def _assignment_notice(row: Assignment) -> Notice:
         )
     detail = _("The agent has not confirmed the last change; it is sent again until it does.")
     return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
+
+
+def _unreachable_notices(principal: Principal) -> list[Notice]:
+    """Return the claims of the reader's tenants on lost nodes; operators see the nodes."""
+    if principal.is_operator:
+        return []
+    lost = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
+        gpu__node__last_seen_at__lt=timezone.now() - FRESH, claim__in=Claim.objects.visible_to(principal)
+    )
+    rows = lost.select_related("claim__tenant", "gpu__node").order_by("claim_id", "gpu_id").distinct("claim_id")
+    detail = _("Its state is unknown; its programs may still run.")
+    return [
+        Notice(
+            "bad",
+            "plug-connected-x",
+            _("{0}: node {1} is unreachable").format(row.claim, row.gpu.node.name),
+            detail,
+            reverse("claim", args=[row.claim.uid]),
+            row.gpu.node.last_seen_at,
+        )
+        for row in rows[:MOST]
+    ]
 
 
 def _webhook_notices(principal: Principal) -> list[Notice]:

@@ -29,6 +29,7 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         node__cordoned=False,
         node__unhealthy="",
         node__fenced_at=None,
+        node__returning_frame=None,
         node__last_seen_at__gte=timezone.now() - FRESH,
     ).exclude(node__pool=claim.pool_id)
     if request.models:

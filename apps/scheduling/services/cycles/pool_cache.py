@@ -301,7 +301,12 @@ class PoolCache:
         silent = set(nodes.filter(last_seen_at__lt=since).values_list("pk", flat=True))
         passed_over = [key for key, ready in kept.items() if not ready]
         back = nodes.filter(
-            pk__in=passed_over, last_seen_at__gte=since, cordoned=False, unhealthy="", fenced_at=None
+            pk__in=passed_over,
+            last_seen_at__gte=since,
+            cordoned=False,
+            unhealthy="",
+            fenced_at=None,
+            returning_frame=None,
         ).values_list("pk", flat=True)
         news = {key for key in silent if kept.get(key)} | set(back)
         return self.refresh_devices(nodes=news) if news else 0
