@@ -4,15 +4,14 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('nodes', '0016_names_of_records'),
+        ("nodes", "0016_names_of_records"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='node',
-            name='returning_frame',
+            model_name="node",
+            name="returning_frame",
             field=models.PositiveBigIntegerField(null=True),
         ),
     ]

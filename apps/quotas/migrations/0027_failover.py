@@ -4,24 +4,35 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('quotas', '0026_names_of_records'),
+        ("quotas", "0026_names_of_records"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='pool',
-            name='failover_after_seconds',
+            model_name="pool",
+            name="failover_after_seconds",
             field=models.PositiveIntegerField(db_default=300, default=300),
         ),
         migrations.AddField(
-            model_name='pool',
-            name='failover_policy',
-            field=models.CharField(choices=[('wait', 'Wait: the claims stay until the node returns'), ('requeue', 'Requeue: the claims return to the queue'), ('release', 'Release: the claims are released')], db_default='wait', default='wait', max_length=10),
+            model_name="pool",
+            name="failover_policy",
+            field=models.CharField(
+                choices=[
+                    ("wait", "Wait: the claims stay until the node returns"),
+                    ("requeue", "Requeue: the claims return to the queue"),
+                    ("release", "Release: the claims are released"),
+                ],
+                db_default="wait",
+                default="wait",
+                max_length=10,
+            ),
         ),
         migrations.AddConstraint(
-            model_name='pool',
-            constraint=models.CheckConstraint(condition=models.Q(('failover_policy__in', ['wait', 'requeue', 'release'])), name='pool_failover_policy_known'),
+            model_name="pool",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("failover_policy__in", ["wait", "requeue", "release"])),
+                name="pool_failover_policy_known",
+            ),
         ),
     ]

@@ -30,6 +30,8 @@ from gpucloud.errors import Conflict, Invalid
 
 # What waits for quota costs its tenant nothing, and every round looks at it.
 MOST_UNCHARGED = 200
+# The `why` of a release by a person or a token.
+ASKED_FOR = "asked for"
 
 
 class ImpossibleClaim(Invalid):
@@ -201,7 +203,7 @@ def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
 
 @transaction.atomic
 def release_claim(
-    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = "asked for"
+    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = ASKED_FOR
 ) -> Claim:
     """Give everything back: at once where nothing is placed, else when the agent has confirmed it. Repeatable."""
     principal.require_role(claim.tenant, "member")
@@ -217,11 +219,13 @@ def release_claim(
         before={"state": claim.state},
         after={"why": why},
     )
+    said = f"Released by {principal.name}" if why == ASKED_FOR else f"Released: {why}"
+    reasons = [{"code": "released", "gpus": 0, "detail": said}]
     if claim.state == ClaimState.RELEASING:  # it is being preempted, and need not come back to the queue
-        states.move(claim, claim.state, preempt_at=None, reasons=[])
-    elif not end_assignments(claim, preempt_at=None):
+        states.move(claim, claim.state, preempt_at=None, reasons=reasons)
+    elif not end_assignments(claim, preempt_at=None, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
-        states.move(claim, ClaimState.RELEASED, reasons=[])
+        states.move(claim, ClaimState.RELEASED, reasons=reasons)
     return claim
 
 
