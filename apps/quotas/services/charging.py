@@ -109,9 +109,9 @@ class QuotaExceeded(Conflict):
             **facts,
         )
 
-    def _explain(self, detail: str, free: int, **facts: Any) -> None:
+    def _explain(self, detail: str, available: int, **facts: Any) -> None:
         short = {name: facts.get(name) for name in ("resource", "pool", "hard", "used", "requested")}
-        shortages = [{"code": self.code, **short, "available": free, "detail": detail}]
+        shortages = [{"code": self.code, **short, "available": available, "detail": detail}]
         super().__init__(detail, **facts, shortages=shortages)
 
     @property
