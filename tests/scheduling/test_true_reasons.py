@@ -125,7 +125,6 @@ def test_a_large_pools_snapshot_is_not_used_after_a_cordon(cast: Cast, monkeypat
     monkeypatch.setattr(queue, "LARGE", 0)
     monkeypatch.setattr(queue, "_snapshots", {})
     machine = Machine("gpu1", cast.pool, gpus=2)
-    queue.get_snapshot(cast.pool)
     before = queue.get_snapshot(cast.pool)
     assert queue.get_snapshot(cast.pool) is before
     cordon(machine)

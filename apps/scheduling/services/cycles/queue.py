@@ -214,12 +214,11 @@ def get_snapshot(pool: Pool) -> QueueSnapshot:
     made_at, seen, kept = _snapshots.get(pool.pk, (0.0, (), None))
     if kept is not None and time.monotonic() - made_at < CACHE_SECONDS and seen == _fingerprint(pool):
         return kept
-    # Read before the snapshot, so that a change between the two is noticed. A pool that was never cached is read once
-    # more: most pools are small, and need no fingerprint.
-    seen = _fingerprint(pool) if kept is not None else ()
+    # Read before the snapshot, so that a change between the two is noticed; most pools are small and need none.
+    seen = _fingerprint(pool) if kept is not None else None
     fresh = read_snapshot(pool)
     if len(fresh.gpus) + len(fresh.waiting) > LARGE:
-        _snapshots[pool.pk] = time.monotonic(), seen, fresh
+        _snapshots[pool.pk] = time.monotonic(), seen or _fingerprint(pool), fresh
     return fresh
 
 
