@@ -168,7 +168,7 @@ def test_a_wait_that_runs_out_is_five(max_: Shell, tenant: str, platform: Platfo
     # The last one, whoever else's claims wait.
     assert re.search(r"waiting: queued · place ([2-9]) of \1 in the queue", ended.err), ended.err
     assert max_.run("claim", "release", first["uid"]).code == 0
-    assert "0 of 0 are free" in ended.err
+    assert "0 % of 0 % available" in ended.err
     assert released(platform, tenant)
 
 

@@ -125,10 +125,7 @@ class PoolCache:
         return self.reserved.withheld_from(claim, lambda: (device.state for device in self.devices.values()))
 
     def has_due_claims(self, *, now: float) -> bool:
-        """Return True if a round has something to do without a notice.
-
-        The start time, or the end of the pause, of a claim has passed, or claims show outdated reasons.
-        """
+        """Return True if a claim's start time or pause has passed, or reasons are to be rewritten."""
         failed = (until for _, until in self._failed.values())
         return self.rewriting.due or any(at <= now for at in (*self._early.values(), *failed))
 
@@ -201,7 +198,6 @@ class PoolCache:
         self._spent.clear()
 
     def _forget_placement(self) -> None:
-        """Forget the refusals by the fleet: their reasons have numbers that are no longer so."""
         self._no_room.clear()
         self._no_group.clear()
         self.rewriting.request()
