@@ -397,5 +397,4 @@ class PoolCache:
 
 
 def _structure(gpu: GpuState) -> tuple[object, ...]:
-    """Return what only a change of the fleet changes, not claims that come and go."""
     return gpu.schedulable, gpu.unhealthy, gpu.model, gpu.memory_mib, gpu.node
