@@ -124,5 +124,6 @@ urlpatterns = [
     path("claims/<uuid:uid>/resize/", changes.resize, name="resize"),
     path("claims/<uuid:uid>/sharing/", sharing.sharing, name="claim-sharing"),
     path("claims/<uuid:uid>/renew/", changes.renew, name="renew-claim"),
+    path("claims/<uuid:uid>/apply/", changes.apply_suggestion, name="apply-suggestion"),
     path("claims/<uuid:uid>/release/", changes.release, name="release"),
 ]

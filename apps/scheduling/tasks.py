@@ -25,7 +25,7 @@ from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_lending, expire_proposals, rebalance
-from apps.scheduling.services.reclaiming import draining, preemption
+from apps.scheduling.services.reclaiming import draining, failover, preemption
 from apps.scheduling.services.reservations.clock import drive
 
 logger = logging.getLogger(__name__)
@@ -157,8 +157,13 @@ def drive_preemption() -> int:
 
 @shared_task
 def watch_nodes() -> int:
-    """Record webhook events of nodes that are lost or returned; return the number of nodes."""
-    return absences.watch_nodes()
+    """Announce nodes that are lost or returned, and fail over claims of lost ones; return the number of nodes."""
+    try:
+        told = absences.watch_nodes()
+    finally:
+        # An error of the announcements would come again in each run.
+        moved = failover.drive()
+    return told + moved
 
 
 @shared_task

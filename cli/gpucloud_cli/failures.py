@@ -14,6 +14,7 @@ class Exit(IntEnum):
     NOT_ALLOWED = 4
     WAIT_RAN_OUT = 5
     TRY_AGAIN = 75
+    CLAIM_ENDED = 76
     INTERRUPTED = 130
 
 
@@ -25,6 +26,7 @@ MEANINGS = {
     Exit.NOT_ALLOWED: "not allowed: token, role, scope",
     Exit.WAIT_RAN_OUT: "the wait ran out",
     Exit.TRY_AGAIN: "try again: the server does not answer, or is busy",
+    Exit.CLAIM_ENDED: "the claim ended under the program of `gpucloud run`",
     Exit.INTERRUPTED: "interrupted (Ctrl-C)",
 }
 

@@ -35,6 +35,7 @@ LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count",
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
 AUDIT = click.Choice(["warn", "kill", "fence"])
+FAILOVER = click.Choice(["wait", "requeue", "release"])
 IDLE_RULES = click.Choice(["off", "report", "shrink", "release"])
 REBALANCING = click.Choice(["off", "propose", "apply"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
@@ -226,6 +227,8 @@ TABLE = (
             Field("idle_rule", IDLE_RULES, "the action on idle claims"),
             Field("idle_seconds", click.INT, "the time without use after which a claim is idle"),
             Field("unused_seconds", OrNull(click.INT), "release claims after this time without a program; or none"),
+            Field("failover_policy", FAILOVER, "treatment of claims on a lost node"),
+            Field("failover_after_seconds", click.INT, "the time from a lost node's last heartbeat to its failover"),
             Field("idle_grace_seconds", click.INT, "the time from an idle claim's warning to its release"),
             Field("rebalance_mode", REBALANCING, "what the rebalancer may do"),
             Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "the rebalancer's policy"),

@@ -28,6 +28,7 @@ BADGES: Final = {
     "releasing": Badge(_("Releasing"), "arrow-back-up", "busy"),
     "released": Badge(_("Released"), "circle-dashed", "quiet"),
     "failed": Badge(_("Failed"), "circle-x", "bad"),
+    "unknown": Badge(_("Unknown"), "plug-connected-x", "bad"),
     "in_force": Badge(_("In force"), "circle-check", "good"),
     "over_limit": Badge(_("Over its limit"), "alert-triangle", "bad"),
     # Reservations.
@@ -51,6 +52,7 @@ BADGES: Final = {
     "ready": Badge(_("Ready"), "circle-check", "good"),
     "cordoned": Badge(_("Cordoned"), "ban", "warn"),
     "fenced": Badge(_("Fenced"), "ban", "bad"),
+    "returning": Badge(_("Returning"), "hourglass", "warn"),
     "unhealthy": Badge(_("Unhealthy"), "alert-triangle", "bad"),
     "lost": Badge(_("Lost"), "plug-connected-x", "bad"),
     "awaiting-agent": Badge(_("Awaiting its agent"), "hourglass", "warn"),

@@ -168,7 +168,7 @@ def test_a_wait_that_runs_out_is_five(max_: Shell, tenant: str, platform: Platfo
     # The last one, whoever else's claims wait.
     assert re.search(r"waiting: queued · place ([2-9]) of \1 in the queue", ended.err), ended.err
     assert max_.run("claim", "release", first["uid"]).code == 0
-    assert "0 of 0 are free" in ended.err
+    assert "0 % of 0 % available" in ended.err
     assert released(platform, tenant)
 
 
@@ -240,7 +240,8 @@ def test_a_claim_that_somebody_else_releases_ends_the_program(max_: Shell, tenan
     platform.granted("DELETE", f"claims/{claim['uid']}/")
     ended = finish(process)
     assert ended.code == 143
-    assert f"claim {claim['uid']} was ended: " in ended.err or f"claim {claim['uid']} is no longer held: " in ended.err
+    ends = ("has ended under the program: ", "is no longer held: ")
+    assert any(f"claim {claim['uid']} {words}" in ended.err for words in ends)
     until(lambda: released(platform, tenant), what="the release")
 
 
@@ -362,3 +363,43 @@ def test_ctrl_c_in_a_pipeline_reaches_the_program_once(max_: Shell, tenant: str,
     platform.granted("DELETE", f"claims/{claim['uid']}/")
     terminal.code()
     until(lambda: released(platform, tenant), what="the release")
+
+
+# Swallows the signal that ends its claim, and ends well.
+SWALLOWER = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+os.write(1, b"up\\n")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_drain_is_told_at_its_notice_and_its_end_and_has_an_exit_code(
+    max_: Shell, tenant: str, platform: Platform
+) -> None:
+    process = max_.start(*RUN, "--", sys.executable, "-c", SWALLOWER)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    (claim,) = live_claims(platform, tenant)
+    node = claim["assignments"][0]["node"]
+    try:
+        platform.granted("POST", f"nodes/{node}/drain/", {"grace_seconds": 6})
+        ended = finish(process)
+    finally:
+        platform.granted("PATCH", f"nodes/{node}/", {"cordoned": False})
+    assert ended.code == 76, ended
+    assert "notice: claim" in ended.err
+    assert ended.err.count("Its node is being drained") >= 2
+    until(lambda: released(platform, tenant), what="the release")
+
+
+def test_a_release_by_others_is_named_and_has_the_same_exit_code(max_: Shell, tenant: str, platform: Platform) -> None:
+    process = max_.start(*RUN, "--", sys.executable, "-c", SWALLOWER)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    (claim,) = live_claims(platform, tenant)
+    platform.granted("DELETE", f"claims/{claim['uid']}/")
+    ended = finish(process)
+    assert ended.code == 76, ended
+    assert "Released by " in ended.err

@@ -63,7 +63,7 @@ def test_a_pod_above_its_tenants_quota_is_refused_in_numbers(cast: Cast, cluster
     ask(cast, core_request=90, memory_mib=100)
     names, failed, annotations = ask_extender(cluster, pod("p", container(30, 10)))
     assert (names, annotations) == ([], {})
-    assert failed["gpu1"] == "30 of core_percent were asked for; 10 of 100 are free over all pools."
+    assert failed["gpu1"] == "Core quota exceeded: requested 30 %, 10 % of 100 % available"
 
 
 def test_what_claims_hold_outside_of_kubernetes_is_not_given_again(cast: Cast, cluster: Cluster) -> None:
@@ -114,7 +114,7 @@ def test_what_unbound_pods_were_promised_counts_for_their_tenants_quota(cast: Ca
     promised = {"tencent.com/predicate-gpu-idx-0": "0", "tencent.com/predicate-node": "gpu1"}
     first = pod("q", container(80, 1), annotations=promised)
     names, failed, _ = ask_extender(cluster, pod("p", container(30, 1)), first)
-    assert (names, failed["gpu1"]) == ([], "30 of core_percent were asked for; 20 of 100 are free over all pools.")
+    assert (names, failed["gpu1"]) == ([], "Core quota exceeded: requested 30 %, 20 % of 100 % available")
     others = pod("q", container(80, 1), annotations=promised)
     others["metadata"]["namespace"] = "other"
     assert ask_extender(cluster, pod("p", container(30, 1)), others)[0] == ["gpu1"]

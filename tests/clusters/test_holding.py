@@ -121,7 +121,7 @@ def test_a_pod_above_the_quota_says_so_in_numbers(cast: Cast, cluster: Cluster, 
     give(cast.acme, core_percent=20, memory_mib=100_000)
     row = follow(cluster, running("train", paper.container(30, 10)))
     assert row.claim is None
-    assert "30 of core_percent were asked for; 20 of 20 are free" in row.problem
+    assert "Core quota exceeded: requested 30 %, 20 % of 20 % available" in row.problem
     assert not Claim.objects.exists()
     assert_books_agree()
 

@@ -62,7 +62,7 @@ def test_a_waiting_claims_page_says_its_place_its_start_and_what_would_fit(
     page = text(browser("max"), f"/claims/{claim.uid}/")
     assert "Place 1 of 1 in the" in page
     assert "Expected to start <time" in page
-    assert "It would fit now with gpu_count 3." in page
+    assert "Reduce the number of GPUs to 3 to start now" in page
 
 
 def test_a_claims_page_says_what_else_was_asked_for(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -153,7 +153,7 @@ def test_a_lender_is_told_how_much_is_lent_and_an_operator_to_whom(cast: Cast, p
     assert told.code == "quota-exceeded"
     wanted = {"hard": 100, "used": 0, "requested": 50, "free": 40, "lent": 60, "cohort": "ml", "borrowers": []}
     assert {name: told.body[name] for name in wanted} == wanted
-    assert "40 of 100 are free over all pools. 60 of it are lent" in told.body["detail"]
+    assert "40 % of 100 % available (60 % lent" in told.body["detail"]
     assert "globex" not in told.raw.decode()
     assert cast.olga.post("claims/", body).body["borrowers"] == ["globex"]
 

@@ -89,7 +89,7 @@ def test_a_question_about_the_quota_says_its_numbers(clock: Clock, cast: Cast) -
     give(cast.acme, core_percent=40, memory_mib=None)
     Machine("gpu1", cast.pool, gpus=2)
     asked = book(cast, query="?dry_run=true").body
-    assert "50 of core_percent were asked for; 40 of 40 are free" in asked["detail"]
+    assert "Core quota exceeded: requested 50 %, 40 % of 40 % available" in asked["detail"]
 
 
 def test_the_calendar_knows_its_nodes(stage: Cast) -> None:

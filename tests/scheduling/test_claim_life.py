@@ -85,7 +85,7 @@ def test_a_claim_that_does_not_fit_now_is_queued_with_reasons_in_words_and_numbe
     claim = ask(cast, core_request=30)
     run_round(cast.pool)
     assert state_of(claim) == "queued"
-    assert claim.reasons == [{"code": "gpu-core", "gpus": 4, "detail": "4 GPUs have less than 30 percent of core free"}]
+    assert claim.reasons == [{"code": "gpu-core", "gpus": 4, "detail": "4 GPUs have less than 30 % core free"}]
 
 
 def test_a_queued_claim_is_placed_once_there_is_room(cast: Cast, machine: Machine) -> None:

@@ -53,7 +53,7 @@ def test_a_raised_quota_says_which_waiting_claims_could_start(cast: Cast, machin
     assert names(body["runnable"]) == [("small", True)]
     assert names(body["pending"]) == [("large", False)]
     assert body["pending"][0]["reasons"][0]["code"] == "quota-exceeded"
-    assert "10 of 60 are free" in body["pending"][0]["reasons"][0]["detail"]
+    assert "10 % of 60 % available" in body["pending"][0]["reasons"][0]["detail"]
 
 
 def test_a_long_queue_costs_a_preview_no_more_queries_than_a_short_one(cast: Cast, machine: Machine) -> None:

@@ -100,12 +100,12 @@ def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> 
     assert "too few to go by" in body["estimate"]["detail"]
 
 
-def test_who_waits_for_quota_is_told_that_no_gpu_helps(cast: Cast) -> None:
+def test_who_waits_for_quota_gets_no_estimate_and_a_suggestion_within_it(cast: Cast) -> None:
     give(cast.acme, core_percent=10, memory_mib=None)
     Machine("gpu1", cast.pool)
     body = document(cast, refusals(cast, core_request=30, when_over_quota="wait"))
-    assert body["estimate"]["detail"].startswith("It waits for room in its tenant's quota")
-    assert body["suggestions"] == []
+    assert body["estimate"]["detail"] == "Waiting for tenant quota; no estimate"
+    assert [(item["name"], item["value"]) for item in body["suggestions"]] == [("core_request", 10)]
 
 
 def test_the_nearest_changes_that_would_fit_are_told(cast: Cast, machine: Machine) -> None:
@@ -114,7 +114,7 @@ def test_the_nearest_changes_that_would_fit_are_told(cast: Cast, machine: Machin
     Machine("gpu2", other, gpus=1)
     body = document(cast, refusals(cast, core_request=80, memory_mib=20 * GIB))
     assert [(item["name"], item["value"]) for item in body["suggestions"]] == [("core_request", 40), ("pool", "other")]
-    assert body["suggestions"][0]["detail"] == "It would fit now with core_request 40 or less."
+    assert body["suggestions"][0]["detail"] == "Reduce core request to 40 % to start now"
 
 
 def test_nothing_is_suggested_that_the_head_of_the_queue_needs(cast: Cast, machine: Machine) -> None:

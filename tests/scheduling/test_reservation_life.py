@@ -224,7 +224,7 @@ def test_without_quota_it_waits_with_the_reason_and_is_given_back_after_its_grac
     clock.advance(hours=1)
     assert (drive(), drive()) == (1, 0)
     assert now(row).state == "booked"
-    assert "0 of 200 are free" in str(row.reason)
+    assert "0 % of 200 % available" in str(row.reason)
     release_claim(principal=SYSTEM, claim=running)
     other.obey()
     drive()

@@ -149,10 +149,14 @@ def test_a_lost_node_is_told_once_and_to_whom_it_concerns(listening: Cast) -> No
     lose(machine)
     assert [watch_nodes(), watch_nodes()] == [1, 0]
     assert last("node.lost")["claims"] == [str(claim.uid)]
-    assert json.loads(platforms().get().body)["data"]["claims"] == 1
+    assert json.loads(platforms().get(kind="node.lost").body)["data"]["claims"] == 1
     Node.objects.update(last_seen_at=timezone.now())
     assert [watch_nodes(), watch_nodes()] == [1, 0]
-    assert event_types("acme") == event_types(None) == ["node.lost", "node.returned"]
+    assert (
+        event_types("acme")
+        == event_types(None)
+        == ["node.lost", "claim.unreachable", "node.returned", "claim.reachable"]
+    )
     assert event_types("globex") == []
 
 

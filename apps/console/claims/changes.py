@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.claims.claim_forms import ResizeForm
+from apps.console.claims.claim_forms import ResizeForm, SuggestionForm
 from apps.console.claims.claims import claim_context, find, resize_form, room
 from apps.console.shell.forms import describe_error
 from apps.console.shell.page_access import page, wants_fragment
@@ -48,6 +48,23 @@ def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: Resi
     shown = {**claim_context(claim, principal), "form": form, "room": room(claim), "answered": not refused}
     template = "claims/_resize.html" if wants_fragment(request) else "claims/resize.html"
     return render(request, template, shown, status=422 if refused else 200)
+
+
+@require_POST
+@page
+def apply_suggestion(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Reduce a waiting claim to the suggested core request or memory; an obstacle is shown on the claim's page."""
+    form = SuggestionForm(request.POST)
+    if not form.is_valid() or not form.changes:
+        messages.error(request, _("Give a core request or a memory."))
+        return redirect("claim", uid=uid)
+    try:
+        claim = resize_claim(principal=principal, claim=find(principal, uid), changes=ClaimChanges(**form.changes))
+    except GpucloudError as error:
+        messages.error(request, describe_error(error))
+    else:
+        messages.success(request, _("{0} is reduced and tried again.").format(claim))
+    return redirect("claim", uid=uid)
 
 
 @require_POST

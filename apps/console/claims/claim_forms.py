@@ -197,3 +197,15 @@ class ResizeForm(ServiceForm):
     def changes(self) -> dict[str, Any]:
         """The changed limits, for the service."""
         return {name: self.cleaned_data[name] for name in self.changed_data}
+
+
+class SuggestionForm(forms.Form):
+    """A suggested change of a waiting claim: the fields that can be changed while it waits."""
+
+    core_request = number(_("Core request"), most=100, help_text="", required=False)
+    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text="", required=False)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The given fields, for the service."""
+        return {name: value for name, value in self.cleaned_data.items() if value is not None}

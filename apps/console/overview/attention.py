@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from apps.console.overview.fleet_map import Fleet
 from apps.console.tenants.quotas import RESOURCE_WORDS
 from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.quotas.models import QuotaRequest, Role, Webhook
 from apps.quotas.models.request import RequestState
@@ -19,6 +20,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
+from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 from gpucloud.web.badges import Tone
 from gpucloud.web.tags import amount
 
@@ -48,6 +50,7 @@ def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
     `fleet`: the fleet as it was read; None for readers without access to nodes.
     """
     found = _node_notices(fleet) if fleet is not None else []
+    found += _unreachable_notices(principal)
     found += [*_assignment_notices(principal), *_webhook_notices(principal), *_request_notices(principal)]
     return [*found, *_idle_notices(principal), *_queued_notices(principal)]
 
@@ -127,6 +130,28 @@ def _assignment_notice(row: Assignment) -> Notice:
     return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
 
 
+def _unreachable_notices(principal: Principal) -> list[Notice]:
+    """Return the claims of the reader's tenants on lost nodes; operators see the nodes."""
+    if principal.is_operator:
+        return []
+    lost = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
+        gpu__node__last_seen_at__lt=timezone.now() - FRESH, claim__in=Claim.objects.visible_to(principal)
+    )
+    rows = lost.select_related("claim__tenant", "gpu__node").order_by("claim_id", "gpu_id").distinct("claim_id")
+    detail = _("Its state is unknown; its programs may still run.")
+    return [
+        Notice(
+            "bad",
+            "plug-connected-x",
+            _("{0}: node {1} is unreachable").format(row.claim, row.gpu.node.name),
+            detail,
+            reverse("claim", args=[row.claim.uid]),
+            row.gpu.node.last_seen_at,
+        )
+        for row in rows[:MOST]
+    ]
+
+
 def _webhook_notices(principal: Principal) -> list[Notice]:
     """Return the stopped and failing webhooks that the reader may repair."""
     if not principal.may_administer:
@@ -202,5 +227,5 @@ def _queued_notices(principal: Principal) -> list[Notice]:
             reverse("claim", args=[claim.uid]),
             claim.created_at,
         )
-        for claim in waiting.order_by("-priority", "pk")[:MOST]
+        for claim in refresh_quota_reasons(list(waiting.select_related("pool").order_by("-priority", "pk")[:MOST]))
     ]

@@ -12,7 +12,7 @@ from rest_framework import serializers
 from apps.console.shell.forms import ServiceForm, flatten
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
-from apps.quotas.models.pool import AuditPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy
 from apps.quotas.models.tenant import SLUG
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fiel
 GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
     (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
     (_("Violations on its machines"), ("audit_policy", "repair_drift")),
+    (_("Lost nodes"), ("failover_policy", "failover_after_seconds")),
     (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
     (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
 )
@@ -30,6 +31,7 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
+    "failover_policy": FailoverPolicy,
     "idle_rule": IdleRule,
     "rebalance_mode": RebalanceMode,
     "rebalance_policy": RebalancePolicy,
@@ -43,6 +45,8 @@ LABELS: Final = {
     "placement_policy": _("Placement policy"),
     "audit_policy": _("Audit policy"),
     "repair_drift": _("Repair drift"),
+    "failover_policy": _("Failover policy"),
+    "failover_after_seconds": _("Failover after seconds"),
     "idle_rule": _("Idle rule"),
     "idle_seconds": _("Idle seconds"),
     "unused_seconds": _("Unused seconds"),

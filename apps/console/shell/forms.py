@@ -52,6 +52,12 @@ class ServiceForm(forms.Form):
 
     def refuse(self, error: GpucloudError) -> None:
         """Show a refusal beside its field."""
+        if shortages := error.facts.get("shortages"):
+            # Each short resource is named beside its own field.
+            for item in shortages:
+                named = FIELD_OF_RESOURCE.get(str(item["resource"]))
+                self.add_error(named if named in self.fields else None, gettext(item["detail"]))
+            return
         field = FIELD_OF_RESOURCE.get(str(error.facts.get("resource")))
         if error.code == "limit-below-request":
             field = "core_limit"

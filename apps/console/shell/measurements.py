@@ -14,6 +14,7 @@ from apps.nodes.services.telemetry import reading
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.accounting import utilization
+from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 
 # An agent reports once a second; an older sample says nothing about now.
 LATEST: Final = timedelta(seconds=15)
@@ -141,7 +142,7 @@ def difference(event: AuditEvent) -> str:
 def with_use(claims: Any) -> list[dict[str, Any]]:
     """Return claims as tables show them: with their GPUs and their present use."""
     placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
-    rows = list(claims.select_related("tenant", "pool").prefetch_related(placed))
+    rows = refresh_quota_reasons(list(claims.select_related("tenant", "pool").prefetch_related(placed)))
     live = {row.pk: [item for item in row.assignments.all() if item.state != "released"] for row in rows}
     use = use_of_assignments([item for items in live.values() for item in items])
     return [

@@ -54,6 +54,9 @@ class Node(Row):
     last_seen_at = models.DateTimeField(null=True)
     # Time when webhooks were told that it is lost.
     lost_at = models.DateTimeField(null=True)
+    # The desired state without the claims that were moved away while it was lost: it takes no new claims until its
+    # agent has ended their programs.
+    returning_frame = models.PositiveBigIntegerField(null=True)
     # Facts from the agent's last hello.
     agent_version = models.CharField(max_length=200, blank=True, default="")
     driver_version = models.CharField(max_length=200, blank=True, default="")
@@ -80,7 +83,7 @@ class Node(Row):
 
     @property
     def state(self) -> str:
-        """State of the node: `awaiting-agent`, `lost`, `cordoned`, `fenced`, `unhealthy` or `ready`."""
+        """State of the node: `awaiting-agent`, `lost`, `cordoned`, `fenced`, `returning`, `unhealthy` or `ready`."""
         if self.last_seen_at is None:
             return "awaiting-agent"
         if not self.online:
@@ -89,4 +92,6 @@ class Node(Row):
             return "cordoned"
         if self.fenced_at is not None:
             return "fenced"
+        if self.returning_frame is not None:
+            return "returning"
         return "unhealthy" if self.unhealthy else "ready"

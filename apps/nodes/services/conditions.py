@@ -56,6 +56,7 @@ READY = {
     "lost": ("Unknown", "AgentSilent", "No sign of life. Its programs keep their last limits."),
     "cordoned": ("False", "Cordoned", "An operator cordoned it: it takes no new claims."),
     "fenced": ("False", "Fenced", "It takes no new claims until an operator lifts the fence."),
+    "returning": ("False", "Returning", "It takes no new claims until its agent has ended what was moved away."),
     "unhealthy": ("False", "Unhealthy", "It takes no new claims while another condition says so."),
 }
 

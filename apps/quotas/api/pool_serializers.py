@@ -7,10 +7,12 @@ from rest_framework import serializers
 
 from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import (
+    LEAST_FAILOVER_SECONDS,
     LEAST_IDLE_SECONDS,
     MOST_IDLE_SECONDS,
     MOST_PARTS,
     AuditPolicy,
+    FailoverPolicy,
     IdleRule,
     PlacementPolicy,
 )
@@ -176,6 +178,17 @@ class PoolSerializer(Strict):
         allow_null=True,
         default=None,
         help_text=_("Seconds without a program until a claim is released, after the same notice. Null: never."),
+    )
+    failover_policy = serializers.ChoiceField(
+        choices=FailoverPolicy.choices,
+        default=FailoverPolicy.WAIT,
+        help_text=_("Treatment of claims on a node that is lost for failover_after_seconds."),
+    )
+    failover_after_seconds = StrictInteger(
+        min_value=LEAST_FAILOVER_SECONDS,
+        max_value=MOST_IDLE_SECONDS,
+        default=300,
+        help_text=_("Seconds after a lost node's last heartbeat until its claims are requeued or released."),
     )
     idle_grace_seconds = StrictInteger(
         min_value=0,

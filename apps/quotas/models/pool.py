@@ -12,6 +12,8 @@ DEFAULT = "default"
 MOST_PARTS = 16
 # A shorter time has too few samples; a longer one than a week is not useful.
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
+# A restart of an agent or of its machine takes less.
+LEAST_FAILOVER_SECONDS = 30
 
 
 class SharingPolicy(models.TextChoices):
@@ -61,6 +63,14 @@ class IdleRule(models.TextChoices):
     REPORT = "report", _("Report: it is told of")
     SHRINK = "shrink", _("Shrink: it lends its guarantee but for a floor, until it works again")
     RELEASE = "release", _("Release: it is released after a notice, unless it works meanwhile")
+
+
+class FailoverPolicy(models.TextChoices):
+    """Reaction to claims on a node that is lost for long (`apps.scheduling.services.reclaiming.failover`)."""
+
+    WAIT = "wait", _("Wait: the claims stay until the node returns")
+    REQUEUE = "requeue", _("Requeue: the claims return to the queue")
+    RELEASE = "release", _("Release: the claims are released")
 
 
 class PlacementPolicy(models.TextChoices):
@@ -118,6 +128,11 @@ class Pool(Row):
     repair_drift = models.BooleanField(default=True, db_default=True)
     idle_rule = models.CharField(max_length=10, choices=IdleRule, default=IdleRule.OFF, db_default=IdleRule.OFF)
     idle_seconds = models.PositiveIntegerField(default=1800, db_default=1800)
+    # Treatment of claims on a node that has been lost for so long.
+    failover_policy = models.CharField(
+        max_length=10, choices=FailoverPolicy, default=FailoverPolicy.WAIT, db_default=FailoverPolicy.WAIT
+    )
+    failover_after_seconds = models.PositiveIntegerField(default=300, db_default=300)
     idle_grace_seconds = models.PositiveIntegerField(default=600, db_default=600)
     # Claims without a program for so long are released, whatever the idle rule; null: never.
     unused_seconds = models.PositiveIntegerField(null=True)
@@ -133,6 +148,9 @@ class Pool(Row):
             ),
             models.CheckConstraint(
                 condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
+            ),
+            models.CheckConstraint(
+                condition=Q(failover_policy__in=FailoverPolicy.values), name="pool_failover_policy_known"
             ),
             models.CheckConstraint(condition=Q(audit_policy__in=AuditPolicy.values), name="pool_audit_policy_known"),
             models.CheckConstraint(condition=Q(idle_rule__in=IdleRule.values), name="pool_idle_rule_known"),

@@ -30,6 +30,8 @@ class EventKind(models.TextChoices):
         _("A claim is idle for the time that its pool allows; `release_at`: time of its release."),
     )
     CLAIM_AWAKE = "claim.awake", _("A claim that was idle is idle no longer.")
+    CLAIM_UNREACHABLE = "claim.unreachable", _("The node of a claim is lost: the state of the claim is unknown.")
+    CLAIM_REACHABLE = "claim.reachable", _("The lost node of a claim is back.")
     QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below its use.")
     QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
     BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")

@@ -11,7 +11,7 @@ A tenant in a cohort takes from its quota and, above its kept part, from the coh
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
+from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
@@ -61,18 +61,46 @@ class ChargeContext:
     user_id: int | None = None
 
 
+# How a resource and its amounts are called in the words of a refusal.
+NAMES = {
+    Resource.CORE_PERCENT: "Core",
+    Resource.MEMORY_MIB: "Memory",
+    Resource.VGPUS: "vGPU",
+    Resource.GPUS: "Whole-GPU",
+}
+
+
+def amount_in_words(resource: str, amount: int) -> str:
+    """Return an amount with its unit: `60 %`, `8 GiB`, `1536 MiB`, `2`."""
+    if resource == Resource.CORE_PERCENT:
+        return f"{amount} %"
+    if resource == Resource.MEMORY_MIB:
+        return f"{amount} MiB" if amount % 1024 or not amount else f"{amount // 1024} GiB"
+    return str(amount)
+
+
+def _shortage(resource: str, *, requested: int, free: int, hard: int) -> str:
+    words = (amount_in_words(resource, amount) for amount in (requested, free, hard))
+    return "requested {}, {} of {} available".format(*words)
+
+
 class QuotaExceeded(Conflict):
-    """The tenant's quota has no room for this."""
+    """The tenant's quota has no room for this; `shortages` lists every resource that is short, the first one as well.
+
+    The other facts are those of the first.
+    """
 
     code = "quota-exceeded"
     title = "Quota exceeded"
 
     def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int, **facts: Any) -> None:
-        where = f"in pool {pool}" if pool else "over all pools"
+        where = f" in pool {pool}" if pool else ""
         free = facts.get("free", max(0, hard - used))
-        lent = f" {facts['lent']} of it are lent to other tenants of its cohort." if facts.get("lent") else ""
-        super().__init__(
-            f"{requested} of {resource} were asked for; {free} of {hard} are free {where}.{lent}",
+        lent = f" ({amount_in_words(resource, facts['lent'])} lent to its cohort)" if facts.get("lent") else ""
+        short = _shortage(resource, requested=requested, free=free, hard=hard)
+        self._explain(
+            f"{NAMES[Resource(resource)]} quota{where} exceeded: {short}{lent}",
+            free,
             resource=resource,
             pool=pool,
             hard=hard,
@@ -80,6 +108,25 @@ class QuotaExceeded(Conflict):
             requested=requested,
             **facts,
         )
+
+    def _explain(self, detail: str, available: int, **facts: Any) -> None:
+        short = {name: facts.get(name) for name in ("resource", "pool", "hard", "used", "requested")}
+        shortages = [{"code": self.code, **short, "available": available, "detail": detail}]
+        super().__init__(detail, **facts, shortages=shortages)
+
+    @property
+    def shortages(self) -> list[dict[str, Any]]:
+        """The short resources: `code`, `resource`, `pool`, `hard`, `used`, `requested`, `available`, `detail` each."""
+        found: list[dict[str, Any]] = self.facts["shortages"]
+        return found
+
+    def join(self, others: "Iterable[QuotaExceeded]") -> "QuotaExceeded":
+        """Name what the others are short of, too; return this error."""
+        for other in others:
+            self.shortages.extend(other.shortages)
+        self.detail = "; ".join(item["detail"] for item in self.shortages)
+        self.args = (self.detail,)
+        return self
 
 
 def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
@@ -101,10 +148,11 @@ class MemberLimitExceeded(QuotaExceeded):
     title = "Member's limit exceeded"
 
     def __init__(self, *, resource: str, hard: int, used: int, requested: int) -> None:
-        Conflict.__init__(
-            self,
-            f"{requested} of {resource} were asked for; {max(0, hard - used)} of the {hard} that this member may hold "
-            "are free. The tenant's admins set it.",
+        free = max(0, hard - used)
+        short = _shortage(resource, requested=requested, free=free, hard=hard)
+        self._explain(
+            f"{NAMES[Resource(resource)]} limit of this member exceeded: {short} (set by the tenant's admins)",
+            free,
             resource=resource,
             hard=hard,
             used=used,
@@ -150,22 +198,26 @@ def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
 
 @transaction.atomic
 def charge(context: ChargeContext, *, amounts: Amounts) -> None:
-    """Charge every amount to every quota that covers it, or charge nothing. Raises QuotaExceeded.
+    """Charge every amount to every quota that covers it, or charge nothing. Raises QuotaExceeded for all that is short.
 
     Charge each claim once in a transaction and save it before the next: member limits are checked against claims.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
+    short: list[QuotaExceeded] = []
     if limits := member_limits.lock(context.tenant, context.user_id, wanted):
-        _refuse_member(context, wanted, limits)
+        short += member_shortages(context, wanted, limits)
     quotas = _covering(context, wanted)
-    covered = {quota.resource for quota in quotas}
-    for resource in ZERO_WITHOUT_ROW:
-        if resource in wanted and resource not in covered:
-            raise QuotaExceeded(resource=resource, pool=context.pool.name, hard=0, used=0, requested=wanted[resource])
+    short += missing_quotas(wanted, quotas, pool=context.pool)
     for quota in quotas:
         amount = wanted[quota.resource]
-        if not (_take(quota, amount, context) and cohorts.take(quota, amount)):
-            raise _refusal(quota, amount, context.principal)
+        if short:
+            # Nothing is charged any more: only to name everything that is short.
+            if _is_short(quota, amount):
+                short.append(_refusal(quota, amount, context.principal))
+        elif not (_take(quota, amount, context) and cohorts.take(quota, amount)):
+            short.append(_refusal(quota, amount, context.principal))
+    if short:
+        raise short[0].join(short[1:])
 
 
 @transaction.atomic
@@ -188,12 +240,25 @@ def refund(context: ChargeContext, *, amounts: Amounts) -> None:
             enter(quota, LedgerEntry.Kind.REFUND, -amount, context.claim_uid, context.principal)
 
 
-def _refuse_member(context: ChargeContext, wanted: Amounts, limits: Mapping[str, int]) -> None:
+def member_shortages(context: ChargeContext, wanted: Amounts, limits: Mapping[str, int]) -> list[QuotaExceeded]:
+    """Return a refusal for each of the member's limits that has no room for the amount."""
     assert context.user_id is not None
     held = member_limits.amounts_held(context.tenant, context.user_id)
-    for resource, hard in limits.items():
-        if held[resource] + wanted[resource] > hard:
-            raise MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
+    return [
+        MemberLimitExceeded(resource=resource, hard=hard, used=held[resource], requested=wanted[resource])
+        for resource, hard in limits.items()
+        if held[resource] + wanted[resource] > hard
+    ]
+
+
+def missing_quotas(wanted: Amounts, quotas: Iterable[ResourceQuota], *, pool: Pool) -> list[QuotaExceeded]:
+    """Return a refusal for each resource of which a tenant without a quota may hold none."""
+    covered = {quota.resource for quota in quotas}
+    return [
+        QuotaExceeded(resource=resource, pool=pool.name, hard=0, used=0, requested=wanted[resource])
+        for resource in ZERO_WITHOUT_ROW
+        if resource in wanted and resource not in covered
+    ]
 
 
 def lock_quotas(context: ChargeContext, *, amounts: Amounts) -> None:
@@ -244,6 +309,12 @@ def _take(quota: ResourceQuota, amount: int, context: ChargeContext) -> bool:
 def _above_hard(used: Any) -> Greatest:
     """Return the borrowed part of `used`; 0 for an unlimited quota, because GREATEST ignores null."""
     return Greatest(used - F("hard"), 0)
+
+
+def _is_short(quota: ResourceQuota, requested: int) -> bool:
+    if quota.share is None:
+        quota.refresh_from_db(fields=["hard", "used"])
+    return quota.free is not None and quota.free < requested
 
 
 def _refusal(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:

@@ -20,6 +20,7 @@ from apps.quotas.models.pool import DEFAULT
 from apps.scheduling.api import serializers
 from apps.scheduling.api.queue import ClaimDocumentSerializer
 from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 from apps.scheduling.services.claims.environment import claim_environment, shell_lines
 from apps.scheduling.services.claims.leases import renew_claim
 from apps.scheduling.services.claims.lifecycle import create_claim, release_claim
@@ -129,7 +130,9 @@ class ClaimList(ClaimView, ListMixin):
 
     def get(self, request: Request) -> Response:
         """List claims, newest first; released ones stay as history."""
-        return self.list_page(self.get_queryset())
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        rows = refresh_quota_reasons(page or [])
+        return self.get_paginated_response(self.get_serializer(rows, many=True).data)
 
     @extend_schema(parameters=[WAIT, WOULD_RECLAIM])
     @idempotent

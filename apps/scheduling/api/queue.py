@@ -68,6 +68,14 @@ class ClaimDocumentSerializer(ClaimSerializer):
         help_text="Changes with which it would start now, one field each.",
     )
 
+    reasons_at = serializers.DateTimeField(
+        source="place.evaluated_at",
+        read_only=True,
+        allow_null=True,
+        default=None,
+        help_text="The time at which reasons, position, estimate and suggestions were evaluated; null unless it waits.",
+    )
+
     def get_estimated_start_at(self, claim: Any) -> Any:
         """Return the time of the estimate."""
         return claim.place and claim.place.starts_at

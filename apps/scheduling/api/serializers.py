@@ -182,6 +182,12 @@ class ClaimSerializer(Strict):
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
     lease_until = serializers.DateTimeField(read_only=True, allow_null=True)
+    reachable = serializers.SerializerMethodField(
+        help_text="False: its node is lost, so its state is unknown. Null: no GPU carries it."
+    )
+    unreachable_since = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="The last heartbeat of its lost node; null: its node is heard."
+    )
     lent_core = serializers.IntegerField(
         read_only=True,
         help_text="The idle part of core_request that best-effort claims may use until the claim needs it.",
@@ -232,6 +238,11 @@ class ClaimSerializer(Strict):
     def get_observed_generation(self, claim: Any) -> int:
         """Return the least generation that every assignment has in force."""
         return min((item.observed_generation for item in claim.present_assignments), default=0)
+
+    def get_reachable(self, claim: Any) -> bool | None:
+        """Return whether the nodes of its assignments are heard."""
+        live = [item for item in claim.present_assignments if item.state != AssignmentState.RELEASED]
+        return claim.unreachable_since is None if live else None
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check limit against request, group against size, and the start; nothing is silently ignored."""

@@ -66,7 +66,7 @@ def nodes() -> Iterator[GaugeMetricFamily]:
     """Yield the nodes by state, those with a connected agent, and those behind or drifted."""
     family = GaugeMetricFamily(
         "gpucloud_nodes",
-        "Nodes by state: ready, unhealthy, fenced, cordoned, lost, awaiting-agent.",
+        "Nodes by state: ready, returning, unhealthy, fenced, cordoned, lost, awaiting-agent.",
         labels=["pool", "state"],
     )
     agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was seen in the last 10 s.")
@@ -79,8 +79,9 @@ def nodes() -> Iterator[GaugeMetricFamily]:
     heard = Q(last_seen_at__gt=timezone.now() - FRESH)
     never, connected = Q(last_seen_at=None), 0
     states = {
-        "ready": heard & Q(cordoned=False, fenced_at=None, unhealthy=""),
-        "unhealthy": heard & Q(cordoned=False, fenced_at=None) & ~Q(unhealthy=""),
+        "ready": heard & Q(cordoned=False, fenced_at=None, unhealthy="", returning_frame=None),
+        "returning": heard & Q(cordoned=False, fenced_at=None, returning_frame__isnull=False),
+        "unhealthy": heard & Q(cordoned=False, fenced_at=None, returning_frame=None) & ~Q(unhealthy=""),
         "fenced": heard & Q(cordoned=False, fenced_at__isnull=False),
         "cordoned": heard & Q(cordoned=True),
         "lost": ~never & ~heard,

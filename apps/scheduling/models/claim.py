@@ -1,6 +1,7 @@
 """Claims: requests for pieces of GPUs, and their state."""
 
 import uuid
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.contrib.postgres.fields import ArrayField
@@ -226,6 +227,17 @@ class Claim(Row):
         """The assignments of the claim; after a preemption, those made since."""
         rows = list(self.assignments.all())
         return [row for row in rows if row.state != "released"] or ([] if self.waiting else rows)
+
+    @property
+    def unreachable_since(self) -> datetime | None:
+        """The last heartbeat of its lost node; None if its node is heard, or it has none."""
+        nodes = [row.gpu.node for row in self.present_assignments if row.state != "released"]
+        return next((node.last_seen_at for node in nodes if not node.online), None)
+
+    @property
+    def shown_state(self) -> str:
+        """Its state for pages: `unknown` while its node is lost."""
+        return "unknown" if self.unreachable_since is not None else self.state
 
     @property
     def waiting(self) -> bool:

@@ -1,7 +1,5 @@
 """`gpucloud run`: a claim that lives as long as a program."""
 
-import contextlib
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ from gpucloud_cli import claiming, output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
-from gpucloud_cli.failures import Failure, Interrupted, Problem, Unreachable
+from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable
 from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import CLAIM_FIELDS, Field
+from gpucloud_cli.watching import ClaimWatch
 
 NAME = Field("name", help="a display name; default: the command's name")
 # A claim that fits is in force within a second; this is for a busy machine.
@@ -53,7 +52,8 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     """Run COMMAND on this node under a new claim, and release the claim at the end.
 
     The claim is released however the command ends. The exit code is the command's own (128 + n if signal n ended it);
-    signals are passed on to it. A client that is killed outright cannot release: then the claim's lease ends it.
+    signals are passed on to it. If the claim ends before the command, the cause is printed, and the exit code is 76.
+    A client that is killed outright cannot release: then the claim's lease ends it.
 
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
     """
@@ -83,6 +83,7 @@ class ClaimedRun:
         self._looking = invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS)
         self._keep, self._release_seconds = keep, release_seconds
         self._lease: claiming.Lease | None = None
+        self._watch: ClaimWatch | None = None
 
     def run(self, wanted: dict[str, Any], command: tuple[str, ...], *, wait_seconds: float) -> int:
         """Return the program's exit code.
@@ -100,15 +101,18 @@ class ClaimedRun:
             claim = claiming.await_active(self._looking, claim, seconds=wait_seconds, sleep=self._sleep)
             child = self._start(claim, command)
             kept = self._keep
+            self._watch = ClaimWatch(self._invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), claim)
+            self._watch.start()
             code = child.wait()
-            self._tell_if_ended_by_others(claim["uid"], code)
-            return code
+            return self._code_of(code)
         except NotHere as elsewhere:
             kept = self._keep
             raise NotHere(f"{elsewhere}\n{_how_there(claim, command, kept=kept)}") from elsewhere
         finally:
             if self._lease is not None:
                 self._lease.stop()
+            if self._watch is not None:
+                self._watch.stop()
             if kept:
                 output.say(f"claim {claim['uid']} is kept: `gpucloud claim release {claim['uid']}` gives it back")
             else:
@@ -134,14 +138,13 @@ class ClaimedRun:
         )
         return Child(line, environment, self._signals)
 
-    def _tell_if_ended_by_others(self, uid: str, code: int) -> None:
-        """Print that the claim ended if a signal ended the program: readers of the log want to know."""
-        if code not in (128 + signal.SIGTERM, 128 + signal.SIGKILL) or (self._lease and self._lease.lost):
-            return
-        with contextlib.suppress(Failure):
-            state = self._looking.get(claiming.path_of(uid)).body["state"]
-            if state in ("releasing", "released"):
-                output.say(f"claim {uid} was ended: somebody released it, or its time limit or its lease passed")
+    def _code_of(self, code: int) -> int:
+        """Return the program's exit code, or CLAIM_ENDED if its claim ended first, whatever the program made of it."""
+        if self._watch is None:
+            return code
+        self._watch.stop()
+        self._watch.look()
+        return code if self._watch.cause is None else Exit.CLAIM_ENDED
 
     def _sleep(self, seconds: float) -> None:
         self._refuse_if_interrupted()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import AUDIT, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
+from gpucloud_cli.resources import AUDIT, FAILOVER, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -105,6 +105,8 @@ POOL = Kind(
         "idle_seconds": number,
         "unused_seconds": number_or_null,
         "idle_grace_seconds": number,
+        "failover_policy": one_of(tuple(FAILOVER.choices)),
+        "failover_after_seconds": number,
         "repair_drift": truth,
         "lend_reserved": truth,
         "reclaim_idle": truth,

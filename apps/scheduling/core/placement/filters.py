@@ -124,14 +124,14 @@ def reasons(
 def _words(kind: Filter, request: Request) -> str:
     wanted = ", ".join(f"{key}={value}" for key, value in request.node_selector)
     words = {
-        Filter.NODE_UNAVAILABLE: "are gone, or on a node that is cordoned or lost",
+        Filter.NODE_UNAVAILABLE: "unavailable (node cordoned or NotReady)",
         Filter.NODE_SELECTOR: f"are on a node without the labels {wanted}",
         Filter.GPU_MODEL: f"are not of model {' or '.join(request.models)}",
         Filter.GPU_MEMORY: f"have less than {request.memory_mib} MiB free",
-        Filter.GPU_CORE: f"have less than {request.core_request} percent of core free",
+        Filter.GPU_CORE: f"have less than {request.core_request} % core free",
         Filter.NODE_CPU: f"are on a node with less than {request.cpu_milli} thousandths of a CPU free",
         Filter.NODE_RAM: f"are on a node with less than {request.ram_mib} MiB of RAM free",
-        Filter.RESERVED: "are promised to a reservation",
+        Filter.RESERVED: "are reserved",
         Filter.AFFINITY: f"carry no claim with the affinity label {request.affinity}, and another does",
         Filter.ANTI_AFFINITY: f"carry a claim with the anti-affinity label {request.anti_affinity}",
         Filter.EXCLUSION: "carry claims that exclude this one, or that it excludes",
@@ -152,4 +152,4 @@ def _sentence(gpus: int, words: str) -> str:
     if gpus > 1:
         return f"{gpus} GPUs {words}"
     verb, _, rest = words.partition(" ")
-    return f"1 GPU {SINGULAR[verb]} {rest}"
+    return f"1 GPU {SINGULAR.get(verb, verb)} {rest}"

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 
 from apps.quotas.models import CohortShare, ResourceQuota
-from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.services import member_limits
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, quota_exceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging import states
+from apps.scheduling.services.charging.shortages import find_shortages
 
 # The amounts used of each quota, taken of each share, and held by the members looked up.
 Saved = tuple[
@@ -33,16 +32,9 @@ class Sums:
         asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
         wanted = {resource: amount for resource, amount in asked.items() if amount}
         limits, held = self._member(claim)
-        for resource in limits.keys() & wanted.keys():
-            hard, used = limits[resource], held[resource]
-            if used + wanted[resource] > hard:
-                raise MemberLimitExceeded(resource=resource, hard=hard, used=used, requested=wanted[resource])
         quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
-        for resource in ZERO_WITHOUT_ROW:
-            if resource in wanted and resource not in {quota.resource for quota in quotas}:
-                raise QuotaExceeded(resource=resource, pool=claim.pool.name, hard=0, used=0, requested=wanted[resource])
-        for quota in quotas:
-            _refuse_full(quota, wanted[quota.resource])
+        if short := find_shortages(claim, quotas, limits=limits, held=held):
+            raise short[0].join(short[1:])
         for quota in quotas:
             more = quota.taken(quota.used + wanted[quota.resource]) - quota.taken()
             quota.used += wanted[quota.resource]
@@ -78,11 +70,6 @@ class Sums:
             held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
             self._members[key] = limits, held
         return self._members[key]
-
-
-def _refuse_full(quota: ResourceQuota, amount: int) -> None:
-    if quota.free is not None and amount > quota.free:
-        raise quota_exceeded(quota, amount, free=quota.free)
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:

@@ -11,7 +11,9 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind, Tenant
 from apps.quotas.services.webhooks.outbox import tell
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling import events
+from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.services.charging import states
 
 # Nothing is placed on a node after ten seconds of silence; its loss is announced when it was no restart of its agent.
 SILENT = timedelta(seconds=30)
@@ -55,4 +57,10 @@ def _tell(key: int, now: datetime) -> bool:
     for tenant in Tenant.objects.filter(pk__in={key for key, _ in uids}).order_by("pk"):
         mine = [str(uid) for key, uid in uids if key == tenant.pk]
         tell(kind, tenant=tenant, platform=False, **facts, claims=mine)
+    claims = list(Claim.objects.filter(assignments__in=live).distinct().select_related("tenant", "pool").order_by("pk"))
+    of_claim = EventKind.CLAIM_UNREACHABLE if lost else EventKind.CLAIM_REACHABLE
+    for claim in claims:
+        states.tell_of(claim, of_claim, node=node.name, last_seen_at=seen)
+    # Open pages show the claims' state by their node's.
+    events.claims_changed_on_commit(claims)
     return True

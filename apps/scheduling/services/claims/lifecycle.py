@@ -21,6 +21,7 @@ from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimStat
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
 from gpucloud import locks
@@ -29,6 +30,8 @@ from gpucloud.errors import Conflict, Invalid
 
 # What waits for quota costs its tenant nothing, and every round looks at it.
 MOST_UNCHARGED = 200
+# The `why` of a release by a person or a token.
+ASKED_FOR = "asked for"
 
 
 class ImpossibleClaim(Invalid):
@@ -127,7 +130,7 @@ def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:
     """Let it go into the queue uncharged, and say why. Raises TooManyWaiting."""
     locks.serialize_transaction(f"waiting claims of tenant {claim.tenant_id}")
     _refuse_endless_queue(claim.tenant)
-    claim.reasons = [{"code": error.code, "gpus": 0, "detail": error.detail}]
+    claim.reasons = reasons_of(error)
     states.tell_of(claim, EventKind.CLAIM_OVER_QUOTA, why=error.detail)
 
 
@@ -200,7 +203,7 @@ def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
 
 @transaction.atomic
 def release_claim(
-    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = "asked for"
+    *, principal: Principal, claim: Claim, versions: etags.Versions = None, why: str = ASKED_FOR
 ) -> Claim:
     """Give everything back: at once where nothing is placed, else when the agent has confirmed it. Repeatable."""
     principal.require_role(claim.tenant, "member")
@@ -216,11 +219,13 @@ def release_claim(
         before={"state": claim.state},
         after={"why": why},
     )
+    said = f"Released by {principal.name}" if why == ASKED_FOR else f"Released: {why}"
+    reasons = [{"code": "released", "gpus": 0, "detail": said}]
     if claim.state == ClaimState.RELEASING:  # it is being preempted, and need not come back to the queue
-        states.move(claim, claim.state, preempt_at=None, reasons=[])
-    elif not end_assignments(claim, preempt_at=None):
+        states.move(claim, claim.state, preempt_at=None, reasons=reasons)
+    elif not end_assignments(claim, preempt_at=None, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
-        states.move(claim, ClaimState.RELEASED, reasons=[])
+        states.move(claim, ClaimState.RELEASED, reasons=reasons)
     return claim
 
 

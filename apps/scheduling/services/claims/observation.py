@@ -31,7 +31,20 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
     for claim_id in dict.fromkeys(news):
         _take_for_claim(Claim(pk=claim_id), said)
     Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
+    _take_return(node, frame)
     take_drifts(node=node, frame=frame)
+
+
+@transaction.atomic
+def _take_return(node: Node, frame: wire.Observed) -> None:
+    """Let the node take claims again once its agent has ended everything that was moved away while it was lost."""
+    returning = Node.objects.filter(pk=node.pk, returning_frame__lte=frame.frame)
+    if not returning.exists():
+        return
+    live = {str(row.uid) for row in map(_Known._make, _live_on(node.pk))}
+    if all(item.uid in live or item.state == "released" for item in frame.assignments):
+        for row in returning.select_for_update():
+            row.change(returning_frame=None)
 
 
 class _Known(NamedTuple):

@@ -30,6 +30,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
+from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SESSION_LOST
@@ -138,7 +139,9 @@ def _write(picks: Sequence[Pick], fence: Callable[[], None]) -> "_Transaction":
 
 
 def refusal(error: QuotaExceeded | BudgetExceeded | ReservationFull) -> Refused:
-    """Return the error as a refusal."""
+    """Return the error as a refusal, with a reason for each resource that is short."""
+    if isinstance(error, QuotaExceeded):
+        return Refused(tuple(Reason(**reason) for reason in reasons_of(error)))
     return Refused((Reason(error.code, 0, error.detail),))
 
 

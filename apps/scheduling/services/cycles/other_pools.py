@@ -29,6 +29,7 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         node__cordoned=False,
         node__unhealthy="",
         node__fenced_at=None,
+        node__returning_frame=None,
         node__last_seen_at__gte=timezone.now() - FRESH,
     ).exclude(node__pool=claim.pool_id)
     if request.models:
@@ -37,4 +38,4 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
     nodes = gpus.values("node", "node__pool__name").annotate(free=Count("pk")).filter(free__gte=claim.gpu_count)
     names = sorted(set(nodes.order_by().values_list("node__pool__name", flat=True)))[:MOST_POOLS]
-    return tuple(Suggestion("pool", name, f"It would fit now in pool {name}, as a new claim.") for name in names)
+    return tuple(Suggestion("pool", name, f"Create it in pool {name} to start now") for name in names)

@@ -6,7 +6,7 @@ costs little.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -17,7 +17,6 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool, Tenant
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.backfill import BlockedHead
 from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
@@ -25,11 +24,11 @@ from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
 from apps.scheduling.services.cycles.records import Journal, value_as_json
+from apps.scheduling.services.cycles.rewriting import OVER_QUOTA, Rewriting
 from apps.scheduling.services.cycles.waiting_claims import Group, Kind, WaitingClaim, asks, group_of, shape
 from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
@@ -39,7 +38,6 @@ from apps.scheduling.services.fleet.reserved import Terms, read_reserved
 MIX_OF = 2000
 # The first and the longest pause of a claim over which the core raised.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 30.0, 3600.0
-OVER_QUOTA = (QuotaExceeded.code, MemberLimitExceeded.code, ReservationFull.code)
 NONE: set[int] = set()
 
 
@@ -75,6 +73,7 @@ class PoolCache:
         self._pauses = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         self.blocked_head = BlockedHead(partial(ending, pool))
         self._spent: dict[int, Refused] = {}
+        self.rewriting = Rewriting()
         self.reserved = read_reserved(pool, now=timezone.now())
         self._keep_devices((), read_devices(pool))
         self._keep_claims(Q())
@@ -126,9 +125,9 @@ class PoolCache:
         return self.reserved.withheld_from(claim, lambda: (device.state for device in self.devices.values()))
 
     def has_due_claims(self, *, now: float) -> bool:
-        """Return True if the start time, or the end of the pause, of a claim has passed that no round knows of."""
+        """Return True if a claim's start time or pause has passed, or reasons are to be rewritten."""
         failed = (until for _, until in self._failed.values())
-        return any(at <= now for at in (*self._early.values(), *failed))
+        return self.rewriting.due or any(at <= now for at in (*self._early.values(), *failed))
 
     def find_first_refused(self) -> WaitingClaim | None:
         """Return the most urgent, then oldest, single claim for which there is no room; None if there is none."""
@@ -194,10 +193,20 @@ class PoolCache:
 
     def forget_refusals(self) -> None:
         """Forget all refusals but those over quota: those end with a notice of the quota."""
-        self._no_room.clear()
-        self._no_group.clear()
+        self._forget_placement()
         self.blocked_head.invalidate()
         self._spent.clear()
+
+    def _forget_placement(self) -> None:
+        self._no_room.clear()
+        self._no_group.clear()
+        self.rewriting.request()
+
+    def refused_claims(self) -> Iterator[tuple[WaitingClaim, Refused]]:
+        """Yield the single claims whose refusal is remembered, with it, those of a kind together."""
+        for kind, keys in self._by_kind.items():
+            if (why := self.find_refusal(kind)) is not None:
+                yield from ((self.waiting[key], why) for key in keys)
 
     def mark_answered(self, key: int) -> None:
         """Record that a round has answered this claim."""
@@ -245,6 +254,7 @@ class PoolCache:
             self._spent.pop(tenant_id, None)
         if named["tenant"]:
             self._no_group.clear()
+            self.rewriting.request()
         if str(self.pool.pk) in notices.get("pool", ()):
             self.pool = Pool.objects.filter(pk=self.pool.pk).first() or self.pool
             self.forget_refusals()
@@ -287,7 +297,12 @@ class PoolCache:
         silent = set(nodes.filter(last_seen_at__lt=since).values_list("pk", flat=True))
         passed_over = [key for key, ready in kept.items() if not ready]
         back = nodes.filter(
-            pk__in=passed_over, last_seen_at__gte=since, cordoned=False, unhealthy="", fenced_at=None
+            pk__in=passed_over,
+            last_seen_at__gte=since,
+            cordoned=False,
+            unhealthy="",
+            fenced_at=None,
+            returning_frame=None,
         ).values_list("pk", flat=True)
         news = {key for key in silent if kept.get(key)} | set(back)
         return self.refresh_devices(nodes=news) if news else 0
@@ -322,6 +337,8 @@ class PoolCache:
         self.fleet.set_gpu(device.state)
         self.journal.record_change({"gpu": value_as_json(device.state)})
         self._may_help(device.state)
+        if before is None or _structure(before.state) != _structure(device.state):
+            self._forget_placement()
 
     def _keep_node(self, node: NodeState) -> None:
         if self._machines.get(node.name) == node:
@@ -331,6 +348,7 @@ class PoolCache:
         self.journal.record_change({"machine": value_as_json(node)})
         for key in [key for key in self._no_room if key[0].node_selector]:
             del self._no_room[key]
+        self.rewriting.request()
 
     def _drop(self, device: Device) -> None:
         uuid = device.state.uuid
@@ -339,6 +357,7 @@ class PoolCache:
         self.fleet.remove_gpu(uuid)
         self.journal.record_change({"gone": uuid})
         self._may_help(replace(device.state, schedulable=False))
+        self._forget_placement()
 
     def _may_help(self, gpu: GpuState) -> None:
         self.blocked_head.record_change(gpu)
@@ -375,3 +394,7 @@ class PoolCache:
                 self._learned_to = claim.pk
                 self.fleet.learn(kind.request)
                 self.journal.record_arrival(kind.request)
+
+
+def _structure(gpu: GpuState) -> tuple[object, ...]:
+    return gpu.schedulable, gpu.unhealthy, gpu.model, gpu.memory_mib, gpu.node

@@ -9,28 +9,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
+from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
-from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan
+from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, explain_withheld
 from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Release, Standing
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import Held, both
-from apps.scheduling.core.nearest import Suggestion, nearest_changes
+from apps.scheduling.core.nearest import NO_BOUNDS, QuotaBounds, Suggestion, nearest_changes
+from apps.scheduling.core.placement.filters import UNHEALTHY, Filter
 from apps.scheduling.core.queue import Amounts, Ask, QueueEntry, in_order
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
+from apps.scheduling.services.charging.shortages import (
+    TenantQuotas,
+    present_reasons,
+    quota_bounds,
+    refresh_quota_reasons,
+    waits_for_quota,
+)
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.other_pools import pools_with_room
 from apps.scheduling.services.cycles.queue_order import waits_since
+from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
@@ -41,11 +53,13 @@ MOST_FREED = 500
 # The snapshot of a pool with more GPUs and waiting claims than this is cached.
 LARGE = 1000
 CACHE_SECONDS = 20.0
+# Reasons, by code, that follow from the snapshot of the fleet.
+BY_THE_FLEET = frozenset({*(kind.code for kind in Filter), UNHEALTHY, "no-gpus", "kept-for-earlier"})
 # Reasons, by code, that no GPU can change.
 NOT_THE_FLEET = {
-    "quota-exceeded": "It waits for room in its tenant's quota; the time cannot be estimated.",
-    "member-limit-exceeded": "It waits for room in its member's limit; the time cannot be estimated.",
-    "reservation-full": "It waits for room in its reservation; the time cannot be estimated.",
+    "quota-exceeded": "Waiting for tenant quota; no estimate",
+    "member-limit-exceeded": "Waiting for the member's limit; no estimate",
+    "reservation-full": "Waiting for room in its reservation; no estimate",
     SET_ASIDE: "The scheduler failed over it and tries again after a while; its start cannot be estimated.",
     "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
 }
@@ -59,6 +73,9 @@ class Place:
     length: int
     estimate: Estimate
     suggestions: tuple[Suggestion, ...] = ()
+    # Why it waits, by the same snapshot and the present quotas; and the time of that.
+    reasons: Sequence[dict[str, Any]] = ()
+    evaluated_at: datetime | None = None
 
     @property
     def starts_at(self) -> datetime | None:
@@ -156,35 +173,60 @@ class QueueSnapshot:
             self.order[number], self.cores[:number], self.freed, since=self.freed_since, now=self.now
         )
 
-    def suggestions(self, claim: QueueEntry) -> tuple[Suggestion, ...]:
-        """Return changes with which the claim would fit now; nothing for the claims of a gang."""
+    def present_refusal(self, claim: QueueEntry) -> Refused | None:
+        """Return why the claim does not fit in this snapshot; None if it does, or if that is not known for it."""
+        if claim.group is not None or claim.id in self.early:
+            return None
+        fleet, reserved = self._fleet(), self._reserved(claim)
+        answer = fleet.place(claim.request, held=reserved)
+        if isinstance(answer, Refused):
+            return answer
+        plan = self.head_plan
+        if plan is None or any(one.id == claim.id for one in plan.ask.members):
+            return None
+        held = both(reserved, plan.withheld_from(claim, now=self.now))
+        if isinstance(fleet.place(claim.request, held=held), Placed):
+            return None
+        return explain_withheld(fleet, Ask((claim,)), plan, held=reserved)
+
+    def suggestions(self, claim: QueueEntry, quota: QuotaBounds = NO_BOUNDS) -> tuple[Suggestion, ...]:
+        """Return changes with which the claim would fit now, and its quota, too; nothing for the claims of a gang."""
         if claim.group is not None or claim.id in self.early:
             return ()
         fleet, plan, reserved = self._fleet(), self.head_plan, self._reserved(claim)
         if plan is None or any(one.id == claim.id for one in plan.ask.members):
-            return nearest_changes(fleet, claim.request, held=reserved)
+            return nearest_changes(fleet, claim.request, held=reserved, quota=quota)
         held = both(reserved, plan.withheld_from(claim, now=self.now))
         seconds = int(plan.start - self.now)
         passing: tuple[Suggestion, ...] = ()
         kept_out = isinstance(fleet.place(claim.request, held=held), Refused)
         if kept_out and seconds > 0 and isinstance(fleet.place(claim.request, held=reserved), Placed):
-            detail = f"It would go first now with time_limit_seconds {seconds} or less."
+            detail = f"Set a time limit of {seconds} s or less to start now"
             passing = (Suggestion("time_limit_seconds", seconds, detail),)
-        return passing + nearest_changes(fleet, claim.request, held=held)
+        return passing + nearest_changes(fleet, claim.request, held=held, quota=quota)
 
 
-_snapshots: dict[int, tuple[float, QueueSnapshot]] = {}
+_snapshots: dict[int, tuple[float, tuple[Any, ...], QueueSnapshot]] = {}
 
 
 def get_snapshot(pool: Pool) -> QueueSnapshot:
     """Return the pool as it is now, or, for a large pool, as it was some seconds ago."""
-    made_at, kept = _snapshots.get(pool.pk, (0.0, None))
-    if kept is not None and time.monotonic() - made_at < CACHE_SECONDS:
+    made_at, seen, kept = _snapshots.get(pool.pk, (0.0, (), None))
+    if kept is not None and time.monotonic() - made_at < CACHE_SECONDS and seen == _fingerprint(pool):
         return kept
+    # Read before the snapshot, so that a change between the two is noticed; most pools are small and need none.
+    seen = _fingerprint(pool) if kept is not None else None
     fresh = read_snapshot(pool)
     if len(fresh.gpus) + len(fresh.waiting) > LARGE:
-        _snapshots[pool.pk] = time.monotonic(), fresh
+        _snapshots[pool.pk] = time.monotonic(), seen or _fingerprint(pool), fresh
     return fresh
+
+
+def _fingerprint(pool: Pool) -> tuple[Any, ...]:
+    """Return what changes when nodes do: one query over the pool's nodes. A snapshot is not used after that."""
+    heard = Count("pk", filter=Q(last_seen_at__gte=timezone.now() - FRESH))
+    nodes = Node.objects.filter(pool=pool).aggregate(nodes=Count("pk"), versions=Sum("version"), heard=heard)
+    return tuple(nodes.values())
 
 
 def find_place(claim: Claim) -> Place | None:
@@ -197,14 +239,33 @@ def find_place(claim: Claim) -> Place | None:
     position = seen.positions.get(uid)
     if position is None and uid not in seen.early:
         return Place(None, length, estimates.unknown("It was just created or just placed: read it again."))
-    estimate = _estimate(seen, claim)
-    if any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
-        return Place(position, length, estimate)
-    suggestions = seen.suggestions(queue_entry(claim))
+    now = datetime.fromtimestamp(seen.now, UTC)
+    quotas = TenantQuotas([claim.tenant_id]) if waits_for_quota(claim) else None
+    claim.reasons = _present_reasons(seen, claim, quotas)
+    estimate, by_quota = _estimate(seen, claim), quotas is not None
+    if not by_quota and any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
+        return Place(position, length, estimate, (), claim.reasons, now)
+    bounds = NO_BOUNDS if quotas is None else quota_bounds(claim, quotas)
+    suggestions = seen.suggestions(queue_entry(claim), bounds)
+    if by_quota:
+        return Place(position, length, estimate, suggestions, claim.reasons, now)
     # A claim that waits for its own start time would wait in another pool, too.
     if claim.state == ClaimState.QUEUED and claim.group is None and uid not in seen.early:
         suggestions += pools_with_room(claim)
-    return Place(position, length, estimate, suggestions)
+    return Place(position, length, estimate, suggestions, claim.reasons, now)
+
+
+def _present_reasons(seen: QueueSnapshot, claim: Claim, quotas: TenantQuotas | None) -> list[dict[str, Any]]:
+    """Return why the claim waits by the snapshot and the present quotas, as far as these say; else the stored reasons.
+
+    Reasons that no fleet and no quota decides (set aside, too early, its group, its reservation) are the scheduler's.
+    """
+    if quotas is not None:
+        return present_reasons(claim, quotas.shortages(claim))
+    if claim.state != ClaimState.QUEUED or not {reason["code"] for reason in claim.reasons} <= BY_THE_FLEET:
+        return list(claim.reasons)
+    why = seen.present_refusal(queue_entry(claim))
+    return list(claim.reasons) if why is None else reasons_as_json(why)
 
 
 def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID] | None = None) -> list[str]:
@@ -225,6 +286,7 @@ def list_visible(seen: QueueSnapshot, principal: Principal, uids: Iterable[UUID]
 def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
     """Return the claims, in this order, each with its `position` and `place` set."""
     claims = [seen.claims[uid] for uid in uids]
+    refresh_quota_reasons(claims)
     for claim in claims:
         position = seen.positions.get(str(claim.uid))
         claim.place = Place(position, len(seen.waiting), _estimate(seen, claim))  # type: ignore[attr-defined]

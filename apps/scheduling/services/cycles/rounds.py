@@ -57,6 +57,7 @@ def rounds(cache: PoolCache, *, fence: Callable[[], None], in_full: bool = False
         yield record
         if not this.unfinished:
             yield from _place_borrowers(cache, fence)
+            yield from _rewrite_reasons(cache, fence)
             return
         # Refusals are remembered: fewer candidates than before mean that a later part of a long queue is reached.
         fruitless = 0 if record or this.candidates < before else fruitless + 1
@@ -71,6 +72,15 @@ def _place_borrowers(cache: PoolCache, fence: Callable[[], None]) -> Iterator[No
         if cache.lent_to is None:
             return
         yield None
+
+
+def _rewrite_reasons(cache: PoolCache, fence: Callable[[], None]) -> Iterator[None]:
+    """Rewrite outdated reasons, a bounded number at a time: other pools' rounds run in between."""
+    if cache.rewriting.due:
+        for changed in cache.rewriting.run(lambda: list(cache.refused_claims()), fence=fence):
+            for key in changed:
+                cache.mark_answered(key)
+            yield None
 
 
 class _Round:

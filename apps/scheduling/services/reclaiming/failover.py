@@ -1,0 +1,129 @@
+"""Failover of claims on lost nodes, as their pool's policy says: keep waiting, requeue, or release after a time.
+
+Level-triggered: each run looks at the nodes that have been silent for longer than their pool allows. The claims of a
+node are moved in a transaction that locks the node and checks its silence again; a heartbeat or a hello of the agent
+writes the same row, so it comes before, and nothing is moved, or after, and the agent finds other desired state.
+
+The desired state of a node that comes back no longer has what was moved: its agent ends those programs. Until it has
+reported that (`take_return`), the node takes no new claims, because the old programs may still use its GPUs.
+
+Claims of pods end with their pods, and claims in reservations wait for the reserved room, so both stay.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.quotas.models import EventKind
+from apps.quotas.models.pool import FailoverPolicy
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services import audit, charging
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.charging import reservation_charges, states
+from apps.scheduling.services.claims.lifecycle import end_assignments, locked
+from apps.scheduling.services.failures import each
+
+ENDED = "its node was lost, and the claim was moved away"
+MOVABLE = Q(state__in=(*PLACED, ClaimState.RELEASING), pod__isnull=True, reservation__isnull=True)
+
+
+def drive() -> int:
+    """Fail over the claims of nodes that are silent for too long; return the number of nodes. May run twice."""
+    now = timezone.now()
+    nodes = Node.objects.exclude(pool__failover_policy=FailoverPolicy.WAIT).select_related("pool").order_by("pk")
+    due = [node for node in nodes.filter(last_seen_at__lt=now) if is_due(node, now)]
+    return each(due, fail_over)
+
+
+def is_due(node: Node, now: datetime) -> bool:
+    """Return True if the node has been silent for longer than its pool waits."""
+    pool, seen = node.pool, node.last_seen_at
+    if pool.failover_policy == FailoverPolicy.WAIT or seen is None:
+        return False
+    return now - seen >= timedelta(seconds=pool.failover_after_seconds)
+
+
+@transaction.atomic
+def fail_over(seen: Node) -> bool:
+    """Requeue or release the node's claims, if it is still silent; return True if there were any."""
+    live = Assignment.objects.filter(gpu__node=seen).exclude(state=AssignmentState.RELEASED)
+    here = Claim.objects.filter(MOVABLE, pk__in=live.values("claim"))
+    keys = list(here.order_by("pk").values_list("pk", flat=True))
+    if not keys:
+        return False
+    # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
+    claims = [locked(Claim(pk=key)) for key in keys]
+    claims = [claim for claim in claims if claim.state in (*PLACED, ClaimState.RELEASING)]
+    reservation_charges.lock_of(claims)
+    charging.lock(*{claim.tenant for claim in claims})
+    for claim in sorted(claims, key=lambda claim: claim.tenant_id):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0))
+    requeue = seen.pool.failover_policy == FailoverPolicy.REQUEUE
+    for claim in claims:
+        _leave_gpus(claim)
+        _move(claim, seen, requeue=requeue)
+    node = _locked_if_silent(seen)
+    if node is None:
+        transaction.set_rollback(True)
+        return False
+    frame = node.frame + 1
+    node.change(frame=frame, returning_frame=frame)
+    if requeue:
+        _requeue_groups(claims)
+    return True
+
+
+def _locked_if_silent(seen: Node) -> Node | None:
+    """Lock the node; return None if its agent was heard meanwhile, or its pool's policy is another one now."""
+    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=seen.pk)
+    same = node.pool.failover_policy == seen.pool.failover_policy
+    return node if same and is_due(node, timezone.now()) else None
+
+
+def _leave_gpus(claim: Claim) -> None:
+    live = claim.assignments.exclude(state=AssignmentState.RELEASED)
+    for item in live.order_by("gpu_id", "pk"):
+        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
+        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason=ENDED)
+
+
+def _move(claim: Claim, node: Node, *, requeue: bool) -> None:
+    """Requeue or release the claim; one that was being released is released, one being preempted is requeued."""
+    if claim.state == ClaimState.RELEASING:
+        requeue = claim.preempt_at is not None
+    words = "requeued" if requeue else "released"
+    why = f"Node {node.name} is unreachable since {node.last_seen_at:%Y-%m-%d %H:%M:%S} UTC: {words}"
+    after = {"why": why, "node": node.name, "state": claim.state}
+    audit.record(
+        principal=SYSTEM,
+        action="claim.failover",
+        object_type="claim",
+        object_id=claim.uid,
+        tenant=claim.tenant,
+        after=after,
+    )
+    reasons = [{"code": "node-lost", "gpus": 0, "detail": why}]
+    values: dict[str, Any] = {"reasons": reasons, **states.NOT_PREEMPTED}
+    if requeue:
+        states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
+        states.move(claim, ClaimState.QUEUED, assigned_at=None, **values)
+    else:
+        states.move(claim, ClaimState.RELEASED, **values)
+
+
+def _requeue_groups(claims: list[Claim]) -> None:
+    """Requeue the rest of the claims' groups: one member alone would never be placed again."""
+    moved = [claim.pk for claim in claims]
+    groups = {(claim.tenant_id, claim.pool_id, claim.group) for claim in claims if claim.group is not None}
+    for tenant, pool, group in sorted(groups):
+        rest = Claim.objects.filter(tenant=tenant, pool=pool, group=group, state__in=PLACED, pod__isnull=True)
+        for claim in rest.exclude(pk__in=moved).select_for_update(of=("self",)).select_related("tenant", "pool"):
+            detail = "A node of its group was lost: it waits again with its group"
+            reasons = [{"code": "node-lost", "gpus": 0, "detail": detail}]
+            end_assignments(claim, preempt_at=timezone.now(), reasons=reasons)
