@@ -203,7 +203,7 @@ def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
     tokens.revoke(principal=principal, token=token)
     said = gettext("Token {0} is revoked: what still uses it is refused from now on.")
     messages.success(request, said.format(token.name))
-    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
+    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("tokens")
 
 
 def find(principal: Principal, key: str) -> Any:
