@@ -86,7 +86,8 @@ def _beyond(
     for at, key in enumerate(keys):
         name = "pk" if at == len(keys) - 1 else f"sort_{at}"
         descending = key.descending != back
-        order.append(F(name).desc(nulls_last=not back) if descending else F(name).asc(nulls_first=back or None))
+        nulls: dict[str, Any] = {"nulls_first" if back else "nulls_last": True}
+        order.append(F(name).desc(**nulls) if descending else F(name).asc(**nulls))
         if values is not None:
             value = values[at]
             behind |= equal & _past(name, value, descending=descending, nulls=name != "pk" and not back)

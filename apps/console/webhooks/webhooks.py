@@ -65,7 +65,8 @@ class WebhookList(ListPage):
     model, filters, template_name = Webhook, WebhookFilter, "webhooks/list.html"
     title, subtitle = _("Webhooks"), _("Endpoints that receive events as signed messages")
     admins_only = _("A tenant’s admin sees its webhooks.")
-    first = (WORST, Key(natural_key("tenant__slug")))
+    # The platform's own come before the tenants'.
+    first = (WORST, Key(Coalesce(natural_key("tenant__slug"), Value(""))))
     columns = [
         column(_("To")),
         column(_("Of"), "tenant", natural_key("tenant__slug")),

@@ -6,15 +6,34 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('nodes', '0016_names_of_records'),
-        ('quotas', '0026_names_of_records'),
+        ("nodes", "0016_names_of_records"),
+        ("quotas", "0026_names_of_records"),
     ]
 
     operations = [
         migrations.AddIndex(
-            model_name='node',
-            index=models.Index(django.db.models.functions.comparison.Collate(models.Func(models.Func(django.db.models.functions.text.Lower(models.F('name')), models.Value('(\\d+)'), models.Value('000000000000\\1'), models.Value('g'), function='regexp_replace', output_field=models.CharField()), models.Value('\\d*(\\d{12})'), models.Value('\\1'), models.Value('g'), function='regexp_replace', output_field=models.CharField()), 'C'), name='node_natural_name'),
+            model_name="node",
+            index=models.Index(
+                django.db.models.functions.comparison.Collate(
+                    models.Func(
+                        models.Func(
+                            django.db.models.functions.text.Lower(models.F("name")),
+                            models.Value("(\\d+)"),
+                            models.Value("000000000000\\1"),
+                            models.Value("g"),
+                            function="regexp_replace",
+                            output_field=models.CharField(),
+                        ),
+                        models.Value("\\d*(\\d{12})"),
+                        models.Value("\\1"),
+                        models.Value("g"),
+                        function="regexp_replace",
+                        output_field=models.CharField(),
+                    ),
+                    "C",
+                ),
+                name="node_natural_name",
+            ),
         ),
     ]
