@@ -1,4 +1,4 @@
-"""Actions on selected rows: the preview changes nothing, each row is decided by its service, results are told by row."""
+"""Actions on selected rows: a preview changes nothing, services decide on each row, results are told by row."""
 
 import threading
 from datetime import timedelta
@@ -13,6 +13,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent, Token
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants, tokens
+from apps.scheduling.services.claims import lifecycle
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 
@@ -176,7 +177,7 @@ def test_a_row_at_which_the_database_fails_is_reported_beside_those_that_are_don
     cast: Cast, machine: Machine, browser: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = [ask(cast, name=name) for name in ("first", "second", "third")]
-    release = claim_list.release_claim
+    release = lifecycle.release_claim
 
     def fail_once(**arguments: Any) -> Any:
         if arguments["claim"].name == "second":

@@ -83,7 +83,7 @@ def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """Return the claim with its GPUs. Raises Http404 if it is missing or a foreign tenant's."""
-    claim = with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
+    claim: Claim | None = with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")
     return claim

@@ -12,7 +12,17 @@ from django.utils.translation import gettext_lazy as _
 from apps.console.shell.export import facts_of
 from apps.console.shell.lists.bulk import Action, NothingToDo
 from apps.console.shell.lists.columns import SavedView, column, named, number, rank
-from apps.console.shell.lists.filters import Choice, Flag, Labelled, ListFilter, Named, Search, Text, pools
+from apps.console.shell.lists.filters import (
+    MOST_CHOICES,
+    Choice,
+    Flag,
+    Labelled,
+    ListFilter,
+    Named,
+    Search,
+    Text,
+    pools,
+)
 from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
@@ -102,7 +112,7 @@ class NodeList(ListPage):
         act = self.principal
         moves = [
             Action(f"pool:{pool.name}", gettext("Move to pool {0}").format(pool), partial(_move, act, pool))
-            for pool in Pool.objects.order_by("name")
+            for pool in Pool.objects.order_by("name")[:MOST_CHOICES]
         ]
         return [
             Action("cordon", _("Cordon"), partial(_cordon, act)),

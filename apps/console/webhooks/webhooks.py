@@ -74,7 +74,7 @@ class WebhookList(ListPage):
         column(_("It is told of"), css="wide"),
         number(_("Messages that wait")),
     ]
-    views = [SavedView(_("All")), SavedView(badge("stopped").label, "state=stopped"), SavedView(_("Mine"), "mine=1")]
+    views = [SavedView(_("All")), SavedView(_("Stopped"), "state=stopped"), SavedView(_("Mine"), "mine=1")]
     # Files are passed on, and the path of a URL may be a secret: without it, as in the audit log.
     file = ("webhooks", [
         "uid", "tenant", "to", "description", "events", "standing", "disabled_reason", "pending", "failures",

@@ -102,9 +102,9 @@ class Tick(forms.CheckboxInput):
 
 
 class Flag(django_filters.ChoiceFilter):
-    """A condition that applies while the box is checked; it may depend on the reader."""
+    """A condition that applies while the box is checked; one that depends on the reader is a function."""
 
-    def __init__(self, label: "Label", condition: Q | Callable[[Principal], Q]) -> None:
+    def __init__(self, label: "Label", condition: Any) -> None:
         super().__init__(label=label, choices=[("1", label)], widget=Tick())
         self.condition = condition
 
