@@ -123,12 +123,12 @@ class ListPage(Rows):
 
     @cached_property
     def filterset(self) -> ListFilter:
-        """The filters, with the values of the URL."""
+        """Return the filters, with the values of the URL."""
         return self.filters(self.request.GET, queryset=self.get_queryset(), request=self.request)
 
     @cached_property
     def order(self) -> tuple[str, tuple[Key, ...]]:
-        """The name of the order and its keys; the list's own order if the URL names no other."""
+        """Return the name of the order and its keys; the list's own order if the URL names no other."""
         sort = self.request.GET.get("sort", "")
         name, down = sort.removeprefix("-"), sort.startswith("-")
         keys = next((one.keys for one in self.columns if one.key and one.key == name), None)
