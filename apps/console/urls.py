@@ -5,13 +5,13 @@ from django.urls import path
 from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, users
-from apps.console.claims import changes, claims, sharing
-from apps.console.nodes import drain, gpus, node_settings, nodes, repairs
+from apps.console.claims import changes, claim_list, claims, sharing
+from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals
 from apps.console.queue import queue, rounds
 from apps.console.reports import prices, usage
-from apps.console.reservations import change, reservations
+from apps.console.reservations import change, reservation_list, reservations
 from apps.console.shell import glossary, search, sign_in
 from apps.console.tenants import bounds, limits, people, quotas, removals, requests, tenant_changes, tenants
 from apps.console.webhooks import actions, webhooks
@@ -40,7 +40,7 @@ urlpatterns = [
     path("invitations/<uuid:uid>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("", overview.overview, name="overview"),
     path("fleet/series/", fleet_history.fleet_series, name="fleet-series"),
-    path("nodes/", nodes.node_list, name="nodes"),
+    path("nodes/", node_list.NodeList.as_view(), name="nodes"),
     path("nodes/<slug:name>/", nodes.node_detail, name="node"),
     path("nodes/<slug:name>/series/", nodes.node_series, name="node-series"),
     path("nodes/<slug:name>/cordon/", nodes.cordon, name="cordon"),
@@ -49,18 +49,19 @@ urlpatterns = [
     path("nodes/<slug:name>/repair/", nodes.repair, name="repair"),
     path("nodes/<slug:name>/unfence/", repairs.unfence, name="unfence"),
     path("nodes/<slug:name>/forget/", repairs.forget, name="forget-node"),
+    path("gpus/", node_list.GpuList.as_view(), name="gpus"),
     path("gpus/<slug:uuid>/", gpus.gpu_detail, name="gpu"),
     path("gpus/<slug:uuid>/series/", gpus.gpu_series, name="gpu-series"),
     path("gpus/<slug:uuid>/claims/<uuid:claim>/", gpus.reallocate, name="reallocate"),
     path("gpus/<slug:uuid>/clear/", repairs.clear, name="clear"),
-    path("pools/", pools.pool_list, name="pools"),
+    path("pools/", pools.PoolList.as_view(), name="pools"),
     path("new-pool/", pools.new_pool, name="new-pool"),
     path("pools/<slug:name>/", pools.pool_detail, name="pool"),
     path("pools/<slug:name>/rebalance/", pools.rebalance_now, name="rebalance-pool"),
-    path("proposals/", proposals.proposal_list, name="proposals"),
+    path("proposals/", proposals.ProposalList.as_view(), name="proposals"),
     path("proposals/<uuid:uid>/accept/", proposals.accept, name="accept-proposal"),
     path("proposals/<uuid:uid>/dismiss/", proposals.dismiss, name="dismiss-proposal"),
-    path("tenants/", tenants.tenant_list, name="tenants"),
+    path("tenants/", tenants.TenantList.as_view(), name="tenants"),
     path("new-tenant/", tenants.new_tenant, name="new-tenant"),
     path("tenants/<slug:slug>/", tenants.tenant_detail, name="tenant"),
     path("tenants/<slug:slug>/change/", tenant_changes.change_tenant, name="change-tenant"),
@@ -81,13 +82,13 @@ urlpatterns = [
     path("member-limits/<int:pk>/remove/", bounds.remove_bound, {"kind": "member-limits"}, "remove-member-limit"),
     path("limit-ranges/<int:pk>/remove/", bounds.remove_bound, {"kind": "limit-ranges"}, "remove-limit-range"),
     path("budgets/<int:pk>/remove/", bounds.remove_bound, {"kind": "budgets"}, "remove-budget"),
-    path("access/", agents.access, name="access"),
+    path("access/", agents.AgentList.as_view(), name="access"),
     path("new-token/", tokens.new_token, name="new-token"),
-    path("tokens/", token_list.token_list, name="tokens"),
+    path("tokens/", token_list.TokenList.as_view(), name="tokens"),
     path("tokens/<slug:key>/", token_list.token_detail, name="token"),
     path("tokens/<slug:key>/rotate/", tokens.rotate, name="rotate-token"),
     path("tokens/<slug:key>/revoke/", tokens.revoke, name="revoke-token"),
-    path("webhooks/", webhooks.webhook_list, name="webhooks"),
+    path("webhooks/", webhooks.WebhookList.as_view(), name="webhooks"),
     path("new-webhook/", webhooks.new_webhook, name="new-webhook"),
     path("webhooks/<uuid:uid>/", webhooks.webhook_detail, name="webhook"),
     path("webhooks/<uuid:uid>/on/", actions.switch, {"enabled": True}, name="webhook-on"),
@@ -98,9 +99,9 @@ urlpatterns = [
     path("webhooks/<uuid:uid>/deliveries/<uuid:delivery>/redeliver/", actions.redeliver, name="redeliver"),
     path("new-node/", agents.new_node, name="new-node"),
     path("nodes/<slug:name>/renew/", agents.renew, name="renew-enrolment"),
-    path("rounds/", rounds.round_list, name="rounds"),
+    path("rounds/", rounds.RoundList.as_view(), name="rounds"),
     path("rounds/<int:pk>/", rounds.round_detail, name="round"),
-    path("requests/", requests.request_list, name="requests"),
+    path("requests/", requests.RequestList.as_view(), name="requests"),
     path("requests/new/", requests.new_request, name="new-request"),
     path("requests/<uuid:uid>/", requests.request_detail, name="request"),
     path("policies/", policies.policy_table, name="policies"),
@@ -110,14 +111,14 @@ urlpatterns = [
     path("search/", search.search, name="search"),
     path("language/", set_language, name="language"),
     path("help/", glossary.glossary, name="help"),
-    path("audit/", audit.audit_log, name="audit"),
+    path("audit/", audit.AuditLog.as_view(), name="audit"),
     path("queue/", queue.queue_page, name="queue"),
-    path("reservations/", reservations.reservation_list, name="reservations"),
+    path("reservations/", reservation_list.ReservationList.as_view(), name="reservations"),
     path("reservations/new/", reservations.new_reservation, name="new-reservation"),
     path("reservations/<uuid:uid>/", reservations.reservation_detail, name="reservation"),
     path("reservations/<uuid:uid>/change/", change.change, name="change-reservation"),
     path("reservations/<uuid:uid>/release/", reservations.give_back, name="give-back"),
-    path("claims/", claims.claim_list, name="claims"),
+    path("claims/", claim_list.ClaimList.as_view(), name="claims"),
     path("claims/new/", claims.new_claim, name="new-claim"),
     path("claims/<uuid:uid>/", claims.claim_detail, name="claim"),
     path("claims/<uuid:uid>/series/", claims.claim_series, name="claim-series"),

@@ -68,6 +68,11 @@ BADGES: Final = {
     "made": Badge(_("Made"), "circle-check", "good"),
     "there": Badge(_("There already"), "circle-dashed", "quiet"),
     "left": Badge(_("Left"), "alert-triangle", "warn"),
+    "missing": Badge(_("Missing"), "plug-connected-x", "bad"),
+    # Results of actions on selected rows.
+    "would-change": Badge(_("Would change"), "hourglass", "busy"),
+    "done": Badge(_("Done"), "circle-check", "good"),
+    "refused": Badge(_("Refused"), "circle-x", "bad"),
     # Tokens.
     "works": Badge(_("Works"), "circle-check", "good"),
     "ends-soon": Badge(_("Ends soon"), "hourglass", "warn"),

@@ -86,13 +86,15 @@ SECTIONS: Final = (
                 within=("/new-webhook/",),
                 words="notify notifications events messages callbacks deliveries",
             ),
+            Place("tokens", _("Tokens"), "lock", admins=True, within=("/new-token/",), words="services keys ci"),
             Place("audit", _("Audit"), "history", words="log who changed what events"),
         ),
     ),
     Section(
         _("Fleet"),
         (
-            Place("nodes", _("Nodes"), "server-2", operators=True, within=("/gpus/",), words="machines gpus agents"),
+            Place("nodes", _("Nodes"), "server-2", operators=True, words="machines agents"),
+            Place("gpus", _("GPUs"), "device-sd-card", operators=True, words="devices memory models"),
             Place(
                 "pools",
                 _("Pools"),
@@ -104,11 +106,11 @@ SECTIONS: Final = (
             Place("policies", _("Policies"), "gauge", operators=True, words="sharing idle rebalancing preemption"),
             Place(
                 "access",
-                _("Tokens and agents"),
-                "lock",
+                _("Agents"),
+                "refresh",
                 operators=True,
-                within=("/new-token/", "/tokens/", "/new-node/"),
-                words="services enrolment keys versions heartbeat install",
+                within=("/new-node/",),
+                words="enrolment versions heartbeat install",
             ),
             Place("rounds", _("Rounds"), "refresh", operators=True, words="scheduler decisions"),
             Place(

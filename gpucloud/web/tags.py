@@ -166,6 +166,18 @@ def what(field: str) -> dict[str, Any]:
     return word(key) if key else {}
 
 
+@register.simple_tag
+def pick_box(listed: Any, row: Any) -> SafeString:
+    """Return the cell with the check box of a row of a list; htmx keeps it when the rows are loaded again."""
+    key, name = listed.pick_of(row)
+    return format_html(
+        '<td class="pick"><input type="checkbox" class="form-check-input" id="pick-{0}" name="pick" value="{0}" '
+        'form="bulk" hx-preserve aria-label="{1}"></td>',
+        key,
+        _("Select {0}").format(name),
+    )
+
+
 @register.inclusion_tag("parts/bar.html")
 def bar(parts: Any, label: str, field: str = "", whole: int = 100) -> dict[str, Any]:
     """Return a horizontal bar of a GPU, a segment per assignment; `label` describes it.

@@ -23,10 +23,11 @@ function tellAges() {
 function onClick(event) {
   const button = event.target.closest("button");
   if (!button) return;
-  const { opens, closes, copies } = button.dataset;
+  const { opens, closes, copies, copiesAddress } = button.dataset;
   if (opens) document.getElementById(opens).showModal();
   if (closes !== undefined) button.closest("dialog").close();
   if (copies) copy(button, document.getElementById(copies).textContent);
+  if (copiesAddress !== undefined) copy(button, location.href);
 }
 
 async function copy(button, text) {
@@ -60,7 +61,7 @@ function labelCells() {
 
 // What the eye reads of a head: not the explanation behind its word, nor what is there for screen readers alone.
 function said(head) {
-  return head.querySelector(".visually-hidden") ? "" : (head.querySelector(".word") ?? head).textContent.trim();
+  return head.querySelector(".visually-hidden") ? "" : (head.querySelector(".sort, .word") ?? head).textContent.trim();
 }
 
 // Sent twice by a double click, it would be two claims, or two tokens.
@@ -87,6 +88,9 @@ function onFailure(event) {
 document.addEventListener("click", onClick);
 document.addEventListener("input", onInput);
 document.addEventListener("change", (event) => {
+  if (event.target.dataset.picksAll !== undefined) {
+    for (const box of document.querySelectorAll("[name=pick]")) box.checked = event.target.checked;
+  }
   // What is typed is sent by Enter or the button: a date changes with each digit, and Tab only leads to the next field.
   if (!event.target.matches("select, [type=checkbox], [type=radio]")) return;
   // A dialog that opens over a half-written filter takes its focus, and sends nothing.

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from apps.console.claims.claims import COLUMNS
+from apps.console.claims.claim_list import COLUMNS
 from apps.scheduling.api.serializers import ClaimSerializer, ResizeSerializer
 from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from gpucloud_cli import resources
@@ -46,7 +46,7 @@ def test_a_live_change_has_the_same_fields_in_rest_in_the_service_and_in_the_com
 def test_every_readable_field_of_a_claim_is_a_column_of_its_file() -> None:
     readable = set(ClaimSerializer().get_fields())
     forgotten = readable - set(COLUMNS) - NOT_IN_A_FILE.keys()
-    assert not forgotten, "apps/console/claims/claims.py, COLUMNS; or give a reason in NOT_IN_A_FILE"
+    assert not forgotten, "apps/console/claims/claim_list.py, COLUMNS; or give a reason in NOT_IN_A_FILE"
 
 
 def test_every_readable_field_of_a_claim_is_on_its_page() -> None:

@@ -65,9 +65,9 @@ def test_nothing_is_counted(olga: Client) -> None:
     with CaptureQueriesContext(connection) as asked:
         events_and_links(olga, "?action=walked")
     log = [query["sql"] for query in asked if "quotas_auditevent" in query["sql"]]
-    assert len(log) == 1
-    assert "COUNT(" not in log[0]
-    assert "LIMIT 6" in log[0]
+    keys, rows = log
+    assert "COUNT(" not in keys + rows
+    assert "LIMIT 6" in keys
 
 
 def test_a_page_beyond_the_end_links_back(olga: Client) -> None:

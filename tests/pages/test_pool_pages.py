@@ -230,7 +230,7 @@ def test_who_may_only_look_gets_no_buttons(pending: Proposal, browser: SignIn, c
 
 def test_filters_of_proposals_live_in_the_url(pending: Proposal, browser: SignIn) -> None:
     assert "hungry" in text(browser("max").get("/proposals/?pool=default"))
-    assert "No proposal matches" in text(browser("max").get("/proposals/?state=applied"))
+    assert "Nothing matches" in text(browser("max").get("/proposals/?state=applied"))
     assert "hungry" in text(browser("max").get("/proposals/?state=nonsense"))
 
 

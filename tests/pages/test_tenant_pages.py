@@ -167,7 +167,8 @@ def test_the_audit_log_says_who_changed_what_and_hides_the_rest(cast: Cast, brow
     assert "Nothing that you may see" in text(browser("vera"), "/audit/")
     rows = json.loads(body(browser("olga").get("/audit/?format=json&action=quota.set")))
     assert [(row["before"]["hard"], row["after"]["hard"], row["tenant"]) for row in rows] == [(100, 200, "acme")]
-    assert json.loads(body(browser("gus").get("/audit/?format=json&tenant=acme&action=quota"))) == []
+    # A tenant that the reader may not see is an unknown one: the file would look complete without the filter.
+    assert browser("gus").get("/audit/?format=json&tenant=acme&action=quota").status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,31 @@
-"""Pages of access: tokens of programs, agents in force, and the command that enrols a node."""
+"""The list of agents, and the command that enrols a node."""
 
 from typing import Any
 
 from django import forms
-from django.core.paginator import Paginator
 from django.core.validators import RegexValidator
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console.access import tokens
-from apps.console.shell.export import as_file, file_format
+from apps.console.shell.export import facts_of
 from apps.console.shell.forms import ServiceForm
-from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.lists.columns import column, named, number
+from apps.console.shell.lists.filters import ListFilter, Search, pools
+from apps.console.shell.lists.views import ListPage
+from apps.console.shell.page_access import page
 from apps.nodes.api.views import enrolment_command
 from apps.nodes.models import Node
 from apps.nodes.services import bundle, nodes
-from apps.quotas.models import Pool, Token
+from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
 from gpucloud.errors import GpucloudError
-
-PER_PAGE = 50
-AGENTS = [
-    "node", "pool", "state", "agent_version", "driver_version", "hostname", "last_seen_at", "enrolled_at",
-    "enrolment_expires_at",
-]  # fmt: skip
+from gpucloud.web.keyset import Key
+from gpucloud.web.natural_order import natural_key
 
 
 class NodeForm(ServiceForm):
@@ -51,34 +48,46 @@ class NodeForm(ServiceForm):
     )
 
 
-@require_GET
-@page
-def access(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Show all tokens that are not revoked or expired, and all agents. Operators only."""
-    principal.require_operator()
-    rows = Token.objects.visible_to(principal).alive().with_makers().order_by("tenant__slug", "name", "pk")
-    agents = Node.objects.select_related("pool")
-    if file := file_format(request):
-        if request.GET.get("table") == "agents":
-            return as_file(file, "agents", AGENTS, map(_facts, agents.iterator()))
-        return as_file(file, "tokens", tokens.COLUMNS, map(tokens.facts, rows.iterator()))
-    context = {
-        "part": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
-        "agents": Paginator(agents, PER_PAGE).get_page(request.GET.get("agents")),
-        "version": _version(),
-        "now": timezone.now(),
-    }
-    return render(request, "access/_rows.html" if wants_fragment(request) else "access/access.html", context)
+class AgentFilter(ListFilter):
+    """The filters of agents."""
+
+    q = Search("name", "hostname", "agent_version", "driver_version", placeholder=_("node, host or version"))
+    pool = pools()
 
 
-def _version() -> str | None:
-    """Return the version of the agent that this server distributes; None without a bundle."""
-    made = bundle.bundle()
-    return made and made.version
+class AgentList(ListPage):
+    """All agents, those unheard of for longest first."""
 
+    model, filters, template_name = Node, AgentFilter, "access/list.html"
+    title, subtitle = _("Agents"), _("The agents of the nodes, and their enrolment")
+    operators_only = True
+    first = (Key("last_seen_at"), Key(natural_key("name")))
+    columns = [
+        named(_("Node")),
+        column(_("State")),
+        column(_("Agent"), "agent", natural_key("agent_version"), natural_key("name")),
+        column(_("Driver"), "driver", natural_key("driver_version"), natural_key("name"), css="wide"),
+        number(_("Last sign of life"), "seen", "last_seen_at"),
+        number(_("Enrolled"), "enrolled", "enrolled_at", css="wide num"),
+        column(_("Enrolment command"), css="wide num"),
+    ]
+    file = ("agents", [
+        "node", "pool", "state", "agent_version", "driver_version", "hostname", "last_seen_at", "enrolled_at",
+        "enrolment_expires_at",
+    ])  # fmt: skip
 
-def _facts(node: Node) -> dict[str, Any]:
-    return {name: getattr(node, name, None) for name in AGENTS} | {"node": node.name, "pool": node.pool.name}
+    def with_details(self, rows: Any) -> Any:
+        """Add the pool."""
+        return rows.select_related("pool")
+
+    def facts(self, row: Any) -> Any:
+        """Return the agent with the names of its node and pool."""
+        return facts_of(row, self.file[1], node=row.name, pool=row.pool.name)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the version of the agent that this server distributes, and the time."""
+        made = bundle.bundle()
+        return {"version": made and made.version, "now": timezone.now()}
 
 
 @require_http_methods(["GET", "POST"])

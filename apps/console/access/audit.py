@@ -1,91 +1,70 @@
 """The audit log: each change, its author and origin, before and after."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django import forms
-from django.http import HttpRequest, HttpResponseBase
-from django.shortcuts import render
+import django_filters
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET
 
-from apps.console.shell.export import as_file, file_format
+from apps.console.shell.export import facts_of
 from apps.console.shell.forms import moment
-from apps.console.shell.page_access import page, wants_fragment
-from apps.quotas.models import AuditEvent, Tenant
-from apps.quotas.principals import Principal
-from gpucloud.web.keyset import keyset_page
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrPromise
-
-COLUMNS = [
-    "at", "actor", "source_ip", "action", "object_type", "object_id", "tenant", "before", "after", "position", "digest",
-]  # fmt: skip
+from apps.console.shell.lists.columns import column, number
+from apps.console.shell.lists.filters import ListFilter, Text, tenants
+from apps.console.shell.lists.views import ListPage
+from apps.quotas.models import AuditEvent
 
 
-def text(label: "StrPromise", placeholder: "str | StrPromise") -> forms.CharField:
-    """Return an optional text field of the filter."""
-    widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": placeholder})
-    return forms.CharField(label=label, required=False, max_length=255, widget=widget)
+class Moment(django_filters.Filter):
+    """The events from or until a moment, in UTC."""
+
+    @property
+    def field(self) -> Any:
+        """The field for the moment."""
+        return moment(self.label, help_text="", required=False)
 
 
-class AuditForm(forms.Form):
-    """The filter of the audit log, in the URL."""
+class AuditFilter(ListFilter):
+    """The filters of the audit log."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        required=False,
-        to_field_name="slug",
-        empty_label=_("All"),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    actor = text(_("Who"), "user:anna")
-    action = text(_("What"), "quota.set")
-    object_id = text(_("Of what"), _("name or uid"))
-    since = moment(_("Since"), help_text="", required=False)
-    until = moment(_("Until"), help_text="", required=False)
-
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = Tenant.objects.visible_to(principal)
-
-    def filter_rows(self, rows: Any) -> Any:
-        """Return the rows that match the filter; an invalid field does not filter."""
-        self.is_valid()
-        wanted = self.cleaned_data
-        conditions = {
-            "tenant": wanted.get("tenant"),
-            "actor__startswith": wanted.get("actor"),
-            "action__startswith": wanted.get("action"),
-            "object_id": wanted.get("object_id"),
-            "at__gte": wanted.get("since"),
-            "at__lt": wanted.get("until"),
-        }
-        return rows.filter(**{name: value for name, value in conditions.items() if value})
+    folded = ("since", "until")
+    tenant = tenants()
+    actor = Text(_("Who"), "actor__startswith", "user:anna")
+    action = Text(_("What"), "action__startswith", "quota.set")
+    object_id = Text(_("Of what"), "object_id", _("name or uid"))
+    since = Moment("at", "gte", label=_("Since"))
+    until = Moment("at", "lt", label=_("Until"))
 
 
-@require_GET
-@page
-def audit_log(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """Show the audit log: everything to an operator, the tenant's events to its admin."""
-    form = AuditForm(request.GET, principal=principal)
-    rows = form.filter_rows(AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk"))
-    if file := file_format(request):
-        return as_file(file, "audit", COLUMNS, _facts(rows))
-    part = keyset_page(rows, request.GET)
-    events = [(event, changes(event)) for event in part.rows]
-    shown = {"form": form, "events": events, "part": part, "filtered": form.has_changed()}
-    return render(request, "audit/_rows.html" if wants_fragment(request) else "audit/log.html", shown)
+class AuditLog(ListPage):
+    """The audit log, newest first: everything to an operator, the tenant's events to its admin."""
 
+    model, filters, template_name = AuditEvent, AuditFilter, "audit/list.html"
+    title = _("Audit log")
+    subtitle = _("Changes with author, origin, before and after; `manage.py verify_audit` proves that none is missing")
+    # The log may hold millions of rows, so only orders that an index serves are offered.
+    columns = [
+        number(_("When"), "at", "pk"),
+        column(_("Who")),
+        column(_("What")),
+        column(_("Before → after"), css="wide"),
+    ]
+    file = ("audit", [
+        "at", "actor", "source_ip", "action", "object_type", "object_id", "tenant", "before", "after", "position",
+        "digest",
+    ])  # fmt: skip
 
-def _facts(rows: Any) -> Iterator[dict[str, Any]]:
-    for event in rows.iterator():
-        facts = {name: getattr(event, name) for name in COLUMNS}
-        yield facts | {"tenant": event.tenant and event.tenant.slug}
+    def with_details(self, rows: Any) -> Any:
+        """Add the tenant."""
+        return rows.select_related("tenant")
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the differences."""
+        for event in rows:
+            event.differences = changes(event)
+        return rows
+
+    def facts(self, row: Any) -> Any:
+        """Return the event with its tenant's slug."""
+        return facts_of(row, self.file[1], tenant=row.tenant and row.tenant.slug)
 
 
 def changes(event: AuditEvent) -> list[tuple[str, Any, Any]]:

@@ -1,61 +1,91 @@
 """The list of all tokens that a reader may change, ended ones included, and the page of one token."""
 
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
-from django import forms
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.db.models import F, Q
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from apps.console.access import tokens
-from apps.console.shell.export import Row, as_file, file_format
-from apps.console.shell.owner_filter import OwnerFilterForm
-from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.lists.bulk import Action, NothingToDo
+from apps.console.shell.lists.columns import SavedView, column, named, number
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Owner, Search
+from apps.console.shell.lists.views import ListPage
+from apps.console.shell.page_access import page
 from apps.quotas.models import Role, Token
+from apps.quotas.models.token import SOON
 from apps.quotas.principals import Principal
-from gpucloud.web.keyset import keyset_page
-
-COLUMNS = [*tokens.COLUMNS, "standing"]
-STATES: Final = [("", _("All")), ("alive", _("Active")), ("ended", _("Ended"))]
+from apps.quotas.services.tokens import revoke
+from gpucloud.web.natural_order import natural_key
 
 
-class FilterForm(OwnerFilterForm):
-    """The filter of the token list, in the URL."""
+def _alive() -> Q:
+    return Q(pk__in=Token.objects.alive().values("pk"))
 
-    state = forms.ChoiceField(
-        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
+
+class TokenFilter(ListFilter):
+    """The filters of tokens."""
+
+    q = Search("name", "key", placeholder=_("name or key"))
+    tenant = Owner()
+    state = Choice(
+        _("State"),
+        {
+            "alive": (_("Active"), _alive),
+            "ends-soon": (_("Ends soon"), lambda: _alive() & Q(expires_at__lte=timezone.now() + SOON)),
+            "ended": (_("Ended"), lambda: ~_alive()),
+        },
     )
+    mine = Flag(_("Mine"), lambda principal: Q(user=principal.user_id))
 
 
-@require_GET
-@page
-def token_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List tokens, newest first, by owner and state."""
-    if not principal.may_administer:
-        raise PermissionDenied(gettext("A tenant’s admin sees its tokens."))
-    form = FilterForm(request.GET, principal=principal)
-    form.is_valid()
-    seen = Token.objects.visible_to(principal)
-    rows = form.filter_rows(seen).with_makers().order_by("-pk")
-    alive = seen.alive().values("pk")
-    state = form.cleaned_data.get("state")
-    rows = {"alive": rows.filter(pk__in=alive), "ended": rows.exclude(pk__in=alive)}.get(state or "", rows)
-    if file := file_format(request):
-        return as_file(file, "tokens", COLUMNS, map(_facts, rows.iterator()))
-    shown = {
-        "form": form,
-        "part": keyset_page(rows, request.GET),
-        "wanted": form.wanted,
-        "filtered": form.has_changed(),
-    }
-    return render(request, "tokens/_rows.html" if wants_fragment(request) else "tokens/list.html", shown)
+class TokenList(ListPage):
+    """The tokens that the reader administers, newest first."""
+
+    model, filters, template_name = Token, TokenFilter, "tokens/list.html"
+    title, subtitle = _("Tokens"), _("API tokens of programs: active and ended ones")
+    admins_only = _("A tenant’s admin sees its tokens.")
+    pick_field = "key"
+    columns = [
+        named(_("Token")),
+        column(_("Of"), "tenant", natural_key("tenant__slug")),
+        column(_("State")),
+        column(_("Role"), "role", "role"),
+        number(_("Made"), "created", "pk", css="wide num"),
+        number(_("Ends"), "ends", "expires_at", css="wide num"),
+        number(_("Last used"), "used", F("last_used_at"), css="wide num"),
+    ]
+    views = [
+        SavedView(_("All")),
+        SavedView(_("Active"), "state=alive"),
+        SavedView(_("Ends soon"), "state=ends-soon"),
+        SavedView(_("Mine"), "mine=1"),
+    ]
+    file = ("tokens", [*tokens.COLUMNS, "standing"])
+
+    def with_details(self, rows: Any) -> Any:
+        """Add tenant and maker."""
+        return rows.with_makers()
+
+    def facts(self, row: Any) -> Any:
+        """Return the token without its secret's digest."""
+        return tokens.facts(row) | {"standing": row.standing}
+
+    def actions(self) -> list[Action]:
+        """Return the revocation."""
+        return [Action("revoke", _("Revoke"), partial(_revoke, self.principal))]
 
 
-def _facts(token: Any) -> Row:
-    return tokens.facts(token) | {"standing": token.standing}
+def _revoke(principal: Principal, token: Token, versions: frozenset[int] | None) -> str:
+    if token.has_ended:
+        raise NothingToDo(gettext("It has ended already."))
+    revoke(principal=principal, token=token, versions=versions)
+    return gettext("Requests with it are refused at once. This cannot be undone.")
 
 
 @require_GET

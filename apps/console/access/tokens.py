@@ -214,7 +214,7 @@ def revoke(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
     messages.success(request, said.format(token.name))
     if token.personal and token.user_id == principal.user_id:
         return redirect("account")
-    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("access")
+    return redirect("tenant", slug=token.tenant.slug) if token.tenant else redirect("tokens")
 
 
 def find(principal: Principal, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Forms of the claims' pages: a new claim, new limits, the filter of the list."""
+"""Forms of the claims' pages: a new claim, new limits."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,11 @@ from rest_framework.exceptions import ValidationError
 
 from apps.console.shell.forms import ServiceForm, TenantForm, flatten, moment, number
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
-from apps.quotas.models import Pool, SharingPolicy, Tenant
+from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
-from apps.scheduling.models import ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT
-from gpucloud.web.badges import badge
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -155,31 +153,6 @@ class ClaimForm(MoreForm, TenantForm):
         if request and limit and limit < request:
             self.add_error("core_limit", _("Must not be below the core request."))
         return values
-
-
-class FilterForm(forms.Form):
-    """The filter of the claims list, in the URL."""
-
-    state = forms.ChoiceField(
-        label=_("State"),
-        required=False,
-        choices=[("", _("All but released")), *((value, badge(value).label) for value in ClaimState.values)],
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        required=False,
-        to_field_name="slug",
-        empty_label=_("All tenants"),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = Tenant.objects.visible_to(principal)
 
 
 class ResizeForm(ServiceForm):

@@ -1,4 +1,4 @@
-"""Pages of claims: the list, one claim, a new one."""
+"""Pages of claims: one claim, a new one."""
 
 import uuid
 from collections.abc import Iterable
@@ -6,16 +6,14 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from django.db.models import Prefetch, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from apps.console.claims.claim_forms import ClaimForm, FilterForm, ResizeForm
+from apps.console.claims.claim_forms import ClaimForm, ResizeForm
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
-from apps.console.shell.export import Row, as_file, facts_of, file_format
-from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_use
+from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.limits import yours
 from apps.quotas.models import AuditEvent
@@ -26,61 +24,14 @@ from apps.scheduling.services.claims.lifecycle import create_claim, limits
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.queue import find_place
 from gpucloud.errors import GpucloudError
-from gpucloud.web.keyset import keyset_page
 
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (
     "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "group", "affinity", "anti_affinity",
     "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
+
 )  # fmt: skip
-COLUMNS = [
-    "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
-    "gpus", "reasons", "created_by", "created_at", "class", "weight", "rebalance", "gpu_model", "node_selector",
-    "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "reservation",
-    "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core", "borrowed_core", "asked_core_limit",
-    "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at",
-    "updated_at", "version",
-]  # fmt: skip
-
-
-@require_GET
-@page
-def claim_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List claims, newest first, filtered by the URL."""
-    form = FilterForm(request.GET, principal=principal)
-    form.is_valid()  # an invalid filter does not filter: all but released, as the form then shows
-    wanted = form.cleaned_data
-    rows = Claim.objects.visible_to(principal)
-    rows = rows.filter(state=wanted["state"]) if wanted.get("state") else rows.live()
-    rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
-    if file := file_format(request):
-        whole = (
-            _with_places(rows).select_related("tenant", "pool", "reservation").order_by("-pk").iterator(chunk_size=1000)
-        )
-        return as_file(file, "claims", COLUMNS, map(_facts, whole))
-    part = keyset_page(rows.only("pk"), request.GET)
-    shown_rows = rows.filter(pk__in=[row.pk for row in part.rows])
-    shown = {"claims": with_use(shown_rows), "part": part, "form": form, "filtered": form.has_changed()}
-    template = "claims/_rows.html" if wants_fragment(request) else "claims/list.html"
-    return render(request, template, shown)
-
-
-def _with_places(rows: QuerySet[Claim]) -> QuerySet[Claim]:
-    placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
-    return rows.select_related("tenant", "pool").prefetch_related(placed)
-
-
-def _facts(claim: Claim) -> Row:
-    gpus = [f"{item.gpu.node.name}/{item.gpu.index}" for item in claim.present_assignments]
-    others: dict[str, Any] = {
-        "tenant": claim.tenant.slug,
-        "pool": claim.pool.name,
-        "gpus": gpus,
-        "class": BEST_EFFORT if claim.best_effort else GUARANTEED,
-        "reservation": claim.reservation and claim.reservation.uid,
-    }
-    return facts_of(claim, COLUMNS, **others)
 
 
 @require_http_methods(["GET", "POST"])
@@ -127,12 +78,12 @@ def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
 
 def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
     """Return the visible claims with these keys, with their GPUs; two queries."""
-    return list(_with_places(Claim.objects.visible_to(principal)).filter(pk__in=keys))
+    return list(with_places(Claim.objects.visible_to(principal)).filter(pk__in=keys))
 
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """Return the claim with its GPUs. Raises Http404 if it is missing or a foreign tenant's."""
-    claim = _with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
+    claim: Claim | None = with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")
     return claim

@@ -7,27 +7,31 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.clusters.models import Cluster, PodClaim, SharePod
+from apps.clusters.models.cluster import ClusterState
 from apps.clusters.services import clusters, connections, quota_drift, watchers
 from apps.console.clusters.cluster_forms import BindingForm, ClusterForm, NewClusterForm
 from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.forms import posted_versions
+from apps.console.shell.lists.columns import column, named, number, rank
+from apps.console.shell.lists.filters import Choice, ListFilter, Search, pools
+from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.badges import badge
+from gpucloud.web.keyset import Key
+from gpucloud.web.natural_order import natural_key
 
 # The API lists the rest.
 MOST_PODS = 200
 METHODS = ["GET", "POST"]
-COLUMNS = [
-    "name", "server", "pool", "state", "state_reason", "enabled", "placement", "strict", "sync_quotas", "bound",
-    "containers", "unclaimed", "kubernetes_version", "synced_at",
-]  # fmt: skip
 PODS = [
     "namespace", "pod", "container", "node_name", "gpu_indexes", "core", "memory_mib", "claim", "state", "tenant",
     "problem",
@@ -37,16 +41,46 @@ QUOTAS = ["namespace", "tenant", "resource", "wanted", "there", "used", "in_step
 NAMESPACES = ["namespace", "selector", "tenant"]
 
 
-@require_GET
-@page
-def cluster_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List every cluster, and whether a watcher runs."""
-    principal.require_operator()
-    rows = with_counts(Cluster.objects.order_by("name"))
-    if file := file_format(request):
-        return as_file(file, "clusters", COLUMNS, (facts_of(row, COLUMNS, pool=row.pool.name) for row in rows))
-    shown = {"clusters": rows, "watching": watchers.is_led()}
-    return render(request, "clusters/_rows.html" if wants_fragment(request) else "clusters/list.html", shown)
+class ClusterFilter(ListFilter):
+    """The filters of clusters."""
+
+    q = Search("name", "server", placeholder=_("name or server"))
+    state = Choice(_("State"), {one.value: (badge(one).label, Q(state=one)) for one in ClusterState})
+    pool = pools()
+
+
+class ClusterList(ListPage):
+    """Every cluster, those with problems first, and whether a watcher runs."""
+
+    model, filters, template_name = Cluster, ClusterFilter, "clusters/list.html"
+    title, subtitle = _("Clusters"), _("Clusters of Kubernetes whose pods share the GPUs of a pool")
+    operators_only = True
+    first = (rank(("unreachable", "waiting"), F("state")), Key(natural_key("name")))
+    columns = [
+        named(_("Cluster")),
+        column(_("State"), "state", *first),
+        column(_("Pool"), "pool", natural_key("pool__name"), natural_key("name")),
+        number(_("Namespaces")),
+        number(_("Containers")),
+        column(_("Placed by"), "placement", "placement", css="wide"),
+        column(_("Quotas"), css="wide"),
+    ]
+    file = ("clusters", [
+        "name", "server", "pool", "state", "state_reason", "enabled", "placement", "strict", "sync_quotas", "bound",
+        "containers", "unclaimed", "kubernetes_version", "synced_at",
+    ])  # fmt: skip
+
+    def with_details(self, rows: Any) -> Any:
+        """Add bindings and containers."""
+        return with_counts(rows)
+
+    def facts(self, row: Any) -> Any:
+        """Return the cluster with its pool's name."""
+        return facts_of(row, self.file[1], pool=row.pool.name)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return whether a watcher runs."""
+        return {"watching": watchers.is_led()}
 
 
 def with_counts(rows: QuerySet[Cluster]) -> QuerySet[Cluster]:
@@ -79,7 +113,7 @@ def new_cluster(request: HttpRequest, principal: Principal) -> HttpResponse:
         except GpucloudError as error:
             form.refuse(error)
         else:
-            said = _("Cluster {0} is stored. Test the connection, then bind its namespaces.")
+            said = gettext("Cluster {0} is stored. Test the connection, then bind its namespaces.")
             messages.success(request, said.format(made.name))
             return redirect("cluster", name=made.name)
     return render(request, "clusters/new.html", {"form": form}, status=422 if form.is_bound else 200)
@@ -176,7 +210,7 @@ def _apply_change(request: HttpRequest, principal: Principal, form: ClusterForm)
         form.refuse(error)
         return {}, False
     labels = ", ".join(str(form.fields[name].label).lower() for name in sorted(changes))
-    said = _("{0} is changed: {1}.") if changes else _("Nothing has changed.")
+    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing has changed.")
     messages.success(request, said.format(form.cluster, labels))
     return {}, True
 
@@ -204,9 +238,9 @@ def remove(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
         try:
             clusters.remove(principal=principal, cluster=cluster, versions=posted_versions(request))
         except GpucloudError as error:
-            refusal = _(error.detail)
+            refusal = gettext(error.detail)
         else:
-            messages.success(request, _("Cluster {0} is forgotten.").format(name))
+            messages.success(request, gettext("Cluster {0} is forgotten.").format(name))
             return redirect("clusters")
     whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
     holding = Claim.objects.live().filter(whose).distinct().select_related("tenant").order_by("name")

@@ -5,7 +5,7 @@ from django.urls import path
 from apps.console.clusters import clusters, configuration, importing, namespaces
 
 urlpatterns = [
-    path("clusters/", clusters.cluster_list, name="clusters"),
+    path("clusters/", clusters.ClusterList.as_view(), name="clusters"),
     path("new-cluster/", clusters.new_cluster, name="new-cluster"),
     path("clusters/<slug:name>/", clusters.cluster_detail, name="cluster"),
     path("clusters/<slug:name>/connection/", clusters.connection, name="cluster-connection"),

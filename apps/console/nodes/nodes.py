@@ -1,9 +1,8 @@
-"""Pages of nodes: the list, one node with its GPUs, cordon and uncordon. Operators only."""
+"""Pages of one node: its GPUs, cordon and uncordon. Operators only."""
 
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Count, Q, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -12,13 +11,10 @@ from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.nodes.drain import heartbeat
 from apps.console.shell.bars import bars_of
-from apps.console.shell.export import as_file, file_format
 from apps.console.shell.forms import describe_error
-from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.measurements import chart_of_gpus, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Node
-from apps.nodes.models.gpu import WHOLE
 from apps.nodes.services.conditions import of_node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent
@@ -27,41 +23,6 @@ from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 
 REPORTS = 8
-COLUMNS = [
-    "node", "pool", "state", "gpu_count", "core_leased", "core_total", "memory_leased", "memory_total", "agent_version",
-    "last_seen_at",
-]  # fmt: skip
-
-
-@require_GET
-@page
-@share_fragment
-def node_list(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """List every node with its allocation."""
-    principal.require_operator()
-    present = Q(gpus__present=True)
-    nodes = (
-        Node.objects.defer("labels", "drifts", "checks")
-        .prefetch_related("pool")
-        .annotate(
-            gpu_count=Count("gpus", filter=present),
-            core_total=Count("gpus", filter=present) * WHOLE,
-            core_leased=Sum("gpus__core_used", filter=present, default=0),
-            memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
-            memory_total=Sum("gpus__memory_mib", filter=present, default=0),
-        )
-    )
-    if file := file_format(request):
-        return as_file(file, "nodes", COLUMNS, map(_facts, nodes))
-    template = "nodes/_rows.html" if wants_fragment(request) else "nodes/list.html"
-    return render(request, template, {"nodes": nodes})
-
-
-def _facts(node: Any) -> dict[str, Any]:
-    return {name: getattr(node, name) for name in COLUMNS if name not in ("node", "pool")} | {
-        "node": node.name,
-        "pool": node.pool.name,
-    }
 
 
 @require_GET

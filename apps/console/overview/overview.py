@@ -13,7 +13,7 @@ from apps.console.overview.fleet_history import STEPS, history, hours_of
 from apps.console.overview.fleet_map import read_fleet_map
 from apps.console.overview.strips import strips_of
 from apps.console.shell.fragment_cache import share_fragment
-from apps.console.shell.measurements import with_use
+from apps.console.shell.measurements import with_places, with_use
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, ResourceQuota
 from apps.quotas.principals import Principal
@@ -54,7 +54,7 @@ def _context(principal: Principal) -> dict[str, Any]:
         "strips": strips_of(fleet.nodes) if fleet else [],
         "room": room_of(fleet.nodes) if fleet else [],
         "counts": counts,
-        "claims": with_use(claims.live()[:CLAIMS]),
+        "claims": with_use(with_places(claims.live())[:CLAIMS]),
         "quotas": _fullest_quotas(principal),
         "events": AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk")[:EVENTS],
     }

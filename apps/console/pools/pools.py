@@ -6,20 +6,23 @@ from django.contrib import messages
 from django.db import transaction
 from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.console.pools.pool_forms import NewPoolForm, PoolForm, label_in_sentence
 from apps.console.pools.proposals import with_words
-from apps.console.shell.export import as_file, facts_of, file_format
+from apps.console.shell.export import facts_of
 from apps.console.shell.forms import describe_error
-from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.lists.columns import column, named, number
+from apps.console.shell.lists.filters import ListFilter, Search
+from apps.console.shell.lists.views import ListPage
+from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.models import AuditEvent, Pool
@@ -31,26 +34,49 @@ from apps.scheduling.services.claims.sharing import SHARING, change_pool
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.web.keyset import Key
+from gpucloud.web.natural_order import natural_key
 
 # A preview that needs scrolling hides what it should show.
 MOST = 10
 IDLE = {"idle_rule", "idle_seconds", "unused_seconds", "rebalance_bounds"}
-COLUMNS = [
-    "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
-    "sharing_policy", "audit_policy", "idle_rule", "rebalance_mode",
-]  # fmt: skip
 REBALANCING = {"rebalance_mode", "rebalance_policy", "rebalance_bounds"}
 
 
-@require_GET
-@page
-def pool_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List every pool with its capacity and its policies."""
-    principal.require_operator()
-    pools = with_counts(Pool.objects.order_by("name"))
-    if file := file_format(request):
-        return as_file(file, "pools", COLUMNS, (facts_of(pool, COLUMNS, pool=pool.name) for pool in pools))
-    return render(request, "pools/_rows.html" if wants_fragment(request) else "pools/list.html", {"pools": pools})
+class PoolFilter(ListFilter):
+    """The filters of pools."""
+
+    q = Search("name", "description", placeholder=_("name or description"))
+
+
+class PoolList(ListPage):
+    """Every pool with its capacity and its policies."""
+
+    model, filters, template_name = Pool, PoolFilter, "pools/list.html"
+    title, subtitle = _("Pools"), _("Sets of nodes, and how their GPUs are shared")
+    operators_only = True
+    first = (Key(natural_key("name")),)
+    columns = [
+        named(_("Pool")),
+        number(_("GPUs")),
+        column(_("Core leased"), css="wide"),
+        column(_("Sharing"), "sharing", "sharing_policy"),
+        column(_("Processes past limits"), "audit", "audit_policy", css="wide"),
+        column(_("Idle claims"), "idle", "idle_rule"),
+        column(_("Rebalancing"), "rebalancing", "rebalance_mode"),
+    ]
+    file = ("pools", [
+        "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
+        "sharing_policy", "audit_policy", "idle_rule", "rebalance_mode",
+    ])  # fmt: skip
+
+    def with_details(self, rows: Any) -> Any:
+        """Add the capacity."""
+        return with_counts(rows)
+
+    def facts(self, row: Any) -> Any:
+        """Return the pool with its name."""
+        return facts_of(row, self.file[1], pool=row.name)
 
 
 @require_http_methods(["GET", "POST"])
@@ -79,7 +105,7 @@ def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             pool = create_pool(principal=principal, **form.service_arguments)
-            messages.success(request, _("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
+            messages.success(request, gettext("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
             return redirect("pool", name=pool.name)
         except GpucloudError as error:
             form.refuse(error)
@@ -144,7 +170,7 @@ def _handle_post(request: HttpRequest, principal: Principal, form: PoolForm) -> 
         form.refuse(error)
         return {}, False
     words = ", ".join(map(label_in_sentence, sorted(changes)))
-    said = _("Pool {0} is changed: {1}.") if changes else _("Nothing has changed.")
+    said = gettext("Pool {0} is changed: {1}.") if changes else gettext("Nothing has changed.")
     messages.success(request, said.format(form.pool, words))
     return {}, True
 

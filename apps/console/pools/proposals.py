@@ -4,29 +4,27 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from django import forms
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import redirect, render
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_POST
 
-from apps.console.shell.export import Row, as_file, facts_of, file_format
+from apps.console.shell.export import facts_of
 from apps.console.shell.forms import describe_error, posted_versions
-from apps.console.shell.page_access import page, wants_fragment
-from apps.quotas.models import Pool
+from apps.console.shell.lists.columns import column, number
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools
+from apps.console.shell.lists.views import ListPage
+from apps.console.shell.page_access import page
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.services.rebalancing import proposals
 from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
-from gpucloud.web.keyset import keyset_page
+from gpucloud.web.natural_order import natural_key
 
-COLUMNS = [
-    "uid", "pool", "tenant", "claim", "claim_uid", "kind", "policy", "before", "after", "explanation", "numbers",
-    "state", "words", "decided_by", "decided_at", "created_at",
-]  # fmt: skip
 KINDS: Final = {"lend": _("lend"), "give-back": _("give back"), "limit": _("limit"), "resize": _("resize")}
 CHANGES: Final = {
     "core_request": _("core request"),
@@ -34,52 +32,55 @@ CHANGES: Final = {
     "memory_mib": _("memory"),
     "lent_core": _("lent core"),
 }
-STATES: Final[list[tuple[str, Any]]] = [
-    ("", _("Waiting for a decision")),
-    *((one.value, badge(one).label) for one in ProposalState if one != "proposed"),
-    ("all", _("All")),
-]
 
 
-class FilterForm(forms.Form):
-    """The filter of the proposals, in the URL."""
+class ProposalFilter(ListFilter):
+    """The filters of proposals."""
 
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All"),
-        widget=forms.Select(attrs={"class": "form-select"}),
+    q = Search("claim__name", "claim__tenant__slug", placeholder=_("claim or tenant"))
+    pool = pools()
+    state = Choice(
+        _("State"),
+        {one.value: (badge(one).label, Q(state=one)) for one in ProposalState} | {"all": (_("All"), Q())},
+        empty=_("Waiting for a decision"),
+        otherwise=Q(state=ProposalState.PROPOSED),
     )
-    state = forms.ChoiceField(
-        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
-    )
+    mine = Flag(_("Mine"), lambda principal: Q(claim__user=principal.user_id))
 
 
-@require_GET
-@page
-def proposal_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List the visible proposals, newest first; the open ones unless the URL asks for others."""
-    form = FilterForm(request.GET)
-    form.is_valid()
-    wanted = form.cleaned_data
-    rows = Proposal.objects.visible_to(principal).select_related("pool", "claim__tenant").order_by("-pk")
-    rows = rows.filter(pool=wanted["pool"]) if wanted.get("pool") else rows
-    state = wanted.get("state") or ProposalState.PROPOSED
-    rows = rows if state == "all" else rows.filter(state=state)
-    if file := file_format(request):
-        return as_file(file, "proposals", COLUMNS, map(_facts, rows.iterator()))
-    part = keyset_page(rows, request.GET)
-    mine = principal.with_role("member")
-    shown = [(with_words(row), principal.is_operator or row.claim.tenant_id in mine) for row in part.rows]
-    template = "proposals/_rows.html" if wants_fragment(request) else "proposals/list.html"
-    return render(request, template, {"form": form, "proposals": shown, "part": part, "filtered": form.has_changed()})
+class ProposalList(ListPage):
+    """The visible proposals, newest first; the open ones unless the URL asks for others."""
 
+    model, filters, template_name = Proposal, ProposalFilter, "proposals/list.html"
+    title = _("Proposals")
+    subtitle = _("Changes that the rebalancer proposes by its measurements, and past ones")
+    columns = [
+        column(_("Change"), "claim", natural_key("claim__name"), word="proposal"),
+        column(_("Why")),
+        column(_("Measured"), css="wide"),
+        number(_("Found"), "created", "pk", css="wide num"),
+        column(_("Answer")),
+    ]
+    file = ("proposals", [
+        "uid", "pool", "tenant", "claim", "claim_uid", "kind", "policy", "before", "after", "explanation", "numbers",
+        "state", "words", "decided_by", "decided_at", "created_at",
+    ])  # fmt: skip
 
-def _facts(row: Proposal) -> Row:
-    claim = row.claim
-    return facts_of(row, COLUMNS, pool=row.pool.name, tenant=claim.tenant.slug, claim=claim.name, claim_uid=claim.uid)
+    def with_details(self, rows: Any) -> Any:
+        """Add pool and claim."""
+        return rows.select_related("pool", "claim__tenant")
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the words, and whether the reader may answer."""
+        mine = self.principal.with_role("member")
+        for row in rows:
+            with_words(row).may_answer = self.principal.is_operator or row.claim.tenant_id in mine
+        return rows
+
+    def facts(self, row: Any) -> Any:
+        """Return the proposal with the names of its claim and pool."""
+        of = row.claim
+        return facts_of(row, self.file[1], pool=row.pool.name, tenant=of.tenant.slug, claim=of.name, claim_uid=of.uid)
 
 
 def with_words(row: Any) -> Any:

@@ -4,54 +4,56 @@ import uuid
 from datetime import timedelta
 from typing import Any
 
-from django import forms
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
-from apps.console.queue.queue import PoolForm
 from apps.console.shell.export import as_file, facts_of, file_format
-from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.lists.columns import column, number
+from apps.console.shell.lists.filters import ListFilter, pools
+from apps.console.shell.lists.views import ListPage
+from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, FleetSnapshot, Round
-from gpucloud.web.keyset import keyset_page
 
 MOST_SHOWN = 200
 # Time between the commit of a placement and its round: a moment on a busy machine, never this long.
 WRITTEN_WITHIN = timedelta(minutes=1)
-COLUMNS = ["round", "pool", "at", "considered", "placed", "duration_us"]
 DECISIONS = ["claim", "gpus", "reasons"]
 
 
-class RoundsForm(PoolForm):
-    """The choice of a pool; all pools by default."""
+class RoundFilter(ListFilter):
+    """The filters of rounds."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["pool"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.empty_label = _("All pools")
+    pool = pools()
 
 
-@require_GET
-@page
-def round_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List the rounds, newest first."""
-    principal.require_operator()
-    form = RoundsForm(request.GET)
-    rows = Round.objects.select_related("pool").defer("steps")
-    if form.is_valid() and form.cleaned_data["pool"]:
-        rows = rows.filter(pool=form.cleaned_data["pool"])
-    if file := file_format(request):
-        found = rows.order_by("-pk").iterator()
-        return as_file(
-            file, "rounds", COLUMNS, (facts_of(row, COLUMNS, round=row.pk, pool=row.pool.name) for row in found)
-        )
-    part = keyset_page(rows, request.GET)
-    shown = {"form": form, "part": part, "rounds": part.rows}
-    return render(request, "rounds/_rows.html" if wants_fragment(request) else "rounds/list.html", shown)
+class RoundList(ListPage):
+    """The rounds, newest first. Operators only."""
+
+    model, filters, template_name = Round, RoundFilter, "rounds/list.html"
+    title, subtitle = _("Rounds"), _("The scheduler’s rounds, their decisions and reasons; each can be replayed")
+    operators_only = True
+    # Millions of rows: only the order that an index serves is offered.
+    columns = [
+        column(_("Round"), "round", "pk", word="round"),
+        column(_("Pool")),
+        number(_("When")),
+        number(_("Asked")),
+        number(_("Placed")),
+        number(_("Took"), css="wide num"),
+    ]
+    file = ("rounds", ["round", "pool", "at", "considered", "placed", "duration_us"])
+
+    def with_details(self, rows: Any) -> Any:
+        """Add the pool, without the decisions."""
+        return rows.select_related("pool").defer("steps")
+
+    def facts(self, row: Any) -> Any:
+        """Return the round with its pool's name."""
+        return facts_of(row, self.file[1], round=row.pk, pool=row.pool.name)
 
 
 @require_GET

@@ -1,54 +1,17 @@
 """Forms of the reservations' pages."""
 
-from datetime import date, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django import forms
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.forms import TenantForm, moment, number
-from apps.quotas.models import Pool
-from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB
 
 # The API's own defaults.
 RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
-
-
-class WeekForm(forms.Form):
-    """The choice of a pool's week, in the URL."""
-
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=None,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    week = forms.DateField(
-        required=False,
-        label=_("Week of"),
-        widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
-    )
-    node = forms.CharField(
-        label=_("Node"),
-        required=False,
-        max_length=63,
-        widget=forms.TextInput(attrs={"class": "form-control", "placeholder": _("all"), "autocomplete": "off"}),
-    )
-
-    def choose(self) -> tuple[Pool | None, datetime | None, str]:
-        """Return the pool (the first one for an unknown one), a moment of the week, the node's name."""
-        self.is_valid()
-        pool = self.cleaned_data.get("pool") or Pool.objects.filter(name=DEFAULT).first() or Pool.objects.first()
-        day: date | None = self.cleaned_data.get("week")
-        # The calendar needs a week before and after.
-        day = day if day is not None and 1970 <= day.year < 9999 else None
-        moment = timezone.make_aware(datetime(day.year, day.month, day.day)) if day else None  # noqa: DTZ001
-        return pool, moment, self.cleaned_data.get("node") or ""
 
 
 class BookingForm(TenantForm):

@@ -139,10 +139,15 @@ def difference(event: AuditEvent) -> str:
     )
 
 
-def with_use(claims: Any) -> list[dict[str, Any]]:
-    """Return claims as tables show them: with their GPUs and their present use."""
+def with_places(claims: Any) -> Any:
+    """Return the claims with tenant, pool and GPUs; two queries."""
     placed = Prefetch("assignments", Assignment.objects.select_related("claim", "gpu__node"))
-    rows = refresh_quota_reasons(list(claims.select_related("tenant", "pool").prefetch_related(placed)))
+    return claims.select_related("tenant", "pool").prefetch_related(placed)
+
+
+def with_use(claims: Iterable[Claim]) -> list[dict[str, Any]]:
+    """Return the claims of `with_places` as tables show them, with their present use."""
+    rows = refresh_quota_reasons(list(claims))
     live = {row.pk: [item for item in row.assignments.all() if item.state != "released"] for row in rows}
     use = use_of_assignments([item for items in live.values() for item in items])
     return [

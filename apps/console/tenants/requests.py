@@ -2,22 +2,25 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_http_methods
 
-from apps.console.shell.export import as_file, file_format
+from apps.console.shell.export import facts_of
 from apps.console.shell.forms import ServiceForm, describe_error, moment, number
+from apps.console.shell.lists.columns import SavedView, column
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools, tenants
+from apps.console.shell.lists.views import ListPage
 from apps.console.shell.owner_filter import administered_tenants
-from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.page_access import page
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
 from apps.quotas.api.serializers import MAX_AMOUNT
 from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
@@ -27,40 +30,55 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
+from gpucloud.web.natural_order import natural_key
 
-PER_PAGE = 50
-COLUMNS = [
-    "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
-    "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
-]  # fmt: skip
-STATES: Final[list[tuple[str, Any]]] = [
-    ("", _("Waiting for an answer")),
-    *((one.value, badge(one).label) for one in RequestState),
-    ("all", _("All")),
-]
 ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
 
 
-class FilterForm(forms.Form):
-    """The filter of the requests, in the URL."""
+class RequestFilter(ListFilter):
+    """The filters of requests."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        required=False,
-        to_field_name="slug",
-        empty_label=_("All"),
-        widget=forms.Select(attrs={"class": "form-select"}),
+    q = Search("tenant__slug", "reason", "created_by", placeholder=_("tenant, reason or person"))
+    tenant = tenants()
+    pool = pools()
+    state = Choice(
+        _("State"),
+        {one.value: (badge(one).label, Q(state=one)) for one in RequestState} | {"all": (_("All"), Q())},
+        empty=_("Waiting for an answer"),
+        otherwise=Q(state__in=UNDECIDED),
     )
-    state = forms.ChoiceField(
-        label=_("State"), choices=STATES, required=False, widget=forms.Select(attrs={"class": "form-select"})
-    )
+    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
 
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = Tenant.objects.visible_to(principal)
+
+class RequestList(ListPage):
+    """The visible requests, newest first; the open ones unless the URL asks for others."""
+
+    model, filters, template_name = QuotaRequest, RequestFilter, "requests/list.html"
+    title, subtitle = _("Requests"), _("Tenants’ requests beyond their quotas, and the answers")
+    columns = [
+        column(_("Asked for"), "tenant", natural_key("tenant__slug"), "resource", "amount"),
+        column(_("State"), "state", "state"),
+        column(_("What for"), css="wide"),
+        column(_("Until"), "until", "until", css="wide"),
+        column(_("Asked at"), "created", "pk", css="num"),
+    ]
+    views = [
+        SavedView(_("Waiting for an answer")),
+        SavedView(_("Mine"), "state=all&mine=1"),
+        SavedView(_("All"), "state=all"),
+    ]
+    file = ("requests", [
+        "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
+        "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
+    ])  # fmt: skip
+
+    def with_details(self, rows: Any) -> Any:
+        """Add tenant and pool."""
+        return rows.select_related("tenant", "pool")
+
+    def facts(self, row: Any) -> Any:
+        """Return the request with the names of tenant and pool."""
+        return facts_of(row, self.file[1], tenant=row.tenant.slug, pool=row.pool and row.pool.name)
 
 
 class RequestForm(ServiceForm):
@@ -128,32 +146,6 @@ class AnswerForm(ServiceForm):
             self.add_error("amount", _("Approving grants what was asked for. Offer this instead, or leave both empty."))
         names = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
         return {name: values[name] for name in names.get(act, ()) if name in values}
-
-
-@require_GET
-@page
-def request_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List the visible requests, newest first; the open ones unless the URL asks for others."""
-    form = FilterForm(request.GET, principal=principal)
-    form.is_valid()
-    wanted = form.cleaned_data
-    state = wanted.get("state") or ""
-    rows = QuotaRequest.objects.visible_to(principal).select_related("tenant", "pool").order_by("-pk")
-    rows = rows.filter(tenant=wanted["tenant"]) if wanted.get("tenant") else rows
-    rows = rows if state == "all" else rows.filter(state__in=[state] if state else UNDECIDED)
-    if file := file_format(request):
-        return as_file(file, "requests", COLUMNS, map(_facts, rows.iterator()))
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    may_ask = principal.is_operator or bool(principal.with_role(Role.ADMIN))
-    shown = {"form": form, "part": part, "filtered": form.has_changed(), "may_ask": may_ask}
-    return render(request, "requests/_rows.html" if wants_fragment(request) else "requests/list.html", shown)
-
-
-def _facts(row: QuotaRequest) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in COLUMNS} | {
-        "tenant": row.tenant.slug,
-        "pool": row.pool and row.pool.name,
-    }
 
 
 @require_http_methods(["GET", "POST"])

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from django import forms
-from django.core.paginator import Paginator
 from django.core.validators import RegexValidator
-from django.db.models import Count, ExpressionWrapper, F, FloatField, Max, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, Exists, ExpressionWrapper, F, FloatField, Max, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce, NullIf
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -15,8 +14,11 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.console.access import tokens
-from apps.console.shell.export import as_file, file_format
+from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.forms import ServiceForm
+from apps.console.shell.lists.columns import SavedView, column, named, number
+from apps.console.shell.lists.filters import Flag, ListFilter, Search, Text
+from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.people import MemberForm
 from apps.quotas.models import ResourceQuota, Role, Tenant, Token
@@ -27,22 +29,19 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.errors import GpucloudError
+from gpucloud.web.keyset import Key
+from gpucloud.web.natural_order import natural_key
 
-PER_PAGE = 50
-COLUMNS = ["tenant", "name", "cohort", "weight", "pressure_percent", "running", "waiting"]
 QUOTAS = ["resource", "pool", "hard", "used", "borrowed", "lent", "free", "excess"]
 MEMBERS = ["person", "role"]
-
-
-class SearchForm(forms.Form):
-    """The search of the list, in the URL."""
-
-    q = forms.CharField(
-        label=_("Find"),
-        required=False,
-        max_length=200,
-        widget=forms.TextInput(attrs={"class": "form-control", "type": "search", "placeholder": _("name or slug")}),
-    )
+# Percent of a tenant's fullest quota.
+FULLEST = Subquery(
+    ResourceQuota.objects.filter(tenant=OuterRef("pk"), hard__gt=0)
+    .order_by()
+    .values("tenant")
+    .annotate(fullest=Max(ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())))
+    .values("fullest")
+)
 
 
 class NewTenantForm(ServiceForm):
@@ -78,57 +77,56 @@ class NewTenantForm(ServiceForm):
     )
 
 
-@require_GET
-@page
-def tenant_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List tenants, those with the fullest quotas first."""
-    form = SearchForm(request.GET)
-    form.is_valid()
-    wanted = form.cleaned_data.get("q", "")
-    rows = with_pressure(principal)
-    if wanted:
-        rows = rows.filter(Q(slug__icontains=wanted) | Q(name__icontains=wanted))
-    if file := file_format(request):
-        return as_file(file, "tenants", COLUMNS, map(_facts, rows.iterator()))
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    quotas: dict[int, list[ResourceQuota]] = {}
-    for quota in _order_by_pressure(ResourceQuota.objects.filter(tenant__in=list(part.object_list))):
-        quotas.setdefault(quota.tenant_id, []).append(quota)
-    shown = [{"tenant": tenant, "quotas": quotas.get(tenant.pk, [])[:3]} for tenant in part.object_list]
-    template = "tenants/_rows.html" if wants_fragment(request) else "tenants/list.html"
-    return render(request, template, {"form": form, "rows": shown, "part": part, "filtered": bool(wanted)})
+class TenantFilter(ListFilter):
+    """The filters of tenants."""
+
+    q = Search("slug", "name", placeholder=_("name or slug"))
+    cohort = Text(_("Cohort"), "cohort")
+    waiting = Flag(_("With waiting claims"), Exists(Claim.objects.filter(tenant=OuterRef("pk"), state__in=WAITING)))
 
 
-def with_pressure(principal: Principal) -> QuerySet[Tenant]:
-    """Return visible tenants with `pressure` (percent of their fullest quota), `running` and `waiting` claims."""
-    full = ResourceQuota.objects.filter(tenant=OuterRef("pk"), hard__gt=0).order_by().values("tenant")
-    full = full.annotate(fullest=Max(ExpressionWrapper(100.0 * F("used") / F("hard"), output_field=FloatField())))
-    return (
-        Tenant.objects.visible_to(principal)
-        .annotate(
-            pressure=Subquery(full.values("fullest")),
-            running=_count(PLACED),
-            waiting=_count(WAITING),
-        )
-        .order_by(F("pressure").desc(nulls_last=True), "slug")
-    )
+class TenantList(ListPage):
+    """The visible tenants, those with the fullest quotas first."""
+
+    model, filters, template_name = Tenant, TenantFilter, "tenants/list.html"
+    title, subtitle = _("Tenants"), _("Quotas of the tenants, the fullest first")
+    first = (Key(FULLEST, descending=True), Key(natural_key("slug")))
+    columns = [
+        named(_("Tenant"), "slug"),
+        column(_("Fullest quotas"), "pressure", FULLEST, natural_key("slug")),
+        number(_("Running")),
+        number(_("Waiting")),
+        column(_("Cohort"), "cohort", "cohort", natural_key("slug"), css="wide", word="cohort"),
+        number(_("Weight"), "weight", "weight", css="wide num", word="weight"),
+    ]
+    views = [SavedView(_("All")), SavedView(_("With waiting claims"), "waiting=1")]
+    file = ("tenants", ["tenant", "name", "cohort", "weight", "pressure_percent", "running", "waiting"])
+
+    def with_details(self, rows: Any) -> Any:
+        """Add pressure and counts of claims."""
+        return annotate_pressure(rows)
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the fullest quotas of each."""
+        quotas: dict[int, list[ResourceQuota]] = {}
+        for quota in _order_by_pressure(ResourceQuota.objects.filter(tenant__in=rows)):
+            quotas.setdefault(quota.tenant_id, []).append(quota)
+        return [{"tenant": tenant, "quotas": quotas.get(tenant.pk, [])[:3]} for tenant in rows]
+
+    def facts(self, row: Any) -> Any:
+        """Return the tenant with its pressure."""
+        pressure = None if row.pressure is None else round(row.pressure, 2)
+        return facts_of(row, self.file[1], tenant=row.slug, pressure_percent=pressure)
+
+
+def annotate_pressure(rows: QuerySet[Tenant]) -> QuerySet[Tenant]:
+    """Return tenants with `pressure` (percent of their fullest quota), `running` and `waiting` claims."""
+    return rows.annotate(pressure=FULLEST, running=_count(PLACED), waiting=_count(WAITING))
 
 
 def _count(states: Any) -> Coalesce:
     claims = Claim.objects.filter(tenant=OuterRef("pk"), state__in=states).order_by().values("tenant")
     return Coalesce(Subquery(claims.annotate(number=Count("pk")).values("number")), 0)
-
-
-def _facts(tenant: Any) -> dict[str, Any]:
-    return {
-        "tenant": tenant.slug,
-        "name": tenant.name,
-        "cohort": tenant.cohort,
-        "weight": tenant.weight,
-        "pressure_percent": None if tenant.pressure is None else round(tenant.pressure, 2),
-        "running": tenant.running,
-        "waiting": tenant.waiting,
-    }
 
 
 def _order_by_pressure(quotas: QuerySet[ResourceQuota]) -> QuerySet[ResourceQuota]:
@@ -187,8 +185,8 @@ def tenant_hours(request: HttpRequest, principal: Principal, slug: str) -> HttpR
 
 
 def find(principal: Principal, slug: str) -> Tenant:
-    """Return the tenant as `with_pressure` annotates it. Raises Http404 if it is missing or not the caller's."""
-    tenant = with_pressure(principal).filter(slug=slug).first()
+    """Return the tenant as `annotate_pressure` annotates it. Raises Http404 if it is missing or not the caller's."""
+    tenant = annotate_pressure(Tenant.objects.visible_to(principal)).filter(slug=slug).first()
     if tenant is None:
         raise Http404("There is no such tenant that you may see.")
     return tenant

@@ -6,17 +6,19 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
-from django.db.models import Count, F, OuterRef, QuerySet, Subquery
+from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext
-from django.views.decorators.http import require_GET, require_http_methods
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_http_methods
 
 from apps.console.shell.export import Row, as_file, facts_of, file_format
-from apps.console.shell.owner_filter import OwnerFilterForm
+from apps.console.shell.lists.columns import SavedView, column, number
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Owner, Search, Text
+from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.webhooks.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
 from apps.quotas.models import AuditEvent, Webhook, WebhookDelivery
@@ -25,14 +27,10 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from gpucloud.errors import GpucloudError, PreconditionFailed
-from gpucloud.web.keyset import keyset_page
+from gpucloud.web.badges import badge
+from gpucloud.web.keyset import Key, keyset_page
+from gpucloud.web.natural_order import natural_key
 
-PER_PAGE = 50
-# Files are passed on, and the path of a URL may be a secret: without it, as in the audit log.
-COLUMNS = [
-    "uid", "tenant", "to", "description", "events", "standing", "disabled_reason", "pending", "failures",
-    "failing_since", "rotated_at", "created_by", "created_at",
-]  # fmt: skip
 DELIVERIES = [
     "uid", "kind", "state", "attempts", "status_code", "error", "next_attempt_at", "delivered_at", "created_at",
     "payload",
@@ -41,30 +39,70 @@ DELIVERIES = [
 CHANGES = ("webhook.change", "webhook.rotate", "webhook.disable")
 # The most characters of a payload that a page shows; the files have larger ones completely.
 MOST_SHOWN = 8_000
+# The conditions of `Webhook.standing`, the worst first.
+STANDINGS = {
+    "stopped": Q(enabled=False, disabled_reason__isnull=False),
+    "failing": Q(enabled=True, failures__gt=0),
+    "off": Q(enabled=False, disabled_reason=None),
+    "on": Q(enabled=True, failures=0),
+}
+WORST = Key(Case(*(When(one, then=Value(at)) for at, one in enumerate(STANDINGS.values())), default=Value(9)))
 
 
-@require_GET
-@page
-def webhook_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List webhooks, the platform's first, then each tenant's; for those who may make one."""
-    if not principal.may_administer:
-        raise PermissionDenied(gettext("A tenant’s admin sees its webhooks."))
-    form = OwnerFilterForm(request.GET, principal=principal)
-    rows = form.filter_rows(with_counts(principal)).order_by(F("tenant__slug").asc(nulls_first=True), "pk")
-    if file := file_format(request):
-        return as_file(file, "webhooks", COLUMNS, map(_facts, rows.iterator()))
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    shown = {"form": form, "part": part, "hooks": list(map(with_origin, part.object_list)), "wanted": form.wanted}
-    return render(request, "webhooks/_rows.html" if wants_fragment(request) else "webhooks/list.html", shown)
+class WebhookFilter(ListFilter):
+    """The filters of webhooks."""
+
+    q = Search("description", "created_by", placeholder=_("description or person"))
+    tenant = Owner()
+    state = Choice(_("State"), {name: (badge(name).label, condition) for name, condition in STANDINGS.items()})
+    event = Text(_("Event"), "events__contains", "claim.idle")
+    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
 
 
-def with_counts(principal: Principal) -> QuerySet[Webhook]:
-    """Return visible webhooks with `pending`: the number of waiting messages."""
+class WebhookList(ListPage):
+    """The webhooks of those that the reader administers, those with problems first."""
+
+    model, filters, template_name = Webhook, WebhookFilter, "webhooks/list.html"
+    title, subtitle = _("Webhooks"), _("Endpoints that receive events as signed messages")
+    admins_only = _("A tenant’s admin sees its webhooks.")
+    # The platform's own come before the tenants'.
+    first = (WORST, Key(Coalesce(natural_key("tenant__slug"), Value(""))))
+    columns = [
+        column(_("To")),
+        column(_("Of"), "tenant", natural_key("tenant__slug")),
+        column(_("State"), "state", WORST),
+        column(_("It is told of"), css="wide"),
+        number(_("Messages that wait")),
+    ]
+    views = [SavedView(_("All")), SavedView(_("Stopped"), "state=stopped"), SavedView(_("Mine"), "mine=1")]
+    # Files are passed on, and the path of a URL may be a secret: without it, as in the audit log.
+    file = ("webhooks", [
+        "uid", "tenant", "to", "description", "events", "standing", "disabled_reason", "pending", "failures",
+        "failing_since", "rotated_at", "created_by", "created_at",
+    ])  # fmt: skip
+
+    def with_details(self, rows: Any) -> Any:
+        """Add tenant and waiting messages."""
+        return with_counts(rows)
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the URLs without their paths."""
+        return list(map(with_origin, rows))
+
+    def facts(self, row: Any) -> Row:
+        """Return the webhook with its tenant's slug."""
+        return facts_of(with_origin(row), self.file[1], tenant=row.tenant and row.tenant.slug)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the chosen owner."""
+        return {"wanted": self.request.GET.get("tenant", "")}
+
+
+def with_counts(rows: QuerySet[Webhook]) -> QuerySet[Webhook]:
+    """Return the webhooks with `pending`: the number of waiting messages."""
     waiting = WebhookDelivery.objects.filter(webhook=OuterRef("pk"), state=DeliveryState.PENDING).order_by()
     number = waiting.values("webhook").annotate(number=Count("pk")).values("number")
-    return (
-        Webhook.objects.visible_to(principal).select_related("tenant").annotate(pending=Coalesce(Subquery(number), 0))
-    )
+    return rows.select_related("tenant").annotate(pending=Coalesce(Subquery(number), 0))
 
 
 def with_origin(hook: Any) -> Any:
@@ -73,13 +111,9 @@ def with_origin(hook: Any) -> Any:
     return hook
 
 
-def _facts(hook: Any) -> Row:
-    return facts_of(with_origin(hook), COLUMNS, tenant=hook.tenant and hook.tenant.slug)
-
-
 def find(principal: Principal, uid: uuid.UUID) -> Any:
     """Return the webhook as `with_counts` annotates it. Raises Http404 if it is missing or not the caller's."""
-    hook = with_counts(principal).filter(uid=uid).first()
+    hook = with_counts(Webhook.objects.visible_to(principal)).filter(uid=uid).first()
     if hook is None:
         raise Http404("There is no such webhook that you may see.")
     return with_origin(hook)

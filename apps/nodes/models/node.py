@@ -5,11 +5,13 @@ from datetime import timedelta
 
 from django.core.validators import RegexValidator
 from django.db import models
+from django.db.models import Case, Q, Value, When
 from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
+from gpucloud.web.natural_order import natural_key
 
 # Three missed samples at 1 Hz are a hiccup; ten seconds without a frame mean that the agent is lost.
 FRESH = timedelta(seconds=10)
@@ -18,6 +20,19 @@ FRESH = timedelta(seconds=10)
 def hint_group(node_id: int) -> str:
     """Return the hint group of a node's connection; its name is chosen here, never by a peer."""
     return f"node.{node_id}"
+
+
+def state_now() -> Case:
+    """Return the expression of `Node.state` at this moment, for the database."""
+    return Case(
+        When(last_seen_at=None, then=Value("awaiting-agent")),
+        When(last_seen_at__lte=timezone.now() - FRESH, then=Value("lost")),
+        When(cordoned=True, then=Value("cordoned")),
+        When(fenced_at__isnull=False, then=Value("fenced")),
+        When(~Q(unhealthy=""), then=Value("unhealthy")),
+        default=Value("ready"),
+        output_field=models.CharField(),
+    )
 
 
 class Node(Row):
@@ -72,6 +87,7 @@ class Node(Row):
 
     class Meta:
         ordering = ["name"]
+        indexes = [models.Index(natural_key("name"), name="node_natural_name")]
 
     def __str__(self) -> str:
         return self.name

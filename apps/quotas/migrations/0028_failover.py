@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("quotas", "0026_names_of_records"),
+        ("quotas", "0027_people"),
     ]
 
     operations = [
