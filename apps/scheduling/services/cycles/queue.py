@@ -215,10 +215,10 @@ def get_snapshot(pool: Pool) -> QueueSnapshot:
     if kept is not None and time.monotonic() - made_at < CACHE_SECONDS and seen == _fingerprint(pool):
         return kept
     # Read before the snapshot, so that a change between the two is noticed; most pools are small and need none.
-    seen = _fingerprint(pool) if kept is not None else None
+    before = _fingerprint(pool) if kept is not None else None
     fresh = read_snapshot(pool)
     if len(fresh.gpus) + len(fresh.waiting) > LARGE:
-        _snapshots[pool.pk] = time.monotonic(), seen or _fingerprint(pool), fresh
+        _snapshots[pool.pk] = time.monotonic(), before or _fingerprint(pool), fresh
     return fresh
 
 

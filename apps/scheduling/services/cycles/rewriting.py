@@ -25,7 +25,7 @@ Found = Iterable[tuple[WaitingClaim, Refused]]
 
 
 class Rewriting:
-    """Whether claims of a pool may show outdated reasons, and when these may be rewritten."""
+    """State of a pool's rewriting: if reasons may be outdated, and when it may run next."""
 
     def __init__(self) -> None:
         self._outdated = True
