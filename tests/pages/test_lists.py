@@ -12,7 +12,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.nodes.models.node import state_now
+from apps.nodes.models.node import STATES, state_now
+from apps.nodes.services.conditions import READY
 from apps.scheduling.models import Claim
 from gpucloud.web import keyset
 from tests.cast import Cast, Machine, ask, placed
@@ -158,13 +159,15 @@ def test_the_database_knows_a_nodes_state_as_the_page_does(cast: Cast) -> None:
         "last_seen_at": (None, now - timedelta(hours=1), now + timedelta(hours=1)),
         "cordoned": (False, True),
         "fenced_at": (None, now),
+        "returning_frame": (None, 7),
         "unhealthy": ("", "XID 79"),
     }.items():
         facts = [{**one, name: value} for one in facts for value in values]
     Node.objects.bulk_create(Node(name=f"n{at}", pool=cast.pool, **one) for at, one in enumerate(facts))
     found = Node.objects.annotate(said=state_now())
-    assert len(found) == 24
+    assert len(found) == 48
     assert {node.name: node.said for node in found} == {node.name: node.state for node in found}
+    assert {node.state for node in found} == set(STATES) == set(READY)
 
 
 def test_filters_of_claims_find_place_owner_label_and_use(cast: Cast, machine: Machine, browser: SignIn) -> None:

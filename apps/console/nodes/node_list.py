@@ -26,7 +26,7 @@ from apps.console.shell.lists.filters import (
 from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
-from apps.nodes.models.node import state_now
+from apps.nodes.models.node import STATES, state_now
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
@@ -35,8 +35,6 @@ from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
 
-# The worst first.
-STATES = ("lost", "fenced", "unhealthy", "awaiting-agent", "cordoned", "ready")
 CARRYING = Gpu.objects.filter(Q(core_used__gt=0) | Q(memory_used_mib__gt=0), node=OuterRef("pk"))
 PROBLEMS = ("lost", "fenced", "unhealthy")
 

@@ -22,6 +22,10 @@ def hint_group(node_id: int) -> str:
     return f"node.{node_id}"
 
 
+# States of a node, the worst first.
+STATES = ("lost", "fenced", "unhealthy", "returning", "awaiting-agent", "cordoned", "ready")
+
+
 def state_now() -> Case:
     """Return the expression of `Node.state` at this moment, for the database."""
     return Case(
@@ -29,6 +33,7 @@ def state_now() -> Case:
         When(last_seen_at__lte=timezone.now() - FRESH, then=Value("lost")),
         When(cordoned=True, then=Value("cordoned")),
         When(fenced_at__isnull=False, then=Value("fenced")),
+        When(returning_frame__isnull=False, then=Value("returning")),
         When(~Q(unhealthy=""), then=Value("unhealthy")),
         default=Value("ready"),
         output_field=models.CharField(),
@@ -99,7 +104,7 @@ class Node(Row):
 
     @property
     def state(self) -> str:
-        """State of the node: `awaiting-agent`, `lost`, `cordoned`, `fenced`, `returning`, `unhealthy` or `ready`."""
+        """State of the node at this moment, one of STATES; `state_now` returns the same from the database."""
         if self.last_seen_at is None:
             return "awaiting-agent"
         if not self.online:

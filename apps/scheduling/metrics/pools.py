@@ -12,7 +12,7 @@ from django.utils import timezone
 from prometheus_client.core import GaugeMetricFamily
 
 from apps.nodes.models import Gpu, Node
-from apps.nodes.models.node import FRESH
+from apps.nodes.models.node import FRESH, STATES, state_now
 from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.models.pool import IdleRule
 from apps.scheduling.models import Claim, ClaimState
@@ -66,7 +66,7 @@ def nodes() -> Iterator[GaugeMetricFamily]:
     """Yield the nodes by state, those with a connected agent, and those behind or drifted."""
     family = GaugeMetricFamily(
         "gpucloud_nodes",
-        "Nodes by state: ready, returning, unhealthy, fenced, cordoned, lost, awaiting-agent.",
+        f"Nodes by state: {', '.join(reversed(STATES))}.",
         labels=["pool", "state"],
     )
     agents = GaugeMetricFamily("gpucloud_agents_connected", "Nodes whose agent was seen in the last 10 s.")
@@ -76,26 +76,18 @@ def nodes() -> Iterator[GaugeMetricFamily]:
         labels=["pool"],
     )
     drifted = GaugeMetricFamily("gpucloud_nodes_drifted", "Nodes with drift that is not repaired.", labels=["pool"])
-    heard = Q(last_seen_at__gt=timezone.now() - FRESH)
-    never, connected = Q(last_seen_at=None), 0
-    states = {
-        "ready": heard & Q(cordoned=False, fenced_at=None, unhealthy="", returning_frame=None),
-        "returning": heard & Q(cordoned=False, fenced_at=None, returning_frame__isnull=False),
-        "unhealthy": heard & Q(cordoned=False, fenced_at=None, returning_frame=None) & ~Q(unhealthy=""),
-        "fenced": heard & Q(cordoned=False, fenced_at__isnull=False),
-        "cordoned": heard & Q(cordoned=True),
-        "lost": ~never & ~heard,
-        "awaiting-agent": never,
-    }
-    numbers = {f"in_{number}": Count("pk", filter=condition) for number, condition in enumerate(states.values())}
+    heard, connected = Q(last_seen_at__gt=timezone.now() - FRESH), 0
+    numbers = {state: Count("pk", filter=Q(state_now=state)) for state in STATES}
     numbers["heard"] = Count("pk", filter=heard)
     numbers["changed"] = Count("pk", filter=~Q(drifts=[]))
     numbers["not_yet"] = Count("pk", filter=heard & Q(observed_frame__lt=F("frame")))
-    rows: Iterable[Any] = Node.objects.order_by("pool__name").values("pool__name").annotate(**numbers)
+    rows: Iterable[Any] = (
+        Node.objects.annotate(state_now=state_now()).order_by("pool__name").values("pool__name").annotate(**numbers)
+    )
     for row in rows:
         pool = row["pool__name"]
-        for number, state in enumerate(states):
-            family.add_metric([pool, state], row[f"in_{number}"])
+        for state in STATES:
+            family.add_metric([pool, state], row[state])
         behind.add_metric([pool], row["not_yet"])
         drifted.add_metric([pool], row["changed"])
         connected += row["heard"]
