@@ -4,7 +4,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 from django.views.i18n import set_language
 
-from apps.console.access import account, agents, audit, joining, token_list, tokens, users
+from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, sharing
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
@@ -29,7 +29,7 @@ urlpatterns = [
     path("account/time-zone/", account.change_zone, name="change-time-zone"),
     path("account/sessions/end/", account.end_session, name="end-session"),
     path("account/new-token/", account.new_token, name="new-personal-token"),
-    path("users/", users.user_list, name="users"),
+    path("users/", user_list.UserList.as_view(), name="users"),
     path("users/<str:username>/", users.user_detail, name="user"),
     path("users/<str:username>/activate/", users.set_active, {"active": True}, name="activate-user"),
     path("users/<str:username>/deactivate/", users.set_active, {"active": False}, name="deactivate-user"),

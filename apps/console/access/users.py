@@ -1,19 +1,19 @@
-"""Users and invitations: the list, one user, and what an operator changes."""
+"""One user, changes by an operator, and invitations."""
 
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.validators import UnicodeUsernameValidator
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from apps.console.shell.export import as_file, file_format
+from apps.console.access.user_list import roles_of
 from apps.console.shell.fields import choice
 from apps.console.shell.forms import ServiceForm, describe_error
 from apps.console.shell.owner_filter import administered_tenants
@@ -23,9 +23,9 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import accounts, invitations, mail, resets
 from gpucloud.errors import GpucloudError
 
-PER_PAGE = 50
-COLUMNS = ["username", "email", "active", "operator", "roles", "single_sign_on", "date_joined", "last_seen_at"]
 OPERATOR = "operator"
+# Tokens of a user on their page.
+MOST_TOKENS = 50
 
 
 class InvitationForm(ServiceForm):
@@ -83,58 +83,16 @@ class InvitationForm(ServiceForm):
 
 @require_GET
 @page
-def user_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List users by name, and open invitations: all to operators, those of their tenants to admins."""
-    if not principal.may_administer:
-        raise PermissionDenied(gettext("A tenant’s admin sees its members."))
-    rows = User.visible_to(principal).prefetch_related("memberships__tenant", "identities").order_by("username")
-    if file := file_format(request):
-        return as_file(file, "users", COLUMNS, (_facts(user, principal) for user in rows))
-    part = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
-    shown = {
-        "part": part,
-        "people": [(user, _roles(user, principal)) for user in part],
-        "invitations": Invitation.objects.visible_to(principal).open().select_related("tenant").order_by("-pk"),
-        "local_accounts": _local_accounts(),
-    }
-    return render(request, "users/list.html", shown)
-
-
-def _local_accounts() -> bool:
-    try:
-        accounts.require_local_accounts()
-    except accounts.LocalAccountsOff:
-        return False
-    return True
-
-
-def _roles(user: User, principal: Principal) -> list[Any]:
-    """Return the user's memberships that the reader may see."""
-    return [one for one in user.memberships.all() if principal.sees(one.tenant)]
-
-
-def _facts(user: User, principal: Principal) -> dict[str, Any]:
-    others = {
-        "active": user.is_active,
-        "operator": user.is_operator,
-        "roles": {one.tenant.slug: one.role for one in _roles(user, principal)},
-        "single_sign_on": bool(user.identities.all()),
-    }
-    return {name: others[name] if name in others else getattr(user, name) for name in COLUMNS}
-
-
-@require_GET
-@page
 def user_detail(request: HttpRequest, principal: Principal, username: str) -> HttpResponse:
     """Show one user; with what an operator may change."""
     user = _find(principal, username)
     shown = {
         "person": user,
-        "memberships": _roles(user, principal),
-        "tokens": user.tokens.visible_to(principal).with_makers().order_by("-pk")[:PER_PAGE],
+        "memberships": roles_of(user, principal),
+        "tokens": user.tokens.visible_to(principal).with_makers().order_by("-pk")[:MOST_TOKENS],
         "sessions": accounts.sessions_of(user) if principal.is_operator else [],
         "has_identity": bool(user.identities.all()),
-        "local_accounts": _local_accounts(),
+        "local_accounts": settings.LOCAL_ACCOUNTS,
     }
     return render(request, "users/user.html", shown)
 
@@ -199,7 +157,7 @@ def new_invitation(request: HttpRequest, principal: Principal) -> HttpResponse:
             form.add_error("username" if error.code == "name-taken" else None, describe_error(error))
         else:
             return _show_link(request, invitation, secret)
-    shown = {"form": form, "local_accounts": _local_accounts()}
+    shown = {"form": form, "local_accounts": settings.LOCAL_ACCOUNTS}
     return render(request, "users/new_invitation.html", shown, status=422 if form.is_bound else 200)
 
 
