@@ -19,6 +19,8 @@ LEFT_OUT = {
     "IdempotencyRecord", "Attempts",
     # Parts of another row.
     "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode",
+    # Links and sessions: the pages of users and accounts show and end them.
+    "Invitation", "UserSession",
 }  # fmt: skip
 
 
