@@ -106,7 +106,7 @@ def accept(request: HttpRequest, secret: str) -> HttpResponse:
     except accounts.LocalAccountsOff as error:
         return message_page(request, gettext(error.title), gettext(error.detail), status=409)
     shown = {"form": form, "invitation": invitation}
-    return _private(render(request, "joining/accept.html", shown, status=422 if form.is_bound else 200))
+    return render(request, "joining/accept.html", shown, status=422 if form.is_bound else 200)
 
 
 def _accept(request: HttpRequest, secret: str, form: AccountForm) -> User | None:
@@ -120,12 +120,6 @@ def _accept(request: HttpRequest, secret: str, form: AccountForm) -> User | None
         for field, said in error.message_dict.items():
             form.add_error(field, said)
     return None
-
-
-def _private(answer: HttpResponse) -> HttpResponse:
-    """Keep the address, which is a secret, from other pages."""
-    answer.headers["Referrer-Policy"] = "no-referrer"
-    return answer
 
 
 @never_cache
@@ -199,5 +193,4 @@ class SetPassword(PasswordResetConfirmView):
         if not context.get("validlink"):
             return ended(self.request)
         form = context.get("form")
-        answer = super().render_to_response(context, status=422 if form is not None and form.is_bound else 200)
-        return _private(answer)
+        return super().render_to_response(context, status=422 if form is not None and form.is_bound else 200)

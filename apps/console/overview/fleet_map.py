@@ -11,7 +11,8 @@ from apps.quotas.principals import Principal
 
 # The columns read of each node, of which there may be hundreds.
 OF_NODE: Final = (
-    "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "returning_frame", "created_at", "last_seen_at", "simulated",
+    "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "returning_frame", "created_at",
+    "last_seen_at", "simulated",
 )  # fmt: skip
 
 
