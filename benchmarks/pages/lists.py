@@ -23,18 +23,35 @@ SORT = re.compile(r'class="sort" href="\?sort=([a-z]+)"')
 
 def lengthen(count: int) -> None:
     """Add this many rows to every list; a node has eight GPUs."""
-    pool, now, numbers = Pool.objects.get(name="default"), timezone.now(), range(count)
-    Tenant.objects.bulk_create(Tenant(slug=f"long-{at}", name=f"Long {at}") for at in numbers)
-    tenant = list(Tenant.objects.filter(slug__startswith="long-"))
-    ResourceQuota.objects.bulk_create(
-        ResourceQuota(tenant=one, resource="core_percent", hard=1000, used=one.pk % 1000) for one in tenant
+    pool = Pool.objects.get(name="default")
+    _lengthen_fleet(count, pool)
+    _lengthen_tenants(count, pool)
+    AuditEvent.objects.bulk_create(
+        AuditEvent(actor="user:bench", action="claim.resize", object_type="pool", object_id=str(at))
+        for at in range(count)
     )
-    Node.objects.bulk_create(Node(name=f"long-{at}", pool=pool, last_seen_at=now) for at in numbers)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+
+
+def _lengthen_fleet(count: int, pool: Pool) -> None:
+    now = timezone.now()
+    # Pools are few wherever there are many nodes.
+    Pool.objects.bulk_create(Pool(name=f"long-{at}") for at in range(min(count, 50)))
+    Node.objects.bulk_create(Node(name=f"long-{at}", pool=pool, last_seen_at=now) for at in range(count))
     nodes = Node.objects.filter(name__startswith="long-")
     Gpu.objects.bulk_create(
         Gpu(uuid=f"GPU-long-{node.pk}-{at}", node=node, index=at, model="H100", memory_mib=81920)
         for node in nodes
         for at in range(8)
+    )
+
+
+def _lengthen_tenants(count: int, pool: Pool) -> None:
+    Tenant.objects.bulk_create(Tenant(slug=f"long-{at}", name=f"Long {at}") for at in range(count))
+    tenant, now = list(Tenant.objects.filter(slug__startswith="long-")), timezone.now()
+    ResourceQuota.objects.bulk_create(
+        ResourceQuota(tenant=one, resource="core_percent", hard=1000, used=one.pk % 1000) for one in tenant
     )
     Claim.objects.bulk_create(
         Claim(
@@ -51,8 +68,6 @@ def lengthen(count: int) -> None:
         Webhook(tenant=one, url="https://hooks.example.org/", events=["claim.idle"], created_by="user:bench")
         for one in tenant
     )
-    # Pools are few wherever there are many nodes.
-    Pool.objects.bulk_create(Pool(name=f"long-{at}") for at in range(min(count, 50)))
     Reservation.objects.bulk_create(
         Reservation(
             tenant=one, pool=pool, name=f"long-{at}", core_request=10, memory_mib=1024, created_by="user:bench",
@@ -64,11 +79,6 @@ def lengthen(count: int) -> None:
         QuotaRequest(tenant=one, resource="core_percent", amount=10, reason="long", created_by="user:bench")
         for one in tenant
     )
-    AuditEvent.objects.bulk_create(
-        AuditEvent(actor="user:bench", action="claim.resize", object_type="pool", object_id=str(at)) for at in numbers
-    )
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")
 
 
 def list_rows(times: int) -> list[Row]:

@@ -1,6 +1,7 @@
 """Types of options: sizes, durations and amounts as people write them."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -111,3 +112,21 @@ class OrNull(click.ParamType):
 
 
 SIZE, DURATION = Size(), Duration()
+
+
+class Amount(click.ParamType):
+    """An amount of a quota's resource: a number, or a size for memory."""
+
+    name = "amount"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert `400`, or `64GiB` to MiB."""
+        return SIZE.convert(value, param, ctx)
+
+
+def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
+    """Return why a size is not valid for this resource or field of a claim; None if it is valid."""
+    for name, value in wanted.items():
+        if isinstance(value, Mebibytes) and counted != "memory_mib":
+            return f"{name} is a size, and {counted} is not counted in sizes"
+    return None

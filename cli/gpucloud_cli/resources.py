@@ -3,31 +3,11 @@
 A new resource of the API is a new entry here. A test compares every name with docs/openapi.yaml.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull, Words
-
-
-class Amount(click.ParamType):
-    """An amount of a quota's resource: a number, or a size for memory."""
-
-    name = "amount"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert `400`, or `64GiB` to MiB."""
-        return SIZE.convert(value, param, ctx)
-
-
-def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
-    """Return why a size is not valid for this resource or field of a claim; None if it is valid."""
-    for name, value in wanted.items():
-        if isinstance(value, Mebibytes) and counted != "memory_mib":
-            return f"{name} is a size, and {counted} is not counted in sizes"
-    return None
-
+from gpucloud_cli.amounts import DURATION, SIZE, Amount, OrNull, Words
 
 LIMIT = OrNull(Amount(), "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])

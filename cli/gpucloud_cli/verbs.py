@@ -8,10 +8,11 @@ from urllib.parse import quote
 import click
 
 from gpucloud_cli import output
+from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
-from gpucloud_cli.resources import POOL, TENANT, Field, Resource, misplaced_size
+from gpucloud_cli.resources import POOL, TENANT, Field, Resource
 from gpucloud_cli.wording import PARENTS, WORDING
 
 

@@ -21,6 +21,7 @@ NOT_IN_A_FILE = {
     "assignments": "its GPUs are the column gpus",
     "estimated_start_at": "worked out for one claim at a time",
     "observed_generation": "moves while a node catches up; the API has it",
+    "reachable": "the column unreachable_since is empty then",
 }
 
 
@@ -64,6 +65,7 @@ NOT_ON_ITS_PAGE = {
     "assigned_at": "a moment of the timeline",
     "released_at": "a moment of the timeline",
     "updated_at": "the timeline has every change of state",
+    "reachable": "its state is Unknown while its node is lost",
     "version": "for programs: the ETag of the API",
 }
 

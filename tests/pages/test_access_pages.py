@@ -32,7 +32,9 @@ def test_a_tenants_admin_names_members_and_removes_them(cast: Cast, browser: Sig
     anna.post("/tenants/acme/members/remove/", {"username": "gus"})
     assert not Membership.objects.filter(tenant=cast.acme, user__username="gus").exists()
     for nobody in ("eve", "e\0ve"):
-        assert "There is no user of this name" in text(anna.post("/tenants/acme/members/", {"username": nobody}, follow=True))
+        assert "There is no user of this name" in text(
+            anna.post("/tenants/acme/members/", {"username": nobody}, follow=True)
+        )
     assert anna.post("/tenants/acme/members/remove/", {"username": "e\0ve"}).status_code == 302
     assert AuditEvent.objects.filter(action="member.remove", actor="user:anna").exists()
 

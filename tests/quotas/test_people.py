@@ -132,6 +132,8 @@ def test_a_reset_link_works_once_and_ends_sessions(cast: Cast) -> None:
     link = cast.olga.post("users/max/password-reset/").body["link"].removeprefix("http://testserver")
     client = Client()
     form = client.get(link, follow=True).redirect_chain[-1][0]
+    # A browser sends the origin `null` with a form of a page that forbids the referrer altogether.
+    assert client.get(form).headers["Referrer-Policy"] == "same-origin"
     bad = client.post(form, {"new_password1": "short", "new_password2": "short"})
     assert bad.status_code == 422
     assert client.post(form, {"new_password1": GOOD, "new_password2": GOOD}).status_code == 302

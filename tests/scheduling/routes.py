@@ -279,6 +279,17 @@ def edit_a_page(machine: Machine, claim: Claim) -> None:
     machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
 
 
+def make_limits(cast: Cast) -> dict[str, str]:
+    limit_range = limit_ranges.create_range(
+        principal=SYSTEM, tenant=cast.acme, pool=None, field="time_limit_seconds", minimum=1
+    )
+    member_limit = member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="gpus", hard=1000)
+    return {
+        "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
+        "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
+    }
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool)
@@ -288,10 +299,6 @@ def make_platform(cast: Cast) -> Platform:
     ask(cast, gpu_count=8, core_request=90)  # It stays queued: no other machine has eight GPUs.
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
-    limit_range = limit_ranges.create_range(
-        principal=SYSTEM, tenant=cast.acme, pool=None, field="time_limit_seconds", minimum=1
-    )
-    member_limit = member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="gpus", hard=1000)
     done = Round.objects.first()
     assert quota is not None
     assert done is not None
@@ -302,8 +309,7 @@ def make_platform(cast: Cast) -> Platform:
         **{f"pools/<slug:name>/{verb}": f"pools/default/{verb}" for verb in ("", "queue/")},
         **make_money(cast),
         **make_proposal(claim),
-        "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
-        "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
+        **make_limits(cast),
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
