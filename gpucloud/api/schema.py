@@ -5,6 +5,7 @@ from typing import Any
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
+from rest_framework.serializers import ListSerializer
 
 PROBLEM = {
     "type": "object",
@@ -69,7 +70,7 @@ IDEMPOTENCY_KEY = "Any text of your own: the same request with the same key gets
 
 
 class Schema(AutoSchema):
-    """Schema of our views: recognizes lists by the attribute `lists`, and adds the headers of changes."""
+    """Schema of our views: recognizes lists by `lists` or `many=True`, and adds the headers of changes."""
 
     def get_override_parameters(self) -> list[Any]:
         """Add `If-Match` where there are entity tags, and `Idempotency-Key` where a repeated POST has one effect."""
@@ -82,7 +83,8 @@ class Schema(AutoSchema):
         return found
 
     def _is_list_view(self, serializer: Any = None) -> bool:
-        return self.method == "GET" and getattr(self.view, "lists", False)
+        listed = getattr(self.view, "lists", False) or isinstance(serializer, ListSerializer)
+        return self.method == "GET" and listed
 
     def _is_create_operation(self) -> bool:
         """Return True for a POST to a list, which creates a row and answers 201."""

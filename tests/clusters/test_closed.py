@@ -59,7 +59,7 @@ def test_what_is_reserved_for_later_is_no_pods(cast: Cast, cluster: Cluster) -> 
     refused = world.ask("q")
     assert refused["gpus"] is None
     if cluster.placement == "gpucloud":
-        assert "are reserved" in refused["FailedNodes"]["gpu1"]
+        assert "reserved" in refused["FailedNodes"]["gpu1"]
 
 
 def test_beside_a_reservation_the_rest_is_to_be_had_once(cast: Cast, cluster: Cluster, machine: Machine) -> None:

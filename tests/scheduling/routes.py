@@ -38,7 +38,7 @@ from apps.quotas.models import (
     Webhook,
     WebhookDelivery,
 )
-from apps.quotas.principals import SYSTEM
+from apps.quotas.principals import SYSTEM, of_user
 from apps.quotas.services import accounts, budgets, invitations, limit_ranges, member_limits, prices, requests, tokens
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
@@ -259,8 +259,9 @@ def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
 def make_people(cast: Cast) -> dict[str, str]:
     """Create an invitation into acme, and a session of the operator's. Return their paths, by route."""
     invitation, _ = invitations.invite(principal=SYSTEM, username="zoe", tenant=cast.acme)
-    client = Client()
-    client.force_login(User.objects.get(username="olga"))
+    client, olga = Client(), User.objects.get(username="olga")
+    client.force_login(olga)
+    tokens.create_personal(principal=of_user(olga), name="laptop", scopes=["claims:read"])
     return {
         "users/<str:username>/": "users/max/",
         "users/<str:username>/password-reset/": "users/max/password-reset/",

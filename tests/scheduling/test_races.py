@@ -240,7 +240,7 @@ def test_a_key_that_somebody_else_repeats_is_in_flight_only_before_its_first_ans
 
     def repeat() -> None:
         with transaction.atomic():
-            assert idempotency._lock(f"{real_cast.member.name}\nonce")
+            assert idempotency._lock(f"{real_cast.member.pk}\nonce")
             locked.set()
             asked.wait(timeout=30)
 

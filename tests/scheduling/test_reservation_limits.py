@@ -90,7 +90,7 @@ def test_it_says_once_that_the_quota_has_no_room_though_its_numbers_change(stage
         drive()
     assert AuditEvent.objects.filter(action="reservation.wait").count() == 1
     row.refresh_from_db()
-    assert (row.state, row.reason and "; 23 of 200" in row.reason) == ("booked", True)
+    assert (row.state, row.reason and "23 % of 200 %" in row.reason) == ("booked", True)
     clock.advance(seconds=900)
     first.refresh_from_db()
     resize_claim(principal=SYSTEM, claim=first, changes=ClaimChanges(core_request=first.core_request - 1))

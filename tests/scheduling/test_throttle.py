@@ -122,4 +122,4 @@ async def test_looking_again_while_one_waits_is_not_counted(real_cast: Cast, mon
     body = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
     answer = await call(real_cast.max, "POST", "claims/?wait=1", body)
     assert (answer.status, answer.body["state"]) == (201, "pending")
-    assert counted == [real_cast.member.name]
+    assert counted == [real_cast.member.pk]

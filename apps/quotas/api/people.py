@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import people_serializers, serializers
-from apps.quotas.api.tokens import show_once
+from apps.quotas.api.tokens import TokenFilter, show_once
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Invitation, Token, User
@@ -240,7 +240,7 @@ class MyTokens(ListMixin):
 
     serializer_class = people_serializers.PersonalTokenSerializer
     read_scope, write_scope = "tokens:read", "tokens:write"
-    filterset_class = None
+    filterset_class = TokenFilter
 
     def get_queryset(self) -> Any:
         """Return the caller's personal tokens."""
@@ -252,7 +252,7 @@ class MyTokens(ListMixin):
     @extend_schema(responses=serializers.TokenSerializer(many=True))
     def get(self, request: Request) -> Response:
         """List the caller's personal tokens; DELETE /tokens/{key}/ revokes one."""
-        page = self.paginate_queryset(self.get_queryset())
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
         return self.get_paginated_response(serializers.TokenSerializer(page, many=True).data)
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})

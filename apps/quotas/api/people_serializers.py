@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.contrib.auth.validators import UnicodeUsernameValidator
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -45,6 +46,12 @@ class LinkSerializer(Strict):
     expires_at = serializers.DateTimeField(read_only=True)
 
 
+# Otherwise the document has two schemas for it, and an empty text is valid by both.
+@extend_schema_field(OpenApiTypes.STR)
+class OptionalEmail(serializers.EmailField):
+    """A mail address, or an empty text."""
+
+
 class InvitationSerializer(Strict):
     """An invitation, without its link."""
 
@@ -56,7 +63,7 @@ class InvitationSerializer(Strict):
         validators=[UnicodeUsernameValidator()],
         help_text="A suggestion; the person may choose another name.",
     )
-    email = serializers.EmailField(
+    email = OptionalEmail(
         max_length=254, default="", allow_blank=True, help_text="Receives the link if a mail server is configured."
     )
     tenant = TenantBySlug(allow_null=True, default=None, help_text="Null: no role at first (operators only).")
