@@ -51,6 +51,23 @@ def seconds(text: str) -> int:
     return sum(int(count) * UNITS_SECONDS[unit] for count, unit in PART.findall(plain))
 
 
+def duration_text(total: float) -> str:
+    """Return seconds as `1h30m`, in the form that `seconds` parses; below a minute as `4.2s`."""
+    if total < 60 and total != int(total):
+        return f"{total:.1f}s"
+    rest, parts = int(total), []
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(rest, UNITS_SECONDS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def size_text(size_mib: float) -> str:
+    """Return MiB as `8 GiB`, `1.5 GiB` or `512 MiB`."""
+    return f"{size_mib / 1024:.4g} GiB" if abs(size_mib) >= 1024 else f"{size_mib:g} MiB"
+
+
 class Words(click.ParamType):
     """A mapping such as `zone=a,net=ib`."""
 

@@ -48,8 +48,16 @@ class Lost(Exception):
 class Api:
     """Everything below /api/v1/ of one server, as one token may see it."""
 
-    def __init__(self, access: Access, *, patience_seconds: float, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        patience_seconds: float,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = access.url
+        self._options = options or {}
         self.patience_seconds = patience_seconds
         self._client = httpx.Client(
             base_url=f"{access.url}/api/v1/",
@@ -165,7 +173,8 @@ class Api:
             if facts is None and answer.status_code != 204:
                 raise Failure(f"What answers at {self.url} is no gpucloud server: its answer is not JSON.")
             return Answer(answer.status_code, facts, answer.headers.get("ETag"))
-        problem = Problem(answer.status_code, facts if isinstance(facts, dict) else {"title": answer.reason_phrase})
+        described = facts if isinstance(facts, dict) else {"title": answer.reason_phrase}
+        problem = Problem(answer.status_code, described, options=self._options)
         after = answer.headers.get("Retry-After", "")
         pause = float(after) if after.isdecimal() else None
         in_flight = problem.code == "idempotency-key-in-flight"

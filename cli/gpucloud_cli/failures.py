@@ -1,5 +1,6 @@
 """Failures, and their exit codes by kind."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -21,7 +22,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.DONE: "done",
     Exit.FAILED: "failed, or not found",
-    Exit.USAGE: "wrong usage: options, fields, files",
+    Exit.USAGE: "wrong usage: options, fields, files, an unknown tenant",
     Exit.REFUSED: "refused by the present state: quota, conflict, changed meanwhile, can never fit",
     Exit.NOT_ALLOWED: "not allowed: token, role, scope",
     Exit.WAIT_RAN_OUT: "the wait ran out",
@@ -35,6 +36,16 @@ MEANINGS = {
 WRONG_FIELDS = frozenset(
     {"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid", "webhook-url"}
 )
+
+
+# The object that is there already, by the fact that has its id, and the command for it.
+PRESENT = {
+    "quota": "quota change",
+    "limit_range": "limit-range change",
+    "member_limit": "member-limit change",
+    "budget": "budget change",
+    "price": "price remove",
+}
 
 
 class Failure(Exception):
@@ -72,10 +83,11 @@ class Interrupted(Failure):
 class Problem(Failure):
     """The server refused with RFC 9457 problem details."""
 
-    def __init__(self, status: int, facts: dict[str, Any]) -> None:
+    def __init__(self, status: int, facts: dict[str, Any], *, options: Mapping[str, str] | None = None) -> None:
+        # `options`: the command's option for each field of the API, for errors by field.
         self.status = status
         self.facts = facts
-        super().__init__(_words(status, facts))
+        super().__init__(_words(status, facts, options or {}))
 
     @property
     def code(self) -> str:
@@ -102,13 +114,22 @@ def _of_status(status: int) -> int:
     return Exit.USAGE if status == 400 else Exit.FAILED
 
 
-def _words(status: int, facts: dict[str, Any]) -> str:
+def _words(status: int, facts: dict[str, Any], options: Mapping[str, str]) -> str:
     title, detail = facts.get("title"), facts.get("detail")
     fields = facts.get("errors")
     if isinstance(fields, dict) and fields:
         # The detail only says that there are invalid fields; these are the fields.
-        return "\n".join([f"{title or status}:", *(f"  {name}: {_errors_text(why)}" for name, why in fields.items())])
-    return ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
+        lines = (f"  {options.get(name, name)}: {_errors_text(why)}" for name, why in fields.items())
+        return "\n".join([f"{title or status}:", *lines])
+    words = ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
+    return "\n".join([words, *_advice(facts)])
+
+
+def _advice(facts: dict[str, Any]) -> list[str]:
+    """Return the command that changes what is there already instead."""
+    if not str(facts.get("type", "")).endswith("/name-taken"):
+        return []
+    return [f"See: gpucloud {command} {facts[fact]}" for fact, command in PRESENT.items() if fact in facts]
 
 
 def _errors_text(why: Any) -> str:

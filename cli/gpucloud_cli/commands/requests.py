@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
+from gpucloud_cli.fields import Amount
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
-from gpucloud_cli.resources import BY_NAME, Amount
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 REQUEST = BY_NAME["quota-request"]

@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 import click
 
+from gpucloud_cli.fields import CLAIM_FIELDS, RESERVED_FIELDS, Field
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
-from gpucloud_cli.resources import BY_NAME, CLAIM_FIELDS, RESERVED_FIELDS, Field
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 RESERVATION = BY_NAME["reservation"]
@@ -74,7 +75,7 @@ def calendar(invocation: Invocation, /, pool: str, start: str | None, end: str |
     """
     with invocation.api() as api:
         found = api.get(f"pools/{quote(pool, safe='')}/calendar/", **{"from": start, "to": end, "node": node}).body
-    if invocation.json:
+    if invocation.structured:
         invocation.show(found)
         return
     rows = [

@@ -9,8 +9,9 @@ import click
 from gpucloud_cli import access, output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.fields import ROLES
 from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
-from gpucloud_cli.resources import BY_NAME, ROLES
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 TOKEN = BY_NAME["token"]
@@ -81,8 +82,8 @@ def _show_once(invocation: Invocation, token: dict[str, Any], out: Path | None) 
     if out is not None:
         access.write_private(out, token.pop("token") + "\n")
         output.say(f"token {token['key']} is in {out}")
-    if invocation.json:
-        output.as_json(token)
+    if invocation.structured or (out is not None and invocation.format == "name"):
+        invocation.show(token)
     elif out is None:
         output.say(f"token {token['key']}, shown this once:")
         click.echo(token["token"])

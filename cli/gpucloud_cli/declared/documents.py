@@ -13,7 +13,7 @@ import yaml
 
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.resources import misplaced_size
+from gpucloud_cli.fields import misplaced_size
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
