@@ -1,17 +1,17 @@
 """Objects that a command names: claims by name or UID, and tenants, pools and nodes that do not exist."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from gpucloud_cli.api import Api
-from gpucloud_cli.failures import Failure, Problem, Usage
+from gpucloud_cli.failures import Failure, Problem, Unknown, Usage
 
 WHOLE = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
 # A shorter beginning is a name: `cafe` may be both, and then the name wins.
 BEGINNING = re.compile(r"(?=.{4,36}$)[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.IGNORECASE)
 MOST_CANDIDATES = 10
-PLACES = {"tenant": "tenants/", "pool": "pools/", "node": "nodes/"}
 
 
 def find_claim(api: Api, text: str) -> str:
@@ -40,12 +40,13 @@ def _ambiguous(text: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join([f"{text!r} names several claims; give the UID of one, or more of its digits:", *lines])
 
 
-def refuse_unknown(api: Api, named: dict[str, Any]) -> None:
-    """Raise Usage for a tenant, pool or node that does not exist: a filter by it only makes a list empty."""
-    for kind, path in PLACES.items():
+def refuse_unknown(api: Api, named: Mapping[str, Any]) -> None:
+    """Raise Unknown for a tenant, pool or node that does not exist: a filter by it only makes a list empty."""
+    for kind in ("tenant", "pool", "node"):
         if name := named.get(kind):
             try:
-                api.get(f"{path}{quote(str(name), safe='')}/")
-            except Problem as problem:
-                if problem.status == 404:
-                    raise Usage(f"There is no {kind} {name} that you may see.") from problem
+                api.get(f"{kind}s/{quote(str(name), safe='')}/")
+            except Unknown:
+                raise
+            except Problem:  # Not everybody may see nodes.
+                continue

@@ -1,6 +1,8 @@
 """Types of options: sizes, durations and amounts as people write them."""
 
 import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -26,6 +28,10 @@ class Mebibytes(int):
     """A size that was given with its unit, valid for memory only."""
 
 
+class Seconds(int):
+    """A duration that was given with its unit, valid for times only."""
+
+
 def mib(text: str) -> int:
     """Parse `8GiB`, `8192MiB` or `8192` as MiB.
 
@@ -49,6 +55,15 @@ def seconds(text: str) -> int:
     if not PARTS.fullmatch(plain):
         raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h30m or 2d")
     return sum(int(count) * UNITS_SECONDS[unit] for count, unit in PART.findall(plain))
+
+
+def amount(text: str) -> int:
+    """Parse `400`, `64GiB` as MiB, or `2h` as seconds.
+
+    Raises ValueError.
+    """
+    plain = text.strip().lower()
+    return Seconds(seconds(plain)) if PARTS.fullmatch(plain) and not plain.isdecimal() else mib(text)
 
 
 def duration_text(total: float) -> str:
@@ -89,30 +104,37 @@ class Words(click.ParamType):
         return {name: word for name, _, word in pairs}
 
 
-class Size(click.ParamType):
-    """A size in MiB."""
+class Number(click.ParamType):
+    """A number with a unit."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to MiB."""
+        """Convert text to a number in the API's unit."""
         try:
-            return value if isinstance(value, int) else mib(value)
+            return value if isinstance(value, int) else self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Duration(click.ParamType):
-    """A duration in seconds."""
+class Moment(click.ParamType):
+    """A time in ISO 8601, or a duration from now (`ago`: before now)."""
 
-    name = "duration"
+    name = "time|duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to seconds."""
+    def __init__(self, *, ago: bool = False) -> None:
+        self._sign = -1 if ago else 1
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Convert a duration to a time; the server parses the others."""
+        plain = value.strip().lower()
+        if not PARTS.fullmatch(plain) or plain.isdecimal():
+            return value
         try:
-            return value if isinstance(value, int) else seconds(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            return (datetime.now(UTC) + self._sign * timedelta(seconds=seconds(plain))).isoformat()
+        except OverflowError:
+            self.fail(f"{value!r} is too long", param, ctx)
 
 
 class OrNull(click.ParamType):
@@ -127,4 +149,5 @@ class OrNull(click.ParamType):
         return NULL if value in (self.word, "null", NULL) else self.inner.convert(value, param, ctx)
 
 
-SIZE, DURATION = Size(), Duration()
+SIZE, DURATION, AMOUNT = Number("size", mib), Number("duration", seconds), Number("amount", amount)
+IN, AGO = Moment(), Moment(ago=True)

@@ -6,18 +6,19 @@ same on every try), and for requests that never reached the server or that it re
 
 import ipaddress
 import random
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from gpucloud_cli import __version__
 from gpucloud_cli.access import Access
-from gpucloud_cli.failures import Failure, Problem, Unreachable, Usage
+from gpucloud_cli.failures import Failure, Problem, Unknown, Unreachable, Usage
 
 TIMEOUT_SECONDS = 30.0
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
@@ -25,6 +26,8 @@ PAGE = 200
 # The server, or a proxy in front of it, did not process the request.
 NOT_DONE = (429, 503)
 PERHAPS_DONE = (500, 502, 504)
+# Paths of tenants, pools and nodes, and below them.
+PLACE = re.compile(r"/?(tenant|pool|node)s/([^/?]+)/(.*)")
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Api:
             except Problem as problem:
                 if lost_before and method == "DELETE" and problem.status == 404:
                     return Answer(204, None, None)
-                raise
+                raise self._unknown(path, problem) from problem
             except Lost as lost:
                 wait = lost.pause_seconds or pause * random.uniform(0.5, 1.0)  # noqa: S311 - only to spread the tries
                 if not (repeatable or lost.safe) or time.monotonic() + wait > deadline:
@@ -148,6 +151,22 @@ class Api:
                 lost_before = lost_before or not lost.safe
                 time.sleep(wait)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _unknown(self, path: str, problem: Problem) -> Problem:
+        """Return the problem itself, or that the tenant, pool or node in the path does not exist."""
+        place = PLACE.fullmatch(path)
+        if problem.status != 404 or place is None:
+            return problem
+        kind, name, below = place.groups()
+        if not below:
+            return Unknown(kind, unquote(name), problem)
+        try:
+            self.get(f"{kind}s/{name}/")
+        except Unknown as unknown:
+            return unknown
+        except Failure:
+            pass
+        return problem
 
     def _once(self, method: str, path: str, body: Any, parameters: Any, headers: Any) -> Answer:
         wanted = {name: _parameter(value) for name, value in (parameters or {}).items() if value is not None}

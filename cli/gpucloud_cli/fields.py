@@ -5,28 +5,20 @@ from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, SIZE, Mebibytes, OrNull, Words
-
-
-class Amount(click.ParamType):
-    """An amount of a quota's resource: a number, or a size for memory."""
-
-    name = "amount"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert `400`, or `64GiB` to MiB."""
-        return SIZE.convert(value, param, ctx)
+from gpucloud_cli.amounts import AMOUNT, DURATION, IN, SIZE, Mebibytes, OrNull, Seconds, Words
 
 
 def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
-    """Return why a size is not valid for this resource or field of a claim; None if it is valid."""
+    """Return why a size or duration is not valid for this resource or field of a claim; None if it is valid."""
     for name, value in wanted.items():
         if isinstance(value, Mebibytes) and counted != "memory_mib":
             return f"{name} is a size, and {counted} is not counted in sizes"
+        if isinstance(value, Seconds) and counted != "time_limit_seconds":
+            return f"{name} is a duration, and {counted} is not counted in time"
     return None
 
 
-LIMIT = OrNull(Amount(), "unlimited")
+LIMIT = OrNull(AMOUNT, "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
@@ -64,8 +56,8 @@ POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; default
 
 RESERVED_FIELDS = (
     Field("name", help="a display name"),
-    Field("start_at", help="a time, ISO 8601; default: now", flag="--start"),
-    Field("end_at", help="a time, ISO 8601; its claims end then too", flag="--end"),
+    Field("start_at", IN, "a time in ISO 8601, or like 2h from now; default: now", flag="--start"),
+    Field("end_at", IN, "a time, or like 7d from now; its claims end then too", flag="--end"),
     Field("grace_seconds", OrNull(DURATION), "release it after this time without a claim; or none", flag="--grace"),
     Field("idle_percent", OrNull(click.IntRange(1, 100)), "report it if its claims use less of its core; or none"),
     Field("idle_seconds", DURATION, "how long it must be idle before it is reported", flag="--idle-for"),
@@ -89,7 +81,7 @@ CLAIM_FIELDS = (
     Field("rebalance", click.BOOL, "let the rebalancer change its limits and lend its idle core; default: true"),
     Field("priority", click.INT, "the priority; higher goes first"),
     Field("time_limit_seconds", DURATION, "release it this long after its placement", flag="--time-limit"),
-    Field("start_at", help="earliest placement, a time in ISO 8601"),
+    Field("start_at", IN, "earliest placement: a time in ISO 8601, or like 2h from now"),
     Field("group", help="place it together with the claims of this group; see --group-size"),
     Field("group_size", click.IntRange(2, 256), "number of claims in the group"),
     Field("when_over_quota", click.Choice(["refuse", "wait"]), "refuse it, or queue it until the quota has room"),

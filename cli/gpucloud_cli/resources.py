@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, OrNull, Words
+from gpucloud_cli.amounts import AGO, AMOUNT, DURATION, IN, OrNull, Words
 from gpucloud_cli.fields import (
     AUDIT,
     FAILOVER,
@@ -24,7 +24,6 @@ from gpucloud_cli.fields import (
     RESOURCES,
     ROLES,
     TENANT,
-    Amount,
     Field,
 )
 
@@ -107,8 +106,8 @@ TABLE = (
             Field("tenant", help="a tenant's slug", required=True),
             POOL_OR_ALL,
             Field("resource", RESOURCES, "the resource", required=True),
-            Field("amount", Amount(), "the additional amount; memory also as 64GiB", required=True),
-            Field("until", help="a time, ISO 8601; default: permanent"),
+            Field("amount", AMOUNT, "the additional amount; memory also as 64GiB", required=True),
+            Field("until", IN, "a time in ISO 8601, or like 7d from now; default: permanent"),
             Field("reason", help="the reason, for the operator", required=True),
         ),
         filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource"), Field("state", help="a state")),
@@ -123,9 +122,9 @@ TABLE = (
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
             Field("field", LIMITED, "the field of a claim", required=True, changes=False),
-            Field("minimum", OrNull(Amount()), "the least; memory also as 8GiB; or none"),
-            Field("maximum", OrNull(Amount()), "the most; memory also as 8GiB; or none"),
-            Field("default", OrNull(Amount()), "the value of claims that do not set it; or none"),
+            Field("minimum", OrNull(AMOUNT), "the least, like 8GiB or 2h; or none"),
+            Field("maximum", OrNull(AMOUNT), "the most, like 8GiB or 2h; or none"),
+            Field("default", OrNull(AMOUNT), "the value of claims that do not set it; or none"),
         ),
         filters=(TENANT, POOL),
         verbs=ALL,
@@ -290,8 +289,8 @@ TABLE = (
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             Field("period", click.Choice(["month", "week", "custom"]), "the period", required=True, changes=False),
-            Field("starts_at", help="a time, ISO 8601, for a custom period", changes=False),
-            Field("ends_at", help="a time, ISO 8601, for a custom period", changes=False),
+            Field("starts_at", IN, "a time in ISO 8601, or like 7d from now, for a custom period", changes=False),
+            Field("ends_at", IN, "a time in ISO 8601, or like 7d from now, for a custom period", changes=False),
             Field("gpu_hours", help="GPU-hours, like 1500 or 0.5", required=True),
         ),
         filters=(TENANT,),
@@ -372,8 +371,8 @@ TABLE = (
             Field("action", help="an action, like claim.create"),
             Field("object_type", help="a type, like claim"),
             Field("object_id", help="an id, like a claim's uid"),
-            Field("since", help="a time, ISO 8601"),
-            Field("until", help="a time, ISO 8601"),
+            Field("since", AGO, "a time in ISO 8601, or a duration before now, like 2h"),
+            Field("until", AGO, "a time in ISO 8601, or a duration before now"),
         ),
         verbs=frozenset({"list"}),
     ),

@@ -1,4 +1,4 @@
-"""Text for people: sections of aligned facts and rows, with units, and times with their age."""
+"""Text for people: facts and tables with units, and times with their age."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,40 +9,71 @@ import click
 from gpucloud_cli import output
 from gpucloud_cli.amounts import duration_text, size_text
 
-NONE = "<none>"
+MOST_ROWS = 20
 # An age is for orientation: two units at most.
 UNITS = ((86400, 3600), (3600, 60), (60, 1))
+# Columns whose unit is that of the row's `resource` or `field`.
+AMOUNTS = frozenset({"hard", "used", "borrowed", "lent", "free", "minimum", "maximum", "default"})
+TIMES = ("_at", "_until", "since", "at")
+UNIT_SUFFIX = ("_seconds", "_mib", "_percent", "_at")
+LABELS = {"uid": "UID", "gpu_count": "GPUs", "gpu_index": "GPU", "gpu_model": "GPU model", "gpu_hours": "GPU-hours"}
 
 
-def section(title: str, facts: Mapping[str, Any]) -> None:
-    """Print aligned facts, indented under a title; facts that are None are left out."""
-    shown = {name: value for name, value in facts.items() if value is not None}
+def section(title: str, row: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Print aligned facts, indented under a title; facts without a value are left out."""
+    shown = {_label(name): _text(row, name, time=moment) for name in names if row.get(name) not in (None, "", {}, [])}
     if title and shown:
         click.echo(f"{title}:")
     width = max(map(len, shown), default=0) + 1
     for name, value in shown.items():
-        click.echo(f"{'  ' if title else ''}{name + ':':<{width}}  {output.text(value)}")
+        click.echo(f"{'  ' if title else ''}{name + ':':<{width}}  {value}")
 
 
-def rows(title: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Print aligned rows under a title and their heads, or `<none>`."""
-    cells = [[output.text(cell) for cell in line] for line in lines]
-    if not cells:
-        click.echo(f"{title}:  {NONE}")
+def table(title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Print aligned rows under a title and their heads; nothing if there are none."""
+    if not rows:
         return
-    click.echo(f"{title}:")
-    table = [[column.upper() for column in columns], *cells]
-    widths = [max(len(line[place]) for line in table) for place in range(len(columns))]
-    for line in table:
+    click.echo(f"{title[0].upper()}{title[1:]}:")
+    lines = [[_label(name).upper() for name in names], *([_text(row, name) for name in names] for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(names))]
+    # A single column needs no head.
+    for line in lines[: MOST_ROWS + 1] if len(names) > 1 else lines[1:]:
         click.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if len(rows) > MOST_ROWS:
+        click.echo("  …")
 
 
-def items(title: str, lines: Iterable[str]) -> None:
-    """Print a list of sentences, or nothing if there are none."""
-    if found := list(lines):
-        click.echo(f"{title}:")
-        for line in found:
-            click.echo(f"  {output.text(line)}")
+def _label(name: str) -> str:
+    """Return a field's name for people; its value has the unit."""
+    plain = name.rpartition(".")[2]
+    for suffix in UNIT_SUFFIX:
+        plain = plain.removesuffix(suffix)
+    plain = plain or name
+    return LABELS.get(plain, (plain[:1].upper() + plain[1:]).replace("_", " ").replace("Gpu", "GPU"))
+
+
+def age(text: str) -> str:
+    """Return a time as `3h12m ago`, or `in 5m`."""
+    seconds = (datetime.now(UTC) - parse(text)).total_seconds()
+    return f"{_short(seconds)} ago" if seconds >= 0 else f"in {_short(-seconds)}"
+
+
+def _text(row: Mapping[str, Any], name: str, *, time: Any = age) -> str:
+    """Return a field's value with its unit, by the field's name."""
+    value = output.value(row, name)
+    unit = (row.get("resource") or row.get("field") or name) if name in AMOUNTS else name
+    if isinstance(value, str) and name.endswith(TIMES):
+        return str(time(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        if unit.endswith("_mib"):
+            return size_text(value)
+        if unit.startswith("core_") or unit.endswith("percent"):
+            return f"{value} %"
+        if unit.endswith("_seconds"):
+            return duration_text(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={inner}" for key, inner in value.items())
+    return output.text("all pools" if value is None and name == "pool" else output.field_text(name, value))
 
 
 def parse(text: str) -> datetime:
@@ -50,46 +81,14 @@ def parse(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def moment(text: str | None) -> str | None:
+def moment(text: str) -> str:
     """Return a time in UTC with its age: `2026-11-24 09:54:03 UTC (3h12m ago)`."""
-    if text is None:
-        return None
-    at = parse(text)
-    seconds = (datetime.now(UTC) - at).total_seconds()
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({f'{short(seconds)} ago' if seconds >= 0 else f'in {short(-seconds)}'})"
+    return f"{parse(text):%Y-%m-%d %H:%M:%S} UTC ({age(text)})"
 
 
-def age(text: str | None) -> str | None:
-    """Return the time since then: `3h12m`."""
-    return None if text is None else short((datetime.now(UTC) - parse(text)).total_seconds())
-
-
-def short(seconds: float) -> str:
-    """Return a duration in two units at most."""
+def _short(seconds: float) -> str:
     whole = max(int(seconds), 0)
     for unit, least in UNITS:
         if whole >= unit:
             return duration_text(whole - whole % least)
     return f"{whole}s"
-
-
-def size(mib: int | None) -> str | None:
-    """Return a size with its unit."""
-    return None if mib is None else size_text(mib)
-
-
-def span(seconds: int | None) -> str | None:
-    """Return a duration."""
-    return None if seconds is None else duration_text(seconds)
-
-
-def percent(value: int | None) -> str | None:
-    """Return a percentage."""
-    return None if value is None else f"{value} %"
-
-
-def amount(resource: str, value: int | None) -> str:
-    """Return an amount of a quota's resource with its unit."""
-    if value is None:
-        return "unlimited"
-    return {"core_percent": f"{value} %", "memory_mib": size_text(value)}.get(resource, str(value))

@@ -1,7 +1,6 @@
 """Commands of every resource, built from the table: list, show, create, change, remove."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -10,8 +9,8 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.addressing import find_claim, refuse_unknown
-from gpucloud_cli.api import PAGE, Api
-from gpucloud_cli.failures import Problem, Usage
+from gpucloud_cli.api import PAGE
+from gpucloud_cli.failures import Usage
 from gpucloud_cli.fields import POOL, TENANT, Field, misplaced_size
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import Resource
@@ -79,7 +78,7 @@ def _list(resource: Resource) -> click.Command:
         wanted = body(resource.filters, given)
         if resource.history and not everything and "state" not in wanted:
             wanted["live"] = True
-        with invocation.api() as api, parent_must_exist(api, resource, parent):
+        with invocation.api() as api:
             if wanted.get("claim"):
                 wanted["claim"] = find_claim(api, wanted["claim"])
             rows = first(api.rows, path_of(resource, parent), 0 if everything else limit, **wanted)
@@ -113,26 +112,15 @@ def first(read: Callable[..., Iterator[Any]], path: str, limit: int, **wanted: A
     return rows
 
 
-@contextmanager
-def parent_must_exist(api: Api, resource: Resource, parent: str | None) -> Iterator[None]:
-    """Turn a 404 into wrong usage if it is the tenant or pool in the path that does not exist."""
-    try:
-        yield
-    except Problem as problem:
-        if problem.status == 404 and resource.parent is not None:
-            refuse_unknown(api, {resource.parent: parent})
-        raise
-
-
 def _show(resource: Resource) -> click.Command:
     @click.command(help=_help(resource, "show", f"Show {WORDING[resource.name].noun}."))
     @field_options(_parents(resource))
-    @click.argument("key", metavar=resource.key.upper())
+    @click.argument("key", metavar="CLAIM" if resource.name == "claim" else resource.key.upper())
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, **given: Any) -> None:
         parent = _parent(resource, given)
-        with invocation.api() as api, parent_must_exist(api, resource, parent):
+        with invocation.api() as api:
             name = find_claim(api, key) if resource.name == "claim" else key
             invocation.show(api.get(path_of(resource, parent, name)).body)
 
@@ -152,7 +140,7 @@ def _create(resource: Resource) -> click.Command:
         parent = _parent(resource, given)
         path, wanted = path_of(resource, parent), body(resource.fields, given)
         _refuse_misplaced(wanted, wanted)
-        with invocation.api() as api, parent_must_exist(api, resource, parent):
+        with invocation.api() as api:
             invocation.show(api.post(path, wanted, dry_run=dry_run or None).body)
 
     return command
@@ -200,7 +188,7 @@ def _remove(resource: Resource) -> click.Command:
     @pass_invocation
     def command(invocation: Invocation, /, key: str, dry_run: bool = False, **given: Any) -> None:
         parent = _parent(resource, given)
-        with invocation.api() as api, parent_must_exist(api, resource, parent):
+        with invocation.api() as api:
             path = path_of(resource, parent, key)
             # A quota is removed at the version that was read; a member has none.
             etag = None if "show" not in resource.verbs else api.get(path).etag

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -76,8 +77,8 @@ def test_every_format_prints_the_same_rows(olga: Shell, tenant: str) -> None:
     assert yaml.safe_load(olga.run(*listed, "--output", "yaml").out) == rows
     assert olga.run(*listed, "-o", "name").out.split() == [str(row["id"]) for row in rows]
     assert olga.run("tenant", "show", tenant, "-o", "name").out == f"{tenant}\n"
-    head = olga.run(*listed, "-o", "wide").out.splitlines()[0].split()
-    assert head[-3:] == ["BORROWING_LIMIT", "LENDING_LIMIT", "VERSION"]
+    head = olga.run(*listed, "-o", "wide").out.splitlines()[0]
+    assert head.split("  ")[-3:] == ["BORROWING LIMIT", "LENDING LIMIT", "VERSION"]
     assert olga.run(*listed, "-o", "xml").code == 2
 
 
@@ -105,6 +106,15 @@ def test_a_list_has_a_limit(olga: Shell) -> None:
         "claim create --core 10 --memory 1GiB --tenant nobody",
         "token create ci --tenant nobody",
         "user invite ada --tenant nobody",
+        "tenant show nobody",
+        "tenant change nobody --weight 2",
+        "tenant remove nobody",
+        "pool show nowhere",
+        "pool rebalance nowhere",
+        "node drain nowhere",
+        "node change nowhere --repair-drift true",
+        "reservation calendar nowhere",
+        "reservation calendar default --node nowhere",
     ],
 )
 def test_an_unknown_tenant_pool_or_node_is_wrong_usage(olga: Shell, line: str) -> None:
@@ -119,7 +129,9 @@ def test_errors_name_the_commands_options(max_: Shell, tenant: str) -> None:
     assert re.search(r"^  --priority: ", ended.err, re.MULTILINE), ended
     assert re.search(r"^  --affinity: ", ended.err, re.MULTILINE), ended
     missing = max_.run("claim", "create", "--core", "10")
-    assert re.search(r"^  --memory: ", missing.err, re.MULTILINE), missing
+    assert (missing.code, "Give --memory: " in missing.err) == (2, True), missing
+    below = max_.run("claim", "create", "--core", "40", "--limit", "30", "--memory", "1GiB")
+    assert (below.code, "  --limit: Must not be below --core." in below.err) == (2, True), below
     problem = Problem(
         400, {"title": "Invalid fields", "errors": {"core_percent": ["x"]}}, options={"core_percent": "--core"}
     )
@@ -134,7 +146,7 @@ def test_what_is_there_already_is_advised_with_a_command(olga: Shell, tenant: st
     assert "/api/v1/" not in taken.err
 
 
-def test_durations_are_taken_and_shown_everywhere(olga: Shell) -> None:
+def test_durations_are_taken_and_shown_everywhere(olga: Shell, tenant: str) -> None:
     pool = new_name("p")
     made = olga.data("pool", "create", pool, "--patience", "2h", "--idle-after", "30m", "--preemption-grace", "none")
     assert [made[name] for name in ("patience_seconds", "idle_seconds", "preemption_grace_seconds")] == [
@@ -146,10 +158,27 @@ def test_durations_are_taken_and_shown_everywhere(olga: Shell) -> None:
         line.split(maxsplit=1) for line in olga.run("pool", "show", pool).out.splitlines() if " " in line.strip()
     )
     assert (shown["patience"].strip(), shown["idle"].strip()) == ("2h", "30m")
+    bounds = ("limit-range", "create", "--tenant", tenant, "--field", "time_limit_seconds", "--maximum")
+    assert olga.data(*bounds, "2d")["maximum"] == 2 * 86400
+    assert olga.run(*bounds, "8GiB").code == 2
+    quota = ("quota", "create", "--tenant", tenant, "--resource", "gpus", "--hard")
+    assert "is a duration, and gpus is not counted in time" in olga.run(*quota, "2h").err
     file = olga.home / "pool.yaml"
     file.write_text(f"apiVersion: gpucloud.io/v1\nkind: Pool\nname: {pool}\npatience_seconds: 7d\n")
     assert olga.run("apply", "-f", str(file), "--yes").code == 0
     assert olga.data("pool", "show", pool)["patience_seconds"] == 7 * 86400
+
+
+def test_times_are_given_as_durations_too(max_: Shell, olga: Shell, tenant: str) -> None:
+    begun = datetime.now(UTC)
+    claim = max_.data(*CLAIM[:-1], "--start-at", "2h")
+    assert timedelta(hours=2) <= datetime.fromisoformat(claim["start_at"]) - begun < timedelta(hours=2, minutes=2)
+    assert olga.data("audit", "list", "--tenant", tenant, "--since", "1h", "--action", "claim.create")
+    assert olga.data("audit", "list", "--tenant", tenant, "--until", "1h") == []
+    token = olga.data("token", "create", "ci", "--tenant", tenant, "--expires", "90d")
+    assert datetime.fromisoformat(token["expires_at"]) - begun > timedelta(days=90)
+    assert olga.run("token", "create", "ci", "--tenant", tenant, "--expires", "999999999d").code == 2
+    assert max_.run("claim", "release", claim["uid"], "--wait", "30s").code == 0
 
 
 @pytest.mark.parametrize("total", [0, 1, 59, 60, 90, 3600, 5400, 86400, 90061, 604800])
@@ -173,13 +202,15 @@ def test_a_claim_is_described_with_conditions_and_events(max_: Shell, olga: Shel
     text = max_.run("claim", "describe", "told").out
     for line in (
         rf"^UID: +{uid}$",
+        r"^Created: +\d{4}-\d\d-\d\d [\d:]{8} UTC \(\d+s ago\)$",
         r"^State: +active$",
-        r"^  Core: +10 % guaranteed, 60 % at most, of each GPU$",
-        r"^  Memory: +1 GiB of each GPU$",
-        r"^  sim-\d +\d +10–60 % .* 1 GiB .* in_force ",
+        r"^  Core request: +10 %$",
+        r"^  Core limit: +60 %$",
+        r"^  Memory: +1 GiB$",
+        r"^  sim-\d +\d +10 % +60 % .* 1 GiB .* in_force +\d+s ago$",
         r"^  Scheduled +yes ",
         r"^  Applied +yes .* generation 2 of 2$",
-        r"^  \d+s +- +state: active$",
+        r"^  \d+s ago +- +active$",
     ):
         assert re.search(line, text, re.MULTILINE), (line, text)
     # The audit log is for admins: they see who changed what.
@@ -202,13 +233,17 @@ def test_a_node_a_pool_and_a_tenant_are_described(olga: Shell, max_: Shell, tena
     text = olga.run("node", "describe", node["name"]).out
     assert re.search(rf"^Name: +{node['name']}$", text, re.MULTILINE)
     assert re.search(r"^  Ready +True ", text, re.MULTILINE), text
-    assert re.search(r"^  0 +\S.* \d+ % .* GiB .*healthy$", text, re.MULTILINE), text
+    assert re.search(r"^  0 +NVIDIA SIM-24 +\d+ % +\S+ [GM]iB +24 GiB +yes$", text, re.MULTILINE), text
+    assert "Checks:" not in text, "only those that fail"
     pool = olga.run("pool", "describe", node["pool"]).out
     assert re.search(r"^  Patience: +\S+[hd]$", pool, re.MULTILINE), pool
+    assert re.search(r"^  Core allocated: +\d+ of \d+00 %$", pool, re.MULTILINE), pool
     assert re.search(rf"^  {node['name']} +ready ", pool, re.MULTILINE), pool
     described = olga.run("tenant", "describe", tenant).out
     assert re.search(r"^  memory_mib +all pools +96 GiB +0 MiB ", described, re.MULTILINE), described
     assert "quota.set" in described or "quota.create" in described
     # A member of the tenant sees it too, without the events.
     assert max_.run("tenant", "describe", tenant).code == 0
-    assert olga.run("tenant", "describe", "no-such-tenant").code == 1
+    for kind in ("tenant", "pool", "node"):
+        ended = olga.run(kind, "describe", "no-such")
+        assert (ended.code, ended.err) == (2, f"gpucloud: There is no {kind} no-such that you may see.\n")

@@ -10,7 +10,7 @@ from gpucloud_cli.amounts import SIZE
 from gpucloud_cli.api import Api
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
-from gpucloud_cli.verbs import first, limits, parent_must_exist, path_of
+from gpucloud_cli.verbs import first, limits, path_of
 
 POOL, PROPOSAL, QUEUE = BY_NAME["pool"], BY_NAME["proposal"], BY_NAME["queue"]
 CHANGES = ("claim", "tenant", "claim_name", "kind", "state", "explanation")
@@ -131,8 +131,7 @@ def list_queue(invocation: Invocation, *, pool: str | None, tenant: str | None, 
 
 
 def _of_pool(api: Api, pool: str, tenant: str | None, limit: int) -> list[dict[str, Any]]:
-    with parent_must_exist(api, QUEUE, pool):
-        return first(api.rows, path_of(QUEUE, pool), limit, tenant=tenant)
+    return first(api.rows, path_of(QUEUE, pool), limit, tenant=tenant)
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

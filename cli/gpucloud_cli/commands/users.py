@@ -9,7 +9,7 @@ from gpucloud_cli.failures import Problem, Usage
 from gpucloud_cli.fields import ROLES
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
-from gpucloud_cli.verbs import parent_must_exist, path_of
+from gpucloud_cli.verbs import path_of
 
 USER, MEMBER = BY_NAME["user"], BY_NAME["member"]
 
@@ -111,7 +111,7 @@ def create_member(invocation: Invocation, username: str, tenant: str, role: str,
     """
     body = {"username": username, "role": role}
     try:
-        with invocation.api() as api, parent_must_exist(api, MEMBER, tenant):
+        with invocation.api() as api:
             invocation.show(api.post(path_of(MEMBER, tenant), body).body)
     except Problem as problem:
         if problem.status != 400 or "username" not in (problem.facts.get("errors") or {}):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud_cli.amounts import mib, seconds
+from gpucloud_cli import amounts
 from gpucloud_cli.fields import AUDIT, FAILOVER, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
@@ -46,7 +46,7 @@ def number_or_null(value: Any) -> int | None:
 
 def duration(value: Any) -> int:
     """Convert seconds, or a duration such as 10m."""
-    return seconds(value) if isinstance(value, str) else number(value)
+    return amounts.seconds(value) if isinstance(value, str) else number(value)
 
 
 def duration_or_null(value: Any) -> int | None:
@@ -55,8 +55,8 @@ def duration_or_null(value: Any) -> int | None:
 
 
 def amount(value: Any) -> int:
-    """Convert a whole number, or a size such as 64GiB to MiB."""
-    return mib(value) if isinstance(value, str) else number(value)
+    """Convert a whole number, a size such as 64GiB to MiB, or a duration such as 2h to seconds."""
+    return amounts.amount(value) if isinstance(value, str) else number(value)
 
 
 def limit(value: Any) -> int | None:
