@@ -68,15 +68,15 @@ def _key() -> str:
 def _options_by_field() -> dict[str, str]:
     """Return this command's option, or argument, for each field of the API."""
     context = click.get_current_context(silent=True)
+    found: dict[str, str] = {}
     if context is None:
-        return {}
-    return {
-        # `class_` and `tenant_` are parameters' names of `class` and `tenant`.
-        str(one.name).rstrip("_"): max(one.opts, key=len)
-        if isinstance(one, click.Option)
-        else one.make_metavar(context)
-        for one in context.command.params
-    }
+        return found
+    for one in context.command.params:
+        # `class_` and `tenant_` are parameters' names of `class` and `tenant`; `--overlap` sets `overlap_seconds`.
+        name = str(one.name).rstrip("_")
+        option = max(one.opts, key=len) if isinstance(one, click.Option) else one.make_metavar(context)
+        found = {f"{name}_seconds": option, f"{name}_at": option} | found | {name: option}
+    return found
 
 
 def patience() -> int:

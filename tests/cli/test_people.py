@@ -1,4 +1,4 @@
-"""What the command prints for people: names of claims, formats, descriptions, options in errors."""
+"""Output for people: names of claims, formats, descriptions, options in errors."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def test_an_unknown_tenant_pool_or_node_is_wrong_usage(olga: Shell, line: str) -
     assert re.search(r"nobody|nowhere", ended.err), ended
 
 
-def test_errors_name_the_commands_options(max_: Shell, tenant: str) -> None:
+def test_errors_name_the_commands_options(max_: Shell, olga: Shell, tenant: str) -> None:
     ended = max_.run("claim", "create", "--core", "10", "--memory", "1GiB", "--priority", "9999", "--affinity", "a b")
     assert ended.code == 2
     assert re.search(r"^  --priority: ", ended.err, re.MULTILINE), ended
@@ -132,6 +132,9 @@ def test_errors_name_the_commands_options(max_: Shell, tenant: str) -> None:
     assert (missing.code, "Give --memory: " in missing.err) == (2, True), missing
     below = max_.run("claim", "create", "--core", "40", "--limit", "30", "--memory", "1GiB")
     assert (below.code, "  --limit: Must not be below --core." in below.err) == (2, True), below
+    key = olga.data("token", "create", "ci", "--tenant", tenant)["key"]
+    rotated = olga.run("token", "rotate", key, "--overlap", "999d")
+    assert re.search(r"^  --overlap: ", rotated.err, re.MULTILINE), rotated
     problem = Problem(
         400, {"title": "Invalid fields", "errors": {"core_percent": ["x"]}}, options={"core_percent": "--core"}
     )
