@@ -1,7 +1,7 @@
 """Types of options: sizes, durations and amounts as people write them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -151,3 +151,13 @@ class OrNull(click.ParamType):
 
 SIZE, DURATION, AMOUNT = Number("size", mib), Number("duration", seconds), Number("amount", amount)
 IN, AGO = Moment(), Moment(ago=True)
+
+
+def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
+    """Return why a size or duration is not valid for this resource or field of a claim; None if it is valid."""
+    for name, value in wanted.items():
+        if isinstance(value, Mebibytes) and counted != "memory_mib":
+            return f"{name} is a size, and {counted} is not counted in sizes"
+        if isinstance(value, Seconds) and counted != "time_limit_seconds":
+            return f"{name} is a duration, and {counted} is not counted in time"
+    return None

@@ -1,22 +1,10 @@
 """Fields that a caller gives, and the types of their values; their names are the API's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import AMOUNT, DURATION, IN, SIZE, Mebibytes, OrNull, Seconds, Words
-
-
-def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
-    """Return why a size or duration is not valid for this resource or field of a claim; None if it is valid."""
-    for name, value in wanted.items():
-        if isinstance(value, Mebibytes) and counted != "memory_mib":
-            return f"{name} is a size, and {counted} is not counted in sizes"
-        if isinstance(value, Seconds) and counted != "time_limit_seconds":
-            return f"{name} is a duration, and {counted} is not counted in time"
-    return None
-
+from gpucloud_cli.amounts import AMOUNT, DURATION, IN, SIZE, OrNull, Words
 
 LIMIT = OrNull(AMOUNT, "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])

@@ -9,9 +9,10 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.addressing import find_claim, refuse_unknown
+from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.fields import POOL, TENANT, Field, misplaced_size
+from gpucloud_cli.fields import POOL, TENANT, Field
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import Resource
 from gpucloud_cli.wording import PARENTS, WORDING

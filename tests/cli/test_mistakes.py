@@ -156,7 +156,7 @@ def test_no_limit_does_not_read_as_none_at_all(olga: Shell, tenant: str, tmp_pat
 def test_a_member_must_be_somebody(olga: Shell, tenant: str) -> None:
     ended = olga.run("member", "create", "--tenant", tenant, "nobody-here", "--role", "viewer")
     assert ended.code == 2
-    assert "There is no active user nobody-here. Invite them: " in ended.err
+    assert "There is no active user nobody-here. Invite them: gpucloud user invite" in ended.err
 
 
 def test_the_tenant_of_the_environment_is_meant_where_one_must_be_named(olga: Shell, tenant: str) -> None:

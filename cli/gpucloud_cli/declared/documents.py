@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.fields import misplaced_size
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
