@@ -33,6 +33,7 @@ COPY manage.py LICENSE ./
 COPY gpucloud gpucloud
 COPY apps apps
 COPY agent agent
+RUN ln --symbolic /srv/gpucloud/agent/gpucloud-agent /usr/local/bin/gpucloud-agent
 COPY templates templates
 COPY locale locale
 COPY static static

@@ -1,7 +1,8 @@
 """Types of options: sizes, durations and amounts as people write them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -25,6 +26,10 @@ NULL: Final = Null()
 
 class Mebibytes(int):
     """A size that was given with its unit, valid for memory only."""
+
+
+class Seconds(int):
+    """A duration that was given with its unit, valid for times only."""
 
 
 def mib(text: str) -> int:
@@ -52,6 +57,32 @@ def seconds(text: str) -> int:
     return sum(int(count) * UNITS_SECONDS[unit] for count, unit in PART.findall(plain))
 
 
+def amount(text: str) -> int:
+    """Parse `400`, `64GiB` as MiB, or `2h` as seconds.
+
+    Raises ValueError.
+    """
+    plain = text.strip().lower()
+    return Seconds(seconds(plain)) if PARTS.fullmatch(plain) and not plain.isdecimal() else mib(text)
+
+
+def duration_text(total: float) -> str:
+    """Return seconds as `1h30m`, in the form that `seconds` parses; below a minute as `4.2s`."""
+    if total < 60 and total != int(total):
+        return f"{total:.1f}s"
+    rest, parts = int(total), []
+    for unit in ("d", "h", "m", "s"):
+        count, rest = divmod(rest, UNITS_SECONDS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def size_text(size_mib: float) -> str:
+    """Return MiB as `8 GiB`, `1.5 GiB` or `512 MiB`."""
+    return f"{size_mib / 1024:.4g} GiB" if abs(size_mib) >= 1024 else f"{size_mib:g} MiB"
+
+
 class Words(click.ParamType):
     """A mapping such as `zone=a,net=ib`."""
 
@@ -73,30 +104,37 @@ class Words(click.ParamType):
         return {name: word for name, _, word in pairs}
 
 
-class Size(click.ParamType):
-    """A size in MiB."""
+class Number(click.ParamType):
+    """A number with a unit."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to MiB."""
+        """Convert text to a number in the API's unit."""
         try:
-            return value if isinstance(value, int) else mib(value)
+            return value if isinstance(value, int) else self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Duration(click.ParamType):
-    """A duration in seconds."""
+class Moment(click.ParamType):
+    """A time in ISO 8601, or a duration from now (`ago`: before now)."""
 
-    name = "duration"
+    name = "time|duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert text to seconds."""
+    def __init__(self, *, ago: bool = False) -> None:
+        self._sign = -1 if ago else 1
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Convert a duration to a time; the server parses the others."""
+        plain = value.strip().lower()
+        if not PARTS.fullmatch(plain) or plain.isdecimal():
+            return value
         try:
-            return value if isinstance(value, int) else seconds(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            return (datetime.now(UTC) + self._sign * timedelta(seconds=seconds(plain))).isoformat()
+        except OverflowError:
+            self.fail(f"{value!r} is too long", param, ctx)
 
 
 class OrNull(click.ParamType):
@@ -111,22 +149,15 @@ class OrNull(click.ParamType):
         return NULL if value in (self.word, "null", NULL) else self.inner.convert(value, param, ctx)
 
 
-SIZE, DURATION = Size(), Duration()
-
-
-class Amount(click.ParamType):
-    """An amount of a quota's resource: a number, or a size for memory."""
-
-    name = "amount"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert `400`, or `64GiB` to MiB."""
-        return SIZE.convert(value, param, ctx)
+SIZE, DURATION, AMOUNT = Number("size", mib), Number("duration", seconds), Number("amount", amount)
+IN, AGO = Moment(), Moment(ago=True)
 
 
 def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
-    """Return why a size is not valid for this resource or field of a claim; None if it is valid."""
+    """Return why a size or duration is not valid for this resource or field of a claim; None if it is valid."""
     for name, value in wanted.items():
         if isinstance(value, Mebibytes) and counted != "memory_mib":
             return f"{name} is a size, and {counted} is not counted in sizes"
+        if isinstance(value, Seconds) and counted != "time_limit_seconds":
+            return f"{name} is a duration, and {counted} is not counted in time"
     return None

@@ -6,18 +6,19 @@ same on every try), and for requests that never reached the server or that it re
 
 import ipaddress
 import random
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from gpucloud_cli import __version__
 from gpucloud_cli.access import Access
-from gpucloud_cli.failures import Failure, Problem, Unreachable, Usage
+from gpucloud_cli.failures import Failure, Problem, Unknown, Unreachable, Usage
 
 TIMEOUT_SECONDS = 30.0
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 3.0
@@ -25,6 +26,8 @@ PAGE = 200
 # The server, or a proxy in front of it, did not process the request.
 NOT_DONE = (429, 503)
 PERHAPS_DONE = (500, 502, 504)
+# Paths of tenants, pools and nodes, and below them.
+PLACE = re.compile(r"/?(tenant|pool|node)s/([^/?]+)/(.*)")
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,16 @@ class Lost(Exception):
 class Api:
     """Everything below /api/v1/ of one server, as one token may see it."""
 
-    def __init__(self, access: Access, *, patience_seconds: float, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        patience_seconds: float,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = access.url
+        self._options = options or {}
         self.patience_seconds = patience_seconds
         self._client = httpx.Client(
             base_url=f"{access.url}/api/v1/",
@@ -132,7 +143,7 @@ class Api:
             except Problem as problem:
                 if lost_before and method == "DELETE" and problem.status == 404:
                     return Answer(204, None, None)
-                raise
+                raise self._unknown(path, problem) from problem
             except Lost as lost:
                 wait = lost.pause_seconds or pause * random.uniform(0.5, 1.0)  # noqa: S311 - only to spread the tries
                 if not (repeatable or lost.safe) or time.monotonic() + wait > deadline:
@@ -140,6 +151,22 @@ class Api:
                 lost_before = lost_before or not lost.safe
                 time.sleep(wait)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _unknown(self, path: str, problem: Problem) -> Problem:
+        """Return the problem itself, or that the tenant, pool or node in the path does not exist."""
+        place = PLACE.fullmatch(path)
+        if problem.status != 404 or place is None:
+            return problem
+        kind, name, below = place.groups()
+        if not below:
+            return Unknown(kind, unquote(name), problem)
+        try:
+            self.get(f"{kind}s/{name}/")
+        except Unknown as unknown:
+            return unknown
+        except Failure:
+            pass
+        return problem
 
     def _once(self, method: str, path: str, body: Any, parameters: Any, headers: Any) -> Answer:
         wanted = {name: _parameter(value) for name, value in (parameters or {}).items() if value is not None}
@@ -165,7 +192,8 @@ class Api:
             if facts is None and answer.status_code != 204:
                 raise Failure(f"What answers at {self.url} is no gpucloud server: its answer is not JSON.")
             return Answer(answer.status_code, facts, answer.headers.get("ETag"))
-        problem = Problem(answer.status_code, facts if isinstance(facts, dict) else {"title": answer.reason_phrase})
+        described = facts if isinstance(facts, dict) else {"title": answer.reason_phrase}
+        problem = Problem(answer.status_code, described, options=self._options)
         after = answer.headers.get("Retry-After", "")
         pause = float(after) if after.isdecimal() else None
         in_flight = problem.code == "idempotency-key-in-flight"

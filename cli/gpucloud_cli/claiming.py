@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucloud_cli import output, verbs
+from gpucloud_cli.amounts import duration_text
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Failure, Problem, Unreachable, WaitRanOut
 from gpucloud_cli.resources import BY_NAME
@@ -47,7 +48,9 @@ def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[flo
         waited = time.monotonic() - started
         watched.tell(claim, waited)
         if waited >= seconds:
-            raise WaitRanOut(f"Claim {claim['uid']} is still {claim['state']} after {waited:.0f} s: {why(claim)}.")
+            raise WaitRanOut(
+                f"Claim {claim['uid']} is still {claim['state']} after {duration_text(round(waited))}: {why(claim)}."
+            )
         sleep(min(pause, max(seconds - waited, 0.01)))
         pause = min(1.5 * pause, LONGEST_LOOK_SECONDS)
         try:
@@ -77,7 +80,7 @@ class Watched:
             return
         self._said, self._at = words, now
         words = f"{words} · {more}" if more else words
-        output.say(words if waited is None else f"{words} ({waited:.0f} s)")
+        output.say(words if waited is None else f"{words} ({duration_text(round(waited))})")
 
 
 def place(claim: Claim) -> list[str]:

@@ -1,5 +1,7 @@
 """Failures, and their exit codes by kind."""
 
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -21,7 +23,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.DONE: "done",
     Exit.FAILED: "failed, or not found",
-    Exit.USAGE: "wrong usage: options, fields, files",
+    Exit.USAGE: "wrong usage: options, fields, files, an unknown tenant, pool or node",
     Exit.REFUSED: "refused by the present state: quota, conflict, changed meanwhile, can never fit",
     Exit.NOT_ALLOWED: "not allowed: token, role, scope",
     Exit.WAIT_RAN_OUT: "the wait ran out",
@@ -35,6 +37,16 @@ MEANINGS = {
 WRONG_FIELDS = frozenset(
     {"field-missing", "range-invalid", "limit-below-request", "parts-missing", "period-invalid", "webhook-url"}
 )
+# A field in the server's words.
+FIELD = re.compile(r"`(\w+)`|\b([a-z]+(?:_[a-z]+)+)\b")
+# The object that is there already, by the fact that has its id, and the command for it.
+PRESENT = {
+    "quota": "quota change",
+    "limit_range": "limit-range change",
+    "member_limit": "member-limit change",
+    "budget": "budget change",
+    "price": "price remove",
+}
 
 
 class Failure(Exception):
@@ -72,24 +84,38 @@ class Interrupted(Failure):
 class Problem(Failure):
     """The server refused with RFC 9457 problem details."""
 
-    def __init__(self, status: int, facts: dict[str, Any]) -> None:
+    def __init__(self, status: int, facts: dict[str, Any], *, options: Mapping[str, str] | None = None) -> None:
+        # `options`: the command's option for each field of the API, for errors by field.
         self.status = status
         self.facts = facts
-        super().__init__(_words(status, facts))
+        super().__init__(_words(status, facts, options or {}))
 
     @property
     def code(self) -> str:
         """Return the stable name of the fact, such as `quota-exceeded`."""
-        return str(self.facts.get("type", "")).rpartition("/")[2]
+        return _code(self.facts)
+
+
+class Unknown(Problem):
+    """A tenant, pool or node that was named does not exist, or the caller may not see it."""
+
+    exit = Exit.USAGE
+
+    def __init__(self, kind: str, name: str, problem: Problem) -> None:
+        super().__init__(problem.status, {"title": f"There is no {kind} {name} that you may see."})
 
 
 def exit_code(failure: Failure) -> int:
     """Return the process' exit code for this failure."""
     if isinstance(failure, Interrupted):
         return 128 + failure.signal_number
-    if isinstance(failure, Problem):
+    if isinstance(failure, Problem) and not isinstance(failure, Unknown):
         return Exit.USAGE if failure.code in WRONG_FIELDS else _of_status(failure.status)
     return failure.exit
+
+
+def _code(facts: Mapping[str, Any]) -> str:
+    return str(facts.get("type", "")).rpartition("/")[2]
 
 
 def _of_status(status: int) -> int:
@@ -102,13 +128,28 @@ def _of_status(status: int) -> int:
     return Exit.USAGE if status == 400 else Exit.FAILED
 
 
-def _words(status: int, facts: dict[str, Any]) -> str:
+def _words(status: int, facts: dict[str, Any], options: Mapping[str, str]) -> str:
     title, detail = facts.get("title"), facts.get("detail")
     fields = facts.get("errors")
     if isinstance(fields, dict) and fields:
         # The detail only says that there are invalid fields; these are the fields.
-        return "\n".join([f"{title or status}:", *(f"  {name}: {_errors_text(why)}" for name, why in fields.items())])
-    return ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
+        lines = (f"  {options.get(name, name)}: {_errors_text(why)}" for name, why in fields.items())
+        return _by_option("\n".join([f"{title or status}:", *lines]), options)
+    words = ": ".join(str(part) for part in (title, detail) if part) or f"the server answered {status}"
+    words = _by_option(words, options) if _code(facts) in WRONG_FIELDS else words
+    return "\n".join([words, *_advice(facts)])
+
+
+def _by_option(words: str, options: Mapping[str, str]) -> str:
+    """Return the server's words with the command's options in place of the API's fields."""
+    return FIELD.sub(lambda found: options.get(found[1] or found[2], found[0]), words)
+
+
+def _advice(facts: dict[str, Any]) -> list[str]:
+    """Return the command that changes what is there already instead."""
+    if _code(facts) != "name-taken":
+        return []
+    return [f"See: gpucloud {command} {facts[fact]}" for fact, command in PRESENT.items() if fact in facts]
 
 
 def _errors_text(why: Any) -> str:

@@ -10,6 +10,7 @@ from gpucloud_cli import __version__, output
 from gpucloud_cli.commands import (
     apply,
     claims,
+    describe,
     nodes,
     pools,
     requests,
@@ -52,7 +53,21 @@ def build() -> click.Group:
     """Build the command tree."""
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
-    for part in (session, claims, nodes, pools, tokens, requests, reservations, run, top, users, webhooks, apply):
+    for part in (
+        session,
+        claims,
+        describe,
+        nodes,
+        pools,
+        tokens,
+        requests,
+        reservations,
+        run,
+        top,
+        users,
+        webhooks,
+        apply,
+    ):
         part.join(root)
     return root
 

@@ -11,10 +11,12 @@ from gpucloud_cli.access import resolve
 from gpucloud_cli.amounts import NULL, seconds
 from gpucloud_cli.api import TIMEOUT_SECONDS, Api
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.resources import Field
+from gpucloud_cli.fields import Field
+from gpucloud_cli.resources import BY_NAME
 
 # A server that restarts is back in a few seconds; a pipeline that failed at once would only be restarted.
 PATIENCE = "10s"
+FORMATS = ("table", "wide", "json", "yaml", "name")
 TENANT_VARIABLE = "GPUCLOUD_TENANT"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,7 +27,12 @@ class Invocation:
     def __init__(self) -> None:
         self.url: str | None = None
         self.token_file: str | None = None
-        self.json = False
+        self.format = "table"
+
+    @property
+    def structured(self) -> bool:
+        """Return True if the output is for programs: JSON or YAML."""
+        return self.format in ("json", "yaml")
 
     def api(self, *, patience_seconds: float | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> Api:
         """Return a client of the server in flags, environment or config file."""
@@ -34,16 +41,42 @@ class Invocation:
             access,
             patience_seconds=patience() if patience_seconds is None else patience_seconds,
             timeout_seconds=timeout_seconds,
+            options=_options_by_field(),
         )
 
-    def show(self, data: Any, *, columns: Iterable[str] = ()) -> None:
-        """Print a list as a table, or one object as its fields; JSON if requested."""
-        if self.json:
+    def show(self, data: Any, *, columns: Iterable[str] = (), wide: Iterable[str] = ()) -> None:
+        """Print data in the requested format; by default a list as a table, and one object as its fields."""
+        if self.format == "json":
             output.as_json(data)
+        elif self.format == "yaml":
+            output.as_yaml(data)
+        elif self.format == "name":
+            output.names(data if isinstance(data, list) else [data], _key())
         elif isinstance(data, list):
-            output.table(data, tuple(columns))
+            output.table(data, (*columns, *wide) if self.format == "wide" else tuple(columns))
         else:
             output.facts(data)
+
+
+def _key() -> str:
+    """Return the field that names what this command prints."""
+    parent = click.get_current_context().parent
+    resource = BY_NAME.get(str(parent and parent.info_name))
+    return "uid" if resource is None else resource.key
+
+
+def _options_by_field() -> dict[str, str]:
+    """Return this command's option, or argument, for each field of the API."""
+    context = click.get_current_context(silent=True)
+    found: dict[str, str] = {}
+    if context is None:
+        return found
+    for one in context.command.params:
+        # `class_` and `tenant_` are parameters' names of `class` and `tenant`; `--overlap` sets `overlap_seconds`.
+        name = str(one.name).rstrip("_")
+        option = max(one.opts, key=len) if isinstance(one, click.Option) else one.make_metavar(context)
+        found = {f"{name}_seconds": option, f"{name}_at": option} | found | {name: option}
+    return found
 
 
 def patience() -> int:
@@ -86,10 +119,23 @@ def connection_options(command: Command) -> Command:
     return command
 
 
+def _json(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Invocation).format = "json"
+
+
 def output_options(command: Command) -> Command:
-    """Add the connection options, and `--json`."""
-    option = click.option("--json", is_flag=True, expose_value=False, callback=_keep("json"), help="JSON on stdout")
-    return connection_options(option(command))
+    """Add the connection options, `--output` and `--json`."""
+    form = click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        expose_value=False,
+        callback=_keep("format"),
+        help="the output: a table (default), with more columns, JSON, YAML, or names only",
+    )
+    json = click.option("--json", is_flag=True, expose_value=False, callback=_json, help="the same as -o json")
+    return connection_options(form(json(command)))
 
 
 def field_options(fields: Iterable[Field], *, required: bool = True) -> Callable[[Command], Command]:

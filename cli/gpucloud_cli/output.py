@@ -9,8 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gpucloud_cli.amounts import duration_text
+from gpucloud_cli.failures import Usage
+
 # A list is never cut: a truncated uid cannot be copied. A narrow terminal wraps its lines.
 WHOLE, PAGE_LINES = 100_000, 100
+SECONDS = "_seconds"
 # Fields of which null means no limit.
 UNLIMITED = frozenset({"hard", "free"})
 COLOURS = {
@@ -44,6 +48,23 @@ def as_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def as_yaml(data: Any) -> None:
+    """Print YAML."""
+    import yaml  # noqa: PLC0415 - most commands do not need it, and it is slow to import
+
+    # By way of JSON: YAML refuses types of ours, such as a size.
+    click.echo(yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, allow_unicode=True), nl=False)
+
+
+def names(rows: Iterable[Mapping[str, Any]], key: str) -> None:
+    """Print what names each row, one a line; for rows of another kind their uid or name."""
+    for row in rows:
+        name = next((row[one] for one in (key, "uid", "name", "id") if row.get(one) is not None), None)
+        if name is None:
+            raise Usage("What this command prints has no names: use another -o.")
+        click.echo(text(name))
+
+
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Print a table, one line per row; a dotted column name reads a nested field."""
     with (out := console()).capture() as capture:
@@ -56,7 +77,7 @@ def drawing(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Table:
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
         # If the table is too wide, the widest columns are cut first; `no_wrap` here would cut all alike.
-        head = Text(column.rpartition(".")[2].upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
+        head = Text(_label(column.rpartition(".")[2]).upper().replace("_", " "), no_wrap=True, overflow="ellipsis")
         drawn.add_column(head)
     for row in rows:
         drawn.add_row(*(_cell(column, value(row, column)) for column in columns))
@@ -75,7 +96,7 @@ def value(row: Mapping[str, Any], column: str) -> Any:
 
 def facts(row: Mapping[str, Any]) -> None:
     """Print one object, a line per field."""
-    width = max(map(len, row), default=0)
+    width = max(map(len, map(_label, row)), default=0)
     for name, said in row.items():
         items = [said] if isinstance(said, Mapping) and said else said
         if isinstance(items, list) and items and isinstance(items[0], Mapping):
@@ -83,12 +104,19 @@ def facts(row: Mapping[str, Any]) -> None:
             for item in items:
                 click.echo("  " + ", ".join(f"{key}={field_text(key, inner)}" for key, inner in item.items()))
         else:
-            click.echo(f"{name.ljust(width)}  {field_text(name, said)}")
+            click.echo(f"{_label(name).ljust(width)}  {field_text(name, said)}")
 
 
 def field_text(name: str, said: Any) -> str:
-    """Return a field's value for people: a quota without a limit must not look empty."""
+    """Return a field's value for people: seconds as a duration; a quota without a limit must not look empty."""
+    if name.endswith(SECONDS) and isinstance(said, int | float) and not isinstance(said, bool):
+        return duration_text(said)
     return "unlimited" if said is None and name in UNLIMITED else text(said)
+
+
+def _label(name: str) -> str:
+    """Return a field's name for people, whose value has its unit."""
+    return name.removesuffix(SECONDS)
 
 
 def text(said: Any) -> str:

@@ -7,37 +7,27 @@ from dataclasses import dataclass
 
 import click
 
-from gpucloud_cli.amounts import DURATION, SIZE, Amount, OrNull, Words
+from gpucloud_cli.amounts import AGO, AMOUNT, DURATION, IN, OrNull, Words
+from gpucloud_cli.fields import (
+    AUDIT,
+    FAILOVER,
+    IDLE_RULES,
+    LIMIT,
+    LIMITED,
+    NODE,
+    PLACEMENT,
+    POLICIES,
+    POOL,
+    POOL_OR_ALL,
+    REBALANCING,
+    RESERVED_FIELDS,
+    RESOURCES,
+    ROLES,
+    TENANT,
+    Field,
+)
 
-LIMIT = OrNull(Amount(), "unlimited")
-RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
-LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
-ROLES = click.Choice(["admin", "member", "viewer"])
-PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
-AUDIT = click.Choice(["warn", "kill", "fence"])
-FAILOVER = click.Choice(["wait", "requeue", "release"])
-IDLE_RULES = click.Choice(["off", "report", "shrink", "release"])
-REBALANCING = click.Choice(["off", "propose", "apply"])
-POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field that a caller gives: an option, or the argument that names the object."""
-
-    name: str
-    kind: click.ParamType = click.STRING
-    help: str = ""
-    flag: str | None = None
-    argument: bool = False
-    required: bool = False
-    changes: bool = True
-    many: bool = False
-
-    @property
-    def option(self) -> str:
-        """Return `--core` for `core_request`, else the field's name with dashes."""
-        return self.flag or "--" + self.name.replace("_", "-")
+ALL = frozenset({"list", "show", "create", "change", "remove"})
 
 
 @dataclass(frozen=True)
@@ -56,22 +46,11 @@ class Resource:
     # True if changes can be previewed (`?dry_run=true`).
     previews: bool = False
     order: str = "newest first"
+    # Columns of `-o wide` beside the others.
+    wide: tuple[str, ...] = ()
+    # True if released rows stay as history, which a list leaves out.
+    history: bool = False
 
-
-TENANT = Field("tenant", help="a tenant's slug")
-POOL = Field("pool", help="a pool's name")
-NODE = Field("node", help="a node's name")
-ALL = frozenset({"list", "show", "create", "change", "remove"})
-POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; default: all pools together", changes=False)
-
-RESERVED_FIELDS = (
-    Field("name", help="a display name"),
-    Field("start_at", help="a time, ISO 8601; default: now", flag="--start"),
-    Field("end_at", help="a time, ISO 8601; its claims end then too", flag="--end"),
-    Field("grace_seconds", OrNull(DURATION), "release it after this time without a claim; or none", flag="--grace"),
-    Field("idle_percent", OrNull(click.IntRange(1, 100)), "report it if its claims use less of its core; or none"),
-    Field("idle_seconds", DURATION, "how long it must be idle before it is reported", flag="--idle-for"),
-)
 
 TABLE = (
     Resource(
@@ -79,6 +58,7 @@ TABLE = (
         "tenants/",
         "slug",
         ("slug", "name", "weight", "cohort"),
+        wide=("created_at", "version"),
         fields=(
             Field("slug", argument=True, required=True, changes=False),
             Field("name", help="a display name"),
@@ -104,6 +84,7 @@ TABLE = (
         "quotas/",
         "id",
         ("id", "tenant", "pool", "resource", "hard", "used", "borrowed"),
+        wide=("borrowing_limit", "lending_limit", "version"),
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
@@ -125,8 +106,8 @@ TABLE = (
             Field("tenant", help="a tenant's slug", required=True),
             POOL_OR_ALL,
             Field("resource", RESOURCES, "the resource", required=True),
-            Field("amount", Amount(), "the additional amount; memory also as 64GiB", required=True),
-            Field("until", help="a time, ISO 8601; default: permanent"),
+            Field("amount", AMOUNT, "the additional amount; memory also as 64GiB", required=True),
+            Field("until", IN, "a time in ISO 8601, or like 7d from now; default: permanent"),
             Field("reason", help="the reason, for the operator", required=True),
         ),
         filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource"), Field("state", help="a state")),
@@ -141,9 +122,9 @@ TABLE = (
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             POOL_OR_ALL,
             Field("field", LIMITED, "the field of a claim", required=True, changes=False),
-            Field("minimum", OrNull(Amount()), "the least; memory also as 8GiB; or none"),
-            Field("maximum", OrNull(Amount()), "the most; memory also as 8GiB; or none"),
-            Field("default", OrNull(Amount()), "the value of claims that do not set it; or none"),
+            Field("minimum", OrNull(AMOUNT), "the least, like 8GiB or 2h; or none"),
+            Field("maximum", OrNull(AMOUNT), "the most, like 8GiB or 2h; or none"),
+            Field("default", OrNull(AMOUNT), "the value of claims that do not set it; or none"),
         ),
         filters=(TENANT, POOL),
         verbs=ALL,
@@ -172,6 +153,7 @@ TABLE = (
         "pools/",
         "name",
         ("name", "sharing_policy", "placement_policy", "core_ceiling", "rebalance_mode", "description"),
+        wide=("patience_seconds", "idle_rule", "idle_seconds", "failover_policy", "audit_policy", "repair_drift"),
         fields=(
             Field("name", argument=True, required=True, changes=False),
             Field("description", help="a description"),
@@ -195,21 +177,42 @@ TABLE = (
             Field("reclaim_idle", click.BOOL, "release idle reservations, not only report them"),
             Field(
                 "preemption_grace_seconds",
-                OrNull(click.INT),
-                "the grace of preempted borrowers; or none",
+                OrNull(DURATION),
+                "the grace of preempted borrowers, like 2m; or none",
+                flag="--preemption-grace",
             ),
             Field(
                 "preempt_by_priority",
                 click.BOOL,
                 "let a tenant's claims preempt its lower priorities",
             ),
-            Field("patience_seconds", OrNull(click.INT), "order claims by age, not by share, after this wait; or none"),
+            Field(
+                "patience_seconds",
+                OrNull(DURATION),
+                "order claims by age, not by share, after this wait, like 4h; or none",
+                flag="--patience",
+            ),
             Field("idle_rule", IDLE_RULES, "the action on idle claims"),
-            Field("idle_seconds", click.INT, "the time without use after which a claim is idle"),
-            Field("unused_seconds", OrNull(click.INT), "release claims after this time without a program; or none"),
+            Field("idle_seconds", DURATION, "the time without use after which a claim is idle", flag="--idle-after"),
+            Field(
+                "unused_seconds",
+                OrNull(DURATION),
+                "release claims after this time without a program; or none",
+                flag="--unused-after",
+            ),
             Field("failover_policy", FAILOVER, "treatment of claims on a lost node"),
-            Field("failover_after_seconds", click.INT, "the time from a lost node's last heartbeat to its failover"),
-            Field("idle_grace_seconds", click.INT, "the time from an idle claim's warning to its release"),
+            Field(
+                "failover_after_seconds",
+                DURATION,
+                "the time from a lost node's last heartbeat to its failover",
+                flag="--failover-after",
+            ),
+            Field(
+                "idle_grace_seconds",
+                DURATION,
+                "the time from an idle claim's warning to its release",
+                flag="--idle-grace",
+            ),
             Field("rebalance_mode", REBALANCING, "what the rebalancer may do"),
             Field("rebalance_policy", click.Choice(["feedback", "percentile", "cron"]), "the rebalancer's policy"),
         ),
@@ -220,6 +223,7 @@ TABLE = (
         "nodes/",
         "name",
         ("name", "pool", "state", "hostname", "agent_version", "last_seen_at"),
+        wide=("driver_version", "cordoned", "unhealthy", "drifted", "labels"),
         fields=(
             Field("labels", Words(none=True), "all labels for selectors, like zone=a,net=ib; '' for none"),
             Field("repair_drift", click.BOOL, "undo manual changes on the machine at once"),
@@ -232,6 +236,7 @@ TABLE = (
         "gpus/",
         "uuid",
         ("uuid", "node", "index", "model", "core_used", "core_free", "memory_used_mib", "memory_mib"),
+        wide=("pool", "memory_free_mib", "present", "unhealthy"),
         filters=(NODE, POOL, Field("model", help="the model's name in NVML")),
     ),
     Resource(
@@ -239,6 +244,8 @@ TABLE = (
         "claims/",
         "uid",
         ("uid", "tenant", "name", "state", "assignments.node", "gpu_count", "core_request", "core_limit", "memory_mib"),
+        wide=("pool", "class", "priority", "time_limit_seconds", "created_by", "created_at"),
+        history=True,
         filters=(TENANT, POOL, NODE, Field("state", help="a state"), Field("name", help="an exact name")),
     ),
     Resource(
@@ -246,13 +253,16 @@ TABLE = (
         "assignments/",
         "uid",
         ("uid", "claim", "node", "gpu_index", "core_request", "core_limit", "memory_mib", "state"),
-        filters=(TENANT, NODE, Field("claim", help="a claim's uid"), Field("gpu", help="a GPU's uuid")),
+        wide=("gpu_uuid", "generation", "observed_generation", "in_force_at", "reason"),
+        history=True,
+        filters=(TENANT, NODE, Field("claim", help="a claim's name or UID"), Field("gpu", help="a GPU's uuid")),
     ),
     Resource(
         "reservation",
         "reservations/",
         "uid",
         ("uid", "tenant", "name", "state", "start_at", "end_at", "gpu_count", "core_request", "memory_mib"),
+        wide=("pool", "gpu_model", "grace_seconds", "created_by", "created_at"),
         fields=RESERVED_FIELDS,
         filters=(TENANT, POOL, Field("state", help="a state"), Field("series", help="a weekly series' uid")),
         verbs=frozenset({"list", "show", "change"}),
@@ -262,10 +272,11 @@ TABLE = (
         "proposals/",
         "uid",
         ("uid", "tenant", "claim_name", "kind", "state", "explanation"),
+        wide=("claim", "pool", "created_at"),
         filters=(
             TENANT,
             POOL,
-            Field("claim", help="a claim's uid"),
+            Field("claim", help="a claim's name or UID"),
             Field("kind", click.Choice(["lend", "give-back", "limit", "resize"]), "the kind of change"),
             Field("state", help="a state"),
         ),
@@ -278,8 +289,8 @@ TABLE = (
         fields=(
             Field("tenant", help="a tenant's slug", required=True, changes=False),
             Field("period", click.Choice(["month", "week", "custom"]), "the period", required=True, changes=False),
-            Field("starts_at", help="a time, ISO 8601, for a custom period", changes=False),
-            Field("ends_at", help="a time, ISO 8601, for a custom period", changes=False),
+            Field("starts_at", IN, "a time in ISO 8601, or like 7d from now, for a custom period", changes=False),
+            Field("ends_at", IN, "a time in ISO 8601, or like 7d from now, for a custom period", changes=False),
             Field("gpu_hours", help="GPU-hours, like 1500 or 0.5", required=True),
         ),
         filters=(TENANT,),
@@ -360,35 +371,10 @@ TABLE = (
             Field("action", help="an action, like claim.create"),
             Field("object_type", help="a type, like claim"),
             Field("object_id", help="an id, like a claim's uid"),
-            Field("since", help="a time, ISO 8601"),
-            Field("until", help="a time, ISO 8601"),
+            Field("since", AGO, "a time in ISO 8601, or a duration before now, like 2h"),
+            Field("until", AGO, "a time in ISO 8601, or a duration before now"),
         ),
         verbs=frozenset({"list"}),
     ),
 )
 BY_NAME = {resource.name: resource for resource in TABLE}
-
-# Fields of a new claim, in `claim create` and in `run`; their names are the API's.
-CLAIM_FIELDS = (
-    Field("core_request", click.IntRange(1, 100), "guaranteed percent of each GPU", flag="--core"),
-    Field("memory_mib", SIZE, "memory on each GPU, like 8GiB", flag="--memory"),
-    Field("core_limit", click.IntRange(1, 100), "most percent of each GPU; default: --core", flag="--limit"),
-    Field("gpu_count", click.IntRange(1, 64), "number of GPUs on one node; default: 1", flag="--gpus"),
-    Field("tenant", help="the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant"),
-    Field("pool", help="a pool's name; default: `default`"),
-    Field("gpu_model", help="use GPUs of this model only"),
-    Field("node_selector", Words(), "labels of its node, like zone=a,net=ib"),
-    Field("affinity", help="share a GPU with the tenant's claims that have this label"),
-    Field("anti_affinity", help="never share a GPU with the tenant's claims that have this label"),
-    Field("exclusion", help="share GPUs only with the tenant's claims that have this label"),
-    Field("class", click.Choice(["guaranteed", "best-effort"]), "the class under the policy preempt"),
-    Field("weight", click.INT, "the weight under the policy weighted"),
-    Field("rebalance", click.BOOL, "let the rebalancer change its limits and lend its idle core; default: true"),
-    Field("priority", click.INT, "the priority; higher goes first"),
-    Field("time_limit_seconds", DURATION, "release it this long after its placement", flag="--time-limit"),
-    Field("start_at", help="earliest placement, a time in ISO 8601"),
-    Field("group", help="place it together with the claims of this group; see --group-size"),
-    Field("group_size", click.IntRange(2, 256), "number of claims in the group"),
-    Field("when_over_quota", click.Choice(["refuse", "wait"]), "refuse it, or queue it until the quota has room"),
-    Field("reservation", help="the uid of an active reservation to run in; the claim ends with it"),
-)

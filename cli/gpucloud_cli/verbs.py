@@ -1,6 +1,6 @@
 """Commands of every resource, built from the table: list, show, create, change, remove."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -8,11 +8,13 @@ from urllib.parse import quote
 import click
 
 from gpucloud_cli import output
+from gpucloud_cli.addressing import find_claim, refuse_unknown
 from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
+from gpucloud_cli.fields import POOL, TENANT, Field
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
-from gpucloud_cli.resources import POOL, TENANT, Field, Resource
+from gpucloud_cli.resources import Resource
 from gpucloud_cli.wording import PARENTS, WORDING
 
 
@@ -65,33 +67,63 @@ def _previews(resource: Resource) -> Callable[[Command], Command]:
 
 
 def _list(resource: Resource) -> click.Command:
-    @click.command(help=_help(resource, "list", f"List {WORDING[resource.name].plural}, {resource.order}."))
+    released = "; released ones only with --all" if resource.history else ""
+
+    @click.command(help=_help(resource, "list", f"List {WORDING[resource.name].plural}, {resource.order}{released}."))
     @field_options((*_parents(resource), *resource.filters))
-    @click.option("--all", "everything", is_flag=True, help=f"list all, not only the first {PAGE}")
+    @limits(resource)
     @output_options
     @pass_invocation
-    def command(invocation: Invocation, /, everything: bool, **given: Any) -> None:
+    def command(invocation: Invocation, /, everything: bool, limit: int, **given: Any) -> None:
+        parent = _parent(resource, given)
+        wanted = body(resource.filters, given)
+        if resource.history and not everything and "state" not in wanted:
+            wanted["live"] = True
         with invocation.api() as api:
-            path = path_of(resource, _parent(resource, given))
-            wanted = body(resource.filters, given)
-            rows = list(api.rows(path, most=None if everything else PAGE + 1, **wanted))
-        if not everything and len(rows) > PAGE:
-            del rows[PAGE:]
-            output.say(f"these are the first {PAGE}; --all lists the rest too")
-        invocation.show(rows, columns=resource.columns)
+            if wanted.get("claim"):
+                wanted["claim"] = find_claim(api, wanted["claim"])
+            rows = first(api.rows, path_of(resource, parent), 0 if everything else limit, **wanted)
+            if not rows:
+                refuse_unknown(api, wanted)
+        invocation.show(rows, columns=resource.columns, wide=resource.wide)
 
     return command
+
+
+def limits(resource: Resource) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--limit` and `--all`."""
+    also = ", released ones too" if resource.history else ""
+
+    def decorate(command: Command) -> Command:
+        everything = click.option("--all", "everything", is_flag=True, help=f"list all{also}, not only the first")
+        limit = click.option(
+            "--limit", type=click.IntRange(0), default=PAGE, show_default=True, help="list so many at most; 0: all"
+        )
+        return limit(everything(command))
+
+    return decorate
+
+
+def first(read: Callable[..., Iterator[Any]], path: str, limit: int, **wanted: Any) -> list[Any]:
+    """Return so many rows at most, 0 for all, and say on stderr if there are more."""
+    rows = list(read(path, most=limit + 1 if limit else None, **wanted))
+    if limit and len(rows) > limit:
+        del rows[limit:]
+        output.say(f"these are the first {limit}; --limit 0 lists the rest too")
+    return rows
 
 
 def _show(resource: Resource) -> click.Command:
     @click.command(help=_help(resource, "show", f"Show {WORDING[resource.name].noun}."))
     @field_options(_parents(resource))
-    @click.argument("key", metavar=resource.key.upper())
+    @click.argument("key", metavar="CLAIM" if resource.name == "claim" else resource.key.upper())
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, **given: Any) -> None:
+        parent = _parent(resource, given)
         with invocation.api() as api:
-            invocation.show(api.get(path_of(resource, _parent(resource, given), key)).body)
+            name = find_claim(api, key) if resource.name == "claim" else key
+            invocation.show(api.get(path_of(resource, parent, name)).body)
 
     return command
 
@@ -106,7 +138,8 @@ def _create(resource: Resource) -> click.Command:
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, dry_run: bool = False, **given: Any) -> None:
-        path, wanted = path_of(resource, _parent(resource, given)), body(resource.fields, given)
+        parent = _parent(resource, given)
+        path, wanted = path_of(resource, parent), body(resource.fields, given)
         _refuse_misplaced(wanted, wanted)
         with invocation.api() as api:
             invocation.show(api.post(path, wanted, dry_run=dry_run or None).body)
@@ -155,8 +188,9 @@ def _remove(resource: Resource) -> click.Command:
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, dry_run: bool = False, **given: Any) -> None:
+        parent = _parent(resource, given)
         with invocation.api() as api:
-            path = path_of(resource, _parent(resource, given), key)
+            path = path_of(resource, parent, key)
             # A quota is removed at the version that was read; a member has none.
             etag = None if "show" not in resource.verbs else api.get(path).etag
             answer = api.delete(path, etag=etag, dry_run=dry_run or None)

@@ -100,6 +100,7 @@ WORDING = {
         "a claim",
         "claims",
         "Claims: shares of GPUs that tenants requested",
+        key="train",
         arguments={"list": "--tenant vision --state active"},
     ),
     "assignment": Wording(

@@ -14,7 +14,8 @@ import yaml
 from gpucloud_cli import access, amounts
 from gpucloud_cli.commands.claims import RESIZED
 from gpucloud_cli.failures import Exit, Failure, Problem, Usage, exit_code
-from gpucloud_cli.resources import CLAIM_FIELDS, TABLE, Resource
+from gpucloud_cli.fields import CLAIM_FIELDS
+from gpucloud_cli.resources import TABLE, Resource
 from tests.cli.commands import Shell
 from tests.platform import ROOT, Platform
 

@@ -10,8 +10,8 @@ import yaml
 from apps.console.claims.claim_list import COLUMNS
 from apps.scheduling.api.serializers import ClaimSerializer, ResizeSerializer
 from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
-from gpucloud_cli import resources
 from gpucloud_cli.commands.claims import LEASE, RESIZED
+from gpucloud_cli.fields import CLAIM_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # REST's names of fields whose names are words of Python.
@@ -34,8 +34,8 @@ def test_a_new_claims_fields_are_the_same_in_rest_in_the_service_and_in_the_comm
     spec = {field.name for field in dataclasses.fields(ClaimSpec)}
     # A pod is written by the clusters' services alone.
     assert in_python(settable) == spec - {"pod"}, "ClaimSerializer and ClaimSpec differ"
-    command = {field.name for field in (*resources.CLAIM_FIELDS, LEASE)} | {"name"}
-    assert command == settable, "cli/gpucloud_cli/resources.py, CLAIM_FIELDS"
+    command = {field.name for field in (*CLAIM_FIELDS, LEASE)} | {"name"}
+    assert command == settable, "cli/gpucloud_cli/fields.py, CLAIM_FIELDS"
 
 
 def test_a_live_change_has_the_same_fields_in_rest_in_the_service_and_in_the_command() -> None:

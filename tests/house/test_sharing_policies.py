@@ -11,7 +11,7 @@ import yaml
 
 from agent import wire
 from apps.quotas.models.pool import SharingPolicy
-from gpucloud_cli import resources
+from gpucloud_cli import fields
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +58,7 @@ PLACES = {
     "enum vcuda_policy (libvcuda/include/vcuda_pages.h)": names_in_the_enum,
     "vcuda_policy_name (libvcuda/pages/limits.c), by abi.json": names_in_c,
     "SharingPolicy (apps/quotas/models/pool.py)": lambda: list(SharingPolicy.values),
-    "cli/gpucloud_cli/resources.py": lambda: list(resources.POLICIES.choices),
+    "cli/gpucloud_cli/fields.py": lambda: list(fields.POLICIES.choices),
     "benchmarks/shim/pages.py": names_in_benchmarks,
     "docs/shim.md": names_in_docs,
     "docs/openapi.yaml": names_in_openapi,

@@ -128,7 +128,7 @@ def test_prices_are_set_by_operators_and_read_by_all(cast: Cast, machine: Machin
     assert browser("anna").post("/prices/", posted).status_code == 403
     olga = browser("olga")
     assert olga.post("/prices/", posted).status_code == 302
-    assert "has a price" in text(olga.post("/prices/", posted))
+    assert "already has a price" in text(olga.post("/prices/", posted))
     assert "2.5000" in text(browser("vera").get("/prices/"))
     assert json.loads(browser("vera").get("/prices/?format=json").content)[0]["gpu_model"] == MODEL
     price = Price.objects.get()

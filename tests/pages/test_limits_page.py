@@ -124,7 +124,7 @@ def test_a_limit_below_what_is_held_is_previewed_and_ends_nothing(
     assert MemberLimit.objects.get().hard == 20
     claim.refresh_from_db()
     assert claim.state == "active"
-    assert "has a limit of core_percent" in posted(anna, path, 422, act="apply", **values)
+    assert "already has a limit of core_percent" in posted(anna, path, 422, act="apply", **values)
 
 
 def test_a_raised_limit_says_which_claim_could_start(cast: Cast, machine: Machine, browser: SignIn) -> None:

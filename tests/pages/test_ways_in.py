@@ -9,7 +9,7 @@ from apps.scheduling.services.claims.launch_methods import launch_methods
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 
-NAMES = ["exec", "gpucloud", "cdi", "env-file", "systemd-run", "systemd-unit"]
+NAMES = ["gpucloud", "exec", "cdi", "env-file", "systemd-run", "systemd-unit"]
 
 
 def test_the_environment_of_a_claim_has_a_line_for_each_way(cast: Cast, machine: Machine) -> None:
@@ -53,8 +53,8 @@ def test_a_simulated_node_has_no_driver_to_bring_in(cast: Cast, machine: Machine
     ("library", "command"),
     [
         ("/opt/gpucloud-agent/current/libvcuda.so", "gpucloud-agent"),
-        ("/me/cloud/libvcuda/build/libvcuda.so", "PYTHONPATH=/me/cloud /me/cloud/.venv/bin/python -m agent"),
-        ("/srv/gpucloud/libvcuda/build/libvcuda.so", "PYTHONPATH=/srv/gpucloud python3 -m agent"),
+        ("/me/cloud/libvcuda/build/libvcuda.so", "/me/cloud/agent/gpucloud-agent"),
+        ("/srv/gpucloud/libvcuda/build/libvcuda.so", "gpucloud-agent"),
     ],
 )  # fmt: skip
 def test_lines_name_the_agent_by_the_command_that_its_machine_has(

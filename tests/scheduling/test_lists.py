@@ -29,6 +29,24 @@ def test_walking_the_pages_meets_every_row_exactly_once_and_newest_first(cast: C
         assert [row["uid"] for row in rows] == uids(made)[::-1]
 
 
+def test_claims_are_found_by_the_beginning_of_their_uid_and_without_released_ones(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    made = [ask(cast) for _ in range(3)]
+    for length in (8, 13, 36):
+        beginning = str(made[0].uid)[:length]
+        expected = [str(one.uid) for one in reversed(made) if str(one.uid).startswith(beginning)]
+        assert [row["uid"] for row in everything(cast.max, f"/api/v1/claims/?uid_prefix={beginning}")] == expected
+        assert not list(everything(cast.gus, f"/api/v1/claims/?uid_prefix={beginning}"))
+    for wrong in ("xyz", "0" * 33, "%25"):
+        assert "uid_prefix" in cast.max.get(f"claims/?uid_prefix={wrong}").body["errors"]
+    cast.max.delete(f"claims/{made[1].uid}/")
+    live = [row["uid"] for row in everything(cast.max, "/api/v1/claims/?live=true")]
+    assert live == uids([made[2], made[0]])
+    assert [row["uid"] for row in everything(cast.max, "/api/v1/claims/?live=false")] == uids([made[1]])
+    steps = [step["state"] for step in cast.max.get(f"claims/{made[1].uid}/").body["timeline"]]
+    assert (steps[0], steps[-1]) == ("pending", "released")
+
+
 def test_what_is_added_while_the_pages_are_walked_moves_nothing(cast: Cast) -> None:
     give_plenty(cast.acme)
     made = [ask(cast) for _ in range(6)]

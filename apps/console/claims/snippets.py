@@ -5,48 +5,65 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 
 from apps.scheduling.models import Claim
-from apps.scheduling.services.claims.launch_methods import INSTALLED, agent_command, launch_methods
+from apps.scheduling.services.claims.launch_methods import launch_methods
 
 # The page describes the other methods itself.
-SHOWN_METHODS = ("cdi", "env-file", "systemd-run", "systemd-unit")
+CONTAINERS = ("cdi", "env-file", "systemd-run", "systemd-unit")
+PROGRAM = "python3 train.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A command to copy; `text` runs as it stands once GPUCLOUD_TOKEN is set."""
+    """A command to copy; `text` runs as it stands."""
 
     title: str
     note: str
     text: str
 
 
-def snippets(claim: Claim, *, server: str) -> list[Snippet]:
-    """Return the commands that use, resize and release the claim without this page."""
+def snippets(claim: Claim, *, server: str) -> list[tuple[str, list[Snippet]]]:
+    """Return the commands that use, resize and release the claim without this page, by heading."""
+    methods = {method.name: method for method in launch_methods(claim)}
+    limit = min(100, claim.core_limit + 10) if claim.core_limit < 100 else claim.core_request
+    resize = f"gpucloud claim resize {claim.uid} --limit {limit} --wait 10s"
+    lines = {name: method.line.replace("COMMAND", PROGRAM) for name, method in methods.items()}
+    commands = [
+        Snippet(_("Resize"), _("Waits until the program has the new limits."), resize),
+        Snippet(_("Release"), _("Ends its programs."), f"gpucloud claim release {claim.uid}"),
+    ]
+    if methods:
+        on_node = _("On the claim's node, after `gpucloud login {0}`.").format(server)
+        commands.insert(0, Snippet(methods["gpucloud"].title, on_node, lines["gpucloud"]))
+        commands.append(
+            Snippet(
+                methods["exec"].title,
+                _("On the claim's node, with GPUCLOUD_TOKEN set. The token stays out of the program."),
+                f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\n{lines['exec']}",
+            )
+        )
+    containers = [Snippet(one.title, one.note, one.line) for name, one in methods.items() if name in CONTAINERS]
+    return [
+        (_("Commands"), commands),
+        *([(_("Containers and services"), containers)] if containers else []),
+        (_("API"), _api(claim, server, limit, placed=bool(methods))),
+    ]
+
+
+def _api(claim: Claim, server: str, limit: int, *, placed: bool) -> list[Snippet]:
     url = f"{server}/api/v1/claims/{claim.uid}/"
     auth = '-H "Authorization: Bearer $GPUCLOUD_TOKEN"'
-    agent = next((agent_command(item.gpu.node) for item in claim.assignments.all()), INSTALLED)
-    limit = min(100, claim.core_limit + 10) if claim.core_limit < 100 else claim.core_request
+    environment = Snippet(
+        _("Environment"),
+        _("Export lines for a shell on the node, with the claim's secret; then agent exec needs no token."),
+        f"eval \"$(curl -sS {auth} '{url}env/?as=sh')\"",
+    )
     return [
-        Snippet(
-            _("Run a program"),
-            _("On the claim's node, where the agent is installed. The token stays out of the program."),
-            f"export GPUCLOUD_URL={server} GPUCLOUD_TOKEN\n{agent} exec {claim.uid} -- python3 train.py",
-        ),
-        Snippet(
-            _("Environment"),
-            _("Export lines for a shell on the node, with the claim's secret; then agent exec needs no token."),
-            f"eval \"$(curl -sS {auth} '{url}env/?as=sh')\"",
-        ),
+        *([environment] if placed else []),
         Snippet(
             _("Resize by API"),
             _("Answers when the new limits are in force in the running process."),
             f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
             f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
         ),
-        *_launch_snippets(claim),
         Snippet(_("Release by API"), _("Releases the claim."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]
-
-
-def _launch_snippets(claim: Claim) -> list[Snippet]:
-    return [Snippet(way.title, way.note, way.line) for way in launch_methods(claim) if way.name in SHOWN_METHODS]

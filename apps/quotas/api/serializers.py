@@ -47,7 +47,7 @@ class TenantBySlug(serializers.SlugRelatedField[Tenant]):
 class PoolByName(serializers.SlugRelatedField[Pool]):
     """A pool by its name."""
 
-    default_error_messages = {"does_not_exist": "There is no pool {value}: see /api/v1/pools/."}
+    default_error_messages = {"does_not_exist": "There is no pool {value}."}
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(slug_field="name", queryset=Pool.objects.none(), **kwargs)

@@ -50,7 +50,7 @@ def create_budget(
     except IntegrityError as error:
         taken = Budget.objects.get(tenant=tenant, period=period, starts_at=starts_at)
         raise NameTaken(
-            f"{tenant.slug} has a budget for this period: PATCH /api/v1/budgets/{taken.pk}/.", budget=taken.pk
+            f"{tenant.slug} already has a budget for this period: change budget {taken.pk}.", budget=taken.pk
         ) from error
     _note(budget, principal=principal, action="budget.create", after=_facts(budget))
     return budget

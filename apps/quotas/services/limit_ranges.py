@@ -108,7 +108,7 @@ def create_range(*, principal: Principal, tenant: Tenant, pool: Pool | None, fie
     except IntegrityError as error:
         taken = LimitRange.objects.get(tenant=tenant, pool=pool, field=field)
         raise NameTaken(
-            f"{tenant.slug} has a range of {field} for {pool or 'all pools'}: PATCH /api/v1/limit-ranges/{taken.pk}/.",
+            f"{tenant.slug} already has a range of {field} for {pool or 'all pools'}: change range {taken.pk}.",
             limit_range=taken.pk,
         ) from error
     _note(row, principal=principal, action="limit-range.create", before=None)

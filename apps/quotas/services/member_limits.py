@@ -67,8 +67,7 @@ def create_limit(
     except IntegrityError as error:
         taken = MemberLimit.objects.get(tenant=tenant, user=user, resource=resource)
         raise NameTaken(
-            f"{user or 'Each member'} has a limit of {resource} in {tenant.slug}: "
-            f"PATCH /api/v1/member-limits/{taken.pk}/.",
+            f"{user or 'Each member'} already has a limit of {resource} in {tenant.slug}: change limit {taken.pk}.",
             member_limit=taken.pk,
         ) from error
     _note(row, principal=principal, action="member-limit.create", before=None)

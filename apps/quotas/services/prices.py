@@ -27,8 +27,8 @@ def set_price(
     except IntegrityError as error:
         taken = Price.objects.get(gpu_model=gpu_model, pool=pool, valid_from=valid_from)
         raise NameTaken(
-            f"{gpu_model} has a price in {pool or 'all pools'} from {valid_from} on: "
-            f"DELETE /api/v1/prices/{taken.pk}/ first, or choose another day.",
+            f"{gpu_model} already has a price in {pool or 'all pools'} from {valid_from} on: "
+            f"remove price {taken.pk} first, or choose another day.",
             price=taken.pk,
         ) from error
     audit.record(principal=principal, action="price.set", object_type="price", object_id=price.pk, after=_facts(price))

@@ -44,7 +44,7 @@ def create_quota(
     except IntegrityError as error:
         taken = ResourceQuota.objects.get(tenant=tenant, pool=pool, resource=resource)
         raise NameTaken(
-            f"{tenant.slug} has a quota of {resource} for {pool or 'all pools'}: PATCH /api/v1/quotas/{taken.pk}/.",
+            f"{tenant.slug} already has a quota of {resource} for {pool or 'all pools'}: change quota {taken.pk}.",
             quota=taken.pk,
         ) from error
     _note(quota, principal=principal, action="quota.create", before=None)

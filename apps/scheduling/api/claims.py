@@ -1,5 +1,7 @@
 """Views of /claims/ and /assignments/."""
 
+import re
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +46,7 @@ WOULD_RECLAIM = OpenApiParameter(
     "would go back to the queue for this one, and which of them the caller may see.",
 )
 
+UID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
 # The rows that an answer shows beside the claim itself; the assignments in one query for any number of claims.
 SHOWN = ("tenant", "pool", "reservation")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
@@ -64,20 +67,43 @@ def _default_pools() -> QuerySet[Pool]:
     return Pool.objects.filter(name=DEFAULT)
 
 
-class ClaimFilter(Changed):
-    """Claims by tenant, pool, node, state, name and time of change."""
+class Live(Changed):
+    """Rows that are released stay as history; `live=true` leaves them out."""
+
+    live = filters.BooleanFilter(
+        field_name="state", method="is_live", help_text="True: without released ones; false: released ones only."
+    )
+
+    def is_live(self, queryset: Any, name: str, value: bool) -> Any:
+        """Return the rows that are released, or those that are not."""
+        return queryset.exclude(**{name: "released"}) if value else queryset.filter(**{name: "released"})
+
+
+class ClaimFilter(Live):
+    """Claims by tenant, pool, node, state, name, the beginning of the uid, and time of change."""
 
     tenant = Named(Tenant.objects, "slug")
     pool = Named(Pool.objects, "name")
     node = filters.CharFilter(method="on_node")
+    uid_prefix = filters.CharFilter(
+        field_name="uid", method="begins_with", help_text="The first hexadecimal digits of the uid."
+    )
 
     class Meta:
         model = Claim
-        fields = ["tenant", "pool", "node", "state", "name", "updated_since"]
+        fields = ["tenant", "pool", "node", "state", "name", "live", "uid_prefix", "updated_since"]
 
     def on_node(self, queryset: Any, name: str, value: str) -> Any:
         """Return the claims that have, or had, an assignment on the node."""
         return queryset.filter(pk__in=Assignment.objects.filter(gpu__node__name=value).values("claim"))
+
+    def begins_with(self, queryset: Any, name: str, value: str) -> Any:
+        """Return the claims whose uid begins with these digits: a range of the index on the uid."""
+        digits = value.replace("-", "").lower()
+        if not UID_PREFIX.fullmatch(digits):
+            raise ValidationError({"uid_prefix": ["Must be hexadecimal digits, 32 at most."]})
+        least, most = uuid.UUID(digits.ljust(32, "0")), uuid.UUID(digits.ljust(32, "f"))
+        return queryset.filter(**{f"{name}__gte": least, f"{name}__lte": most})
 
 
 class ClaimView(ApiView):
@@ -152,7 +178,7 @@ def default_pool() -> Pool:
     """Return the pool of a claim that names none. Raises ValidationError if there is none."""
     for pool in _default_pools():
         return pool
-    raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name one, or make it (POST /api/v1/pools/)."]})
+    raise ValidationError({"pool": [f"There is no pool {DEFAULT}: name another one, or let an operator create it."]})
 
 
 class ClaimDetail(ClaimView):
@@ -244,7 +270,7 @@ class ClaimEnv(ClaimView):
         return Response(self.get_serializer(facts).data, headers={"Cache-Control": "no-store"})
 
 
-class AssignmentFilter(Changed):
+class AssignmentFilter(Live):
     """Assignments by claim, tenant, node, GPU, state and time of change."""
 
     claim = filters.UUIDFilter(field_name="claim__uid")
@@ -254,7 +280,7 @@ class AssignmentFilter(Changed):
 
     class Meta:
         model = Assignment
-        fields = ["claim", "tenant", "node", "gpu", "state", "updated_since"]
+        fields = ["claim", "tenant", "node", "gpu", "state", "live", "updated_since"]
 
 
 class AssignmentView(ApiView):

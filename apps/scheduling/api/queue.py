@@ -44,8 +44,17 @@ class SuggestionSerializer(Strict):
     detail = serializers.CharField(read_only=True)
 
 
+class StepSerializer(Strict):
+    """A state of a claim, and the time at which it began."""
+
+    state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
+    at = serializers.DateTimeField(read_only=True)
+
+
 class ClaimDocumentSerializer(ClaimSerializer):
-    """One claim; if it waits, also its place in the queue."""
+    """One claim with its states so far; if it waits, also its place in the queue."""
+
+    timeline = StepSerializer(source="steps", many=True, read_only=True, help_text="Its states, oldest first.")
 
     queue_position = serializers.IntegerField(
         source="place.position", read_only=True, allow_null=True, default=None, help_text=POSITION_HELP
@@ -83,6 +92,7 @@ class ClaimDocumentSerializer(ClaimSerializer):
     def to_representation(self, instance: Any) -> dict[str, Any]:
         """Compute the claim's place, for this one claim."""
         instance.place = queue.find_place(instance)
+        instance.steps = [{"state": state, "at": at} for state, at in instance.timeline]
         return super().to_representation(instance)
 
 

@@ -46,18 +46,18 @@ def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, pru
         planned = plan.make(declared, _rows(api, declared), prune=prune)
         for who in planned.left_alone:
             output.say(f"not in the files, and left alone without --prune: {who}")
-        if not invocation.json:
+        if not invocation.structured:
             _show(planned.changes)
         if dry_run or not planned.changes:
-            if invocation.json:
-                output.as_json([change.data for change in planned.changes])
+            if invocation.structured:
+                invocation.show([change.data for change in planned.changes])
             output.say(f"{_count(planned.changes)} to make" if planned.changes else "no changes")
             return
         if not yes:
             _ask(planned.changes)
         outcome = carry_out(api, planned.changes, say=output.say)
-    if invocation.json:
-        output.as_json(outcome.data)
+    if invocation.structured:
+        invocation.show(outcome.data)
     if outcome.failed is not None:
         raise report(outcome)
     output.say(f"{_count(outcome.applied)} applied")
@@ -65,7 +65,7 @@ def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, pru
 
 @click.command()
 @click.option("--tenant", "tenants", multiple=True, help="export this tenant without pools; may be repeated")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; default: stdout")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; default: stdout")
 @connection_options
 @pass_invocation
 def export(invocation: Invocation, /, tenants: tuple[str, ...], out: Path | None) -> None:
@@ -128,7 +128,7 @@ def _document(kind: str, values: Any) -> dict[str, Any]:
 
 def _tenant(rows: list[present.Row], slug: str) -> dict[str, Any]:
     if not rows:
-        raise Failure(f"There is no tenant {slug} that you may see.")
+        raise Usage(f"There is no tenant {slug} that you may see.")
     lists = {
         str(kind.listed): [dict(row.values) for row in _sorted(rows) if row.who.kind is kind] for kind in WITHIN_TENANTS
     }

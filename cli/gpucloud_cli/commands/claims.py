@@ -6,10 +6,12 @@ from typing import Any
 import click
 
 from gpucloud_cli import claiming, output
-from gpucloud_cli.amounts import DURATION, SIZE
+from gpucloud_cli.addressing import find_claim
+from gpucloud_cli.amounts import DURATION, SIZE, duration_text
 from gpucloud_cli.api import Api
 from gpucloud_cli.child import become
 from gpucloud_cli.failures import Failure, Usage, WaitRanOut, exit_code
+from gpucloud_cli.fields import CLAIM_FIELDS, Field
 from gpucloud_cli.options import (
     Invocation,
     body,
@@ -19,10 +21,7 @@ from gpucloud_cli.options import (
     pass_invocation,
     tenant_of,
 )
-from gpucloud_cli.resources import BY_NAME, CLAIM_FIELDS, Field
-from gpucloud_cli.verbs import path_of
 
-CLAIM = BY_NAME["claim"]
 RESIZED = (
     *(field for field in CLAIM_FIELDS if field.name in {"core_request", "core_limit", "class", "weight", "rebalance"}),
     Field("memory_mib", SIZE, "device memory on each GPU, like 8GiB", flag="--memory"),
@@ -40,6 +39,7 @@ def join(root: click.Group) -> None:
         group.add_command(command)
 
 
+CLAIM_ARGUMENT = click.argument("name", metavar="CLAIM")
 WAIT = click.option("--wait", type=DURATION, help="wait for this long until it is in force; then exit 5")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="show the effect; change nothing")
 
@@ -72,7 +72,7 @@ def create(invocation: Invocation, /, wait: int | None, dry_run: bool, only_uid:
 
 
 @click.command("wait")
-@click.argument("uid")
+@CLAIM_ARGUMENT
 @click.option(
     "--for",
     "seconds",
@@ -83,18 +83,18 @@ def create(invocation: Invocation, /, wait: int | None, dry_run: bool, only_uid:
 )
 @output_options
 @pass_invocation
-def wait_for(invocation: Invocation, /, uid: str, seconds: int) -> None:
+def wait_for(invocation: Invocation, /, name: str, seconds: int) -> None:
     """Wait until a claim's limits are in force, and print meanwhile why it waits.
 
-    Example: gpucloud claim wait 0198c1ab-… --for 10m
+    Example: gpucloud claim wait train --for 10m
     """
     with invocation.api() as api:
-        claim = api.get(path_of(CLAIM, None, uid)).body
+        claim = api.get(_path(api, name)).body
         invocation.show(claiming.await_active(api, claim, seconds=seconds))
 
 
 @click.command()
-@click.argument("uid")
+@CLAIM_ARGUMENT
 @field_options(RESIZED)
 @WAIT
 @DRY_RUN
@@ -102,43 +102,48 @@ def wait_for(invocation: Invocation, /, uid: str, seconds: int) -> None:
 @output_options
 @pass_invocation
 def resize(
-    invocation: Invocation, /, uid: str, wait: int | None, dry_run: bool, if_version: int | None, **given: Any
+    invocation: Invocation, /, name: str, wait: int | None, dry_run: bool, if_version: int | None, **given: Any
 ) -> None:
     """Resize a claim's limits live: same process, no restart.
 
-    Example: gpucloud claim resize 0198c1ab-… --core 50
+    Example: gpucloud claim resize train --core 50
     """
     wanted = body(RESIZED, given)
     if not wanted:
         raise Usage("Nothing to change was given: see --help.")
     etag = None if if_version is None else f'"{if_version}"'
     with invocation.api() as api:
-        claim = api.patch(path_of(CLAIM, None, uid), wanted, etag=etag, dry_run=True if dry_run else None).body
+        claim = api.patch(_path(api, name), wanted, etag=etag, dry_run=True if dry_run else None).body
         if wait is not None and not dry_run:
             claim = claiming.await_active(api, claim, seconds=wait)
         invocation.show(claim)
 
 
 @click.command()
-@click.argument("uids", metavar="UID...", nargs=-1, required=True)
+@click.argument("names", metavar="CLAIM...", nargs=-1, required=True)
 @click.option("--wait", type=DURATION, help="wait for this long for each node to confirm; then exit 5")
 @connection_options
 @pass_invocation
-def release(invocation: Invocation, /, uids: tuple[str, ...], wait: int | None) -> None:
-    """Release claims; may be repeated. A failure of one does not stop the others.
+def release(invocation: Invocation, /, names: tuple[str, ...], wait: int | None) -> None:
+    """Release claims by name or UID; may be repeated. A failure of one does not stop the others.
 
-    Example: gpucloud claim release 0198c1ab-… --wait 60s
+    Example: gpucloud claim release train --wait 60s
     """
     codes = []
     with invocation.api(timeout_seconds=LONGEST_WAIT_SECONDS + 30.0) as api:
-        for uid in uids:
+        for name in names:
             try:
-                _release(api, uid, wait)
+                _release(api, find_claim(api, name), wait)
             except Failure as failure:
-                output.say(f"claim {uid} is not released: {failure}")
+                output.say(f"claim {name} is not released: {failure}")
                 codes.append(exit_code(failure))
     if codes:
         raise click.exceptions.Exit(codes[0])
+
+
+def _path(api: Api, name: str) -> str:
+    """Return the path of the claim with this name or UID."""
+    return claiming.path_of(find_claim(api, name))
 
 
 def _release(api: Api, uid: str, wait: int | None) -> None:
@@ -150,46 +155,46 @@ def _release(api: Api, uid: str, wait: int | None) -> None:
             output.say(f"claim {uid} is {state}")
             return
         if left <= LONGEST_WAIT_SECONDS:
-            raise WaitRanOut(f"it is {state} after {wait} s, and its node gives it back when it answers")
+            raise WaitRanOut(f"it is {state} after {duration_text(wait)}, and its node gives it back when it answers")
 
 
 @click.command()
-@click.argument("uid")
+@CLAIM_ARGUMENT
 @output_options
 @pass_invocation
-def renew(invocation: Invocation, /, uid: str) -> None:
+def renew(invocation: Invocation, /, name: str) -> None:
     """Renew a claim's lease from now.
 
-    Example: gpucloud claim renew 0198c1ab-…
+    Example: gpucloud claim renew train
     """
     with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(CLAIM, None, uid)}renew/", {}).body)
+        invocation.show(api.post(f"{_path(api, name)}renew/", {}).body)
 
 
 @click.command()
-@click.argument("uid")
+@CLAIM_ARGUMENT
 @output_options
 @pass_invocation
-def env(invocation: Invocation, /, uid: str) -> None:
+def env(invocation: Invocation, /, name: str) -> None:
     """Show the environment of a process under a claim; it includes the claim's secret.
 
-    Example: gpucloud claim env 0198c1ab-…
+    Example: gpucloud claim env train
     """
     with invocation.api() as api:
-        invocation.show(api.get(f"{path_of(CLAIM, None, uid)}env/").body)
+        invocation.show(api.get(f"{_path(api, name)}env/").body)
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
-@click.argument("uid")
+@CLAIM_ARGUMENT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @connection_options
 @pass_invocation
-def execute(invocation: Invocation, /, uid: str, command: tuple[str, ...]) -> None:
+def execute(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> None:
     """Run COMMAND under an existing claim, on its node.
 
-    Example: gpucloud claim exec 0198c1ab-… -- python train.py
+    Example: gpucloud claim exec train -- python train.py
     """
     with invocation.api() as api:
-        place = api.get(f"{path_of(CLAIM, None, uid)}env/").body
-    # `--` after the uid is common; click removes it only before the first argument.
+        place = api.get(f"{_path(api, name)}env/").body
+    # `--` after the claim is common; click removes it only before the first argument.
     become(place, command[1:] if command[0] == "--" else command)

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gpucloud_cli import output
+from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.failures import Failure
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
@@ -77,14 +78,14 @@ def uncordon(invocation: Invocation, name: str) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--grace-seconds", type=click.IntRange(0, 604_800), help="the time that claims have to end")
+@click.option("--grace", "grace_seconds", type=DURATION, help="the time that claims have to end, like 10m")
 @click.option("--dry-run", is_flag=True, help="show which claims would move, and where to; change nothing")
 @output_options
 @pass_invocation
 def drain(invocation: Invocation, name: str, grace_seconds: int | None, dry_run: bool) -> None:
     """Drain a node: it takes no new claims, and its claims return to the queue; `uncordon` ends that.
 
-    Example: gpucloud node drain gpu-7 --grace-seconds 600
+    Example: gpucloud node drain gpu-7 --grace 10m
     """
     with invocation.api() as api:
         path, body = f"{path_of(NODE, None, name)}drain/", {"grace_seconds": grace_seconds}
@@ -167,8 +168,8 @@ def _enrolment(invocation: Invocation, node: dict[str, Any]) -> None:
         raise Failure(
             f"Node {node['name']} is made, but its token was lost on the way: `gpucloud node enrol` makes another."
         )
-    if invocation.json:
-        output.as_json(node)
+    if invocation.structured:
+        invocation.show(node)
         return
     output.say(f"node {node['name']} awaits its agent; run this there as root, within 24 hours:")
     click.echo(node["command"])

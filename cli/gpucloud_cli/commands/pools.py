@@ -5,10 +5,12 @@ from typing import Any
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.api import PAGE, Api
+from gpucloud_cli.addressing import refuse_unknown
+from gpucloud_cli.amounts import SIZE
+from gpucloud_cli.api import Api
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
-from gpucloud_cli.verbs import path_of
+from gpucloud_cli.verbs import first, limits, path_of
 
 POOL, PROPOSAL, QUEUE = BY_NAME["pool"], BY_NAME["proposal"], BY_NAME["queue"]
 CHANGES = ("claim", "tenant", "claim_name", "kind", "state", "explanation")
@@ -17,6 +19,9 @@ WAITING = (
     "pool", "position", "claim", "tenant", "name", "priority", "gpu_count", "core_request", "memory_mib", "starts",
     "reason",
 )  # fmt: skip
+
+
+WIDE = ("gpu_model", "group", "time_limit_seconds", "created_at")
 
 
 def join(root: click.Group) -> None:
@@ -50,7 +55,7 @@ def rebalance(invocation: Invocation, *, name: str, dry_run: bool) -> None:
 @click.command()
 @click.argument("name")
 @click.option("--most-moves", type=click.IntRange(1, 32), help="most moves of one plan; default: 4")
-@click.option("--most-memory", "most_memory_mib", type=click.IntRange(1), help="most MiB to copy in one plan")
+@click.option("--most-memory", "most_memory_mib", type=SIZE, help="most memory to copy in one plan, like 16GiB")
 @click.option("--dry-run", is_flag=True, help="has no effect: moves are only listed")
 @output_options
 @pass_invocation
@@ -69,7 +74,7 @@ def _explain(
     invocation: Invocation, found: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...]
 ) -> None:
     """Print JSON as it is; for people a table, or the reason why it is empty."""
-    if invocation.json:
+    if invocation.structured:
         invocation.show(found)
     elif rows:
         invocation.show(rows, columns=columns)
@@ -108,27 +113,25 @@ def dismiss(invocation: Invocation, *, uid: str, words: str | None) -> None:
 @click.command("list")
 @click.option("--pool", help="a pool's name; default: all pools, one after the other")
 @click.option("--tenant", help="a tenant's slug")
-@click.option("--all", "everything", is_flag=True, help=f"list all, not only the first {PAGE} of each pool")
+@limits(QUEUE)
 @output_options
 @pass_invocation
-def list_queue(invocation: Invocation, *, pool: str | None, tenant: str | None, everything: bool) -> None:
+def list_queue(invocation: Invocation, *, pool: str | None, tenant: str | None, everything: bool, limit: int) -> None:
     """List queued claims with their expected start and the reason why they wait, next first.
 
     Example: gpucloud queue list --pool default
     """
     with invocation.api() as api:
         pools = [pool] if pool else [row["name"] for row in reversed(list(api.rows("pools/")))]
-        rows = [row for name in pools for row in _of_pool(api, name, tenant, everything)]
-    invocation.show(rows if invocation.json else [_line(row) for row in rows], columns=WAITING)
+        most = 0 if everything else limit
+        rows = [{"pool": name, **row} for name in pools for row in _of_pool(api, name, tenant, most)]
+        if not rows:
+            refuse_unknown(api, {"tenant": tenant})
+    invocation.show(rows if invocation.structured else [_line(row) for row in rows], columns=WAITING, wide=WIDE)
 
 
-def _of_pool(api: Api, pool: str, tenant: str | None, everything: bool) -> list[dict[str, Any]]:
-    wanted = {} if tenant is None else {"tenant": tenant}
-    rows = list(api.rows(path_of(QUEUE, pool), most=None if everything else PAGE + 1, **wanted))
-    if not everything and len(rows) > PAGE:
-        del rows[PAGE:]
-        output.say(f"these are the first {PAGE} of {pool}; --all lists the rest too")
-    return [{"pool": pool, **row} for row in rows]
+def _of_pool(api: Api, pool: str, tenant: str | None, limit: int) -> list[dict[str, Any]]:
+    return first(api.rows, path_of(QUEUE, pool), limit, tenant=tenant)
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from gpucloud_cli.amounts import Amount
+from gpucloud_cli.amounts import AMOUNT, IN
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
@@ -49,8 +49,8 @@ def deny(invocation: Invocation, *, uid: str, words: str) -> None:
 
 @click.command()
 @click.argument("uid")
-@click.option("--amount", type=Amount(), required=True, help="the additional amount; memory also as 64GiB")
-@click.option("--until", help="a time, ISO 8601; default: permanent")
+@click.option("--amount", type=AMOUNT, required=True, help="the additional amount; memory also as 64GiB")
+@click.option("--until", type=IN, help="a time in ISO 8601, or like 7d from now; default: permanent")
 @click.option("--words", help="a message to the tenant")
 @output_options
 @pass_invocation

@@ -6,8 +6,11 @@ from urllib.parse import quote
 
 import click
 
+from gpucloud_cli.amounts import IN
+from gpucloud_cli.failures import Problem, Usage
+from gpucloud_cli.fields import CLAIM_FIELDS, RESERVED_FIELDS, Field
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
-from gpucloud_cli.resources import BY_NAME, CLAIM_FIELDS, RESERVED_FIELDS, Field
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 RESERVATION = BY_NAME["reservation"]
@@ -18,7 +21,7 @@ BOOKED = tuple(
     for field in (
         *(field for field in CLAIM_FIELDS if field.name in SIZE),
         *RESERVED_FIELDS,
-        Field("weekly_until", help="repeat every week until this time; all or none", flag="--weekly-until"),
+        Field("weekly_until", IN, "repeat every week until this time, or like 60d from now; all or none"),
     )
 )
 
@@ -62,19 +65,24 @@ def release(invocation: Invocation, *, uid: str) -> None:
 
 @click.command()
 @click.argument("pool", default="default")
-@click.option("--from", "start", metavar="TEXT", help="a time, ISO 8601; default: now")
-@click.option("--to", "end", metavar="TEXT", help="a time, ISO 8601; default: a week later")
+@click.option("--from", "from_", type=IN, help="a time in ISO 8601, or like 1d from now; default: now")
+@click.option("--to", "to_", type=IN, help="a time in ISO 8601, or like 7d from now; default: a week later")
 @click.option("--node", help="show this node's GPUs only")
 @output_options
 @pass_invocation
-def calendar(invocation: Invocation, /, pool: str, start: str | None, end: str | None, node: str | None) -> None:
+def calendar(invocation: Invocation, /, pool: str, from_: str | None, to_: str | None, node: str | None) -> None:
     """Show the calendar of a pool: the reserved part of each GPU over time.
 
     Example: gpucloud reservation calendar default --node gpu-7
     """
-    with invocation.api() as api:
-        found = api.get(f"pools/{quote(pool, safe='')}/calendar/", **{"from": start, "to": end, "node": node}).body
-    if invocation.json:
+    try:
+        with invocation.api() as api:
+            found = api.get(f"pools/{quote(pool, safe='')}/calendar/", **{"from": from_, "to": to_, "node": node}).body
+    except Problem as problem:
+        if problem.status == 404:
+            raise Usage(str(problem)) from problem
+        raise
+    if invocation.structured:
         invocation.show(found)
         return
     rows = [

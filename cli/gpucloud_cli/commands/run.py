@@ -11,8 +11,8 @@ from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
 from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable
+from gpucloud_cli.fields import CLAIM_FIELDS, Field
 from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
-from gpucloud_cli.resources import CLAIM_FIELDS, Field
 from gpucloud_cli.watching import ClaimWatch
 
 NAME = Field("name", help="a display name; default: the command's name")

@@ -96,7 +96,11 @@ def api(invocation: Invocation, method: str, path: str, data: IO[str] | None, if
             answer = server.post(path, {} if body is None else body)
         else:
             answer = server.request(method, path, body=body, headers=headers)
-    if answer.body is not None:
+    if answer.body is None:
+        return
+    if invocation.structured:
+        invocation.show(answer.body)
+    else:
         output.as_json(answer.body)
 
 

@@ -1,16 +1,16 @@
 """`token create|revoke`."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gpucloud_cli import access, output
-from gpucloud_cli.amounts import DURATION
+from gpucloud_cli.amounts import DURATION, IN
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.fields import ROLES
 from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
-from gpucloud_cli.resources import BY_NAME, ROLES
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 TOKEN = BY_NAME["token"]
@@ -32,7 +32,7 @@ def join(root: click.Group) -> None:
 @click.option("--role", type=ROLES, help="the role; default: member")
 @click.option("--scope", "scopes", multiple=True, help="a scope, like claims:write; may be repeated; default: all")
 @click.option("--cidr", "cidrs", multiple=True, help="a network that may use it; may be repeated")
-@click.option("--expires", type=DURATION, help="validity, like 90d")
+@click.option("--expires", type=IN, help="a time in ISO 8601, or like 90d from now")
 @OUT
 @output_options
 @pass_invocation
@@ -44,7 +44,7 @@ def create(
     role: str | None,
     scopes: tuple[str, ...],
     cidrs: tuple[str, ...],
-    expires: int | None,
+    expires: str | None,
     out: Path | None,
 ) -> None:
     """Create a token; it is shown this once.
@@ -52,7 +52,7 @@ def create(
     Example: gpucloud token create ci --tenant vision --scope claims:write --expires 90d
     """
     body = {"name": name, "tenant": tenant}
-    more = {"role": role, "scopes": list(scopes), "cidrs": list(cidrs), "expires_at": _moment(expires)}
+    more = {"role": role, "scopes": list(scopes), "cidrs": list(cidrs), "expires_at": expires}
     with invocation.api() as api:
         token = api.post("tokens/", body | {key: value for key, value in more.items() if value}).body
     _show_once(invocation, token, out)
@@ -81,8 +81,8 @@ def _show_once(invocation: Invocation, token: dict[str, Any], out: Path | None) 
     if out is not None:
         access.write_private(out, token.pop("token") + "\n")
         output.say(f"token {token['key']} is in {out}")
-    if invocation.json:
-        output.as_json(token)
+    if invocation.structured or (out is not None and invocation.format == "name"):
+        invocation.show(token)
     elif out is None:
         output.say(f"token {token['key']}, shown this once:")
         click.echo(token["token"])
@@ -100,7 +100,3 @@ def revoke(invocation: Invocation, key: str) -> None:
     with invocation.api() as api:
         api.delete(path_of(TOKEN, None, key))
     output.say(f"token {key} is revoked")
-
-
-def _moment(seconds: int | None) -> str | None:
-    return None if seconds is None else (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

@@ -10,7 +10,8 @@ from rich.console import Group
 from rich.live import Live
 
 from gpucloud_cli import output
-from gpucloud_cli.amounts import DURATION
+from gpucloud_cli.addressing import refuse_unknown
+from gpucloud_cli.amounts import DURATION, duration_text
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Unreachable
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
@@ -37,10 +38,8 @@ def top(invocation: Invocation, tenant: str | None, once: bool, interval: int) -
     Example: gpucloud top --tenant vision
     """
     with invocation.api() as api:
-        if invocation.json:
-            output.as_json(read_rows(api, tenant))
-        elif once or not sys.stdout.isatty():
-            output.table(read_rows(api, tenant), COLUMNS)
+        if once or invocation.format != "table" or not sys.stdout.isatty():
+            invocation.show(read_rows(api, tenant), columns=COLUMNS, wide=("pool", "created_by"))
         else:
             watch(api, tenant, interval)
 
@@ -65,6 +64,8 @@ def watch(api: Api, tenant: str | None, interval: int) -> None:
 def read_rows(api: Api, tenant: str | None) -> list[dict[str, Any]]:
     """Return a row for each live claim, measured ones first."""
     claims = [claim for state in STATES for claim in api.rows("claims/", most=MOST_ROWS, state=state, tenant=tenant)]
+    if not claims:
+        refuse_unknown(api, {"tenant": tenant})
     measured: dict[str, list[dict[str, Any]]] = {}
     for slug in sorted({claim["tenant"] for claim in claims}):
         for series in api.get("utilization/", tenant=slug).body["series"]:
@@ -83,8 +84,10 @@ def row(claim: dict[str, Any], series: list[dict[str, Any]]) -> dict[str, Any]:
         "core": _of(series, "core_percent", claim["core_limit"] * claim["gpu_count"], "%"),
         "throttled": _of(series, "throttled_percent", None, "%", together=max),
         "memory": _of(series, "memory_mib", claim["memory_mib"] * claim["gpu_count"], "MiB"),
-        "age": f"{max(ages):.0f}s" if ages else None,
+        "age": duration_text(round(max(ages))) if ages else None,
         "uid": claim["uid"],
+        "pool": claim["pool"],
+        "created_by": claim["created_by"],
     }
 
 

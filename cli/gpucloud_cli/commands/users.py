@@ -6,11 +6,12 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.failures import Problem, Usage
+from gpucloud_cli.fields import ROLES
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
-from gpucloud_cli.resources import BY_NAME, ROLES
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
-USER = BY_NAME["user"]
+USER, MEMBER = BY_NAME["user"], BY_NAME["member"]
 
 
 def join(root: click.Group) -> None:
@@ -42,8 +43,8 @@ def invite(invocation: Invocation, /, **given: Any) -> None:
 def _invite(invocation: Invocation, body: dict[str, Any]) -> None:
     with invocation.api() as api:
         made = api.post("invitations/", body).body
-    if invocation.json:
-        output.as_json(made)
+    if invocation.structured:
+        invocation.show(made)
         return
     output.say(f"send this link; it works once, until {made['expires_at']}:")
     click.echo(made["link"])
@@ -89,8 +90,8 @@ def reset_password(invocation: Invocation, username: str) -> None:
     """
     with invocation.api() as api:
         made = api.post(f"{path_of(USER, None, username)}password-reset/", {}).body
-    if invocation.json:
-        output.as_json(made)
+    if invocation.structured:
+        invocation.show(made)
     else:
         output.say(f"send this link; it works once, until {made['expires_at']}:")
         click.echo(made["link"])
@@ -111,7 +112,7 @@ def create_member(invocation: Invocation, username: str, tenant: str, role: str,
     body = {"username": username, "role": role}
     try:
         with invocation.api() as api:
-            invocation.show(api.post(path_of(BY_NAME["member"], tenant), body).body)
+            invocation.show(api.post(path_of(MEMBER, tenant), body).body)
     except Problem as problem:
         if problem.status != 400 or "username" not in (problem.facts.get("errors") or {}):
             raise

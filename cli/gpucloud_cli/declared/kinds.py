@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud_cli.amounts import mib
-from gpucloud_cli.resources import AUDIT, FAILOVER, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
+from gpucloud_cli import amounts
+from gpucloud_cli.fields import AUDIT, FAILOVER, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -44,9 +44,19 @@ def number_or_null(value: Any) -> int | None:
     return None if value is None else number(value)
 
 
+def duration(value: Any) -> int:
+    """Convert seconds, or a duration such as 10m."""
+    return amounts.seconds(value) if isinstance(value, str) else number(value)
+
+
+def duration_or_null(value: Any) -> int | None:
+    """Convert a duration or null."""
+    return None if value is None else duration(value)
+
+
 def amount(value: Any) -> int:
-    """Convert a whole number, or a size such as 64GiB to MiB."""
-    return mib(value) if isinstance(value, str) else number(value)
+    """Convert a whole number, a size such as 64GiB to MiB, or a duration such as 2h to seconds."""
+    return amounts.amount(value) if isinstance(value, str) else number(value)
 
 
 def limit(value: Any) -> int | None:
@@ -102,17 +112,17 @@ POOL = Kind(
         "memory_overcommit_percent": number_or_null,
         "audit_policy": one_of(tuple(AUDIT.choices)),
         "idle_rule": one_of(tuple(IDLE_RULES.choices)),
-        "idle_seconds": number,
-        "unused_seconds": number_or_null,
-        "idle_grace_seconds": number,
+        "idle_seconds": duration,
+        "unused_seconds": duration_or_null,
+        "idle_grace_seconds": duration,
         "failover_policy": one_of(tuple(FAILOVER.choices)),
-        "failover_after_seconds": number,
+        "failover_after_seconds": duration,
         "repair_drift": truth,
         "lend_reserved": truth,
         "reclaim_idle": truth,
-        "preemption_grace_seconds": number_or_null,
+        "preemption_grace_seconds": duration_or_null,
         "preempt_by_priority": truth,
-        "patience_seconds": number_or_null,
+        "patience_seconds": duration_or_null,
     },
     frozenset({"name"}),
     "name",

@@ -10,7 +10,7 @@ from apps.nodes.models import Node
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED
 
-# The command that an installation puts on the PATH.
+# The command that an installation and our image have on the PATH.
 INSTALLED = "gpucloud-agent"
 # The library of an agent that was not installed: below the checkout, or below the image's program.
 BUILT = "/libvcuda/build/libvcuda.so"
@@ -34,8 +34,7 @@ def agent_command(node: Node) -> str:
     if not node.library.endswith(BUILT):
         return INSTALLED
     root = node.library.removesuffix(BUILT)
-    python = "python3" if root == IMAGE else f"{root}/.venv/bin/python"
-    return f"PYTHONPATH={root} {python} -m agent"
+    return INSTALLED if root == IMAGE else f"{root}/agent/{INSTALLED}"
 
 
 def launch_methods(claim: Claim) -> list[LaunchMethod]:
@@ -49,16 +48,16 @@ def launch_methods(claim: Claim) -> list[LaunchMethod]:
     node, uid = assignments[0].gpu.node, str(claim.uid)
     return [
         LaunchMethod(
-            "exec",
-            _("Run a program"),
-            _("As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim."),
-            f"{agent_command(node)} exec {uid} -- COMMAND",
-        ),
-        LaunchMethod(
             "gpucloud",
-            _("Run a program by the command line"),
+            _("Run a program"),
             _("As any user, where `gpucloud login` was done."),
             f"gpucloud claim exec {uid} -- COMMAND",
+        ),
+        LaunchMethod(
+            "exec",
+            _("Run a program by the agent"),
+            _("As any user; GPUCLOUD_URL with GPUCLOUD_TOKEN, or `env` of this answer, opens the claim."),
+            f"{agent_command(node)} exec {uid} -- COMMAND",
         ),
         *_containers(node, uid, [item.gpu.uuid for item in assignments]),
         *_units(node, uid),

@@ -71,7 +71,7 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
     principal.require_operator()
     if pool.rebalance_mode == RebalanceMode.OFF and not dry_run:
         raise RebalancingOff(
-            f"Pool {pool.name} has rebalance_mode off: set it to propose or apply, or ask with ?dry_run=true.",
+            f"Pool {pool.name} has rebalance_mode off: set it to propose or apply, or ask for a dry run.",
             pool=pool.name,
         )
     now = now or timezone.now()

@@ -1,0 +1,52 @@
+"""Objects that a command names: claims by name or UID, and tenants, pools and nodes that do not exist."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from gpucloud_cli.api import Api
+from gpucloud_cli.failures import Failure, Problem, Unknown, Usage
+
+WHOLE = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+# A shorter beginning is a name: `cafe` may be both, and then the name wins.
+BEGINNING = re.compile(r"(?=.{4,36}$)[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.IGNORECASE)
+MOST_CANDIDATES = 10
+
+
+def find_claim(api: Api, text: str) -> str:
+    """Return the UID of the claim that the text names: a live claim's name, a UID's beginning, a past claim's name.
+
+    Raises Usage with the candidates if there are several, Failure if there is none.
+    """
+    if WHOLE.fullmatch(text):
+        return text
+    searches: list[dict[str, Any]] = [{"name": text, "live": True}, {"name": text, "live": False}]
+    if BEGINNING.fullmatch(text):
+        searches.insert(1, {"uid_prefix": text})
+    for search in searches:
+        rows = list(api.rows("claims/", most=MOST_CANDIDATES + 1, **search))
+        if len(rows) == 1:
+            return str(rows[0]["uid"])
+        if rows:
+            raise Usage(_ambiguous(text, rows))
+    raise Failure(f"There is no claim {text!r} that you may see: give a name, or at least 4 digits of a UID.")
+
+
+def _ambiguous(text: str, rows: list[dict[str, Any]]) -> str:
+    lines = [f"  {row['uid']}  {row['tenant']}/{row['name']}  {row['state']}" for row in rows[:MOST_CANDIDATES]]
+    if len(rows) > MOST_CANDIDATES:
+        lines.append("  …")
+    return "\n".join([f"{text!r} names several claims; give the UID of one, or more of its digits:", *lines])
+
+
+def refuse_unknown(api: Api, named: Mapping[str, Any]) -> None:
+    """Raise Unknown for a tenant, pool or node that does not exist: a filter by it only makes a list empty."""
+    for kind in ("tenant", "pool", "node"):
+        if name := named.get(kind):
+            try:
+                api.get(f"{kind}s/{quote(str(name), safe='')}/")
+            except Unknown:
+                raise
+            except Problem:  # Not everybody may see nodes.
+                continue

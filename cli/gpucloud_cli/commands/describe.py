@@ -1,0 +1,219 @@
+"""`claim|node|pool|tenant describe`: an object and what belongs to it, for people."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gpucloud_cli import claiming, sheets
+from gpucloud_cli.addressing import find_claim
+from gpucloud_cli.amounts import size_text
+from gpucloud_cli.api import Api
+from gpucloud_cli.failures import Problem
+from gpucloud_cli.options import Invocation, connection_options, pass_invocation
+from gpucloud_cli.resources import BY_NAME
+from gpucloud_cli.verbs import path_of
+from gpucloud_cli.wording import WORDING
+
+Row = dict[str, Any]
+MOST_EVENTS = 12
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table: a list within the object, or rows of another resource that belong to it."""
+
+    title: str
+    source: str
+    columns: str
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A description: sections of facts, tables, and the types of objects whose changes are its events."""
+
+    facts: dict[str, str]
+    parts: tuple[Part, ...]
+    more: Callable[[Api, Row], Row] = lambda _api, _found: {}
+    events: tuple[str, ...] = ()
+
+
+def join(root: click.Group) -> None:
+    """Add the commands to the tree."""
+    for kind in SHEETS:
+        group = root.commands[kind]
+        assert isinstance(group, click.Group)
+        group.add_command(_command(kind), "describe")
+
+
+def _command(kind: str) -> click.Command:
+    resource, sheet = BY_NAME[kind], SHEETS[kind]
+    words = f"Describe {WORDING[kind].noun}: {', '.join(part.title for part in sheet.parts)} and events."
+
+    @click.command(help=f"{words}\n\nExample: gpucloud {kind} describe {WORDING[kind].key}")
+    @click.argument("key", metavar="CLAIM" if kind == "claim" else resource.key.upper())
+    @connection_options
+    @pass_invocation
+    def command(invocation: Invocation, /, key: str) -> None:
+        with invocation.api() as api:
+            key = find_claim(api, key) if kind == "claim" else key
+            found = api.get(path_of(resource, None, key)).body
+            found |= sheet.more(api, found)
+            for title, names in sheet.facts.items():
+                sheets.section(title, found, names.split())
+            for part in sheet.parts:
+                sheets.table(part.title, _rows(api, part, kind, key, found), part.columns.split())
+            sheets.table("Events", _events(api, kind, found), ["at", "actor", "event"])
+
+    return command
+
+
+def _rows(api: Api, part: Part, kind: str, key: str, found: Row) -> list[Row]:
+    if part.source in found:
+        return list(found[part.source])
+    resource = BY_NAME[part.source]
+    wanted = ({} if resource.parent else {kind: key}) | ({"live": True} if resource.history else {})
+    rows = _read(api, path_of(resource, key), most=sheets.MOST_ROWS + 1, **wanted)
+    return sorted(rows, key=lambda row: row.get("index", 0))
+
+
+def _read(api: Api, path: str, **wanted: Any) -> list[Row]:
+    """Return rows; none where the token may not read them."""
+    try:
+        return list(api.rows(path, **wanted))
+    except Problem as problem:
+        if problem.status == 403:
+            return []
+        raise
+
+
+def _events(api: Api, kind: str, found: Row) -> list[Row]:
+    """Return the claim's states, and the audited changes that the caller may see, oldest first."""
+    states = [{"at": step["at"], "actor": None, "event": step["state"]} for step in found.get("timeline", ())]
+    about: Row = {"tenant": found["slug"]} if kind == "tenant" else {"object_id": found[BY_NAME[kind].key]}
+    for one in SHEETS[kind].events or (kind,):
+        rows = _read(api, "audit/", most=MOST_EVENTS, object_type=one, **about)
+        states += ({"at": row["at"], "actor": row["actor"], "event": _change(row)} for row in rows)
+    return sorted(states, key=lambda row: sheets.parse(row["at"]))[-MOST_EVENTS:]
+
+
+def _change(row: Row) -> str:
+    """Return an audited change: the action, and the values that it changed."""
+    before, after = row["before"] or {}, row["after"] or {}
+    changed = [
+        f"{name}: {before[name]} → {value}" for name, value in after.items() if name in before and before[name] != value
+    ]
+    return " ".join([row["action"], *([f"({', '.join(changed)})"] if changed else [])])
+
+
+def _of_claim(api: Api, found: Row) -> Row:
+    """Return a claim's conditions, and its assignments with their latest measurements."""
+    series = api.get("utilization/", claim=found["uid"]).body["series"]
+    use = {one["assignment"]: one for one in series}
+    return {
+        "state": "unknown" if found["reachable"] is False else found["state"],
+        "queue": ", ".join(claiming.place(found)) if found["queue_position"] else None,
+        "conditions": [dict(zip(CONDITION, row, strict=True)) for row in _conditions(found)],
+        "assignments": [
+            {**row, **{f"used_{name}": _latest(use.get(row["uid"]), name) for name in ("core_percent", "memory_mib")}}
+            for row in found["assignments"]
+        ],
+    }
+
+
+def _latest(series: Row | None, name: str) -> int | None:
+    value = series[name][-1] if series and series[name] else None
+    return None if value is None else round(value)
+
+
+CONDITION = ("type", "status", "since", "message")
+
+
+def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
+    placed, applied = found["assigned_at"], found["observed_generation"] >= found["generation"]
+    yield "Scheduled", placed is not None, placed, None if placed else claiming.why(found)
+    generations = f"generation {found['observed_generation']} of {found['generation']}"
+    yield "Applied", found["state"] == "active" and applied, None, generations
+    if (reachable := found["reachable"]) is not None:
+        yield "Reachable", reachable, found["unreachable_since"], None if reachable else "no heartbeat of its node"
+    if found["idle_since"]:
+        release = found["idle_release_at"]
+        yield "Idle", True, found["idle_since"], f"released {sheets.age(release)}" if release else found["idle_reason"]
+    for name, words in {"preempt_at": "Preempted", "yields_at": "Yields"}.items():
+        if found[name]:
+            yield words, True, None, f"ends {sheets.age(found[name])}"
+
+
+def _of_node(_api: Api, found: Row) -> Row:
+    return {"checks": [check for check in found["checks"] if check["state"] != "ok"]}
+
+
+def _of_pool(api: Api, found: Row) -> Row:
+    """Return a pool's capacity."""
+    gpus = [gpu for gpu in api.rows("gpus/", pool=found["name"]) if gpu["present"]]
+    used, size = (size_text(sum(gpu[name] for gpu in gpus)) for name in ("memory_used_mib", "memory_mib"))
+    core = f"{sum(gpu['core_used'] for gpu in gpus)} of {100 * len(gpus)} %"
+    return {"gpu_count": len(gpus), "core_allocated": core, "memory_allocated": f"{used} of {size}"}
+
+
+SHEETS = {
+    "claim": Sheet(
+        {
+            "": "name uid tenant pool state queue estimated_start_at created_at created_by lease_until released_at",
+            "Request": "gpu_count gpu_model core_request core_limit memory_mib class priority weight "
+            "time_limit_seconds start_at group group_size reservation node_selector affinity anti_affinity exclusion",
+        },
+        (
+            Part(
+                "GPUs",
+                "assignments",
+                "node gpu_index core_request core_limit used_core_percent memory_mib used_memory_mib state in_force_at",
+            ),
+            Part("conditions", "conditions", " ".join(CONDITION)),
+            Part("reasons", "reasons", "detail"),
+            Part("suggestions", "suggestions", "detail"),
+        ),
+        _of_claim,
+    ),
+    "node": Sheet(
+        {
+            "": "name pool state hostname agent_version driver_version labels last_seen_at draining_at fenced_at "
+            "fenced_why unhealthy drifted created_at"
+        },
+        (
+            Part("conditions", "conditions", "type status reason since message"),
+            Part("GPUs", "gpu", "index model core_used memory_used_mib memory_mib present unhealthy"),
+            Part("claims", "assignment", "claim gpu_index core_request core_limit memory_mib state created_at"),
+            Part("checks", "checks", "name state detail cure"),
+        ),
+        _of_node,
+    ),
+    "pool": Sheet(
+        {
+            "": "name description created_at",
+            "Policies": "sharing_policy placement_policy core_ceiling core_overcommit_percent "
+            "memory_overcommit_percent preemption_grace_seconds preempt_by_priority patience_seconds idle_rule "
+            "idle_seconds idle_grace_seconds unused_seconds failover_policy failover_after_seconds rebalance_mode "
+            "rebalance_policy audit_policy repair_drift lend_reserved reclaim_idle",
+            "Capacity": "gpu_count core_allocated memory_allocated",
+        },
+        (
+            Part("nodes", "node", "name state agent_version last_seen_at"),
+            Part("queue", "queue", "position claim tenant name created_at reasons.detail"),
+        ),
+        _of_pool,
+    ),
+    "tenant": Sheet(
+        {"": "slug name weight cohort created_at"},
+        (
+            Part("quotas", "quota", "resource pool hard used borrowed lent free"),
+            Part("limit ranges", "limit-range", "field pool minimum maximum default"),
+            Part("members", "member", "username role"),
+            Part("member limits", "member-limit", "member resource hard"),
+            Part("budgets", "budget", "period gpu_hours current.gpu_hours_spent current.percent current.ends_at"),
+            Part("live claims", "claim", "name uid state gpu_count core_request core_limit memory_mib created_at"),
+        ),
+        events=("tenant", "quota", "member", "limit-range", "member-limit", "budget"),
+    ),
+}
