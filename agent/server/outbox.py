@@ -1,9 +1,9 @@
 """The frames that wait to be sent to the server, by priority; the connection's one writer takes from here.
 
-Four kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
-only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Usage
-is a history: each frame has a sequence number and is kept, and sent again on every new connection, until the server
-acknowledges that it is stored.
+Five kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
+only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Of
+health reports, only the newest is sent, and once. Usage is a history: each frame has a sequence number and is kept, and
+sent again on every new connection, until the server acknowledges that it is stored.
 """
 
 import asyncio
@@ -70,6 +70,7 @@ class Outbox:
         self._observed_waits = False
         self._conditions = conditions
         self._conditions_wait = False
+        self._health: str | None = None
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
@@ -92,6 +93,11 @@ class Outbox:
     def mark_conditions(self) -> None:
         """Queue the conditions; many marks before the writer's turn are one frame."""
         self._conditions_wait = True
+        self._filled.set()
+
+    def put_health(self, health: wire.Health) -> None:
+        """Queue the health of the GPUs, in place of an older report that was not sent yet."""
+        self._health = _encode(health)
         self._filled.set()
 
     def keep(self, usage: wire.Usage) -> None:
@@ -142,6 +148,9 @@ class Outbox:
             self._conditions_wait = False
             if (text := _encode(self._conditions())) is not None:
                 return text
+        if self._health is not None:
+            text, self._health = self._health, None
+            return text
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text
