@@ -13,6 +13,7 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import agent_rows
 from apps.nodes.services.conditions import take_conditions
+from apps.nodes.services.gpu_health import take_health
 from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import watching
@@ -70,6 +71,11 @@ class Gateway:
         """Store conditions; record them for owners of claims on the GPUs; fence the node if its pool wants that."""
         tell_owners(node=node, changes=take_conditions(node=node, frame=frame))
         fence_if_wanted(node=node)
+
+    def health(self, node: Node, frame: wire.Health) -> None:
+        """Store the health of the GPUs; open pages read it with their next refresh."""
+        carried = self.carried([node.pk]).get(node.pk, {}) if frame.processes else {}
+        take_health(node=node, frame=frame, claims={one.claim_uid for one in carried.values()})
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Store an event for operators; if a claim's process caused it, its tenant's admins see it too."""

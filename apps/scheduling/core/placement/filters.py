@@ -124,7 +124,7 @@ def reasons(
 def _words(kind: Filter, request: Request) -> str:
     wanted = ", ".join(f"{key}={value}" for key, value in request.node_selector)
     words = {
-        Filter.NODE_UNAVAILABLE: "unavailable (node cordoned or NotReady)",
+        Filter.NODE_UNAVAILABLE: "unavailable (cordoned, or node NotReady)",
         Filter.NODE_SELECTOR: f"are on a node without the labels {wanted}",
         Filter.GPU_MODEL: f"are not of model {' or '.join(request.models)}",
         Filter.GPU_MEMORY: f"have less than {request.memory_mib} MiB free",

@@ -95,7 +95,7 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.present and states[gpu.node_id] == "ready" and not gpu.unhealthy,
+                schedulable=gpu.state == "ready" and states[gpu.node_id] == "ready",
                 unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
                 labels=labels.get(gpu.pk, ()),
                 core_over=max(0, -gpu.core_left),
@@ -107,8 +107,8 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
 
 
 def _ails(gpu: GpuRow, node: Node, state: str) -> str:
-    """Return the problem that keeps claims off a GPU that is there, on a node that is there; empty if none."""
-    if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
+    """Return the problem that keeps claims off a GPU that is there and not cordoned, nor its node; empty if none."""
+    if gpu.state in ("missing", "cordoned") or state not in ("ready", "unhealthy", "fenced"):
         return ""
     if node.fenced_at is not None:
         return "its node is fenced"

@@ -109,7 +109,7 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
     row = rows[0]
     gpus = read_fleet(row.pool)
     if not ready:
-        usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
+        usable = Gpu.objects.filter(node__pool=row.pool, present=True, cordoned=False, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
         gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
     return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
@@ -267,6 +267,6 @@ def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation
 
 
 def without_gpus(row: Reservation) -> bool:
-    """Return True if a GPU of the reservation is gone, or unhealthy, or on a node that is cordoned or lost."""
+    """Return True if a GPU of the reservation is gone, cordoned or unhealthy, or on a node that is cordoned or lost."""
     states = {gpu.uuid: gpu.schedulable for gpu in read_fleet(row.pool)}
     return not all(states.get(uuid, False) for uuid in row.gpus.values_list("uuid", flat=True))

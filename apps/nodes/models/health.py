@@ -1,0 +1,46 @@
+"""The latest health readings of each GPU, as its agent reports them every ten seconds."""
+
+from datetime import timedelta
+
+from django.db import models
+from django.utils import timezone
+
+from apps.nodes.models.gpu import Gpu
+
+# Three reports that did not come: the readings no longer say how the GPU is.
+STALE = timedelta(seconds=35)
+
+
+class GpuHealth(models.Model):
+    """The last report of one GPU. A null reading is one that its card or driver does not have.
+
+    A table of its own: each write of a GPU's row wakes the scheduler and changes the row's version.
+    """
+
+    gpu = models.OneToOneField(Gpu, on_delete=models.CASCADE, primary_key=True, related_name="health")
+    # By this server's clock.
+    reported_at = models.DateTimeField()
+    temperature_celsius = models.FloatField(null=True)
+    # Memory errors since the driver was loaded.
+    ecc_corrected = models.BigIntegerField(null=True)
+    ecc_uncorrected = models.BigIntegerField(null=True)
+    # By the node's clock. Kept when the agent restarts and does not know it any more.
+    last_xid = models.PositiveIntegerField(null=True)
+    last_xid_at = models.DateTimeField(null=True)
+    # Means over the ten seconds before the report, by NVML's performance counters (GPM).
+    sm_active_percent = models.FloatField(null=True)
+    tensor_active_percent = models.FloatField(null=True)
+    dram_active_percent = models.FloatField(null=True)
+    # {"pid", "command", "memory_mib", "claim"} each; `claim` is the uid of one on the GPU's node, or null.
+    processes = models.JSONField(default=list)
+
+    class Meta:
+        db_table = "nodes_gpuhealth"
+
+    def __str__(self) -> str:
+        return f"health of GPU {self.gpu_id} at {self.reported_at}"
+
+    @property
+    def is_stale(self) -> bool:
+        """True if newer reports are missing."""
+        return timezone.now() - self.reported_at > STALE
