@@ -34,7 +34,7 @@ environment:
   GPUCLOUD_CLUSTER       enrol through this cluster (its name at the server), without a one-time token
   GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that enrolment (else /var/run/secrets/gpucloud/token)
   GPUCLOUD_CGROUPS       off: a claim's programs stay in their original control groups (on)
-  GPUCLOUD_HEALTH_SECONDS       seconds between two reports of the GPUs' health (10)
+  GPUCLOUD_HEALTH_SECONDS       seconds between two reports of the GPUs' health (30)
   GPUCLOUD_HEALTH_HOLD_SECONDS  seconds that a recovered GPU takes no new claims (300)
   GPUCLOUD_LEAST_FREE_MIB       the node reports less free space in the state or run directory (16)
   GPUCLOUD_DRIFT_SECONDS seconds between two checks for changed pages (5)

@@ -1,4 +1,4 @@
-"""Reports of the GPUs' health to the server every ten seconds: readings, the last XID error, and processes.
+"""Reports of the GPUs' health to the server twice a minute: readings, the last XID error, and processes.
 
 These values change slowly and only the latest counts, so they are no part of the usage frame of each second.
 """
@@ -12,7 +12,7 @@ from msgspec import structs
 
 from agent import wire
 from agent.claims.gpu_processes import GpuProcesses
-from agent.host import processes
+from agent.host import processes, xids
 from agent.host.gpus import Listed, Nvml
 from agent.host.health import Health
 from agent.host.readings import GpuReader
@@ -72,4 +72,9 @@ class HealthReports:
 
     def _with_xid(self, one: wire.GpuHealth) -> wire.GpuHealth:
         error = self._health.last_xids.get(one.uuid)
-        return one if error is None else structs.replace(one, last_xid=error.number, last_xid_at=error.at)
+        if error is None:
+            return one
+        meaning, cure = xids.describe(error.number), xids.cure(error.number).value
+        return structs.replace(
+            one, last_xid=error.number, last_xid_at=error.at, last_xid_meaning=meaning, last_xid_cure=cure
+        )

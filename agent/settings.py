@@ -17,8 +17,8 @@ DRIFT_SECONDS = 5.0
 LEAST_DRIFT_SECONDS = 0.1
 # A GPU that recovers and fails again does so within minutes.
 HOLD_SECONDS = 300.0
-# ECC counters and temperatures change slowly; GPM's samples are refreshed every 100 ms.
-HEALTH_SECONDS = 10.0
+# ECC counters and temperatures change slowly, and each report is a write of the server's for every GPU.
+HEALTH_SECONDS = 30.0
 LEAST_HEALTH_SECONDS = 0.2
 # A claim's pages take less than one; the state file and the log less than ten.
 LEAST_FREE_MIB = 16

@@ -204,6 +204,9 @@ class GpuHealth(Record, frozen=True, kw_only=True, omit_defaults=True):
     # The last XID error since the agent started, and when it came.
     last_xid: Count | None = None
     last_xid_at: Seconds | None = None
+    # Its meaning by the agent's table, and what cures it: a fix of the program, time, or a reset.
+    last_xid_meaning: Word = ""
+    last_xid_cure: Word = ""
     # Means since the last report: SMs with work, SMs at tensor operations, used memory bandwidth.
     sm_active_percent: MeasuredPercent | None = None
     tensor_active_percent: MeasuredPercent | None = None
@@ -211,7 +214,7 @@ class GpuHealth(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Health(Frame, frozen=True, kw_only=True):
-    """Agent → server, every ten seconds: the slow readings of all GPUs, and the processes on them."""
+    """Agent → server, twice a minute, if its welcome says `health`: slow readings of all GPUs, and their processes."""
 
     at: Seconds
     gpus: Annotated[list[GpuHealth], Meta(max_length=MAX_GPUS)]
@@ -276,6 +279,8 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     node_uid: Uid
     node_name: Word
     server_time: Seconds
+    # The server takes `Health` frames. An older one, which does not say so, would end the connection at the first.
+    health: bool = False
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):

@@ -251,7 +251,7 @@ TABLE = (
         "gpu",
         "gpus/",
         "uuid",
-        ("uuid", "node", "index", "model", "core_used", "core_free", "memory_used_mib", "memory_mib"),
+        ("uuid", "node", "index", "model", "state", "core_used", "core_free", "memory_used_mib", "memory_mib"),
         filters=(NODE, POOL, Field("model", help="the model's name in NVML")),
     ),
     Resource(

@@ -62,14 +62,10 @@ SHARED = {
     "nodes/<slug:name>/lift-fence/",
     "gpus/<slug:uuid>/",
     "gpus/<slug:uuid>/clear/",
+    "gpus/<slug:uuid>/processes/",
     "prices/<int:pk>/",
 }
-OPERATORS = {
-    "nodes/<slug:name>/drift/",
-    "gpus/<slug:uuid>/processes/",
-    "rounds/<int:pk>/",
-    "pools/<slug:name>/consolidation/",
-}
+OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
 # Enrolment: its token is its idempotency, a repeat with the same key is allowed. An import: existing objects stay, and
 # new ones are made pod by pod, not in one transaction.
 NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}

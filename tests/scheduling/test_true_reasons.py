@@ -118,7 +118,7 @@ def test_a_claims_page_is_true_before_the_next_cycle(cast: Cast) -> None:
     run_round(cast.pool)
     cordon(machine)
     (reason,) = cast.max.get(f"claims/{claim.uid}/").body["reasons"]
-    assert reason["detail"] == "2 GPUs unavailable (cordoned, or node NotReady)"
+    assert reason["detail"] == "2 GPUs unavailable (node cordoned or NotReady)"
 
 
 def test_a_large_pools_snapshot_is_not_used_after_a_cordon(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_more_claims_than_a_round_answers_are_rewritten(cast: Cast) -> None:
     cache.apply({"node": {str(machine.node.pk)}})
     go_on(cache)
     shown = {tuple(reason["detail"] for reason in row.reasons) for row in Claim.objects.filter(state="queued")}
-    assert shown == {("1 GPU unavailable (cordoned, or node NotReady)",)}
+    assert shown == {("1 GPU unavailable (node cordoned or NotReady)",)}
 
 
 def test_a_suggestion_keeps_to_the_quota_and_is_applied_by_a_button(cast: Cast) -> None:

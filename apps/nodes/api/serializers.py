@@ -187,7 +187,7 @@ class EnrolSerializer(Strict):
 class GpuHealthSerializer(Strict):
     """The latest health readings of a GPU. Null: its card or driver does not have this reading."""
 
-    reported_at = serializers.DateTimeField(read_only=True, help_text="Agents report every ten seconds.")
+    reported_at = serializers.DateTimeField(read_only=True, help_text="Agents report every 30 seconds.")
     temperature_celsius = serializers.FloatField(read_only=True, allow_null=True)
     ecc_corrected = serializers.IntegerField(
         read_only=True, allow_null=True, help_text="Memory errors that ECC corrected since the driver was loaded."
@@ -197,8 +197,12 @@ class GpuHealthSerializer(Strict):
     )
     last_xid = serializers.IntegerField(read_only=True, allow_null=True, help_text="The last XID error, of any cause.")
     last_xid_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Time by the node's clock.")
+    last_xid_meaning = serializers.CharField(read_only=True)
+    last_xid_cure = serializers.CharField(
+        read_only=True, help_text="`program` (a fix of the program), `time` or `reset`; empty: none, or not known."
+    )
     sm_active_percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Part of the SMs with work, mean of ten seconds (GPM)."
+        read_only=True, allow_null=True, help_text="Part of the SMs with work, mean of 30 seconds (GPM)."
     )
     tensor_active_percent = serializers.FloatField(
         read_only=True, allow_null=True, help_text="Part of the time with tensor operations (GPM)."

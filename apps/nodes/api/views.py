@@ -129,7 +129,7 @@ class GpuFilter(Changed):
 
     class Meta:
         model = Gpu
-        fields = ["node", "pool", "model", "present", "cordoned", "updated_since"]
+        fields = ["node", "pool", "model", "index", "present", "cordoned", "updated_since"]
 
 
 class GpuList(ListMixin):
@@ -177,7 +177,8 @@ class GpuProcesses(GpuView):
     serializer_class = serializers.GpuProcessesSerializer  # type: ignore[assignment]
 
     def get(self, request: Request, uuid: str) -> Response:
-        """List the processes on a GPU, with their claims. Operators only: they are of every tenant."""
-        self.principal.require_operator()
+        """List the processes on a GPU, with their claims: all to operators, to others those of their own tenants."""
         health = GpuHealth.objects.filter(gpu=self.find(uuid)).first()
-        return Response(self.get_serializer(health or GpuHealth(processes=[])).data)
+        shown = health.processes_for(self.principal) if health else []
+        body = {"reported_at": health and health.reported_at, "processes": shown}
+        return Response(self.get_serializer(body).data)

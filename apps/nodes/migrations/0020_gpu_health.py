@@ -34,6 +34,8 @@ class Migration(migrations.Migration):
                 ("ecc_uncorrected", models.BigIntegerField(null=True)),
                 ("last_xid", models.PositiveIntegerField(null=True)),
                 ("last_xid_at", models.DateTimeField(null=True)),
+                ("last_xid_meaning", models.CharField(blank=True, default="", max_length=200)),
+                ("last_xid_cure", models.CharField(blank=True, default="", max_length=200)),
                 ("sm_active_percent", models.FloatField(null=True)),
                 ("tensor_active_percent", models.FloatField(null=True)),
                 ("dram_active_percent", models.FloatField(null=True)),

@@ -1,14 +1,16 @@
-"""The latest health readings of each GPU, as its agent reports them every ten seconds."""
+"""The latest health readings of each GPU, as its agent reports them every 30 seconds."""
 
 from datetime import timedelta
+from typing import Any
 
 from django.db import models
 from django.utils import timezone
 
 from apps.nodes.models.gpu import Gpu
+from apps.quotas.principals import Principal
 
 # Three reports that did not come: the readings no longer say how the GPU is.
-STALE = timedelta(seconds=35)
+STALE = timedelta(seconds=100)
 
 
 class GpuHealth(models.Model):
@@ -27,11 +29,15 @@ class GpuHealth(models.Model):
     # By the node's clock. Kept when the agent restarts and does not know it any more.
     last_xid = models.PositiveIntegerField(null=True)
     last_xid_at = models.DateTimeField(null=True)
-    # Means over the ten seconds before the report, by NVML's performance counters (GPM).
+    # By the agent's table, in English; `program`, `time` or `reset`. Empty: an agent that does not say.
+    last_xid_meaning = models.CharField(max_length=200, default="", blank=True)
+    last_xid_cure = models.CharField(max_length=200, default="", blank=True)
+    # Means over the 30 seconds before the report, by NVML's performance counters (GPM).
     sm_active_percent = models.FloatField(null=True)
     tensor_active_percent = models.FloatField(null=True)
     dram_active_percent = models.FloatField(null=True)
-    # {"pid", "command", "memory_mib", "claim"} each; `claim` is the uid of one on the GPU's node, or null.
+    # {"pid", "command", "memory_mib", "claim", "tenant"} each; `claim` is the uid of one on the GPU's node, or null, and
+    # `tenant` the key of its tenant.
     processes = models.JSONField(default=list)
 
     class Meta:
@@ -44,3 +50,9 @@ class GpuHealth(models.Model):
     def is_stale(self) -> bool:
         """True if newer reports are missing."""
         return timezone.now() - self.reported_at > STALE
+
+    def processes_for(self, principal: Principal) -> list[dict[str, Any]]:
+        """Return every process to an operator; to others, those of their tenants' claims."""
+        if principal.is_operator:
+            return list(self.processes)
+        return [one for one in self.processes if one["tenant"] in principal.roles]

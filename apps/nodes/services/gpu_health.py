@@ -1,6 +1,6 @@
 """Storage of the GPUs' health: only the latest report of each."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from apps.nodes.models import Gpu, GpuHealth, Node
 MIB = 1 << 20
 # A hotter or colder GPU is a wrong reading: it would scale every chart.
 MOST_CELSIUS = 200
-XID = ("last_xid", "last_xid_at")
+XID = ("last_xid", "last_xid_at", "last_xid_meaning", "last_xid_cure")
 READINGS = (
     "reported_at", "temperature_celsius", "ecc_corrected", "ecc_uncorrected", "sm_active_percent",
     "tensor_active_percent", "dram_active_percent", "processes",
@@ -21,8 +21,8 @@ READINGS = (
 
 
 @transaction.atomic
-def take_health(*, node: Node, frame: wire.Health, claims: Collection[str]) -> None:
-    """Store the readings of the node's own GPUs; `claims`: the uids of the claims on the node, the only ones believed.
+def take_health(*, node: Node, frame: wire.Health, claims: Mapping[str, int]) -> None:
+    """Store the readings of the node's own GPUs; `claims`: uid and tenant of those on the node, the only ones believed.
 
     A report without an XID error keeps the last one.
     """
@@ -48,6 +48,8 @@ def _row(key: int, said: wire.GpuHealth, now: datetime, processes: list[dict[str
         ecc_uncorrected=said.ecc_uncorrected,
         last_xid=said.last_xid if known else None,
         last_xid_at=datetime.fromtimestamp(said.last_xid_at, tz=UTC) if known and said.last_xid_at else None,
+        last_xid_meaning=said.last_xid_meaning,
+        last_xid_cure=said.last_xid_cure,
         sm_active_percent=_within_whole(said.sm_active_percent),
         tensor_active_percent=_within_whole(said.tensor_active_percent),
         dram_active_percent=_within_whole(said.dram_active_percent),
@@ -59,13 +61,14 @@ def _within_whole(percent: float | None) -> float | None:
     return None if percent is None else min(percent, 100.0)
 
 
-def _processes(frame: wire.Health, uuid: str, claims: Collection[str]) -> list[dict[str, Any]]:
+def _processes(frame: wire.Health, uuid: str, claims: Mapping[str, int]) -> list[dict[str, Any]]:
     return [
         {
             "pid": one.pid,
             "command": one.command,
             "memory_mib": None if one.memory_bytes is None else one.memory_bytes // MIB,
             "claim": one.claim_uid if one.claim_uid in claims else None,
+            "tenant": claims.get(one.claim_uid or ""),
         }
         for one in frame.processes
         if one.gpu_uuid == uuid

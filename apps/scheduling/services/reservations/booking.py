@@ -21,7 +21,7 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import Hold, Obstacle
 from apps.scheduling.core.placement import never_fits
-from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import CORDONED, GpuState, Placed, Refused, Request
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.charging.reservation_charges import full
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet
@@ -111,7 +111,10 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
     if not ready:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, cordoned=False, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
-        gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
+        gpus = [
+            replace(gpu, schedulable=gpu.uuid in uuids, unhealthy=CORDONED if gpu.unhealthy == CORDONED else "")
+            for gpu in gpus
+        ]
     return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
 
 
