@@ -118,3 +118,16 @@ def test_agent_gpus_prints_the_readings_of_this_machine(stage: Stage) -> None:
     assert lines[2].count("not available") == 2
     assert "9 corrected, 0 uncorrected" in lines[3]
     assert "SM 0 %, tensor 0 %, DRAM 0 %" in lines[3]
+
+
+async def test_an_older_server_gets_no_health_reports_until_it_is_upgraded(stage: Stage, control: Control) -> None:
+    """An older server's welcome does not say `health`, and it would end the connection at the first report."""
+    control.takes_health = False
+    link = await started(stage)
+    await link.expect(wire.Usage, lambda frame: len([one for one in link.frames if isinstance(one, wire.Usage)]) >= 3)
+    assert not any(isinstance(frame, wire.Health) for frame in link.frames)
+    assert not link.closed.is_set()
+    control.takes_health = True
+    await link.socket.close(wire.CLOSE_BUSY, "upgraded")
+    again = await control.connection()
+    assert len((await again.expect(wire.Health)).gpus) == 4

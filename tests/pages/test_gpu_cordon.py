@@ -60,8 +60,8 @@ def test_only_operators_cordon_and_each_change_is_audited_once(cast: Cast, machi
     assert cast.anna.patch(path, {"cordoned": True}).status == 403
     first = cast.olga.patch(path, {"cordoned": True})
     assert (first.body["cordoned"], first.body["state"]) == (True, "cordoned")
-    assert cast.olga.patch(path, {"cordoned": True}, HTTP_IF_MATCH=first.headers["ETag"]).status == 200
-    assert cast.olga.patch(path, {"cordoned": False}, HTTP_IF_MATCH='"1"').status == 412
+    assert cast.olga.patch(path, {"cordoned": True}, If_Match=first.headers["ETag"]).status == 200
+    assert cast.olga.patch(path, {"cordoned": False}, If_Match='"1"').status == 412
     for body in ({}, {"cordoned": "perhaps"}, {"cordoned": None}, {"cordoned": True, "model": "B200"}):
         assert cast.olga.patch(path, body).status == 400, body
     rows = AuditEvent.objects.filter(action__startswith="gpu.").values_list("action", "object_id", "after")
