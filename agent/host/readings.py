@@ -47,7 +47,7 @@ class GpuReader:
             **self._measure(uuid, handle),
         )
 
-    def _measure(self, uuid: str, handle: Any) -> dict[str, float]:
+    def _measure(self, uuid: str, handle: Any) -> dict[str, Any]:
         """Return GPM's figures since the previous sample; those that it does not give are left out."""
         if uuid not in self._samples:
             self._samples[uuid] = _sample(handle) if _has_gpm(handle) else None

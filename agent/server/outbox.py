@@ -2,8 +2,8 @@
 
 Five kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
 only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Of
-health reports, only the newest is sent, once, and to a server that takes them. Usage is a history: each frame has a sequence number and is kept, and
-sent again on every new connection, until the server acknowledges that it is stored.
+health reports, only the newest is sent, once, and to a server that takes them. Usage is a history: each frame has a
+sequence number and is kept, and sent again on every new connection, until the server acknowledges that it is stored.
 """
 
 import asyncio

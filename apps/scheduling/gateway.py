@@ -76,7 +76,9 @@ class Gateway:
         """Store the health of the GPUs; open pages read it with their next refresh."""
         uids = {one.claim_uid for one in frame.processes if one.claim_uid is not None}
         live = Assignment.objects.filter(gpu__node=node, claim__uid__in=uids).exclude(state=AssignmentState.RELEASED)
-        claims = {str(uid): tenant for uid, tenant in live.values_list("claim__uid", "claim__tenant_id")} if uids else {}
+        claims = (
+            {str(uid): tenant for uid, tenant in live.values_list("claim__uid", "claim__tenant_id")} if uids else {}
+        )
         take_health(node=node, frame=frame, claims=claims)
 
     def event(self, node: Node, frame: wire.Event) -> None:

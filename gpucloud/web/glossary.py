@@ -148,7 +148,7 @@ CHAPTERS: Final = (
             "cordoned": Word(_("Cordoned"), _("It takes no new claims; those on it stay.")),
             "ecc": Word(
                 _("ECC errors"),
-                _("Memory errors since the driver was loaded. Corrected ones are harmless; uncorrected ones lose data."),
+                _("Memory errors since the driver was loaded. Corrected ones do no harm; uncorrected ones lose data."),
             ),
             "xid": Word(_("XID error"), _("The NVIDIA driver’s report that something went wrong on a GPU.")),
             "gpm": Word(

@@ -17,7 +17,7 @@ from tests.platform import free_port
 GPM = ("sm_active_percent", "tensor_active_percent", "dram_active_percent")
 
 
-async def started(stage: Stage, **more: str) -> Connection:
+async def started(stage: Stage, **more: Any) -> Connection:
     """Start an agent that reports often."""
     stage.start(GPUCLOUD_HEALTH_SECONDS="0.5", **more)
     link = await stage.control.connection()

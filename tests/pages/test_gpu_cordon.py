@@ -78,7 +78,12 @@ def test_the_page_previews_the_cordon_and_does_it(cast: Cast, machine: Machine, 
     ask(cast, core_request=60)
     ask(cast, core_request=90)
     page = " ".join(olga.get(path).content.decode().split())
-    for words in ("Cordon…", "70 % core and", "1 claim on it stays, keeps running", "1 pending claim fits its free share"):
+    for words in (
+        "Cordon…",
+        "70 % core and",
+        "1 claim on it stays, keeps running",
+        "1 pending claim fits its free share",
+    ):
         assert words in page
     assert "It is the last schedulable" not in page
     answer = olga.post(f"{path}cordon/", {"cordoned": "yes"}, follow=True).content.decode()

@@ -80,9 +80,9 @@ def test_processes_are_listed_for_operators_with_the_claims_that_the_node_carrie
     own = cast.anna.get(f"gpus/{item.gpu.uuid}/processes/").body["processes"]
     assert [one["pid"] for one in own] == [4711]
     assert cast.gus.get(f"gpus/{item.gpu.uuid}/processes/").body["processes"] == []
-    mine = browser("max").get(f"/claims/{claim.uid}/").content.decode()
-    assert "train.py" in mine
-    assert "4712" not in mine
+    seen = browser("max").get(f"/claims/{claim.uid}/").content.decode()
+    assert "train.py" in seen
+    assert "4712" not in seen
     page = browser("olga").get(f"/gpus/{item.gpu.uuid}/").content.decode()
     for words in ("train.py", "4711", "512 MiB", f'/claims/{claim.uid}/"', "No claim"):
         assert words in page
@@ -122,7 +122,7 @@ def test_uncorrectable_memory_errors_are_a_notice_until_the_driver_is_loaded_aga
 
 
 def test_the_scrape_has_the_readings_of_each_card_that_has_them(cast: Cast, machine: Machine) -> None:
-    from tests.scheduling.scrapes import scrape  # noqa: PLC0415
+    from tests.scheduling.scrapes import scrape
 
     report(machine, **FULL)
     report(machine, index=1, temperature_celsius=40.0)

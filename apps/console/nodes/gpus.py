@@ -85,7 +85,9 @@ def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uui
 
 def _find(principal: Principal, uuid: str) -> Gpu:
     principal.require_operator()
-    return get_object_or_404(Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions"), uuid=uuid)
+    return get_object_or_404(
+        Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions"), uuid=uuid
+    )
 
 
 def _shares(gpu: Gpu) -> Any:

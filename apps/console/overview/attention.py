@@ -88,9 +88,7 @@ def _memory_notice(health: GpuHealth) -> Notice:
         "GPU {0} of {1} had {2} uncorrectable memory error", "GPU {0} of {1} had {2} uncorrectable memory errors", count
     )
     detail = _("Counted since the driver was loaded. Reset the GPU when no claim is on it; if they recur, replace it.")
-    return Notice(
-        "warn", "cpu", title.format(gpu.index, gpu.node.name, count), detail, reverse("gpu", args=[gpu.uuid])
-    )
+    return Notice("warn", "cpu", title.format(gpu.index, gpu.node.name, count), detail, reverse("gpu", args=[gpu.uuid]))
 
 
 def _missing_notice(node: Node, gpu: GpuRow) -> Notice:

@@ -36,8 +36,8 @@ class GpuHealth(models.Model):
     sm_active_percent = models.FloatField(null=True)
     tensor_active_percent = models.FloatField(null=True)
     dram_active_percent = models.FloatField(null=True)
-    # {"pid", "command", "memory_mib", "claim", "tenant"} each; `claim` is the uid of one on the GPU's node, or null, and
-    # `tenant` the key of its tenant.
+    # {"pid", "command", "memory_mib", "claim", "tenant"} each: `claim` is the uid of one on the GPU's node, or null;
+    # `tenant` is the key of its tenant.
     processes = models.JSONField(default=list)
 
     class Meta:
