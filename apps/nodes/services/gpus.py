@@ -2,7 +2,7 @@
 
 from django.db import transaction
 
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from gpucloud.api import etags
@@ -21,6 +21,8 @@ def cordon_gpu(*, principal: Principal, gpu: Gpu, cordoned: bool, versions: etag
         return gpu
     # The database notifies the scheduler of the changed row.
     gpu.change(cordoned=cordoned)
+    # The cached queue of a large pool is used only while the versions of its nodes stay.
+    Node.objects.select_for_update(no_key=True).get(pk=gpu.node_id).change()
     audit.record(
         principal=principal,
         action="gpu.cordon" if cordoned else "gpu.uncordon",
