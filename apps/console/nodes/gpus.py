@@ -33,11 +33,11 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     gpu = _find(principal, uuid)
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
+    shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live)}
     if wants_fragment(request):
-        return render(request, "gpus/_live.html", {"row": bars})
-    rows = _rows(principal, live)
-    shown = {"row": bars, "rows": rows, "chart": chart_of_shares(live), "effects": effects_of_cordon(gpu)}
-    return render(request, "gpus/gpu.html", shown)
+        return render(request, "gpus/_live.html", shown)
+    more = {"rows": _rows(principal, live), "chart": chart_of_shares(live), "effects": effects_of_cordon(gpu)}
+    return render(request, "gpus/gpu.html", shown | more)
 
 
 @require_GET
@@ -93,6 +93,14 @@ def _find(principal: Principal, uuid: str) -> Gpu:
 def _shares(gpu: Gpu) -> Any:
     live = Assignment.objects.filter(gpu=gpu).exclude(state=AssignmentState.RELEASED)
     return live.select_related("claim__tenant", "claim__pool", "gpu__node").order_by("pk")
+
+
+def _processes(gpu: Gpu, live: Iterable[Assignment]) -> list[dict[str, Any]]:
+    """Return the GPU's processes with the names of their claims."""
+    if not hasattr(gpu, "health"):
+        return []
+    names = {str(item.claim.uid): str(item.claim) for item in live}
+    return [one | {"name": names.get(one["claim"], one["claim"])} for one in gpu.health.processes]
 
 
 def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, Any]]:
