@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agent import wire
@@ -51,6 +53,18 @@ def test_the_api_shows_the_latest_report_and_null_where_a_card_has_no_reading(ca
     assert machine.gpu().version == version
     listed = cast.olga.get("gpus/").body["results"]
     assert sorted(row["index"] for row in listed if row["health"] is not None) == [0]
+
+
+def test_a_report_costs_the_same_queries_whatever_there_is(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    counts = []
+    for number in (1, 4):
+        gpus = [wire.GpuHealth(uuid=gpu_uuid("gpu1", index), **FULL) for index in range(number)]
+        processes = [process(4000 + index, claim=str(claim.uid)) for index in range(number * 10)]
+        with CaptureQueriesContext(connection) as asked:
+            Gateway().health(machine.node, wire.Health(at=time.time(), gpus=gpus, processes=processes))
+        counts.append(len(asked))
+    assert counts[0] == counts[1] <= 5
 
 
 def test_a_node_reports_its_own_gpus_only_and_no_impossible_heat(cast: Cast, machine: Machine) -> None:
@@ -100,7 +114,7 @@ def test_pages_say_not_available_where_a_card_has_no_reading_and_never_0(
     page = browser("olga").get(f"/gpus/{gpu_uuid('gpu1', 0)}/").content.decode()
     assert page.count("Not reported by this driver") == 4
     assert "No process uses it." in page
-    assert "Caused by a program" in browser("olga").get(f"/gpus/{gpu_uuid('gpu1', 1)}/").content.decode()
+    assert "Check and restart the program" in browser("olga").get(f"/gpus/{gpu_uuid('gpu1', 1)}/").content.decode()
     assert "Not reported yet." in browser("olga").get(f"/gpus/{gpu_uuid('gpu1', 2)}/").content.decode()
 
 
