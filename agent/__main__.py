@@ -34,6 +34,7 @@ environment:
   GPUCLOUD_CLUSTER       enrol through this cluster (its name at the server), without a one-time token
   GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that enrolment (else /var/run/secrets/gpucloud/token)
   GPUCLOUD_CGROUPS       off: a claim's programs stay in their original control groups (on)
+  GPUCLOUD_HEALTH_SECONDS       seconds between two reports of the GPUs' health (30)
   GPUCLOUD_HEALTH_HOLD_SECONDS  seconds that a recovered GPU takes no new claims (300)
   GPUCLOUD_LEAST_FREE_MIB       the node reports less free space in the state or run directory (16)
   GPUCLOUD_DRIFT_SECONDS seconds between two checks for changed pages (5)
@@ -58,6 +59,9 @@ environment variables as `agent run`.
 
 exit codes: 0 nothing failed, 1 something did, 2 bad usage or settings"""
 
+GPUS_WORDS = """\
+Print temperature, ECC errors, performance counters (GPM) and processes of this machine's GPUs, as NVML gives them. It
+needs no server and no running agent, and changes nothing."""
 ENROL_WORDS = """\
 Exchange the one-time token in GPUCLOUD_ENROL_TOKEN for a key of this machine's own. An enrolled node stays enrolled."""
 GIVE_WORDS = """\
@@ -86,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     _add_launch_commands(commands)
     _add_status_and_check(commands)
+    _add_gpus(commands)
     _add_installation(commands)
     return parser
 
@@ -133,6 +138,14 @@ def _add_status_and_check(commands: Commands) -> None:
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--here", action="store_true", help="run the checks in this process even if an agent runs")
     check.set_defaults(call=_check)
+
+
+def _add_gpus(commands: Commands) -> None:
+    gpus = commands.add_parser(
+        "gpus", help="print the health of this machine's GPUs", description=GPUS_WORDS, formatter_class=RAW
+    )
+    gpus.add_argument("--seconds", type=_seconds, default=1.0, help="time over which GPM measures (1)")
+    gpus.set_defaults(call=_gpus)
 
 
 def _add_installation(commands: Commands) -> None:
@@ -236,6 +249,18 @@ def _check(options: argparse.Namespace) -> int:
     sys.stdout.write((words.as_json(found) if options.json else words.as_table(found)) + "\n")
     sys.stdout.flush()
     return EXIT_FAILED if any(check.state == "failed" for check in found.checks) else 0
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    from agent import settings  # noqa: PLC0415
+    from agent.check import readings  # noqa: PLC0415
+
+    try:
+        table = readings.describe(settings.read_nvml_library(os.environ), seconds=options.seconds)
+    except readings.NoGpus as error:
+        return _fail(error, EXIT_FAILED)
+    sys.stdout.write(table + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from agent.claims.failures import ClaimFailures, describe_processes
 from agent.claims.meter import Meter
 from agent.claims.registry import Registry
 from agent.drift import Drifts
+from agent.health_reports import HealthReports
 from agent.host import cgroups, checkup
 from agent.host.arbiter import Arbiter
 from agent.host.checkup import CheckupInputs
@@ -91,6 +92,7 @@ class Daemon:
         health = self._checkup.health
         self._kubelet = kubelet.create(settings, self._node, self._launch_methods, health, lambda: self._inventory)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
+        self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
@@ -123,6 +125,7 @@ class Daemon:
             self._watch_nvml(),
             self._arbiter.run(),
             self._kernel_limits.run(),
+            self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
         if self._settings.audit != "off":
@@ -376,7 +379,8 @@ class Daemon:
             arbiter_running=self._arbiter.status.running,
             arbiter_restarts=self._arbiter.status.restarts,
             findings=len(self._auditor.audit.findings),
-            xids=self._checkup.health.last_xids,
+            health=self._reports.latest,
+            xids={uuid: error.number for uuid, error in self._checkup.health.last_xids.items()},
         )
 
     def _status(self, caller: Caller) -> Answer:

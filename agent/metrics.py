@@ -40,6 +40,11 @@ DEVICES = {
     "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
     "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
     "DCGM_FI_DEV_XID_ERRORS": "Value of the last XID error encountered.",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "Total number of single-bit volatile ECC errors.",
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "Total number of double-bit volatile ECC errors.",
+    "DCGM_FI_PROF_SM_ACTIVE": "The ratio of cycles an SM has at least 1 warp assigned.",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "Ratio of cycles the tensor (HMMA) pipe is active.",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "Ratio of cycles the device memory interface is active sending or receiving data.",
 }
 
 
@@ -62,6 +67,8 @@ class Facts(NamedTuple):
     xids: Mapping[str, int]
     # The node's name in its cluster; None if it is in none.
     kubernetes_node: str | None = None
+    # The last report of the GPUs' health; None before the first.
+    health: wire.Health | None = None
 
 
 class Exporter(Collector):
@@ -115,13 +122,30 @@ def _pod(wanted: wire.Assignment, facts: Facts) -> tuple[str, ...]:
     return wanted.claim_name or wanted.claim_uid, wanted.tenant, facts.node, wanted.claim_uid
 
 
+def _health_values(one: wire.GpuHealth | None) -> dict[str, float | None]:
+    if one is None:
+        return {}
+    return {
+        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": one.ecc_corrected,
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": one.ecc_uncorrected,
+        "DCGM_FI_PROF_SM_ACTIVE": _ratio(one.sm_active_percent),
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": _ratio(one.tensor_active_percent),
+        "DCGM_FI_PROF_DRAM_ACTIVE": _ratio(one.dram_active_percent),
+    }
+
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
 def _devices(facts: Facts) -> Iterable[Metric]:
     families = {name: GaugeMetricFamily(name, words, labels=DEVICE) for name, words in DEVICES.items()}
     known = {gpu.uuid: gpu for gpu in facts.gpus}
+    health = {one.uuid: one for one in facts.health.gpus} if facts.health else {}
     for usage in facts.usage.gpus if facts.usage else ():
         if gpu := known.get(usage.uuid):
             labels = [str(gpu.index), gpu.uuid, f"nvidia{gpu.index}", gpu.model, facts.hostname]
-            values = {
+            values = _health_values(health.get(gpu.uuid)) | {
                 "DCGM_FI_DEV_GPU_UTIL": usage.core_percent,
                 "DCGM_FI_DEV_FB_USED": usage.memory_bytes / MIB,
                 "DCGM_FI_DEV_FB_FREE": max(0, gpu.memory_bytes - usage.memory_bytes) / MIB,

@@ -17,6 +17,9 @@ DRIFT_SECONDS = 5.0
 LEAST_DRIFT_SECONDS = 0.1
 # A GPU that recovers and fails again does so within minutes.
 HOLD_SECONDS = 300.0
+# ECC counters and temperatures change slowly, and each report is a write of the server's for every GPU.
+HEALTH_SECONDS = 30.0
+LEAST_HEALTH_SECONDS = 0.2
 # A claim's pages take less than one; the state file and the log less than ten.
 LEAST_FREE_MIB = 16
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
@@ -93,6 +96,8 @@ class Settings(NamedTuple):
     grace_seconds: float
     # A GPU must have been well for this long before it takes new claims again.
     hold_seconds: float
+    # Seconds between two reports of the GPUs' health.
+    health_seconds: float
     # With less free space than this in the state or run directory, the node takes no new claims.
     least_free_bytes: int
     backoff_cap_seconds: float
@@ -116,7 +121,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         library=library,
         pages_library=library.path.with_name("libvcuda-pages.so"),
         arbiter=library.path.with_name("vcuda-arbiter"),
-        nvml_library=library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None,
+        nvml_library=_nvml_library(library),
         audit=_audit(environment.get("GPUCLOUD_AUDIT")),
         metrics=_address(environment, "GPUCLOUD_METRICS", otherwise=POD_METRICS if kubelet else None),
         kubelet=kubelet,
@@ -125,9 +130,19 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         drift_seconds=max(_seconds(environment, "GPUCLOUD_DRIFT_SECONDS", DRIFT_SECONDS), LEAST_DRIFT_SECONDS),
         grace_seconds=_seconds(environment, "GPUCLOUD_RELEASE_GRACE_SECONDS", GRACE_SECONDS),
         hold_seconds=_seconds(environment, "GPUCLOUD_HEALTH_HOLD_SECONDS", HOLD_SECONDS),
+        health_seconds=max(_seconds(environment, "GPUCLOUD_HEALTH_SECONDS", HEALTH_SECONDS), LEAST_HEALTH_SECONDS),
         least_free_bytes=_mebibytes(environment, "GPUCLOUD_LEAST_FREE_MIB", LEAST_FREE_MIB) << 20,
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
     )
+
+
+def read_nvml_library(environment: Mapping[str, str]) -> Path | None:
+    """Read `nvml_library` alone, for commands that need no server."""
+    return _nvml_library(_library(environment))
+
+
+def _nvml_library(library: Library) -> Path | None:
+    return library.simulated_driver / "libnvidia-ml.so.1" if library.simulated_driver else None
 
 
 def _cdi_dir(named: str | None, run_dir: Path) -> Path | None:

@@ -20,21 +20,15 @@ from msgspec import UNSET, Meta, UnsetType
 VERSION: Final = 1
 # Of an agent's frame. A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
 MAX_FRAME_BYTES = 1 << 20
-MAX_GPUS = 64
-MAX_ASSIGNMENTS = 4096
-MAX_CONDITIONS = 1024
-MAX_CHECKS = 32
-MAX_DRIFTS = 64
+MAX_GPUS, MAX_ASSIGNMENTS = 64, 4096
+MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 1024, 32, 64, 512
 
 # Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
-CLOSE_MALFORMED = 4400
-CLOSE_UNAUTHORISED = 4401
-CLOSE_SUPERSEDED = 4409
-CLOSE_TOO_LARGE = 4413
-CLOSE_BUSY = 4429
+CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED = 4400, 4401, 4409
+CLOSE_TOO_LARGE, CLOSE_BUSY = 4413, 4429
 
 Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 GpuUuid = Annotated[str, Meta(pattern=r"^(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
@@ -47,12 +41,12 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 # Measured shares may pass 100 a little: the window's ends do not fall on a kernel's ends.
 MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+Celsius = Annotated[float, Meta(ge=-1000, le=1e5)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
 # Kubernetes' bounds of names: a DNS subdomain, a DNS label.
 ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]
 LabelName = Annotated[str, Meta(min_length=1, max_length=63)]
-
 # A reason or type as in Kubernetes: `ClockInSync`.
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
 
@@ -159,7 +153,7 @@ class GpuUsage(Record, frozen=True, kw_only=True, gc=False):
     core_percent: MeasuredPercent
     memory_bytes: Bytes
     power_watts: Annotated[float, Meta(ge=0, le=1e6)] | None = None
-    temperature_celsius: Annotated[float, Meta(ge=-1000, le=1e5)] | None = None
+    temperature_celsius: Celsius | None = None
     sm_clock_mhz: Count | None = None
     memory_clock_mhz: Count | None = None
 
@@ -191,15 +185,41 @@ class Usage(Frame, frozen=True, kw_only=True):
 
 
 class GpuProcess(Record, frozen=True, kw_only=True):
-    """A process that NVML lists on a GPU."""
+    """A process that NVML lists on a GPU; its memory is None if NVML does not say, its claim if it has none."""
 
     pid: Count
     command: Word
     gpu_uuid: GpuUuid
-    # By NVML; None if it does not say.
     memory_bytes: Bytes | None
-    # The claim to which it is attributed; None if there is none.
     claim_uid: Uid | None
+
+
+class GpuHealth(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The health of one GPU by NVML; ECC errors since the driver was loaded. None: its card or driver cannot say."""
+
+    uuid: GpuUuid
+    temperature_celsius: Celsius | None = None
+    ecc_corrected: Count | None = None
+    ecc_uncorrected: Count | None = None
+    # The last XID error since the agent started, and when it came.
+    last_xid: Count | None = None
+    last_xid_at: Seconds | None = None
+    # Its meaning by the agent's table, and what cures it: a fix of the program, time, or a reset.
+    last_xid_meaning: Word = ""
+    last_xid_cure: Word = ""
+    # Means since the last report: SMs with work, SMs at tensor operations, used memory bandwidth.
+    sm_active_percent: MeasuredPercent | None = None
+    tensor_active_percent: MeasuredPercent | None = None
+    dram_active_percent: MeasuredPercent | None = None
+
+
+class Health(Frame, frozen=True, kw_only=True):
+    """Agent → server, twice a minute, if its welcome says `health`: slow readings of all GPUs, and their processes."""
+
+    at: Seconds
+    gpus: Annotated[list[GpuHealth], Meta(max_length=MAX_GPUS)]
+    # Those with the most memory if there are more.
+    processes: Annotated[list[GpuProcess], Meta(max_length=MAX_PROCESSES)]
 
 
 class Event(Frame, frozen=True, kw_only=True):
@@ -259,6 +279,8 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     node_uid: Uid
     node_name: Word
     server_time: Seconds
+    # The server takes `Health` frames. An older one, which does not say so, would end the connection at the first.
+    health: bool = False
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
@@ -337,13 +359,12 @@ class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     seq: Annotated[int, Meta(ge=1)]
 
 
-FromAgent = Hello | Observed | Usage | Event | Conditions
+FromAgent = Hello | Observed | Usage | Event | Conditions | Health
 FromServer = Welcome | Desired | Ack
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
-
 
 # The longest values: in every word the character whose JSON is longest.
 _UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200

@@ -43,8 +43,8 @@ class Verdict(NamedTuple):
     since: float | None = None
 
 
-class UncuredXid(msgspec.Struct, frozen=True):
-    """An XID error that only a reset cures."""
+class XidError(msgspec.Struct, frozen=True):
+    """An XID error of a GPU."""
 
     number: int
     # Seconds since 1970, by this machine's clock.
@@ -55,7 +55,7 @@ class Stored(msgspec.Struct, frozen=True):
     """The file: the errors without a cure when the agent last ran, and the boot id of the machine."""
 
     boot: str
-    uncured: dict[str, UncuredXid] = msgspec.field(name="wounds")
+    uncured: dict[str, XidError] = msgspec.field(name="wounds")
 
 
 class _State:
@@ -75,11 +75,11 @@ class Health:
         self._hold_seconds = hold_seconds
         self._boot = boot
         self._states: dict[tuple[str | None, str], _State] = {}
-        self._uncured: dict[str, UncuredXid] = {}
+        self._uncured: dict[str, XidError] = {}
         # By GPU: the last XID that time cures, and when it came, by the monotonic clock.
         self._recent: dict[str, tuple[int, float]] = {}
         # The last XID of each GPU by uuid, whatever cures it.
-        self.last_xids: dict[str, int] = {}
+        self.last_xids: dict[str, XidError] = {}
         self._ecc: dict[str, int] = {}
         self._ecc_at: dict[str, float] = {}
         self._hot: dict[str, int] = {}
@@ -119,13 +119,13 @@ class Health:
 
     def _take_xids(self, one: HealthMetrics, *, now: float, at: float) -> None:
         for number in one.xids:
-            self.last_xids[one.gpu_uuid] = number
+            self.last_xids[one.gpu_uuid] = XidError(number, at)
             cure = xids.cure(number)
             log.warning("xid", gpu=one.gpu_uuid, xid=number, cure=cure.value)
             if cure is xids.Cure.TIME:
                 self._recent[one.gpu_uuid] = number, now
             elif cure is xids.Cure.RESET and self._number(one.gpu_uuid) != number:
-                self._uncured[one.gpu_uuid] = UncuredXid(number, at)
+                self._uncured[one.gpu_uuid] = XidError(number, at)
                 self._write()
 
     def _number(self, gpu_uuid: str) -> int | None:

@@ -1,9 +1,9 @@
 """The frames that wait to be sent to the server, by priority; the connection's one writer takes from here.
 
-Four kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
-only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Usage
-is a history: each frame has a sequence number and is kept, and sent again on every new connection, until the server
-acknowledges that it is stored.
+Five kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
+only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Of
+health reports, only the newest is sent, once, and to a server that takes them. Usage is a history: each frame has a
+sequence number and is kept, and sent again on every new connection, until the server acknowledges that it is stored.
 """
 
 import asyncio
@@ -70,6 +70,8 @@ class Outbox:
         self._observed_waits = False
         self._conditions = conditions
         self._conditions_wait = False
+        self._health: str | None = None
+        self._takes_health = False
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
@@ -94,6 +96,11 @@ class Outbox:
         self._conditions_wait = True
         self._filled.set()
 
+    def put_health(self, health: wire.Health) -> None:
+        """Queue the health of the GPUs, in place of an older report that was not sent yet."""
+        self._health = _encode(health)
+        self._filled.set()
+
     def keep(self, usage: wire.Usage) -> None:
         """Queue this usage, again on each connection, until it is acknowledged or a newer one needs its room."""
         text = _encode(usage)
@@ -116,8 +123,9 @@ class Outbox:
         """The number of usage frames that the server has not acknowledged as stored."""
         return len(self._usage)
 
-    def restart(self) -> None:
-        """Begin a new connection, on which nothing was sent yet."""
+    def restart(self, *, health: bool) -> None:
+        """Begin a new connection, on which nothing was sent yet, to a server that takes health reports or does not."""
+        self._takes_health = health
         self._usage_sent = 0
         self.mark_observed()
         self.mark_conditions()
@@ -142,6 +150,9 @@ class Outbox:
             self._conditions_wait = False
             if (text := _encode(self._conditions())) is not None:
                 return text
+        if self._takes_health and self._health is not None:
+            text, self._health = self._health, None
+            return text
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text

@@ -53,6 +53,7 @@ urlpatterns = [
     path("gpus/<slug:uuid>/", gpus.gpu_detail, name="gpu"),
     path("gpus/<slug:uuid>/series/", gpus.gpu_series, name="gpu-series"),
     path("gpus/<slug:uuid>/claims/<uuid:claim>/", gpus.reallocate, name="reallocate"),
+    path("gpus/<slug:uuid>/cordon/", gpus.cordon, name="cordon-gpu"),
     path("gpus/<slug:uuid>/clear/", repairs.clear, name="clear"),
     path("pools/", pools.PoolList.as_view(), name="pools"),
     path("new-pool/", pools.new_pool, name="new-pool"),

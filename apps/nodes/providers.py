@@ -33,6 +33,9 @@ class NodeClaims(Protocol):
     def conditions(self, node: Node, frame: wire.Conditions) -> None:
         """Record the conditions of the node and its GPUs."""
 
+    def health(self, node: Node, frame: wire.Health) -> None:
+        """Record the health of the node's GPUs."""
+
     def event(self, node: Node, frame: wire.Event) -> None:
         """Record an event that an operator should know."""
 

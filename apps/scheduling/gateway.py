@@ -13,6 +13,7 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import agent_rows
 from apps.nodes.services.conditions import take_conditions
+from apps.nodes.services.gpu_health import take_health
 from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import watching
@@ -70,6 +71,15 @@ class Gateway:
         """Store conditions; record them for owners of claims on the GPUs; fence the node if its pool wants that."""
         tell_owners(node=node, changes=take_conditions(node=node, frame=frame))
         fence_if_wanted(node=node)
+
+    def health(self, node: Node, frame: wire.Health) -> None:
+        """Store the health of the GPUs; open pages read it with their next refresh."""
+        uids = {one.claim_uid for one in frame.processes if one.claim_uid is not None}
+        live = Assignment.objects.filter(gpu__node=node, claim__uid__in=uids).exclude(state=AssignmentState.RELEASED)
+        claims = (
+            {str(uid): tenant for uid, tenant in live.values_list("claim__uid", "claim__tenant_id")} if uids else {}
+        )
+        take_health(node=node, frame=frame, claims=claims)
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Store an event for operators; if a claim's process caused it, its tenant's admins see it too."""

@@ -235,7 +235,7 @@ TABLE = (
         "gpu",
         "gpus/",
         "uuid",
-        ("uuid", "node", "index", "model", "core_used", "core_free", "memory_used_mib", "memory_mib"),
+        ("uuid", "node", "index", "model", "state", "core_used", "core_free", "memory_used_mib", "memory_mib"),
         wide=("pool", "memory_free_mib", "present", "unhealthy"),
         filters=(NODE, POOL, Field("model", help="the model's name in NVML")),
     ),

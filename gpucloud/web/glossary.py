@@ -146,6 +146,15 @@ CHAPTERS: Final = (
                 _("The agent’s last sign of life. Without one the programs go on with the limits they have."),
             ),
             "cordoned": Word(_("Cordoned"), _("It takes no new claims; those on it stay.")),
+            "ecc": Word(
+                _("ECC errors"),
+                _("Memory errors since the driver was loaded. Corrected ones do no harm; uncorrected ones lose data."),
+            ),
+            "xid": Word(_("XID error"), _("The NVIDIA driver’s report that something went wrong on a GPU.")),
+            "gpm": Word(
+                _("SM active"),
+                _("Part of the GPU’s processors with work, mean of 30 seconds. Counters (GPM) need Hopper or newer."),
+            ),
             "generation": Word(
                 _("Generation"),
                 _("Counts the changes of a claim. It is in force when the node says the same number."),

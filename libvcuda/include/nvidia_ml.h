@@ -104,6 +104,26 @@ typedef struct {
 } nvmlEventData_t;
 _Static_assert(sizeof(nvmlEventData_t) == 32, "NVML ABI");
 
+/* Performance counters (GPM), Hopper and newer: two samples and, of the time in between, metrics in percent. */
+enum { NVML_GPM_SM_UTIL = 2, NVML_GPM_ANY_TENSOR_UTIL = 5, NVML_GPM_DRAM_BW_UTIL = 10 };
+typedef struct sim_gpm_sample *nvmlGpmSample_t;
+typedef struct {
+    unsigned version, supported;
+} nvmlGpmSupport_t;
+typedef struct {
+    unsigned id;
+    nvmlReturn_t result;
+    double value;
+    const char *names[3];
+} nvmlGpmMetric_t;
+/* `metric` has as many places as the caller's header says. */
+typedef struct {
+    unsigned version, count;
+    nvmlGpmSample_t first, second;
+    nvmlGpmMetric_t metric[];
+} nvmlGpmMetricsGet_t;
+_Static_assert(sizeof(nvmlGpmMetric_t) == 40 && sizeof(nvmlGpmMetricsGet_t) == 24, "NVML ABI");
+
 #pragma GCC visibility push(default)
 nvmlReturn_t nvmlInit(void);
 nvmlReturn_t nvmlInit_v2(void);
@@ -164,6 +184,11 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected,
                                        unsigned *pending, unsigned *failed);
 nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, unsigned *pending);
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons);
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support);
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample);
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample);
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample);
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics);
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active);
 #pragma GCC visibility pop
 #endif

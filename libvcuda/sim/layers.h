@@ -4,6 +4,6 @@
  * LAYER kernel   simkernel simobjects simexport                                   the kernel driver's calls
  * LAYER driver   process device context charge memory physical pool vmm export    libcuda: state and memory
  * LAYER driver   stream capture launch fill copy legacy host entry faults doors   libcuda: work and lookup
- * LAYER nvml     nvml nvml_health nvml_limits nvml_load nvml_process              libnvidia-ml
+ * LAYER nvml     nvml nvml_gpm nvml_health nvml_limits nvml_load nvml_process              libnvidia-ml
  * LAYER simnode  simnode                                                          the program that makes nodes
  */

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 5
+#define SIM_VERSION 6
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_STRETCHES 256
@@ -101,8 +101,9 @@ struct sim_faults {
     uint32_t lost;     /* it has fallen off the bus */
     uint32_t slowdown; /* the clocks' event reasons, by NVML's bits */
     uint32_t remap_pending, remap_failed, pages_pending;
-    uint32_t xids; /* how many there ever were */
-    uint64_t ecc;  /* errors that ECC could not correct */
+    uint32_t xids;               /* how many there ever were */
+    uint64_t ecc, ecc_corrected; /* errors that ECC could not correct, and those that it did */
+    uint32_t no_ecc, no_gpm;     /* a card without ECC; one older than GPM's counters */
     uint32_t xid[SIM_XIDS];
 };
 

@@ -76,12 +76,14 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     return NVML_SUCCESS;
 }
 
-/* `kind` 1: errors that ECC could not correct. */
+/* `kind` 1: errors that ECC could not correct; 0: those that it did. */
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned kind, unsigned counter,
                                          unsigned long long *errors)
 {
     (void)counter;
-    *errors = kind == 1 ? __atomic_load_n(&device->faults.ecc, __ATOMIC_ACQUIRE) : 0;
+    if (load(&device->faults.no_ecc))
+        return NVML_ERROR_NOT_SUPPORTED;
+    *errors = __atomic_load_n(kind == 1 ? &device->faults.ecc : &device->faults.ecc_corrected, __ATOMIC_ACQUIRE);
     return load(&device->faults.lost) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 

@@ -21,7 +21,8 @@ static const char usage[] =
     "  --driver VERSION, see below: from 615 on, NVML can limit the memory of control groups\n"
     "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
     "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
-    "  slowdown=64 (reasons, by NVML's bits), remap-pending=1, remap-failed=1, pages-pending=1; 0 ends them.\n";
+    "  ecc-corrected=5, slowdown=64 (reasons, by NVML's bits), remap-pending=1, remap-failed=1, pages-pending=1;\n"
+    "  0 ends them. no-ecc=1 and no-gpm=1: a card without ECC, one without GPM.\n";
 
 static uint64_t parse_size(const char *text)
 {
@@ -80,14 +81,17 @@ static int set_fault(struct sim_faults *faults, const char *text)
         uint32_t *value;
     } known[] = {{"lost", &faults->lost},
                  {"slowdown", &faults->slowdown},
+                 {"no-ecc", &faults->no_ecc},
+                 {"no-gpm", &faults->no_gpm},
                  {"remap-pending", &faults->remap_pending},
                  {"remap-failed", &faults->remap_failed},
                  {"pages-pending", &faults->pages_pending}};
     const char *equals = strchr(text, '=');
     size_t length = equals ? (size_t)(equals - text) : 0;
     uint32_t value = equals ? (uint32_t)strtoul(equals + 1, NULL, 10) : 0;
-    if (length == 3 && !strncmp(text, "ecc", 3)) {
-        __atomic_store_n(&faults->ecc, value, __ATOMIC_RELEASE);
+    int corrected = length == 13 && !strncmp(text, "ecc-corrected", 13);
+    if (corrected || (length == 3 && !strncmp(text, "ecc", 3))) {
+        __atomic_store_n(corrected ? &faults->ecc_corrected : &faults->ecc, value, __ATOMIC_RELEASE);
         return 0;
     }
     if (length == 3 && !strncmp(text, "xid", 3)) {

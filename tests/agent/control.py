@@ -80,6 +80,8 @@ class Control:
         # Refuse the next websockets before they are any with these statuses, as a proxy would.
         self.handshake_statuses: list[int] = []
         self.welcomes = True
+        # False: an older server, which ends the connection at the first `Health` frame.
+        self.takes_health = True
         # As the real server does: a newer connection replaces the older one.
         self.supersedes = False
         self._newest: Connection | None = None
@@ -132,7 +134,10 @@ class Control:
             connection.frames.append(wire.decode_from_agent(await socket.recv()))
             if self.welcomes:
                 welcome = wire.Welcome(
-                    node_uid=NODE_UID, node_name="sim-1", server_time=time.time() + self.clock_offset_seconds
+                    node_uid=NODE_UID,
+                    node_name="sim-1",
+                    server_time=time.time() + self.clock_offset_seconds,
+                    health=self.takes_health,
                 )
                 await connection.send(welcome)
             await self.connections.put(connection)

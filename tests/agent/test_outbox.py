@@ -45,7 +45,7 @@ async def test_a_new_connection_begins_again_with_the_oldest_that_is_kept() -> N
     outbox = filled(5)
     await sent_frames(outbox)
     outbox.acknowledge(2)
-    outbox.restart()
+    outbox.restart(health=True)
     assert await sent_frames(outbox) == [3, 4, 5]
 
 
@@ -69,7 +69,7 @@ async def test_a_frame_that_has_no_text_is_left_out_and_the_next_ones_go_out() -
         lambda: wire.Observed(frame=1, assignments=[], drifts=[odd]), lambda: wire.Conditions(conditions=[])
     )
     outbox.put(wire.Event(at=1.0, code="drift-found", detail="\udcff"))
-    outbox.restart()
+    outbox.restart(health=True)
     outbox.keep(usage(1))
     frames = [wire.decode_from_agent(await outbox.take()) for _ in range(2)]
     assert frames == [wire.Conditions(conditions=[]), usage(1)]

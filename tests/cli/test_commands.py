@@ -81,6 +81,18 @@ def test_a_node_is_added_with_the_command_to_copy(olga: Shell, platform: Platfor
     assert olga.data("node", "show", name)["state"] == "awaiting-agent"
 
 
+def test_a_gpu_is_cordoned_by_its_node_and_index_or_its_uuid(olga: Shell) -> None:
+    gpu = next(row for row in olga.data("gpu", "list") if row["present"])
+    name = f"{gpu['node']}/{gpu['index']}"
+    assert olga.data("gpu", "cordon", name)["uuid"] == gpu["uuid"]
+    assert olga.data("gpu", "show", gpu["uuid"])["state"] == "cordoned"
+    assert olga.data("gpu", "uncordon", gpu["uuid"])["cordoned"] is False
+    for wrong in (f"{gpu['node']}/99", "nowhere/0", f"{gpu['node']}/x", "/1"):
+        refused = olga.run("gpu", "cordon", wrong)
+        assert refused.code == 2, refused
+        assert "GPU" in refused.err
+
+
 def test_a_token_is_shown_once_or_put_in_a_file_of_ones_own(olga: Shell, tenant: str) -> None:
     made = olga.run("token", "create", "ci", "--tenant", tenant, "--scope", "claims:read", "--expires", "1d")
     assert made.out.startswith("gpc_")

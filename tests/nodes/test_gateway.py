@@ -9,7 +9,7 @@ import pytest
 
 from agent import wire
 from apps.nodes.gateway import intake, reconnect_throttle
-from apps.nodes.models import Gpu, Node, Sample
+from apps.nodes.models import Gpu, GpuHealth, Node, Sample
 from apps.nodes.models.node import hint_group
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
@@ -324,3 +324,41 @@ async def test_who_waits_too_long_among_many_is_told_to_come_again(
         await late.say(hello(late.machine.name))
         assert await late.closed() == wire.CLOSE_BUSY
     assert (await agents().greet()).assignments == []
+
+
+async def test_a_health_report_is_stored_and_the_welcome_says_that_it_would_be(
+    agents: Agents, real_cast: Cast, machine: Machine
+) -> None:
+    agent = await agents().connect()
+    await agent.say(hello("gpu1"))
+    welcome = await agent.hear()
+    assert isinstance(welcome, wire.Welcome)
+    assert welcome.health
+    readings = [wire.GpuHealth(uuid=gpu_uuid("gpu1", index), temperature_celsius=50.0 + index) for index in range(2)]
+    version = await in_database(lambda: machine.gpu().version)
+    await agent.say(wire.Health(at=time.time(), gpus=readings, processes=[]))
+    # The acknowledgement of a later frame: by then the report is stored.
+    assert isinstance(await agent.hear(), wire.Desired)
+    await agent.say(wire.Usage(seq=1, at=1, gpus=[], assignments=[]))
+    assert isinstance(await agent.hear(), wire.Ack)
+    found = await in_database(lambda: dict(GpuHealth.objects.values_list("gpu__index", "temperature_celsius")))
+    assert found == {0: 50.0, 1: 51.0}
+    assert await in_database(lambda: machine.gpu().version) == version
+
+
+async def test_an_agent_of_an_earlier_release_needs_no_health_reports(
+    agents: Agents, real_cast: Cast, machine: Machine
+) -> None:
+    """It ignores the new field of the welcome, and its frames are taken as before."""
+
+    class FormerWelcome(wire.Frame, tag="welcome", frozen=True, kw_only=True, forbid_unknown_fields=False):
+        node_uid: wire.Uid
+        node_name: wire.Word
+        server_time: wire.Seconds
+
+    agent = await agents().connect()
+    await agent.say(hello("gpu1"))
+    message = await agent.socket.receive_output(timeout=5)
+    assert msgspec.json.decode(message["text"], type=FormerWelcome).node_name == "gpu1"
+    await agent.say(OBSERVED)
+    assert await in_database(lambda: real_cast.olga.get(f"gpus/{gpu_uuid('gpu1', 0)}/").body["health"]) is None

@@ -30,6 +30,7 @@ PAGES: dict[str, str] = {
     "POST clusters/<slug:name>/namespaces/": "bind-namespace",
     "PATCH clusters/<slug:name>/namespaces/<int:pk>/": "rebind-namespace",
     "DELETE clusters/<slug:name>/namespaces/<int:pk>/": "unbind-namespace",
+    "PATCH gpus/<slug:uuid>/": "cordon-gpu",
     "POST gpus/<slug:uuid>/clear/": "clear",
     "POST limit-ranges/": "new-limit-range",
     "PATCH limit-ranges/<int:pk>/": "limit-range",

@@ -24,7 +24,7 @@ def text(answer: Any) -> str:
 
 def device(core: int, memory_mib: int, outside: int = 0) -> GpuRow:
     """Return a GPU of 1,000 MiB with this much allocated, and this much used without a claim."""
-    return GpuRow(1, 1, "GPU-1", 0, "A", 1000, True, "", core, memory_mib, outside, outside)
+    return GpuRow(1, 1, "GPU-1", 0, "A", 1000, True, False, "", core, memory_mib, outside, outside)
 
 
 def test_hours_live_in_the_url_and_nonsense_is_one(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -62,6 +62,7 @@ SHARED = {
     "nodes/<slug:name>/lift-fence/",
     "gpus/<slug:uuid>/",
     "gpus/<slug:uuid>/clear/",
+    "gpus/<slug:uuid>/processes/",
     "prices/<int:pk>/",
 }
 OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
@@ -105,6 +106,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "nodes/"): {"name": "gpu9", "pool": "default"},
     ("POST", "proposals/<uuid:uid>/dismiss/"): {"words": "It starts on Monday."},
     ("PATCH", "nodes/<slug:name>/"): {"cordoned": True},
+    ("PATCH", "gpus/<slug:uuid>/"): {"cordoned": True},
     ("POST", "nodes/enrol/"): {"token": "gpe_wrong", "key_digest": "0" * 64},
     ("POST", "clusters/join/"): {"cluster": "gpu-k8s", "token": "a.b.c", "key_digest": "0" * 64},
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
@@ -317,7 +319,7 @@ def make_platform(cast: Cast) -> Platform:
         "tokens/<slug:key>/rotate/": f"tokens/{token.key}/rotate/",
         **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in NODE_VERBS},
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
-        **{f"gpus/<slug:uuid>/{verb}": f"gpus/{machine.gpu().uuid}/{verb}" for verb in ("", "clear/")},
+        **{f"gpus/<slug:uuid>/{verb}": f"gpus/{machine.gpu().uuid}/{verb}" for verb in ("", "clear/", "processes/")},
         **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from agent import metrics as agents
 from agent import wire
-from apps.nodes.models import Gpu, Node
+from apps.nodes.models import Gpu, GpuHealth, Node
 from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending
@@ -60,6 +60,8 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
     run_round(cast.pool)
     store(machine, assignment)
+    readings = {"ecc_corrected": 1, "ecc_uncorrected": 1, "sm_active_percent": 5, "tensor_active_percent": 5}
+    GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), dram_active_percent=5, **readings)
     Pool.objects.update(idle_rule="report", idle_seconds=60)
     Claim.objects.filter(pk=assignment.claim_id).update(idle_since=timezone.now(), idle_reason=Idle.IDLE)
     behind = Machine("gpu2", cast.pool).node

@@ -170,6 +170,13 @@ def test_a_refusal_says_what_ails_the_gpus_that_are_sick() -> None:
     assert told("XID 79") == [("gpu-unhealthy", 1, "1 GPU is unhealthy (XID 79)"), gone]
     words = "3 GPUs are unhealthy (2 × XID 79, 1 × RemapPending)"
     assert told("XID 79", "RemapPending", "XID 79") == [("gpu-unhealthy", 3, words), gone]
+    cordoned = ("gpu-cordoned", 2, "2 GPUs are cordoned")
+    assert told("cordoned", "cordoned") == [cordoned, gone]
+    assert told("cordoned", "XID 79", "cordoned") == [
+        ("gpu-unhealthy", 1, "1 GPU is unhealthy (XID 79)"),
+        cordoned,
+        gone,
+    ]
 
 
 def test_a_pool_without_gpus_says_so() -> None:

@@ -9,6 +9,7 @@ from django.urls import reverse
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import nodes
+from apps.nodes.services.gpus import cordon_gpu
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas
@@ -129,6 +130,26 @@ def test_a_large_pools_snapshot_is_not_used_after_a_cordon(cast: Cast, monkeypat
     assert queue.get_snapshot(cast.pool) is before
     cordon(machine)
     assert queue.get_snapshot(cast.pool) is not before
+
+
+def test_a_cordoned_gpu_is_named_in_a_cached_queue_and_in_reasons_written_before(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_plenty(cast.acme)
+    machine = Machine("gpu1", cast.pool, gpus=2)
+    placed(cast, machine, core_request=90, memory_mib=GIB)
+    claim = ask(cast, gpu_count=2, core_request=20, memory_mib=GIB)
+    cache = PoolCache(cast.pool)
+    go_on(cache)
+    assert "1 GPU is cordoned" not in details(claim)
+    monkeypatch.setattr(queue, "LARGE", 0)
+    monkeypatch.setattr(queue, "_snapshots", {})
+    before = queue.get_snapshot(cast.pool)
+    cordon_gpu(principal=SYSTEM, gpu=machine.gpu(1), cordoned=True)
+    assert queue.get_snapshot(cast.pool) is not before
+    cache.apply({"gpu": {str(machine.gpu(1).pk)}})
+    go_on(cache)
+    assert "1 GPU is cordoned" in details(claim)
 
 
 def test_more_claims_than_a_round_answers_are_rewritten(cast: Cast) -> None:

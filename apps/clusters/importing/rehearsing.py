@@ -119,7 +119,7 @@ class _Pods:
         for gpu in wanted.gpus:
             free, reserved = self._free(gpu), self._reserved.get(gpu.uuid, (0, 0))
             short = free[0] - reserved[0] < claim.core_request or free[1] - reserved[1] < claim.memory_mib
-            if short or gpu.unhealthy or gpu.node.state != "ready":
+            if short or gpu.state != "ready" or gpu.node.state != "ready":
                 raise placing.no_room((one.index, *self._free(one)) for one in wanted.gpus)
         for gpu in wanted.gpus:
             self._take(gpu.uuid, claim.core_request, claim.memory_mib)

@@ -112,7 +112,7 @@ def _takes_no_claims() -> Q:
     ready = Q(node__last_seen_at__gt=heard, node__cordoned=False, node__fenced_at=None, node__unhealthy="")
     # If a GPU was replaced, another GPU has its index.
     instead = Gpu.objects.filter(node=OuterRef("node"), index=OuterRef("index"), present=True)
-    return (Q(present=True) & ~(ready & Q(unhealthy=""))) | (Q(present=False) & Q(~Exists(instead)))
+    return (Q(present=True) & ~(ready & Q(unhealthy="", cordoned=False))) | (Q(present=False) & Q(~Exists(instead)))
 
 
 def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:

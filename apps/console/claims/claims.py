@@ -8,6 +8,7 @@ from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.console.claims.claim_forms import ClaimForm, ResizeForm
@@ -16,6 +17,8 @@ from apps.console.queue.rounds import placed_by
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.limits import yours
+from apps.nodes.models import GpuHealth
+from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
@@ -101,6 +104,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         or any(getattr(claim, name) for name in DETAILS),
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
         "charted": ",".join(str(item.uid) for item in (live or assignments)),
+        "processes": _processes(claim, live),
         "timeline": timeline(claim),
         "observed_generation": min((item.observed_generation for item in live), default=0),
         "change": last_change(last_resizes([claim]).get(str(claim.uid)), live),
@@ -109,6 +113,13 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "round": placed_by(claim) if principal.is_operator else None,
         "resizable": claim.waiting or claim.state in PLACED,
     }
+
+
+def _processes(claim: Claim, live: list[Assignment]) -> list[dict[str, Any]]:
+    """Return the claim's processes on its GPUs, as last reported."""
+    reports = GpuHealth.objects.filter(gpu__in=[item.gpu_id for item in live], reported_at__gt=timezone.now() - STALE)
+    listed = reports.values_list("processes", flat=True) if live else ()
+    return [one for processes in listed for one in processes if one["claim"] == str(claim.uid)]
 
 
 def timeline(claim: Claim) -> list[dict[str, Any]]:

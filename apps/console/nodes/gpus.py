@@ -1,11 +1,13 @@
-"""The page of one GPU: its assignments, the use of each against its limit, and new limits. Operators only."""
+"""The page of one GPU: its health, its assignments with their use, new limits, and cordon. Operators only."""
 
 import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.translation import gettext
 from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.claims.claim_forms import ResizeForm
@@ -14,11 +16,13 @@ from apps.console.shell.bars import bars_of
 from apps.console.shell.measurements import chart_of_shares, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
+from apps.nodes.services.gpus import cordon_gpu
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from gpucloud.errors import GpucloudError
 
 
@@ -29,10 +33,11 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     gpu = _find(principal, uuid)
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
+    shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live)}
     if wants_fragment(request):
-        return render(request, "gpus/_live.html", {"row": bars})
-    rows = _rows(principal, live)
-    return render(request, "gpus/gpu.html", {"row": bars, "rows": rows, "chart": chart_of_shares(live)})
+        return render(request, "gpus/_live.html", shown)
+    more = {"rows": _rows(principal, live), "chart": chart_of_shares(live), "effects": effects_of_cordon(gpu)}
+    return render(request, "gpus/gpu.html", shown | more)
 
 
 @require_GET
@@ -40,6 +45,20 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
 def gpu_series(request: HttpRequest, principal: Principal, uuid: str) -> JsonResponse:
     """Return the data of the page's charts."""
     return JsonResponse(chart_of_shares(_shares(_find(principal, uuid))))
+
+
+@require_POST
+@page
+def cordon(request: HttpRequest, principal: Principal, uuid: str) -> HttpResponse:
+    """Cordon the GPU, or uncordon it."""
+    cordoned = request.POST.get("cordoned") == "yes"
+    gpu = cordon_gpu(principal=principal, gpu=_find(principal, uuid), cordoned=cordoned)
+    if cordoned:
+        text = gettext("GPU {0} of {1} takes no new claims; those on it stay.")
+    else:
+        text = gettext("GPU {0} of {1} takes new claims again.")
+    messages.success(request, text.format(gpu.index, gpu.node.name))
+    return redirect("gpu", uuid=uuid)
 
 
 @require_POST
@@ -66,12 +85,22 @@ def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uui
 
 def _find(principal: Principal, uuid: str) -> Gpu:
     principal.require_operator()
-    return get_object_or_404(Gpu.objects.select_related("node__pool").prefetch_related("conditions"), uuid=uuid)
+    return get_object_or_404(
+        Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions"), uuid=uuid
+    )
 
 
 def _shares(gpu: Gpu) -> Any:
     live = Assignment.objects.filter(gpu=gpu).exclude(state=AssignmentState.RELEASED)
     return live.select_related("claim__tenant", "claim__pool", "gpu__node").order_by("pk")
+
+
+def _processes(gpu: Gpu, live: Iterable[Assignment]) -> list[dict[str, Any]]:
+    """Return the GPU's processes with the names of their claims."""
+    if not hasattr(gpu, "health"):
+        return []
+    names = {str(item.claim.uid): str(item.claim) for item in live}
+    return [one | {"name": names.get(one["claim"], one["claim"])} for one in gpu.health.processes]
 
 
 def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, Any]]:

@@ -162,9 +162,10 @@ class GpuFilter(ListFilter):
         _("State"),
         {
             "problems": (_("Problems"), ~Q(unhealthy="") | Q(present=False)),
-            "unhealthy": (badge("unhealthy").label, ~Q(unhealthy="") & Q(present=True)),
+            "unhealthy": (badge("unhealthy").label, ~Q(unhealthy="") & Q(present=True, cordoned=False)),
             "missing": (_("Missing"), Q(present=False)),
-            "ready": (badge("ready").label, Q(unhealthy="", present=True)),
+            "cordoned": (badge("cordoned").label, Q(cordoned=True, present=True)),
+            "ready": (badge("ready").label, Q(unhealthy="", present=True, cordoned=False)),
         },
     )
     pool = pools("node__pool")
@@ -181,7 +182,7 @@ class GpuList(ListPage):
     title, subtitle = _("GPUs"), _("Devices of the nodes")
     operators_only, shared, refresh_seconds = True, True, 15
     by_node = (Key(natural_key("node__name")), Key("index"))
-    first = (Key("present"), Key(Exact(F("unhealthy"), Value(""))), *by_node)
+    first = (Key("present"), Key(Exact(F("unhealthy"), Value(""))), Key("cordoned", descending=True), *by_node)
     columns = [
         column(_("GPU"), "gpu", *by_node),
         column(_("State"), "state", *first),
@@ -196,7 +197,7 @@ class GpuList(ListPage):
         SavedView(_("Without claims"), "idle=1"),
     ]
     file = ("gpus", [
-        "uuid", "node", "index", "model", "pool", "present", "unhealthy", "core_used", "core_outside",
+        "uuid", "node", "index", "model", "pool", "present", "cordoned", "unhealthy", "core_used", "core_outside",
         "memory_used_mib", "memory_mib", "memory_outside_mib",
     ])  # fmt: skip
 

@@ -74,7 +74,7 @@ def repair(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
 
 
 def _context(node: Node) -> dict[str, Any]:
-    gpus = list(node.gpus.prefetch_related("conditions"))
+    gpus = list(node.gpus.select_related("health").prefetch_related("conditions"))
     live = list(
         Assignment.objects.filter(gpu__node=node)
         .exclude(state=AssignmentState.RELEASED)

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from apps.console.overview.fleet_map import Fleet
 from apps.console.tenants.quotas import RESOURCE_WORDS
-from apps.nodes.models import Node
+from apps.nodes.models import GpuHealth, Node
 from apps.nodes.models.node import FRESH
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.quotas.models import QuotaRequest, Role, Webhook
@@ -72,7 +73,22 @@ def _node_notices(fleet: Fleet) -> list[Notice]:
             for node, gpu in sick[:MOST]
         ),
         *(_missing_notice(node, gpu) for node, gpu in missing[:MOST]),
+        *(_memory_notice(health) for health in _with_lost_memory()),
     ]
+
+
+def _with_lost_memory() -> QuerySet[GpuHealth]:
+    found = GpuHealth.objects.filter(ecc_uncorrected__gt=0, gpu__present=True).select_related("gpu__node")
+    return found.defer("processes", "gpu__links", "gpu__node__checks").order_by("-ecc_uncorrected", "pk")[:MOST]
+
+
+def _memory_notice(health: GpuHealth) -> Notice:
+    gpu, count = health.gpu, health.ecc_uncorrected or 0
+    title = ngettext(
+        "GPU {0} of {1} had {2} uncorrectable memory error", "GPU {0} of {1} had {2} uncorrectable memory errors", count
+    )
+    detail = _("Counted since the driver was loaded. Reset the GPU when no claim is on it; if they recur, replace it.")
+    return Notice("warn", "cpu", title.format(gpu.index, gpu.node.name, count), detail, reverse("gpu", args=[gpu.uuid]))
 
 
 def _missing_notice(node: Node, gpu: GpuRow) -> Notice:

@@ -26,7 +26,7 @@ def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
     for node, cells in nodes:
         ready = node.state == "ready"
         for gpu in (cell.gpu for cell in cells if cell.gpu.present):
-            found[gpu.model] += [gpu] if ready and not gpu.unhealthy else []
+            found[gpu.model] += [gpu] if ready and gpu.state == "ready" else []
     return [_room(model, gpus) for model, gpus in found.items()]
 
 

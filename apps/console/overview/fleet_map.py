@@ -77,9 +77,7 @@ def _totals(rows: list[tuple[Node, list[Cell]]]) -> Totals:
     memory = [cell.use.memory_mib for cell in cells if cell.use.memory_mib is not None]
     return Totals(
         gpus=len(cells),
-        gpus_ready=sum(
-            cell.gpu.present and not cell.gpu.unhealthy for node, row in rows if node.state == "ready" for cell in row
-        ),
+        gpus_ready=sum(cell.gpu.state == "ready" for node, row in rows if node.state == "ready" for cell in row),
         core_leased_percent=sum(cell.leased for cell in cells) / len(cells) if cells else 0.0,
         core_used_percent=sum(core) / len(core) if core else None,
         memory_leased_mib=sum(cell.gpu.memory_used_mib for cell in cells),

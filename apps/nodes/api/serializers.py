@@ -184,6 +184,50 @@ class EnrolSerializer(Strict):
     node_name = serializers.CharField(source="name", read_only=True)
 
 
+class GpuHealthSerializer(Strict):
+    """The latest health readings of a GPU. Null: its card or driver does not have this reading."""
+
+    reported_at = serializers.DateTimeField(read_only=True, help_text="Agents report every 30 seconds.")
+    temperature_celsius = serializers.FloatField(read_only=True, allow_null=True)
+    ecc_corrected = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="Memory errors that ECC corrected since the driver was loaded."
+    )
+    ecc_uncorrected = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="Memory errors that it could not correct."
+    )
+    last_xid = serializers.IntegerField(read_only=True, allow_null=True, help_text="The last XID error, of any cause.")
+    last_xid_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Time by the node's clock.")
+    last_xid_meaning = serializers.CharField(read_only=True)
+    last_xid_cure = serializers.CharField(
+        read_only=True, help_text="`program` (a fix of the program), `time` or `reset`; empty: none, or not known."
+    )
+    sm_active_percent = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Part of the SMs with work, mean of 30 seconds (GPM)."
+    )
+    tensor_active_percent = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Part of the time with tensor operations (GPM)."
+    )
+    dram_active_percent = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Used part of the memory bandwidth (GPM)."
+    )
+
+
+class GpuProcessSerializer(Strict):
+    """A process on a GPU."""
+
+    pid = serializers.IntegerField(read_only=True)
+    command = serializers.CharField(read_only=True, help_text="`?`: the agent cannot see the process.")
+    memory_mib = serializers.IntegerField(read_only=True, allow_null=True)
+    claim = serializers.UUIDField(read_only=True, allow_null=True, help_text="Null: it belongs to no claim.")
+
+
+class GpuProcessesSerializer(Strict):
+    """The processes on a GPU, as last reported."""
+
+    reported_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Null: never.")
+    processes = GpuProcessSerializer(many=True, read_only=True)
+
+
 class GpuSerializer(Strict):
     """A GPU and its allocated share."""
 
@@ -192,9 +236,12 @@ class GpuSerializer(Strict):
     pool = serializers.CharField(source="node.pool.name", read_only=True)
     index = serializers.IntegerField(read_only=True)
     model = serializers.CharField(read_only=True)
+    state = serializers.CharField(read_only=True, help_text="`missing`, `cordoned`, `unhealthy` or `ready`.")
     present = serializers.BooleanField(read_only=True)
+    cordoned = serializers.BooleanField(help_text="Takes no new claims; those on it stay.")
     unhealthy = serializers.CharField(read_only=True, help_text="Reason why it accepts no new claims; empty: healthy.")
     conditions = ConditionSerializer(many=True, read_only=True)
+    health = GpuHealthSerializer(read_only=True, allow_null=True, help_text="Null: never reported.")
     memory_mib = serializers.IntegerField(read_only=True)
     memory_used_mib = serializers.IntegerField(read_only=True, help_text="Allocated to assignments.")
     memory_free_mib = serializers.IntegerField(read_only=True)

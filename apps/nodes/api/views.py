@@ -10,8 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.nodes.api import serializers
-from apps.nodes.models import Gpu, Node
-from apps.nodes.services import bundle, nodes
+from apps.nodes.models import Gpu, GpuHealth, Node
+from apps.nodes.services import bundle, gpus, nodes
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
@@ -129,13 +129,13 @@ class GpuFilter(Changed):
 
     class Meta:
         model = Gpu
-        fields = ["node", "pool", "model", "present", "updated_since"]
+        fields = ["node", "pool", "model", "index", "present", "cordoned", "updated_since"]
 
 
 class GpuList(ListMixin):
     """GPUs."""
 
-    queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
+    queryset = Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
     filterset_class = GpuFilter
     read_scope = "nodes:read"
@@ -148,7 +148,7 @@ class GpuList(ListMixin):
 class GpuView(ApiView):
     """Base of the views of one GPU."""
 
-    queryset = Gpu.objects.select_related("node__pool").prefetch_related("conditions")
+    queryset = Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
     lookup_key = "uuid"
     read_scope, write_scope = "nodes:read", "nodes:write"
@@ -161,3 +161,24 @@ class GpuDetail(GpuView):
     def get(self, request: Request, uuid: str) -> Response:
         """Show a GPU."""
         return self.answer(self.find(uuid))
+
+    def patch(self, request: Request, uuid: str) -> Response:
+        """Cordon or uncordon a GPU."""
+        gpu = self.find(uuid)
+        values = self.parse_body(request)
+        versions = etags.if_match(request)
+        gpus.cordon_gpu(principal=self.principal, gpu=gpu, versions=versions, **values)
+        return self.answer(self.find(uuid))
+
+
+class GpuProcesses(GpuView):
+    """The processes on a GPU."""
+
+    serializer_class = serializers.GpuProcessesSerializer  # type: ignore[assignment]
+
+    def get(self, request: Request, uuid: str) -> Response:
+        """List the processes on a GPU, with their claims: all to operators, to others those of their own tenants."""
+        health = GpuHealth.objects.filter(gpu=self.find(uuid)).first()
+        shown = health.processes_for(self.principal) if health else []
+        body = {"reported_at": health and health.reported_at, "processes": shown}
+        return Response(self.get_serializer(body).data)

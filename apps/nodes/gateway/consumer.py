@@ -134,14 +134,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
             match frame:
                 case wire.Hello():
                     await self._hello(node, frame)
-                case wire.Observed():
-                    await database_sync_to_async(node_claims.get().observed)(node, frame)
                 case wire.Usage():
                     self._usage(frame)
-                case wire.Event():
-                    await database_sync_to_async(node_claims.get().event)(node, frame)
-                case wire.Conditions():
-                    await database_sync_to_async(node_claims.get().conditions)(node, frame)
+                case _:
+                    await database_sync_to_async(_store)(node, frame)
         except nodes.CredentialRevoked as error:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, _brief(error.detail))
         except GpucloudError as error:
@@ -248,6 +244,18 @@ class Refused(Exception):
 def _brief(why: str) -> str:
     """Cut the reason to a close frame's room, 123 bytes."""
     return why.encode()[:120].decode(errors="ignore")
+
+
+def _store(node: Node, frame: wire.Observed | wire.Event | wire.Conditions | wire.Health) -> None:
+    match frame:
+        case wire.Observed():
+            node_claims.get().observed(node, frame)
+        case wire.Event():
+            node_claims.get().event(node, frame)
+        case wire.Conditions():
+            node_claims.get().conditions(node, frame)
+        case wire.Health():
+            node_claims.get().health(node, frame)
 
 
 def _decode(text: str | None) -> wire.FromAgent:

@@ -14,7 +14,7 @@ from agent import wire
 T = TypeVar("T")
 
 # Each replaces the earlier ones of its type. An event happens once, usage is a history, a hello starts again.
-LEVELS = (wire.Observed, wire.Conditions)
+LEVELS = (wire.Observed, wire.Conditions, wire.Health)
 # Most frames of other types. More than an agent sends ahead (8 of usage, and events); reading stops beyond it.
 MOST_WAITING = 64
 

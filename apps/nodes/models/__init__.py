@@ -2,6 +2,7 @@
 
 from apps.nodes.models.condition import Condition
 from apps.nodes.models.gpu import Gpu
+from apps.nodes.models.health import GpuHealth
 from apps.nodes.models.node import Node
 from apps.nodes.models.rolled import (
     FleetMinute,
@@ -18,6 +19,7 @@ __all__ = [
     "Condition",
     "FleetMinute",
     "Gpu",
+    "GpuHealth",
     "LateFrames",
     "Node",
     "Sample",

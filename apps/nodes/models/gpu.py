@@ -19,16 +19,28 @@ WHOLE = 100
 
 
 class FreeCapacity:
-    """Arithmetic of what is free of a GPU, for its model and for its rows (`apps.nodes.services.gpu_rows`)."""
+    """The state of a GPU and what is free of it, for its model and for its rows (`apps.nodes.services.gpu_rows`)."""
 
     # Without slots of its own a named tuple that inherits it would get a dictionary for each row.
     __slots__ = ()
 
+    present: Any
+    cordoned: Any
+    unhealthy: Any
     memory_mib: Any
     core_used: Any
     memory_used_mib: Any
     core_outside: Any
     memory_outside_mib: Any
+
+    @property
+    def state(self) -> str:
+        """Return `missing`, `cordoned`, `unhealthy` or `ready`; only a ready GPU of a ready node takes new claims."""
+        if not self.present:
+            return "missing"
+        if self.cordoned:
+            return "cordoned"
+        return "unhealthy" if self.unhealthy else "ready"
 
     @property
     def core_free(self) -> int:
@@ -64,6 +76,7 @@ class Gpu(FreeCapacity, Row):
     links = models.JSONField(default=dict)
     # False once the agent no longer reports the device: nothing new is placed on it.
     present = models.BooleanField(default=True)
+    cordoned = models.BooleanField(default=False, db_default=False, help_text="Takes no new claims; those on it stay.")
     # Reason why nothing new is placed on it ("XID 79"); empty: healthy. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # An operator marked all reports up to this time (by the agent's clock) as resolved.

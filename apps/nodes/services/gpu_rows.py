@@ -18,6 +18,7 @@ class _Columns(NamedTuple):
     model: str
     memory_mib: int
     present: bool
+    cordoned: bool
     unhealthy: str
     core_used: int
     memory_used_mib: int

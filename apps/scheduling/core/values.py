@@ -1,7 +1,10 @@
 """The values of the core. Core is percent of one GPU, memory is MiB."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# The problem of a GPU that an operator cordoned, in `GpuState.unhealthy`.
+CORDONED: Final = "cordoned"
 
 
 class Label(NamedTuple):
@@ -27,7 +30,7 @@ class GpuState:
     core_free: int
     memory_free_mib: int
     schedulable: bool = True
-    # Of a GPU that is unschedulable for this reason alone: its problem, in a few words.
+    # Of a GPU that is unschedulable for this reason alone: its problem, in a few words, or CORDONED.
     unhealthy: str = ""
     labels: tuple[Label, ...] = ()
     # Amounts used twice, by claims and without one: this much must be given back before any of it is free.

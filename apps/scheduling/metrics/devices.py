@@ -1,15 +1,17 @@
 """Metrics of GPUs, under the names and labels of NVIDIA's dcgm-exporter, as far as the agents measure them.
 
-A field without a recent sample is left out, as dcgm-exporter leaves out what a device does not have.
+A field without a recent sample or report is left out, as dcgm-exporter leaves out what a device does not have.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from django.utils import timezone
 from prometheus_client.core import GaugeMetricFamily
 
-from apps.nodes.models import Gpu, Sample
+from apps.nodes.models import Gpu, GpuHealth, Sample
+from apps.nodes.models.health import STALE
 
 MIB = 1 << 20
 LABELS = ("gpu", "UUID", "device", "modelName", "Hostname")
@@ -22,7 +24,14 @@ FIELDS = {
     "DCGM_FI_DEV_SM_CLOCK": "SM clock frequency (in MHz).",
     "DCGM_FI_DEV_MEM_CLOCK": "Memory clock frequency (in MHz).",
     "DCGM_FI_DEV_XID_ERRORS": "Value of the last XID error encountered.",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "Total number of single-bit volatile ECC errors.",
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "Total number of double-bit volatile ECC errors.",
+    "DCGM_FI_PROF_SM_ACTIVE": "The ratio of cycles an SM has at least 1 warp assigned.",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "Ratio of cycles the tensor (HMMA) pipe is active.",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "Ratio of cycles the device memory interface is active sending or receiving data.",
 }
+# The columns of `GpuHealth` behind the last five.
+HEALTH = ("ecc_corrected", "ecc_uncorrected", "sm_active_percent", "tensor_active_percent", "dram_active_percent")
 
 
 # The form of `Gpu.unhealthy`.
@@ -55,15 +64,32 @@ def _xid(unhealthy: str) -> int:
     return int(found[1]) if found else 0
 
 
-def families(devices: list[Device], samples: Mapping[int, Sample]) -> Iterator[GaugeMetricFamily]:
-    """Yield the metrics of each GPU with a recent sample, given by its key."""
+def health() -> dict[int, tuple[Any, ...]]:
+    """Return `HEALTH` of each GPU with a recent report, by its key; one query."""
+    recent = GpuHealth.objects.filter(reported_at__gt=timezone.now() - STALE, gpu__present=True)
+    return {key: readings for key, *readings in recent.values_list("pk", *HEALTH)}
+
+
+def families(
+    devices: list[Device], samples: Mapping[int, Sample], reports: Mapping[int, Sequence[Any]]
+) -> Iterator[GaugeMetricFamily]:
+    """Yield the metrics of each GPU with a recent sample or report, given by its key."""
     made = {name: GaugeMetricFamily(name, words, labels=LABELS) for name, words in FIELDS.items()}
     for device in devices:
         sample = samples.get(device.key)
-        for name, value in _values(device, sample).items() if sample else ():
+        values = _of_report(reports.get(device.key)) | (_values(device, sample) if sample else {})
+        for name, value in values.items():
             if value is not None:
                 made[name].add_metric(device.labels, value)
     yield from made.values()
+
+
+def _of_report(readings: Sequence[Any] | None) -> dict[str, float | None]:
+    if readings is None:
+        return {}
+    corrected, uncorrected, *percents = readings
+    ratios = [None if percent is None else percent / 100 for percent in percents]
+    return dict(zip(list(FIELDS)[-len(HEALTH) :], [corrected, uncorrected, *ratios], strict=True))
 
 
 def _values(device: Device, sample: Sample) -> dict[str, float | None]:

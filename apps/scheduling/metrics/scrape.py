@@ -25,7 +25,7 @@ class Devices(Collector):
     """The metrics of gpu-manager and dcgm-exporter, of all nodes."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families of GPUs and claims: three queries."""
+        """Yield the families of GPUs and claims: four queries."""
         yield from _each(own=False)
 
 
@@ -37,7 +37,8 @@ def _each(*, own: bool) -> Iterator[Metric]:
     if left_out:
         gpus, claims = [], []
     of_gpus, of_claims = latest.samples() if gpus or claims else ({}, {})
-    families: list[Iterable[Metric]] = [shares.by_claim(claims, of_claims), devices.families(gpus, of_gpus)]
+    reports = devices.health() if gpus else {}
+    families: list[Iterable[Metric]] = [shares.by_claim(claims, of_claims), devices.families(gpus, of_gpus, reports)]
     if own:
         families.append(shares.throttled(claims, of_claims))
         words = "1 where there are more GPUs or assignments than METRICS_MOST_DETAILS: scrape the agents for them."

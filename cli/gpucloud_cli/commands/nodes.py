@@ -1,4 +1,4 @@
-"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu clear`."""
+"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu cordon|uncordon|clear`."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.amounts import DURATION
-from gpucloud_cli.failures import Failure
+from gpucloud_cli.api import Api
+from gpucloud_cli.failures import Failure, Usage
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
@@ -22,7 +23,8 @@ def join(root: click.Group) -> None:
         group.add_command(command)
     gpus = root.commands["gpu"]
     assert isinstance(gpus, click.Group)
-    gpus.add_command(clear)
+    for command in (cordon_gpu, uncordon_gpu, clear):
+        gpus.add_command(command)
 
 
 @click.command()
@@ -105,6 +107,30 @@ def lift_fence(invocation: Invocation, name: str) -> None:
         invocation.show(api.post(f"{path_of(NODE, None, name)}lift-fence/", {}).body)
 
 
+@click.command("cordon")
+@click.argument("gpu")
+@output_options
+@pass_invocation
+def cordon_gpu(invocation: Invocation, gpu: str) -> None:
+    """Cordon a GPU, given as NODE/INDEX or by its uuid: it takes no new claims, and running claims stay.
+
+    Example: gpucloud gpu cordon gpu-7/3
+    """
+    _cordon_gpu(invocation, gpu, cordoned=True)
+
+
+@click.command("uncordon")
+@click.argument("gpu")
+@output_options
+@pass_invocation
+def uncordon_gpu(invocation: Invocation, gpu: str) -> None:
+    """Uncordon a GPU, given as NODE/INDEX or by its uuid: it takes new claims again.
+
+    Example: gpucloud gpu uncordon gpu-7/3
+    """
+    _cordon_gpu(invocation, gpu, cordoned=False)
+
+
 @click.command()
 @click.argument("uuid")
 @output_options
@@ -160,6 +186,26 @@ def repair(invocation: Invocation, name: str) -> None:
 def _cordon(invocation: Invocation, name: str, *, cordoned: bool) -> None:
     with invocation.api() as api:
         invocation.show(api.patch(path_of(NODE, None, name), {"cordoned": cordoned}).body)
+
+
+def _cordon_gpu(invocation: Invocation, name: str, *, cordoned: bool) -> None:
+    with invocation.api() as api:
+        path = path_of(GPU, None, _uuid_of(api, name))
+        invocation.show(api.patch(path, {"cordoned": cordoned}).body)
+
+
+def _uuid_of(api: Api, name: str) -> str:
+    """Return the uuid of the GPU that is named NODE/INDEX, or the name itself. Raises Usage."""
+    node, slash, index = name.rpartition("/")
+    if not slash:
+        return name
+    if not (node and index.isascii() and index.isdigit()):
+        raise Usage(f"{name!r} is no GPU: give NODE/INDEX, like gpu-7/3, or a uuid.")
+    found = list(api.rows(GPU.path, node=node, index=int(index), present=True, most=2))
+    if len(found) != 1:
+        why = "has several GPUs" if found else "has no GPU"
+        raise Usage(f"Node {node} {why} with index {index}: see `gpucloud gpu list --node {node}`.")
+    return str(found[0]["uuid"])
 
 
 def _enrolment(invocation: Invocation, node: dict[str, Any]) -> None:

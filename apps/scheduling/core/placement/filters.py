@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-from apps.scheduling.core.values import GpuState, Label, NodeState, Reason, Request
+from apps.scheduling.core.values import CORDONED, GpuState, Label, NodeState, Reason, Request
 
 SINGULAR = {"have": "has", "are": "is", "carry": "carries"}
 NOTHING = (0, 0)
 # The reason of GPUs that would be schedulable if they were healthy.
 UNHEALTHY = "gpu-unhealthy"
+GPU_CORDONED = "gpu-cordoned"
 
 
 class Filter(IntEnum):
@@ -105,7 +106,11 @@ def reasons(
     """
     if not sum(removed):
         return (Reason("no-gpus", 0, "The pool has no GPUs"),)
-    told = [Reason(UNHEALTHY, len(sick), _sentence(len(sick), f"are unhealthy ({_ailments(sick)})"))] if sick else []
+    ill = [problem for problem in sick if problem != CORDONED]
+    cordoned = len(sick) - len(ill)
+    told = [Reason(UNHEALTHY, len(ill), _sentence(len(ill), f"are unhealthy ({_ailments(ill)})"))] if ill else []
+    if cordoned:
+        told.append(Reason(GPU_CORDONED, cordoned, _sentence(cordoned, "are cordoned")))
     told += [
         Reason(kind.code, count, _sentence(count, _words(kind, request)))
         for kind in Filter

@@ -237,7 +237,7 @@ class _Transaction:
                 core, memory = takes.get(key, (0, 0))
                 more[key] = (core + claim.core_request, memory + claim.memory_mib)
                 gpu = gpus.get(key)
-                if gpu is None or not gpu.present or gpu.unhealthy or ready.get(gpu.node_id) != claim.pool_id:
+                if gpu is None or gpu.state != "ready" or ready.get(gpu.node_id) != claim.pool_id:
                     return False
                 if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
                     return False

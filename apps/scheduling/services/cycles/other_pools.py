@@ -23,6 +23,7 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
         return ()
     gpus = Gpu.objects.filter(
         present=True,
+        cordoned=False,
         core_used__lte=WHOLE - claim.core_request - F("core_outside"),
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - claim.memory_mib,
         unhealthy="",

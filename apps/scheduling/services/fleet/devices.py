@@ -9,7 +9,7 @@ from django.db.models import Count, Q, QuerySet
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
-from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Request
+from apps.scheduling.core.values import CORDONED, GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment, AssignmentState
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -95,7 +95,7 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.present and states[gpu.node_id] == "ready" and not gpu.unhealthy,
+                schedulable=gpu.state == "ready" and states[gpu.node_id] == "ready",
                 unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
                 labels=labels.get(gpu.pk, ()),
                 core_over=max(0, -gpu.core_left),
@@ -110,6 +110,8 @@ def _ails(gpu: GpuRow, node: Node, state: str) -> str:
     """Return the problem that keeps claims off a GPU that is there, on a node that is there; empty if none."""
     if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
         return ""
+    if gpu.cordoned:
+        return CORDONED
     if node.fenced_at is not None:
         return "its node is fenced"
     return ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)

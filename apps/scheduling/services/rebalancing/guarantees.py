@@ -187,7 +187,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
     gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
     for gpu in gpus:
         borrowed = capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib)
-        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="").exists():
+        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="", cordoned=False).exists():
             raise _Changed
         Assignment.objects.create(
             claim=claim,

@@ -21,7 +21,7 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import Hold, Obstacle
 from apps.scheduling.core.placement import never_fits
-from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import CORDONED, GpuState, Placed, Refused, Request
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.charging.reservation_charges import full
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet
@@ -109,9 +109,12 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
     row = rows[0]
     gpus = read_fleet(row.pool)
     if not ready:
-        usable = Gpu.objects.filter(node__pool=row.pool, present=True, node__cordoned=False)
+        usable = Gpu.objects.filter(node__pool=row.pool, present=True, cordoned=False, node__cordoned=False)
         uuids = set(usable.values_list("uuid", flat=True))
-        gpus = [replace(gpu, schedulable=gpu.uuid in uuids, unhealthy="") for gpu in gpus]
+        gpus = [
+            replace(gpu, schedulable=gpu.uuid in uuids, unhealthy=CORDONED if gpu.unhealthy == CORDONED else "")
+            for gpu in gpus
+        ]
     return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))
 
 
@@ -267,6 +270,6 @@ def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation
 
 
 def without_gpus(row: Reservation) -> bool:
-    """Return True if a GPU of the reservation is gone, or unhealthy, or on a node that is cordoned or lost."""
+    """Return True if a GPU of the reservation is gone, cordoned or unhealthy, or on a node that is cordoned or lost."""
     states = {gpu.uuid: gpu.schedulable for gpu in read_fleet(row.pool)}
     return not all(states.get(uuid, False) for uuid in row.gpus.values_list("uuid", flat=True))
