@@ -74,6 +74,8 @@ class CsvRenderer(BaseRenderer):
     media_type = "text/csv"
     format = "csv"
     charset = "utf-8"
+    row: Any = ReportRowSerializer
+    shared: tuple[str, ...] = ("from", "to", "currency")
 
     def render(
         self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
@@ -82,8 +84,8 @@ class CsvRenderer(BaseRenderer):
         if "rows" not in data:
             return json.dumps(data).encode()
         text = io.StringIO()
-        shared = {name: data[name] for name in ("from", "to", "currency")}
-        writer = csv.DictWriter(text, [*shared, *ReportRowSerializer().fields])
+        shared = {name: data[name] for name in self.shared}
+        writer = csv.DictWriter(text, [*shared, *self.row().fields])
         writer.writeheader()
         writer.writerows(
             {name: escape_formula(value) for name, value in {**shared, **row}.items()} for row in data["rows"]
