@@ -213,3 +213,15 @@ def test_it_is_installed_alone_by_pip(tmp_path: Path, olga: Shell) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "operator" in done.stdout
+
+
+def test_the_report_of_efficiency_is_a_table_or_json(olga: Shell, max_: Shell, tenant: str) -> None:
+    body = olga.data("report", "efficiency", "--by", "claim", "--range", "day", "--tenant", tenant)
+    assert (body["by"], body["range"], len(body["trend"]), body["rows"]) == ("claim", "day", 24, [])
+    table = max_.run("report", "efficiency", "--person", "anna")
+    assert (table.code, table.out.split()) == (
+        0, ["NAME", "GPU", "HOURS", "RESERVED", "GPU", "HOURS", "USED", "GPU", "HOURS", "UNUSED", "PERCENT"],
+    )  # fmt: skip
+    assert "0 of 0 allocated GPU-hours were not used" in table.err
+    assert olga.run("report", "efficiency", "--tenant", "nowhere").code == 1
+    assert olga.run("report", "efficiency", "--range", "year").code == 2

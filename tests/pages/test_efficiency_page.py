@@ -81,9 +81,9 @@ def test_more_than_was_allocated_is_negative(
     browser: SignIn,
 ) -> None:
     _, assignment = placed(cast, machine, core_request=10, core_limit=100)
-    measure(assignment.uid, clock.now, seconds=3600, core_percent=90, every=4)
+    measure(assignment.uid, clock.now, seconds=1800, core_percent=90, every=4)
     clock.advance(hours=1)
     tasks.roll_up_usage()
     tasks.roll_up_allocations()
     page = text_of(browser("olga").get("/efficiency/"))
-    assert '<td class="num">-0.80</td>' in page
+    assert '<td class="num">-0.35</td> <td class="num">450 %</td>' in page

@@ -104,7 +104,7 @@ def test_a_preview_says_what_would_be_and_changes_nothing(
             ),
         )
     )
-    assert "idle rule: off → release" in page
+    assert "idle rule: report → release" in page
     assert "sleeper</a>" in page
     assert "would be idle, and released after its notice" in page
     assert "1 node would be told" in page
