@@ -18,6 +18,7 @@ from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
+from apps.quotas.principals import VIA
 from apps.scheduling.models import Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.services.reservations.calendar import NodeMissing, pool_calendar
@@ -28,6 +29,11 @@ from gpucloud.web.keyset import Key
 MOST_ROWS = 64
 # A line at the beginning of each day, as a path over a row that is a hundred wide and high.
 MIDNIGHTS = "".join(f"M{100 * day / 7:.3f} 0V100" for day in range(7))
+
+
+def made_by(person: str) -> Q:
+    """Return the condition of what a person made, with or without a token."""
+    return Q(created_by=person) | Q(created_by__startswith=f"{person}{VIA}")
 
 
 class Week(django_filters.Filter):
@@ -56,7 +62,7 @@ class Node(Text):
 class ReservationFilter(ListFilter):
     """The filters of reservations; pool and node choose the week, too."""
 
-    folded = ("q", "tenant", "state", "mine")
+    folded = ("q", "tenant", "state", "owner", "mine")
     pool = pools()
     week = Week()
     node = Node(_("Node"), "node", _("all"))
@@ -69,7 +75,8 @@ class ReservationFilter(ListFilter):
         empty=_("Booked and active"),
         otherwise=Q(state__in=OPEN),
     )
-    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
+    owner = Text(_("Owner"), "created_by__icontains", "user:anna")
+    mine = Flag(_("Mine"), lambda principal: made_by(principal.name))
 
 
 class ReservationList(ListPage):
@@ -86,6 +93,7 @@ class ReservationList(ListPage):
         column(_("Window"), "start", "start_at"),
         column(_("Share"), css="wide"),
         column(_("Where"), css="wide"),
+        column(_("Owner"), "owner", "created_by", css="wide"),
         number(_("Claims"), css="wide num"),
     ]
     views = [
