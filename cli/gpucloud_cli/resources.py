@@ -269,7 +269,7 @@ TABLE = (
             "core_limit",
             "memory_mib",
             "created_by",
-        ),  # fmt: skip
+        ),
         filters=(TENANT, POOL, NODE, Field("state", help="a state"), Field("name", help="an exact name")),
     ),
     Resource(

@@ -13,12 +13,11 @@ from apps.console.reservations.reservations import with_claims
 from apps.console.reservations.week import A_WEEK, monday, rows_of
 from apps.console.shell.export import Row, facts_of
 from apps.console.shell.lists.columns import SavedView, column, named, number
-from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, pools, tenants
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
-from apps.quotas.principals import VIA
 from apps.scheduling.models import Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.services.reservations.calendar import NodeMissing, pool_calendar
@@ -29,11 +28,6 @@ from gpucloud.web.keyset import Key
 MOST_ROWS = 64
 # A line at the beginning of each day, as a path over a row that is a hundred wide and high.
 MIDNIGHTS = "".join(f"M{100 * day / 7:.3f} 0V100" for day in range(7))
-
-
-def made_by(person: str) -> Q:
-    """Return the condition of what a person made, with or without a token."""
-    return Q(created_by=person) | Q(created_by__startswith=f"{person}{VIA}")
 
 
 class Week(django_filters.Filter):
@@ -76,7 +70,7 @@ class ReservationFilter(ListFilter):
         otherwise=Q(state__in=OPEN),
     )
     owner = Text(_("Owner"), "created_by__icontains", "user:anna")
-    mine = Flag(_("Mine"), lambda principal: made_by(principal.name))
+    mine = Flag(_("Mine"), made_by)
 
 
 class ReservationList(ListPage):

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods
 from apps.console.shell.export import facts_of
 from apps.console.shell.forms import ServiceForm, describe_error, moment, number
 from apps.console.shell.lists.columns import SavedView, column
-from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools, tenants
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
@@ -47,7 +47,7 @@ class RequestFilter(ListFilter):
         empty=_("Waiting for an answer"),
         otherwise=Q(state__in=UNDECIDED),
     )
-    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
+    mine = Flag(_("Mine"), made_by)
 
 
 class RequestList(ListPage):
