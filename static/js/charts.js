@@ -60,9 +60,9 @@ const KINDS = {
       { label: "used", colour: "used", bars: true, fill: "used-fill", of: (p) => p.used },
     ],
   },
-  // Sums since the beginning of the period; the forecast goes on to its end.
+  // Sums since the beginning of the period; the forecast goes on to the month's end, where the other lines have no value.
   period: {
-    unit: "h", digits: 2, endless: true,
+    unit: "h", digits: 2, endless: true, newest: true,
     top: (points) => 1.15 * Math.max(0.01, ...points.map((p) => Math.max(p.reserved ?? 0, p.used ?? 0, p.forecast ?? 0))),
     lines: [
       { label: "allocated", colour: "limit", of: (p) => p.reserved },
@@ -250,7 +250,8 @@ class Chart {
     const old = hovered == null && this.age > this.gap ? ` (${Math.floor(this.age)} s ago)` : "";
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
-      const value = column[hovered ?? column.length - 1];
+      const last = this.kind.newest ? column.findLastIndex((one) => one != null) : column.length - 1;
+      const value = column[hovered ?? last];
       this.values[index].textContent = number(value, this.kind.unit, line.digits ?? this.kind.digits) + old;
     });
   }

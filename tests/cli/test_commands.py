@@ -215,6 +215,16 @@ def test_it_is_installed_alone_by_pip(tmp_path: Path, olga: Shell) -> None:
     assert "operator" in done.stdout
 
 
+def test_the_report_of_usage_is_a_table_or_json(olga: Shell, max_: Shell, tenant: str) -> None:
+    body = olga.data("report", "usage", "--by", "person", "--tenant", tenant)
+    assert (body["rows"], body["total"]["gpu_hours_reserved"]) == ([], "0.000000")
+    table = max_.run("report", "usage", "--by", "claim", "--from", "2026-01-01T00:00:00Z")
+    assert (table.code, table.out.split()[:3]) == (0, ["TENANT", "NAME", "OWNER"])
+    assert "0.000000 GPU-hours reserved, 0.0000 EUR" in table.err
+    assert olga.run("report", "usage", "--from", "soon").code == 1
+    assert olga.run("report", "usage", "--by", "colour").code == 2
+
+
 def test_the_report_of_efficiency_is_a_table_or_json(olga: Shell, max_: Shell, tenant: str) -> None:
     body = olga.data("report", "efficiency", "--by", "claim", "--range", "day", "--tenant", tenant)
     assert (body["by"], body["range"], len(body["trend"]), body["rows"]) == ("claim", "day", 24, [])

@@ -1,4 +1,4 @@
-"""`gpucloud report`: GPU-hours allocated and unused."""
+"""`gpucloud report`: GPU-hours reserved, their cost and forecast; GPU-hours unused."""
 
 from typing import Any
 
@@ -11,6 +11,12 @@ GROUPS = click.Choice(["person", "claim", "tenant", "pool"])
 RANGES = click.Choice(["day", "week", "30days"])
 HOURS = ("gpu_hours_reserved", "gpu_hours_used", "gpu_hours_unused", "percent")
 COLUMNS = {"claim": ("name", "kind", "tenant", "pool", "owner", *HOURS, "uid")}
+COSTS = ("gpu_hours_reserved", "cost_reserved", "gpu_hours_unpriced")
+USAGE_COLUMNS = {
+    "model": ("tenant", "pool", "gpu_model", "gpu_hours_used", *COSTS),
+    "person": ("tenant", "owner", "pool", "gpu_model", *COSTS),
+    "claim": ("tenant", "name", "owner", "pool", "gpu_model", *COSTS, "claim"),
+}
 
 
 def join(root: click.Group) -> None:
@@ -49,3 +55,30 @@ def efficiency(invocation: Invocation, *, by: str, within: str, person: str | No
     total = body["total"]
     words = f"{total['gpu_hours_unused']:g} of {total['gpu_hours_reserved']:g} allocated GPU-hours were not used"
     output.say(words + (f"; these are the first {limit} rows, see --limit" if body["more"] else ""))
+
+
+@report.command()
+@click.option("--by", type=click.Choice(list(USAGE_COLUMNS)), default="model", show_default=True, help="a row for each")
+@click.option("--from", "begin", help="a time, ISO 8601; default: the beginning of this month, UTC")
+@click.option("--to", help="a time, ISO 8601; default: now")
+@click.option("--tenant", help="only this tenant")
+@output_options
+@pass_invocation
+def usage(invocation: Invocation, *, by: str, begin: str | None, **where: Any) -> None:
+    """Show GPU-hours reserved in a period, their cost, and a forecast to the end of the month.
+
+    Example: gpucloud report usage --by person --from 2026-06-01T00:00:00Z --tenant vision
+    """
+    with invocation.api() as api:
+        body = api.get("reports/usage/", **{"by": by, "from": begin, **where}).body
+    if invocation.json:
+        invocation.show(body)
+        return
+    output.table(body["rows"], USAGE_COLUMNS[by])
+    total, forecast, currency = body["total"], body["forecast"], body["currency"]
+    output.say(f"{total['gpu_hours_reserved']} GPU-hours reserved, {total['cost_reserved']} {currency}")
+    if forecast:
+        expected = f"{forecast['gpu_hours_reserved']} GPU-hours, {forecast['cost_reserved']} {currency}"
+        output.say(f"forecast until {forecast['to'][:10]}: {expected}")
+    if body["next"]:
+        output.say(f"these are the first {len(body['rows'])} rows; the API has the next pages")
