@@ -231,10 +231,10 @@ def test_thirty_days_of_two_hundred_nodes_take_less_than_300_ms(cast: Cast) -> N
         cursor.execute(FILL, {"today": today, "tenants": [row.pk for row in rows], "pool": cast.pool.pk})
         cursor.execute("ANALYZE scheduling_allocatedday")
     for group in ("person", "claim", "tenant", "pool"):
-        seconds = []
+        seconds = list[float]()
         for _ in range(3):
             begun = perf_counter()
             report = allocated(principal=SYSTEM, by=group, within="30days", limit=100)
             seconds.append(perf_counter() - begun)
+            assert report["total"]["gpu_hours_reserved"] == 240_000 * 4.8
         assert min(seconds) < MOST_SECONDS, (group, seconds)
-        assert report["total"]["gpu_hours_reserved"] == 240_000 * 4.8

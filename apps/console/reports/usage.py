@@ -94,14 +94,16 @@ def _chart(report: dict[str, Any]) -> dict[str, Any]:
     reserved, used = (
         [0.0, *accumulate(float(day[name]) for day in trend)] for name in ("gpu_hours_reserved", "gpu_hours_used")
     )
-    times, expected = [begin, *ends], [None] * len(reserved)
+    times: list[datetime] = [begin, *ends]
+    expected: list[float | None] = [None] * len(reserved)
     if forecast is not None:
         times.append(forecast["to"])
         expected = [*expected[1:], reserved[-1], float(forecast["gpu_hours_reserved"])]
-        reserved, used = [*reserved, None], [*used, None]
+    # The other lines end where the forecast goes on.
+    rest = [None] * (len(times) - len(reserved))
     series = {
-        "key": "period", "times": [at.timestamp() for at in times], "reserved": reserved, "used": used,
-        "forecast": expected,
+        "key": "period", "times": [at.timestamp() for at in times], "reserved": [*reserved, *rest],
+        "used": [*used, *rest], "forecast": expected,
     }  # fmt: skip
     window = (times[-1] - begin).total_seconds()
     return {"now": times[-1].timestamp(), "window_seconds": window, "series": [series], "marks": []}

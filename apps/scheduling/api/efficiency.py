@@ -17,7 +17,7 @@ from apps.scheduling.services.accounting.efficiency import GROUPS, MOST_ROWS, RA
 from gpucloud.api.serializers import Strict
 
 
-class HoursSerializer(Strict):
+class AllocatedHoursSerializer(Strict):
     """Allocated and used GPU-hours."""
 
     gpu_hours_reserved = serializers.FloatField(read_only=True, help_text="Allocated: core_request × GPUs × time.")
@@ -30,7 +30,7 @@ class HoursSerializer(Strict):
     )
 
 
-class EfficiencyRowSerializer(HoursSerializer):
+class EfficiencyRowSerializer(AllocatedHoursSerializer):
     """A person, a claim or reservation, a tenant or a pool."""
 
     name = serializers.CharField(read_only=True, help_text="A person as in `created_by`, without their token.")
@@ -43,7 +43,7 @@ class EfficiencyRowSerializer(HoursSerializer):
     owner = serializers.CharField(read_only=True, allow_null=True, help_text="`created_by`, with `by=claim` only.")
 
 
-class TrendSerializer(HoursSerializer):
+class TrendSerializer(AllocatedHoursSerializer):
     """An hour or a day (UTC)."""
 
     at = serializers.DateTimeField(read_only=True, help_text="Its beginning.")
@@ -63,7 +63,7 @@ class EfficiencySerializer(Strict):
     rows = EfficiencyRowSerializer(many=True, read_only=True)
     more = serializers.BooleanField(read_only=True, help_text="True if `limit` left rows out; the totals have all.")
     trend = TrendSerializer(many=True, read_only=True)
-    total = HoursSerializer(read_only=True)
+    total = AllocatedHoursSerializer(read_only=True)
 
     def get_fields(self) -> dict[str, Any]:
         """Return the fields with `from`, which is a Python keyword and cannot be declared above."""

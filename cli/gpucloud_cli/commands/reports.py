@@ -26,7 +26,7 @@ def join(root: click.Group) -> None:
 
 @click.group()
 def report() -> None:
-    """Reports of GPU-hours."""
+    """Show reports of GPU-hours."""
 
 
 @report.command()
@@ -38,7 +38,9 @@ def report() -> None:
 @click.option("--limit", type=click.IntRange(1, 5000), default=100, show_default=True, help="the number of rows")
 @output_options
 @pass_invocation
-def efficiency(invocation: Invocation, *, by: str, within: str, person: str | None, limit: int, **where: Any) -> None:
+def efficiency(
+    invocation: Invocation, /, *, by: str, within: str, person: str | None, limit: int, **where: Any
+) -> None:
     """Show allocated less used GPU-hours, the most unused first.
 
     Example: gpucloud report efficiency --by claim --range 30days --tenant vision
@@ -64,7 +66,7 @@ def efficiency(invocation: Invocation, *, by: str, within: str, person: str | No
 @click.option("--tenant", help="only this tenant")
 @output_options
 @pass_invocation
-def usage(invocation: Invocation, *, by: str, begin: str | None, **where: Any) -> None:
+def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any) -> None:
     """Show GPU-hours reserved in a period, their cost, and a forecast to the end of the month.
 
     Example: gpucloud report usage --by person --from 2026-06-01T00:00:00Z --tenant vision

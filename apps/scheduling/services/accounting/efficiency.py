@@ -107,11 +107,9 @@ def _facts(by: str, keys: list[Any]) -> dict[Any, dict[str, Any]]:
     if by == "person":
         return {key: {**none, "name": key} for key in keys}
     if by == "tenant":
-        names = Tenant.objects.filter(pk__in=keys).values_list("pk", "slug")
-        return {key: {**none, "name": name} for key, name in names}
+        return {row.pk: {**none, "name": row.slug} for row in Tenant.objects.filter(pk__in=keys)}
     if by == "pool":
-        names = Pool.objects.filter(pk__in=keys).values_list("pk", "name")
-        return {key: {**none, "name": name} for key, name in names}
+        return {row.pk: {**none, "name": row.name} for row in Pool.objects.filter(pk__in=keys)}
     # A row outlives a claim that an operator deleted by hand.
     facts: dict[Any, dict[str, Any]] = {key: {**none, "name": str(key), "uid": key} for key in keys}
     for kind, model in (("reservation", Reservation), ("claim", Claim)):
