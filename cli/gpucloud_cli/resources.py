@@ -31,6 +31,7 @@ def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
 
 LIMIT = OrNull(Amount(), "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
+REQUESTED = click.Choice([*RESOURCES.choices, "gpu_hours"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
@@ -140,16 +141,17 @@ TABLE = (
         "quota-request",
         "quota-requests/",
         "uid",
-        ("uid", "tenant", "pool", "resource", "amount", "until", "state", "reason"),
+        ("uid", "tenant", "pool", "resource", "period", "amount", "until", "state", "reason", "created_by"),
         fields=(
             Field("tenant", help="a tenant's slug", required=True),
             POOL_OR_ALL,
-            Field("resource", RESOURCES, "the resource", required=True),
+            Field("resource", REQUESTED, "the resource; gpu_hours: a budget", required=True),
+            Field("period", click.Choice(["month", "week"]), "the budget's, with gpu_hours"),
             Field("amount", Amount(), "the additional amount; memory also as 64GiB", required=True),
             Field("until", help="a time, ISO 8601; default: permanent"),
             Field("reason", help="the reason, for the operator", required=True),
         ),
-        filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource"), Field("state", help="a state")),
+        filters=(TENANT, POOL, Field("resource", REQUESTED, "the resource"), Field("state", help="a state")),
         verbs=frozenset({"list", "show", "create"}),
     ),
     Resource(

@@ -32,7 +32,7 @@ UNDECIDED = (RequestState.OPEN, RequestState.COUNTERED)
 GRANTED = (RequestState.APPROVED, RequestState.LAPSED)
 
 
-# A request for a budget asks for these; `period` says which budget.
+# A request for a budget asks for these hours; `period` says which budget.
 GPU_HOURS = "gpu_hours"
 REQUESTED = [*Resource.choices, (GPU_HOURS, "Gpu Hours")]
 PERIODS = [(one.value, one.label) for one in (Period.MONTH, Period.WEEK)]
@@ -91,3 +91,8 @@ class QuotaRequest(Row):
 
     def __str__(self) -> str:
         return f"{self.amount} more {self.resource} for {self.tenant}"
+
+    @property
+    def of_budget(self) -> bool:
+        """True if it asks for GPU-hours of a budget, not for a quota."""
+        return self.resource == GPU_HOURS
