@@ -41,6 +41,9 @@ IDLE_RULES = click.Choice(["off", "report", "shrink", "release"])
 REBALANCING = click.Choice(["off", "propose", "apply"])
 POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
 
+SHARE = ("gpu_count", "core_request", "memory_mib")
+CLAIM_COLUMNS = ("uid", "tenant", "name", "state", "assignments.node", *SHARE, "core_limit", "created_by")
+
 
 @dataclass(frozen=True)
 class Field:
@@ -260,18 +263,7 @@ TABLE = (
         "claim",
         "claims/",
         "uid",
-        (
-            "uid",
-            "tenant",
-            "name",
-            "state",
-            "assignments.node",
-            "gpu_count",
-            "core_request",
-            "core_limit",
-            "memory_mib",
-            "created_by",
-        ),
+        CLAIM_COLUMNS,
         filters=(TENANT, POOL, NODE, Field("state", help="a state"), Field("name", help="an exact name")),
     ),
     Resource(
@@ -285,18 +277,7 @@ TABLE = (
         "reservation",
         "reservations/",
         "uid",
-        (
-            "uid",
-            "tenant",
-            "name",
-            "state",
-            "start_at",
-            "end_at",
-            "gpu_count",
-            "core_request",
-            "memory_mib",
-            "created_by",
-        ),
+        ("uid", "tenant", "name", "state", "start_at", "end_at", *SHARE, "created_by"),
         fields=RESERVED_FIELDS,
         filters=(TENANT, POOL, Field("state", help="a state"), Field("series", help="a weekly series' uid")),
         verbs=frozenset({"list", "show", "change"}),

@@ -102,6 +102,29 @@ def _money(core_us_millionths: int) -> str:
     return f"{(Decimal(core_us_millionths) / PER_GPU_HOUR / MILLIONTHS).quantize(MONEY):f}"
 
 
+class _Count:
+    """The sums of a report's rows and days."""
+
+    def __init__(self, by: str) -> None:
+        self.by, self.book = by, PriceBook()
+        self.sums = defaultdict[Line, Sums](Sums)
+        self.days = Days()
+
+    def reserve(self, claims: Iterable[MeteredClaim]) -> None:
+        """Add what claims held."""
+        for item in claims:
+            for piece in item.pieces:
+                self.sums[_line(item, piece, self.by)].reserve(piece, self.book.tariff(piece.model, item.pool_id))
+                self.days.reserve(piece)
+
+    def use(self, hours: Iterable["Used"]) -> None:
+        """Add what was used, which is known by model only."""
+        for used in hours:
+            self.days.use(used.hour_us, used.core_us)
+            if self.by == "model":
+                self.sums[used.line].use(used, self.book.tariff(used.line.gpu_model, used.pool_id))
+
+
 def usage_report(
     *,
     tenants: Iterable[Tenant],
@@ -119,23 +142,17 @@ def usage_report(
     """
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
-    whose, book, sums, days = list(tenants), PriceBook(), defaultdict[Line, Sums](Sums), Days()
-    now = timezone.now()
+    whose, now, count = list(tenants), timezone.now(), _Count(by)
     until = max(begin, min(end, now))
     claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
     last: UUID | None = None
     if by == "claim":
         claims, last = _page(between(claims, begin=begin, end=until), after, limit)
-    for item in metered(claims, begin=begin, end=until):
-        for piece in item.pieces:
-            sums[_line(item, piece, by)].reserve(piece, book.tariff(piece.model, item.pool_id))
-            days.reserve(piece)
-    for used in _used(whose, begin, end) if by != "claim" else ():
-        days.use(used.hour_us, used.core_us)
-        if by == "model":
-            sums[used.line].use(used, book.tariff(used.line.gpu_model, used.pool_id))
+    count.reserve(metered(claims, begin=begin, end=until))
+    if by != "claim":
+        count.use(_used(whose, begin, end))
+    sums, days, total = count.sums, count.days, _total(count.sums.values())
     ordered = sorted(sums, key=lambda line: tuple(text or "" for text in asdict(line).values()))
-    total = _total(sums.values())
     return {
         "from": begin,
         "to": end,
