@@ -38,7 +38,7 @@ def test_the_page_has_a_chart_a_forecast_and_owners(
     page = " ".join(browser_.get("/reports/").content.decode().split())
     # Half a GPU since noon of the 15th; the mean is of the 9th to the 15th: 6 h / 7, for 14 days.
     assert (
-        "Forecast until 2026-07-01: 30.00 GPU-hours reserved, 0.00 EUR, at the mean of the last 7 complete days."
+        "Forecast until 2026-07-01: 30.00 GPU-hours allocated, 0.00 EUR, at the mean of the last 7 complete days."
         in page
     )
     assert '<td class="num">18.00</td>' in page
