@@ -295,6 +295,11 @@ CELERY_BEAT_SCHEDULE = {
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     # Each run counts the last two hours again, second by second: more runs would be wasted work.
     "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
+    "roll-up-allocations": {
+        "task": "apps.scheduling.tasks.roll_up_allocations",
+        "schedule": 300.0,
+        "options": {"expires": 300},
+    },
     # Returning lent core does not wait for this task: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
     "watch-idle-claims": {

@@ -10,7 +10,7 @@ from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, rep
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals
 from apps.console.queue import queue, rounds
-from apps.console.reports import prices, usage
+from apps.console.reports import efficiency, prices, usage
 from apps.console.reservations import change, reservation_list, reservations
 from apps.console.shell import glossary, search, sign_in
 from apps.console.tenants import bounds, limits, people, quotas, removals, requests, tenant_changes, tenants
@@ -107,6 +107,7 @@ urlpatterns = [
     path("requests/<uuid:uid>/", requests.request_detail, name="request"),
     path("policies/", policies.policy_table, name="policies"),
     path("reports/", usage.usage, name="reports"),
+    path("efficiency/", efficiency.efficiency_page, name="efficiency"),
     path("prices/", prices.price_list, name="prices"),
     path("prices/<int:pk>/remove/", prices.remove, name="remove-price"),
     path("search/", search.search, name="search"),

@@ -27,6 +27,8 @@ SCOPES = (
     "users:write",
 )
 ALL_SCOPES = frozenset(SCOPES)
+# Stands between a person and their token in the columns that say who made something.
+VIA = " via token "
 # Length of the columns that say who made or changed something.
 NAME_LENGTH = 200
 RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
@@ -163,7 +165,7 @@ def _name_of_token(token: Token) -> str:
     """Return the person and the token's name, or the key of a token without a person."""
     if token.user is None:
         return f"token:gpc_{token.key}"
-    return shorten(f"user:{token.user.get_username()} via token {token.name}", NAME_LENGTH)
+    return shorten(f"user:{token.user.get_username()}{VIA}{token.name}", NAME_LENGTH)
 
 
 def shorten(text: str, length: int) -> str:

@@ -15,6 +15,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.accounting import allocations
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.charging import budgets
@@ -171,6 +172,12 @@ def roll_up_usage() -> int:
     """Store the hours used before telemetry is dropped; return the number of rows written."""
     rolling.roll_up()
     return roll_up()
+
+
+@shared_task
+def roll_up_allocations() -> int:
+    """Count allocated and used GPU time by claim for reports of efficiency; return the number of rows written."""
+    return allocations.roll_up()
 
 
 @shared_task

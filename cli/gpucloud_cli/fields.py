@@ -8,6 +8,7 @@ from gpucloud_cli.amounts import AMOUNT, DURATION, IN, SIZE, OrNull, Words
 
 LIMIT = OrNull(AMOUNT, "unlimited")
 RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
+REQUESTED = click.Choice([*RESOURCES.choices, "gpu_hours"])
 LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
 ROLES = click.Choice(["admin", "member", "viewer"])
 PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])

@@ -13,6 +13,7 @@ from gpucloud_cli.commands import (
     describe,
     nodes,
     pools,
+    reports,
     requests,
     reservations,
     run,
@@ -26,6 +27,9 @@ from gpucloud_cli.failures import MEANINGS, Exit, Failure, Interrupted, exit_cod
 from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
+PARTS = (
+    session, claims, describe, nodes, pools, tokens, requests, reservations, reports, run, top, users, webhooks, apply,
+)  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b
 Where the server is and who asks, the first that is given:
@@ -53,21 +57,7 @@ def build() -> click.Group:
     """Build the command tree."""
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
-    for part in (
-        session,
-        claims,
-        describe,
-        nodes,
-        pools,
-        tokens,
-        requests,
-        reservations,
-        run,
-        top,
-        users,
-        webhooks,
-        apply,
-    ):
+    for part in PARTS:
         part.join(root)
     return root
 

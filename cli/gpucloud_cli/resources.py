@@ -20,6 +20,7 @@ from gpucloud_cli.fields import (
     POOL,
     POOL_OR_ALL,
     REBALANCING,
+    REQUESTED,
     RESERVED_FIELDS,
     RESOURCES,
     ROLES,
@@ -28,6 +29,8 @@ from gpucloud_cli.fields import (
 )
 
 ALL = frozenset({"list", "show", "create", "change", "remove"})
+SHARE = ("gpu_count", "core_request", "memory_mib")
+CLAIM_COLUMNS = ("uid", "tenant", "name", "state", "assignments.node", *SHARE, "core_limit", "created_by")
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,17 @@ TABLE = (
         "quota-request",
         "quota-requests/",
         "uid",
-        ("uid", "tenant", "pool", "resource", "amount", "until", "state", "reason"),
+        ("uid", "tenant", "pool", "resource", "period", "amount", "until", "state", "reason", "created_by"),
         fields=(
             Field("tenant", help="a tenant's slug", required=True),
             POOL_OR_ALL,
-            Field("resource", RESOURCES, "the resource", required=True),
+            Field("resource", REQUESTED, "the resource; gpu_hours: a budget", required=True),
+            Field("period", click.Choice(["month", "week"]), "the budget's, with gpu_hours"),
             Field("amount", AMOUNT, "the additional amount; memory also as 64GiB", required=True),
             Field("until", IN, "a time in ISO 8601, or like 7d from now; default: permanent"),
             Field("reason", help="the reason, for the operator", required=True),
         ),
-        filters=(TENANT, POOL, Field("resource", RESOURCES, "the resource"), Field("state", help="a state")),
+        filters=(TENANT, POOL, Field("resource", REQUESTED, "the resource"), Field("state", help="a state")),
         verbs=frozenset({"list", "show", "create"}),
     ),
     Resource(
@@ -243,8 +247,8 @@ TABLE = (
         "claim",
         "claims/",
         "uid",
-        ("uid", "tenant", "name", "state", "assignments.node", "gpu_count", "core_request", "core_limit", "memory_mib"),
-        wide=("pool", "class", "priority", "time_limit_seconds", "created_by", "created_at"),
+        CLAIM_COLUMNS,
+        wide=("pool", "class", "priority", "time_limit_seconds", "created_at"),
         history=True,
         filters=(TENANT, POOL, NODE, Field("state", help="a state"), Field("name", help="an exact name")),
     ),
@@ -261,8 +265,9 @@ TABLE = (
         "reservation",
         "reservations/",
         "uid",
-        ("uid", "tenant", "name", "state", "start_at", "end_at", "gpu_count", "core_request", "memory_mib"),
-        wide=("pool", "gpu_model", "grace_seconds", "created_by", "created_at"),
+        ("uid", "tenant", "name", "state", "start_at", "end_at", *SHARE, "created_by"),
+        wide=("pool", "gpu_model", "grace_seconds", "created_at"),
+        fields=RESERVED_FIELDS,
         fields=RESERVED_FIELDS,
         filters=(TENANT, POOL, Field("state", help="a state"), Field("series", help="a weekly series' uid")),
         verbs=frozenset({"list", "show", "change"}),

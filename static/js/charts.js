@@ -51,6 +51,25 @@ const KINDS = {
       { label: "quota", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", of: (p) => p.hard },
     ],
   },
+  // Sums of spans: a bar from each span's beginning to its end.
+  hours: {
+    unit: "h", digits: 2, endless: true,
+    top: (points) => 1.15 * Math.max(0.01, ...points.map((p) => Math.max(p.reserved, p.used))),
+    lines: [
+      { label: "allocated", colour: "limit", bars: true, dash: [7, 4], css: "dashed", of: (p) => p.reserved },
+      { label: "used", colour: "used", bars: true, fill: "used-fill", of: (p) => p.used },
+    ],
+  },
+  // Sums since the beginning of the period; the forecast goes on to the month's end, where the other lines have no value.
+  period: {
+    unit: "h", digits: 2, endless: true, newest: true,
+    top: (points) => 1.15 * Math.max(0.01, ...points.map((p) => Math.max(p.reserved ?? 0, p.used ?? 0, p.forecast ?? 0))),
+    lines: [
+      { label: "allocated", colour: "limit", of: (p) => p.reserved },
+      { label: "used", colour: "used", fill: "used-fill", of: (p) => p.used },
+      { label: "forecast", colour: "request", dash: [3, 5], css: "dotted", of: (p) => p.forecast },
+    ],
+  },
 };
 
 // What of the fleet is promised, and what of it is in use.
@@ -198,7 +217,7 @@ class Chart {
   series(line) {
     return {
       label: say(line.label), stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
-      fill: line.fill && colourOf(line.fill), paths: line.stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
+      fill: line.fill && colourOf(line.fill), paths: pathsOf(line),
     };
   }
 
@@ -231,7 +250,8 @@ class Chart {
     const old = hovered == null && this.age > this.gap ? ` (${Math.floor(this.age)} s ago)` : "";
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
-      const value = column[hovered ?? column.length - 1];
+      const last = this.kind.newest ? column.findLastIndex((one) => one != null) : column.length - 1;
+      const value = column[hovered ?? last];
       this.values[index].textContent = number(value, this.kind.unit, line.digits ?? this.kind.digits) + old;
     });
   }
@@ -268,6 +288,12 @@ class Chart {
     const newest = this.points.slice(-TABLE_ROWS).reverse();
     body.replaceChildren(...newest.map((p) => row("td", [this.moment(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
   }
+}
+
+function pathsOf(line) {
+  const { stepped, bars } = window.uPlot.paths;
+  if (line.bars) return bars({ align: 1, size: [0.9, Infinity] });
+  return line.stepped ? stepped({ align: 1 }) : undefined;
 }
 
 function element(name, className = "") {

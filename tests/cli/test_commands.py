@@ -225,3 +225,25 @@ def test_it_is_installed_alone_by_pip(tmp_path: Path, olga: Shell) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "operator" in done.stdout
+
+
+def test_the_report_of_usage_is_a_table_or_json(olga: Shell, max_: Shell, tenant: str) -> None:
+    body = olga.data("report", "usage", "--by", "person", "--tenant", tenant)
+    assert (body["rows"], body["total"]["gpu_hours_reserved"]) == ([], "0.000000")
+    table = max_.run("report", "usage", "--by", "claim", "--from", "2026-01-01T00:00:00Z")
+    assert (table.code, table.out.split()[:3]) == (0, ["TENANT", "NAME", "OWNER"])
+    assert "0.000000 GPU-hours reserved, 0.0000 EUR" in table.err
+    assert "from: Datetime has wrong format" in olga.run("report", "usage", "--from", "soon").err
+    assert olga.run("report", "usage", "--by", "colour").code == 2
+
+
+def test_the_report_of_efficiency_is_a_table_or_json(olga: Shell, max_: Shell, tenant: str) -> None:
+    body = olga.data("report", "efficiency", "--by", "claim", "--range", "day", "--tenant", tenant)
+    assert (body["by"], body["range"], len(body["trend"]), body["rows"]) == ("claim", "day", 24, [])
+    table = max_.run("report", "efficiency", "--person", "anna")
+    assert (table.code, table.out.split()) == (
+        0, ["NAME", "GPU", "HOURS", "RESERVED", "GPU", "HOURS", "USED", "GPU", "HOURS", "UNUSED", "PERCENT"],
+    )  # fmt: skip
+    assert "0 of 0 allocated GPU-hours were not used" in table.err
+    assert olga.run("report", "efficiency", "--tenant", "nowhere").code == 1
+    assert olga.run("report", "efficiency", "--range", "year").code == 2

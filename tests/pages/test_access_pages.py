@@ -10,7 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from apps.nodes.models import Node
-from apps.quotas.models import AuditEvent, Membership, Price, QuotaRequest, ResourceQuota, Token
+from apps.quotas.models import AuditEvent, Budget, Membership, Price, QuotaRequest, ResourceQuota, Token
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, requests, tokens
 from gpucloud.web.keyset import PER_PAGE
@@ -188,6 +188,43 @@ def test_a_request_is_asked_for_and_approved(cast: Cast, browser: SignIn) -> Non
     assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 150
     assert "Approved" in text(browser("vera").get(f"/requests/{row.uid}/"))
     assert json.loads(browser("gus").get("/requests/?state=all&format=json").content) == []
+
+
+def test_a_budget_is_asked_for_from_the_page_of_limits_and_approved(cast: Cast, browser: SignIn) -> None:
+    anna = browser("anna")
+    page = text(anna.get("/tenants/acme/limits/"))
+    assert 'href="/requests/new/?tenant=acme&amp;resource=gpu_hours&amp;period=month"' in page
+    form = text(anna.get("/requests/new/?tenant=acme&resource=gpu_hours&period=month"))
+    assert '<option value="gpu_hours" selected>' in form
+    assert '<option value="month" selected>' in form
+    posted = {"tenant": "acme", "resource": "gpu_hours", "pool": "", "amount": "1500", "reason": "a course"}
+    for wrong, words in (
+        ({}, "Choose the period of the budget."),
+        ({"period": "year"}, "Select a valid choice."),
+        ({"period": "month", "pool": "default"}, "A budget covers all pools together."),
+        ({"period": "month", "resource": "core_percent"}, "Only GPU-hours have a period."),
+        ({"period": "month", "amount": str(10**10)}, "more than 1000000000 GPU-hours"),
+    ):
+        answer = anna.post("/requests/new/", posted | wrong)
+        assert (answer.status_code, words in text(answer)) == (422, True), wrong
+    assert not QuotaRequest.objects.exists()
+    assert anna.post("/requests/new/", posted | {"period": "month"}).status_code == 302
+    row = QuotaRequest.objects.get()
+    olga = browser("olga")
+    assert "acme asks for 1500 more GPU-hours" in text(olga.get("/"))
+    assert "1500 more GPU-hours each month" in text(olga.get("/requests/"))
+    page = text(olga.get(f"/requests/{row.uid}/"))
+    assert "Each month: a budget of 1,500 GPU-hours; 0.00 are spent." in page
+    assert "It is the tenant’s first budget of this period" in page
+    assert "a budget of" not in text(anna.get(f"/requests/{row.uid}/"))
+    olga.post(f"/requests/{row.uid}/", {"act": "approve", "words": "", "version": row.version})
+    assert Budget.objects.get(tenant=cast.acme).gpu_hours == 1500
+    # A member reads the budget; an admin also asks for more of it.
+    more = "tenant=acme&amp;resource=gpu_hours&amp;period=month"
+    assert text(anna.get("/tenants/acme/limits/")).count(more) == 2
+    assert more not in text(browser("vera").get("/tenants/acme/limits/"))
+    rows = json.loads(anna.get("/requests/?state=all&format=json").content)
+    assert [(row["resource"], row["period"]) for row in rows] == [("gpu_hours", "month")]
 
 
 def test_a_refusal_needs_words_and_an_offer_an_amount(cast: Cast, browser: SignIn) -> None:

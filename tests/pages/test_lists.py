@@ -1,5 +1,6 @@
 """The generic list: filters, order, pages, saved views, for every list and every role."""
 
+import json
 import re
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from apps.nodes.models import Node
 from apps.nodes.models.node import STATES, state_now
 from apps.nodes.services.conditions import READY
 from apps.scheduling.models import Claim
+from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.web import keyset
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
@@ -231,3 +233,26 @@ def test_many_names_are_typed_instead_of_chosen(cast: Cast, browser: SignIn) -> 
     type(cast.pool).objects.bulk_create(type(cast.pool)(name=f"pool-{number}") for number in range(101))
     page = olga.get("/claims/?pool=pool-7").content.decode()
     assert re.search(r'<input type="text" name="pool" value="pool-7"', page)
+
+
+def test_claims_and_reservations_name_their_owner_in_list_and_file(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    placed(cast, machine, principal=cast.member, name="of-max")
+    begin = timezone.now() + timedelta(hours=1)
+    create_reservation(
+        principal=cast.member, tenant=cast.acme, pool=cast.pool, name="exam", core_request=10, memory_mib=1024,
+        start_at=begin, end_at=begin + timedelta(hours=1),
+    )  # fmt: skip
+    max_ = browser("max")
+    for path in ("/claims/", "/reservations/"):
+        page = text(max_.get(path))
+        assert re.search(r'<a class="sort" href="\?sort=owner">Owner', page), path
+        assert '<td class="wide">max via token member&#x27;s</td>' in page
+        # What a token of theirs made is theirs.
+        assert "member&#x27;s</td>" in text(max_.get(f"{path}?mine=1"))
+        assert "member&#x27;s</td>" not in text(browser("anna").get(f"{path}?mine=1"))
+        (row,) = json.loads(max_.get(f"{path}?format=json").content)
+        assert row["created_by"] == "user:max via token member's"
+    assert "member&#x27;s</td>" in text(max_.get("/reservations/?owner=token+mem"))
+    assert "member&#x27;s</td>" not in text(max_.get("/reservations/?owner=anna"))

@@ -104,14 +104,14 @@ def test_a_preview_says_what_would_be_and_changes_nothing(
             ),
         )
     )
-    assert "idle rule: off → release" in page
+    assert "idle rule: report → release" in page
     assert "sleeper</a>" in page
     assert "would be idle, and released after its notice" in page
     assert "1 node would be told" in page
     assert "lend: It used at most 0.0 % of a GPU" in page
     cast.pool.refresh_from_db()
     machine.node.refresh_from_db()
-    assert (cast.pool.idle_rule, cast.pool.version, machine.node.frame) == ("off", 1, frame)
+    assert (cast.pool.idle_rule, cast.pool.version, machine.node.frame) == ("report", 1, frame)
     assert not Proposal.objects.exists()
     assert not AuditEvent.objects.filter(action="pool.change").exists()
 

@@ -35,6 +35,7 @@ HTMX = {"HX-Request": "true", "HX-Current-URL": "http://testserver/claims/?state
         "/tokens/",
         "/policies/",
         "/prices/",
+        "/efficiency/",
         "/requests/",
         "/requests/new/",
         "/nodes/gpu1/drain/",

@@ -65,7 +65,7 @@ def test_a_resize_counts_from_its_moment(cast: Cast, machine: Machine, clock: Cl
     (row,) = report(cast.vera)["rows"]
     # 2 × 30 % for ten hours, then 2 × 50 % for one.
     assert row == {
-        "tenant": "acme", "pool": "default", "gpu_model": MODEL, "claim": None, "name": None,
+        "tenant": "acme", "pool": "default", "gpu_model": MODEL, "owner": None, "claim": None, "name": None,
         "gpu_hours_reserved": "7.000000", "gpu_hours_used": "0.000000",
         "cost_reserved": "17.5000", "cost_used": "0.0000", "gpu_hours_unpriced": "0.000000",
     }  # fmt: skip
@@ -139,6 +139,59 @@ def test_each_number_can_be_traced_to_claims_and_from_there_to_the_ledger(
         (str(claims[1].uid), "c20", "0.400000"),
     }
     assert body["total"] == report(cast.vera)["total"]
+
+
+def test_rows_by_person_and_by_claim_name_their_owner(cast: Cast, machine: Machine, clock: Clock) -> None:
+    for number in range(2):
+        placed(cast, machine, principal=cast.member, core_request=10, name=f"c{number}")
+    placed(cast, machine, core_request=20)
+    clock.advance(hours=1)
+    people = report(cast.vera, "&by=person")
+    assert [(row["owner"], row["gpu_hours_reserved"]) for row in people["rows"]] == [
+        ("system", "0.200000"), ("user:max", "0.200000"),
+    ]  # fmt: skip
+    assert people["total"] == report(cast.vera)["total"]
+    owners = [row["owner"] for row in report(cast.vera, "&by=claim")["rows"]]
+    assert owners == ["system", "user:max via token member's", "user:max via token member's"]
+    answer = cast.vera.get("reports/usage/?by=claim", Accept="text/csv")
+    (line, *_) = csv.DictReader(io.StringIO(answer.raw.decode()))
+    assert line["owner"] == "system"
+
+
+def test_the_trend_is_the_total_day_by_day(cast: Cast, machine: Machine, clock: Clock) -> None:
+    price("2.00")
+    claim, assignment = placed(cast, machine, core_request=20)
+    measure(assignment.uid, clock.now, seconds=900, core_percent=40)
+    clock.advance(hours=11)
+    resize_claim(principal=SYSTEM, claim=claim, changes=ClaimChanges(core_request=60))
+    clock.advance(hours=1)
+    tasks.roll_up_usage()
+    clock.advance(hours=48 + 6)
+    machine.obey()
+    body = report(cast.vera)
+    days = [(row["at"], row["gpu_hours_reserved"], row["gpu_hours_used"]) for row in body["trend"]]
+    assert len(days) == 18
+    assert days[:14] == [(f"2026-06-{day:02}T00:00:00Z", "0.000000", "0.000000") for day in range(1, 15)]
+    # 0.2 × 11 h and 0.6 × 1 h on the first day, then whole days, then six hours.
+    assert days[14:] == [
+        ("2026-06-15T00:00:00Z", "2.800000", "0.100000"), ("2026-06-16T00:00:00Z", "14.400000", "0.000000"),
+        ("2026-06-17T00:00:00Z", "14.400000", "0.000000"), ("2026-06-18T00:00:00Z", "3.600000", "0.000000"),
+    ]  # fmt: skip
+    # The mean of 11 to 17 June, for the 12.75 days to the end of the month.
+    assert body["forecast"] == {
+        "to": "2026-07-01T00:00:00Z", "gpu_hours_reserved": "92.757143", "cost_reserved": "185.5143",
+    }  # fmt: skip
+    assert report(cast.vera, "&by=claim")["trend"] == []
+    for over in ("&to=2026-06-17T00:00:00Z", "&by=claim"):
+        assert report(cast.vera, over)["forecast"] is None
+
+
+def test_a_period_without_a_complete_day_has_no_forecast(cast: Cast, machine: Machine, clock: Clock) -> None:
+    placed(cast, machine, core_request=20)
+    clock.advance(hours=20)
+    body = cast.vera.get("reports/usage/?from=2026-06-15T06:00:00Z").body
+    assert [row["gpu_hours_reserved"] for row in body["trend"]] == ["2.400000", "1.600000"]
+    assert body["forecast"] is None
 
 
 def test_a_report_by_claim_comes_in_pages_that_lose_and_double_nothing(

@@ -86,6 +86,7 @@ class ClaimList(ListPage):
         column(_("Core now"), "core", "core_request", word="core"),
         column(_("Memory now"), "memory", "memory_mib", css="wide", word="memory"),
         column(_("Where"), "node", Subquery(PLACES.values(key=natural_key("gpu__node__name"))[:1]), css="wide"),
+        column(_("Owner"), "owner", "created_by", css="wide"),
         number(_("Made"), "created", "pk", css="wide num"),
     ]
     views = [

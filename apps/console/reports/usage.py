@@ -1,6 +1,7 @@
-"""GPU-hours by tenant, pool and model for a period, and their cost; printable for the accounts."""
+"""GPU-hours of a period by tenant or person, pool and model, their cost, their trend and a forecast."""
 
 from datetime import UTC, datetime, time, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
 
 COLUMNS = [
-    "tenant", "pool", "gpu_model", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved", "cost_used",
+    "tenant", "pool", "gpu_model", "owner", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved", "cost_used",
     "gpu_hours_unpriced",
 ]  # fmt: skip
 
@@ -34,7 +35,13 @@ def day(label: "StrPromise") -> forms.DateField:
 
 
 class PeriodForm(forms.Form):
-    """The tenant and the period of the report, in the URL."""
+    """The rows, the tenant and the period of the report, in the URL."""
+
+    by = forms.ChoiceField(
+        label=_("Group by"),
+        choices=[("model", _("Tenant")), ("person", _("Person"))],
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -59,22 +66,47 @@ class PeriodForm(forms.Form):
 def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     """Show the report of this month, or of the period in the URL."""
     today = timezone.now().date()
-    period = {"begin": today.replace(day=1).isoformat(), "end": today.isoformat()} | request.GET.dict()
-    form = PeriodForm(period, principal=principal)
+    period = {"by": "model", "begin": today.replace(day=1).isoformat(), "end": today.isoformat()}
+    form = PeriodForm(period | request.GET.dict(), principal=principal)
     report: dict[str, Any] | None = None
     if form.is_valid():
         values = form.cleaned_data
         tenants = [values["tenant"]] if values["tenant"] else Tenant.objects.visible_to(principal)
         try:
             end = _midnight(values["end"]) + timedelta(days=1)
-            report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end)
+            report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end, by=values["by"])
         except (GpucloudError, OverflowError) as error:
             form.add_error(
                 "end", gettext(getattr(error, "detail", "")) or gettext("The date is too far in the future.")
             )
     if report is not None and (file := file_format(request)):
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
-    return render(request, "reports/usage.html", {"form": form, "report": report})
+    shown = {"form": form, "report": report}
+    if report is not None:
+        shown |= {"by_person": form.cleaned_data["by"] == "person", "chart": _chart(report)}
+    return render(request, "reports/usage.html", shown)
+
+
+def _chart(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the sums since the beginning as data of a chart that ends with the forecast, or with the period."""
+    begin, forecast, trend = report["from"], report["forecast"], report["trend"]
+    ends = [*(day["at"] for day in trend[1:]), min(report["to"], timezone.now())]
+    reserved, used = (
+        [0.0, *accumulate(float(day[name]) for day in trend)] for name in ("gpu_hours_reserved", "gpu_hours_used")
+    )
+    times: list[datetime] = [begin, *ends]
+    expected: list[float | None] = [None] * len(reserved)
+    if forecast is not None:
+        times.append(forecast["to"])
+        expected = [*expected[1:], reserved[-1], float(forecast["gpu_hours_reserved"])]
+    # The other lines end where the forecast goes on.
+    rest = [None] * (len(times) - len(reserved))
+    series = {
+        "key": "period", "times": [at.timestamp() for at in times], "reserved": [*reserved, *rest],
+        "used": [*used, *rest], "forecast": expected,
+    }  # fmt: skip
+    window = (times[-1] - begin).total_seconds()
+    return {"now": times[-1].timestamp(), "window_seconds": window, "series": [series], "marks": []}
 
 
 def _midnight(of: Any) -> datetime:

@@ -13,7 +13,7 @@ from apps.console.reservations.reservations import with_claims
 from apps.console.reservations.week import A_WEEK, monday, rows_of
 from apps.console.shell.export import Row, facts_of
 from apps.console.shell.lists.columns import SavedView, column, named, number
-from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, pools, tenants
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
@@ -56,7 +56,7 @@ class Node(Text):
 class ReservationFilter(ListFilter):
     """The filters of reservations; pool and node choose the week, too."""
 
-    folded = ("q", "tenant", "state", "mine")
+    folded = ("q", "tenant", "state", "owner", "mine")
     pool = pools()
     week = Week()
     node = Node(_("Node"), "node", _("all"))
@@ -69,7 +69,8 @@ class ReservationFilter(ListFilter):
         empty=_("Booked and active"),
         otherwise=Q(state__in=OPEN),
     )
-    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
+    owner = Text(_("Owner"), "created_by__icontains", "user:anna")
+    mine = Flag(_("Mine"), made_by)
 
 
 class ReservationList(ListPage):
@@ -86,6 +87,7 @@ class ReservationList(ListPage):
         column(_("Window"), "start", "start_at"),
         column(_("Share"), css="wide"),
         column(_("Where"), css="wide"),
+        column(_("Owner"), "owner", "created_by", css="wide"),
         number(_("Claims"), css="wide num"),
     ]
     views = [

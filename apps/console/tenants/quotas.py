@@ -44,6 +44,7 @@ RESOURCE_WORDS: Final = {
     "memory_mib": _("memory"),
     "vgpus": _("vGPUs"),
     "gpus": _("whole GPUs"),
+    "gpu_hours": _("GPU-hours"),
 }
 RESOURCES_SAID: Final = _("Core: 100 percent are one GPU’s compute. vGPUs: pieces of GPUs.")
 

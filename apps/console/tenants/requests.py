@@ -1,4 +1,4 @@
-"""Approvals: tenants' requests beyond their quotas, and operators' answers."""
+"""Approvals: tenants' requests beyond their quotas and budgets, and operators' answers."""
 
 import uuid
 from collections.abc import Callable
@@ -17,14 +17,16 @@ from django.views.decorators.http import require_http_methods
 from apps.console.shell.export import facts_of
 from apps.console.shell.forms import ServiceForm, describe_error, moment, number
 from apps.console.shell.lists.columns import SavedView, column
-from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools, tenants
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
+from apps.console.tenants.bound_labels import PERIODS, Effect, hours
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
 from apps.quotas.api.serializers import MAX_AMOUNT
-from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
-from apps.quotas.models.request import UNDECIDED, RequestState
+from apps.quotas.models import Budget, Pool, QuotaRequest, Role, Tenant
+from apps.quotas.models.request import GPU_HOURS, UNDECIDED, RequestState
+from apps.quotas.models.request import PERIODS as BUDGET_PERIODS
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
@@ -47,14 +49,14 @@ class RequestFilter(ListFilter):
         empty=_("Waiting for an answer"),
         otherwise=Q(state__in=UNDECIDED),
     )
-    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
+    mine = Flag(_("Mine"), made_by)
 
 
 class RequestList(ListPage):
     """The visible requests, newest first; the open ones unless the URL asks for others."""
 
     model, filters, template_name = QuotaRequest, RequestFilter, "requests/list.html"
-    title, subtitle = _("Requests"), _("Tenants’ requests beyond their quotas, and the answers")
+    title, subtitle = _("Requests"), _("Tenants’ requests beyond their quotas and budgets, and the answers")
     columns = [
         column(_("Asked for"), "tenant", natural_key("tenant__slug"), "resource", "amount"),
         column(_("State"), "state", "state"),
@@ -68,8 +70,9 @@ class RequestList(ListPage):
         SavedView(_("All"), "state=all"),
     ]
     file = ("requests", [
-        "uid", "tenant", "resource", "pool", "amount", "until", "reason", "state", "offered_amount", "offered_until",
-        "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by", "decided_at",
+        "uid", "tenant", "resource", "period", "pool", "amount", "until", "reason", "state", "offered_amount",
+        "offered_until", "granted_amount", "granted_until", "words", "created_by", "created_at", "answered_by",
+        "decided_at",
     ])  # fmt: skip
 
     def with_details(self, rows: Any) -> Any:
@@ -82,7 +85,7 @@ class RequestList(ListPage):
 
 
 class RequestForm(ServiceForm):
-    """A request for more of one resource."""
+    """A request for more of one resource, or for a budget."""
 
     tenant = forms.ModelChoiceField(
         Tenant.objects.none(),
@@ -93,8 +96,15 @@ class RequestForm(ServiceForm):
     )
     resource = forms.ChoiceField(
         label=_("Resource"),
-        choices=RESOURCES,
+        choices=[*RESOURCES, (GPU_HOURS, _("GPU-hours of a budget"))],
         help_text=RESOURCES_SAID,
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    period = forms.ChoiceField(
+        label=_("Budget period"),
+        choices=[("", "–"), *((value, PERIODS[value]) for value, _label in BUDGET_PERIODS)],
+        required=False,
+        help_text=_("For GPU-hours only. Once a budget is spent, nothing new is granted in its period."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     pool = forms.ModelChoiceField(
@@ -105,8 +115,10 @@ class RequestForm(ServiceForm):
         empty_label=_("All pools together"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota."))
-    until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
+    amount = number(
+        _("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota or budget.")
+    )
+    until = moment(_("Until"), required=False, help_text=_("In UTC; it falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
     )
@@ -116,6 +128,19 @@ class RequestForm(ServiceForm):
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = administered_tenants(principal)
+
+    def clean(self) -> dict[str, Any]:
+        """Check the fields that belong to a budget."""
+        values = super().clean() or self.cleaned_data
+        values["period"] = values.get("period") or None
+        budget = values.get("resource") == GPU_HOURS
+        if budget and values["period"] is None and "period" not in self.errors:
+            self.add_error("period", _("Choose the period of the budget."))
+        if budget and values.get("pool") is not None:
+            self.add_error("pool", _("A budget covers all pools together."))
+        if not budget and values["period"] is not None:
+            self.add_error("period", _("Only GPU-hours have a period."))
+        return values
 
 
 class AnswerForm(ServiceForm):
@@ -155,7 +180,7 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
     if not principal.is_operator and not principal.with_role(Role.ADMIN):
         raise PermissionDenied(gettext("A tenant’s admin asks for more."))
     # The page with the link fills these fields.
-    said = {name: request.GET.get(name) for name in ("tenant", "resource", "pool")}
+    said = {name: request.GET.get(name) for name in ("tenant", "resource", "period", "pool")}
     form = RequestForm(request.POST or None, principal=principal, initial=said)
     if request.method == "POST" and form.is_valid():
         try:
@@ -184,8 +209,21 @@ def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -
     if principal.is_operator:
         effect = granting(row, principal)
         claims = [*effect["runnable"], *effect["pending"]] if effect else []
+        if effect and effect["budget"]:
+            effect["effects"] = _budget_effects(row, effect["budget"])
         shown |= {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
     return render(request, "requests/request.html", shown, status=422 if form.is_bound else 200)
+
+
+def _budget_effects(row: QuotaRequest, budget: dict[str, Any]) -> list[Effect]:
+    """Return the raised budget, and what is spent of it, in words."""
+    facts = {"period": PERIODS[budget["period"]], "hours": f"{float(budget['gpu_hours']):,.10g}"}
+    words = gettext("{period}: a budget of {hours} GPU-hours; {spent} are spent.")
+    effects = [("clock", words.format(spent=hours(budget["current"]["gpu_hours_spent"]), **facts))]
+    if not Budget.objects.filter(tenant=row.tenant, period=row.period).exists():
+        first = gettext("It is the tenant’s first budget of this period: until now only quotas limit it.")
+        effects.append(("alert-triangle", first))
+    return effects
 
 
 def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_http_methods
 
 from apps.console.shell.export import Row, as_file, facts_of, file_format
 from apps.console.shell.lists.columns import SavedView, column, number
-from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Owner, Search, Text
+from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Owner, Search, Text, made_by
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.webhooks.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
@@ -56,7 +56,7 @@ class WebhookFilter(ListFilter):
     tenant = Owner()
     state = Choice(_("State"), {name: (badge(name).label, condition) for name, condition in STANDINGS.items()})
     event = Text(_("Event"), "events__contains", "claim.idle")
-    mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
+    mine = Flag(_("Mine"), made_by)
 
 
 class WebhookList(ListPage):

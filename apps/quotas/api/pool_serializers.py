@@ -163,7 +163,7 @@ class PoolSerializer(Strict):
     )
     idle_rule = serializers.ChoiceField(
         choices=IdleRule.choices,
-        default=IdleRule.OFF,
+        default=IdleRule.REPORT,
         help_text=_("Reaction to claims that are measured idle for idle_seconds."),
     )
     idle_seconds = StrictInteger(

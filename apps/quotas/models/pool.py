@@ -126,7 +126,7 @@ class Pool(Row):
 
     # Foreign changes on its machines are repaired at once; False: on every node only on request.
     repair_drift = models.BooleanField(default=True, db_default=True)
-    idle_rule = models.CharField(max_length=10, choices=IdleRule, default=IdleRule.OFF, db_default=IdleRule.OFF)
+    idle_rule = models.CharField(max_length=10, choices=IdleRule, default=IdleRule.REPORT, db_default=IdleRule.REPORT)
     idle_seconds = models.PositiveIntegerField(default=1800, db_default=1800)
     # Treatment of claims on a node that has been lost for so long.
     failover_policy = models.CharField(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from django.db import models
 from django.db.models import Q
 
+from apps.quotas.models.budget import Period
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
 from apps.quotas.models.row import Row
@@ -31,6 +32,12 @@ UNDECIDED = (RequestState.OPEN, RequestState.COUNTERED)
 GRANTED = (RequestState.APPROVED, RequestState.LAPSED)
 
 
+# A request for a budget asks for these hours; `period` says which budget.
+GPU_HOURS = "gpu_hours"
+REQUESTED = [*Resource.choices, (GPU_HOURS, "Gpu Hours")]
+PERIODS = [(one.value, one.label) for one in (Period.MONTH, Period.WEEK)]
+
+
 class QuotaRequestQuerySet(models.QuerySet["QuotaRequest"]):
     """Requests, filtered by principal."""
 
@@ -40,12 +47,13 @@ class QuotaRequestQuerySet(models.QuerySet["QuotaRequest"]):
 
 
 class QuotaRequest(Row):
-    """A request for more of one resource, with reason and end. `granted_*` is the actual increase."""
+    """A request for more of one resource, or of a budget, with reason and end. `granted_*` is the actual increase."""
 
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quota_requests")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)
-    resource = models.CharField(max_length=20, choices=Resource)
+    resource = models.CharField(max_length=20, choices=REQUESTED)
+    period = models.CharField(max_length=10, choices=PERIODS, null=True, help_text="Of a budget's GPU-hours only.")
     amount = models.BigIntegerField(help_text="How much more than the quota has.")
     until = models.DateTimeField(null=True, help_text="Null: for good.")
     reason = models.CharField(max_length=2000)
@@ -67,6 +75,11 @@ class QuotaRequest(Row):
             models.CheckConstraint(condition=Q(state__in=RequestState.values), name="request_state_known"),
             models.CheckConstraint(condition=Q(amount__gte=1), name="request_amount_positive"),
             models.CheckConstraint(
+                condition=Q(resource=GPU_HOURS, period__in=[Period.MONTH, Period.WEEK], pool=None)
+                | (~Q(resource=GPU_HOURS) & Q(period=None)),
+                name="request_period_is_a_budgets",
+            ),
+            models.CheckConstraint(
                 condition=Q(state__in=GRANTED, granted_amount__gte=1)
                 | (~Q(state__in=GRANTED) & Q(granted_amount=None, granted_until=None)),
                 name="request_granted_where_approved",
@@ -78,3 +91,8 @@ class QuotaRequest(Row):
 
     def __str__(self) -> str:
         return f"{self.amount} more {self.resource} for {self.tenant}"
+
+    @property
+    def of_budget(self) -> bool:
+        """True if it asks for GPU-hours of a budget, not for a quota."""
+        return self.resource == GPU_HOURS

@@ -1,27 +1,31 @@
-"""Quota requests and answers: each change under the request's row lock, so that two operators decide once.
+"""Requests for quota or a budget, and answers: each under the request's row lock, so that two operators decide once.
 
-Order of locks: the request, then as everywhere: pools, tenants, shares, quotas. A quota is raised and lowered by
-amounts, read under its tenant's lock, so concurrent changes of it are kept.
+Order of locks: the request, then as everywhere: pools, tenants, shares, quotas; a budget after its tenant. A quota is
+raised and lowered by amounts, read under its tenant's lock, so concurrent changes of it are kept; so is a budget, under
+its own row lock.
 """
 
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
-from apps.quotas.models import EventKind, Pool, QuotaRequest, ResourceQuota, Tenant
+from apps.quotas.models import Budget, EventKind, Pool, QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.models.request import UNDECIDED, RequestState
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import SYSTEM, Principal
-from apps.quotas.services import audit, charging, overcommit, quotas
+from apps.quotas.services import audit, budgets, charging, overcommit, quotas
 from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
 # Actions that answer a request, or end the answer.
 DECISIONS = frozenset({"approve", "counter", "accept", "deny", "lapse"})
+# More than the hours of any fleet, and less than a budget's column holds.
+MOST_HOURS = 10**9
 
 
 class WrongState(Conflict):
@@ -45,6 +49,13 @@ class DatePassed(Invalid):
     title = "This moment has passed"
 
 
+class BudgetTooLarge(Invalid):
+    """The budget would have more hours than any fleet."""
+
+    code = "budget-too-large"
+    title = "The budget would be too large"
+
+
 @transaction.atomic
 def ask(
     *,
@@ -55,12 +66,18 @@ def ask(
     amount: int,
     reason: str,
     until: datetime | None = None,
+    period: str | None = None,
 ) -> QuotaRequest:
-    """Request `amount` more, for good or until a time. Raises RoleMissing, NotLimited, DatePassed."""
+    """Request `amount` more, for good or until a time. `period` is for GPU-hours of a budget, and only for these.
+
+    Raises RoleMissing, NotLimited, DatePassed, BudgetTooLarge.
+    """
     principal.require_role(tenant, "admin")
     _refuse_past(until)
-    request = QuotaRequest(tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason)
-    _require_limit(request)
+    request = QuotaRequest(
+        tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason, period=period
+    )
+    _require_raisable(request, amount, until)
     request.created_by = principal.name
     request.save()
     _note(request, principal=principal, action="create", amount=amount, until=until, reason=reason)
@@ -87,10 +104,15 @@ def counter(
     words: str = "",
     versions: etags.Versions = None,
 ) -> QuotaRequest:
-    """Offer another amount or end, which counts once the tenant accepts it. Raises WrongState, DatePassed."""
+    """Offer another amount or end, which counts once the tenant accepts it.
+
+    Raises WrongState, DatePassed, NotLimited, BudgetTooLarge.
+    """
     principal.require_operator()
     request = _lock_row(request, versions, *UNDECIDED)
     _refuse_past(until)
+    if request.of_budget:
+        _hours_after(request, _budget_of(request), amount, until)
     answer = {"offered_amount": amount, "offered_until": until, "words": words, "answered_by": principal.name}
     request.change(state=RequestState.COUNTERED, **answer)
     _note(request, principal=principal, action="counter", amount=amount, until=until, words=words)
@@ -134,7 +156,7 @@ def lapse_due() -> int:
 
 @transaction.atomic
 def _lapse(pk: int) -> bool:
-    """Lower the quota by the granted amount, to zero at least; holdings above it stay, as `excess`."""
+    """Lower the quota or the budget by the granted amount, to zero at least; holdings above it stay, as `excess`."""
     request = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=pk)
     if request.state != RequestState.APPROVED:
         return False  # another worker was faster
@@ -142,6 +164,15 @@ def _lapse(pk: int) -> bool:
     assert request.decided_at is not None
     overcommit.lock(request.pool)
     charging.lock_tenants(request.tenant, exclusive=True)
+    lowered = _lower_budget(request) if request.of_budget else _lower_quota(request)
+    request.change(state=RequestState.LAPSED)
+    _note(request, principal=SYSTEM, action="lapse", amount=request.granted_amount, **lowered)
+    return True
+
+
+def _lower_quota(request: QuotaRequest) -> dict[str, Any]:
+    assert request.granted_amount is not None
+    assert request.decided_at is not None
     quota = _quota_of(request)
     if quota is not None and quota.created_at > request.decided_at:
         quota = None  # created since, in place of the one that was raised
@@ -150,9 +181,18 @@ def _lapse(pk: int) -> bool:
         # Without a limit, or without the quota, there is nothing to lower.
         hard = max(0, hard - request.granted_amount)
         quotas.change_quota(principal=SYSTEM, quota=quota, hard=hard)
-    request.change(state=RequestState.LAPSED)
-    _note(request, principal=SYSTEM, action="lapse", amount=request.granted_amount, quota=quota and quota.pk, hard=hard)
-    return True
+    return {"quota": quota and quota.pk, "hard": hard}
+
+
+def _lower_budget(request: QuotaRequest) -> dict[str, Any]:
+    assert request.granted_amount is not None
+    assert request.decided_at is not None
+    budget = _budget_of(request)
+    if budget is None or budget.created_at > request.decided_at:
+        return {"budget": None, "gpu_hours": None}
+    hours = max(Decimal(0), budget.gpu_hours - request.granted_amount)
+    budgets.change_budget(principal=SYSTEM, budget=budget, gpu_hours=hours)
+    return {"budget": budget.pk, "gpu_hours": str(hours)}
 
 
 def _grant(
@@ -164,25 +204,76 @@ def _grant(
     action: str,
     **answer: str,
 ) -> QuotaRequest:
-    """Raise the quota by `amount`, or create it, in the caller's transaction."""
+    """Raise the quota or the budget by `amount`, or create it, in the caller's transaction."""
     _refuse_past(until)
     overcommit.lock(request.pool)
     charging.lock_tenants(request.tenant, exclusive=True)
-    quota = _require_limit(request)
     # Accepting an offer executes an operator's decision in the tenant admin's name.
     allowed = replace(principal, is_operator=True)
+    if request.of_budget:
+        raised = _raise_budget(request, amount, until, allowed)
+    else:
+        raised = _raise_quota(request, amount, allowed)
+    granted: dict[str, Any] = {"granted_amount": amount, "granted_until": until, "decided_at": timezone.now(), **answer}
+    if action == "approve":
+        granted["answered_by"] = principal.name
+    request.change(state=RequestState.APPROVED, **granted)
+    _note(request, principal=principal, action=action, amount=amount, until=until, **raised)
+    return request
+
+
+def _raise_quota(request: QuotaRequest, amount: int, allowed: Principal) -> dict[str, Any]:
+    quota = _require_limit(request)
     if quota is None:
         quota = quotas.create_quota(
             principal=allowed, tenant=request.tenant, pool=request.pool, resource=request.resource, hard=amount
         )
     else:
         quota = quotas.change_quota(principal=allowed, quota=quota, hard=(quota.hard or 0) + amount)
-    granted: dict[str, Any] = {"granted_amount": amount, "granted_until": until, "decided_at": timezone.now(), **answer}
-    if action == "approve":
-        granted["answered_by"] = principal.name
-    request.change(state=RequestState.APPROVED, **granted)
-    _note(request, principal=principal, action=action, amount=amount, until=until, quota=quota.pk, hard=quota.hard)
-    return request
+    return {"quota": quota.pk, "hard": quota.hard}
+
+
+def _raise_budget(request: QuotaRequest, amount: int, until: datetime | None, allowed: Principal) -> dict[str, Any]:
+    budget = _budget_of(request)
+    hours = _hours_after(request, budget, amount, until)
+    if budget is None:
+        assert request.period is not None
+        budget = budgets.create_budget(principal=allowed, tenant=request.tenant, period=request.period, gpu_hours=hours)
+    else:
+        budget = budgets.change_budget(principal=allowed, budget=budget, gpu_hours=hours)
+    return {"budget": budget.pk, "gpu_hours": str(hours)}
+
+
+def _require_raisable(request: QuotaRequest, amount: int, until: datetime | None) -> None:
+    """Check that there is something to raise, or to create. Raises NotLimited, BudgetTooLarge."""
+    if request.of_budget:
+        _hours_after(request, _budget_of(request), amount, until)
+    else:
+        _require_limit(request)
+
+
+def _hours_after(request: QuotaRequest, budget: Budget | None, amount: int, until: datetime | None) -> Decimal:
+    """Return the hours of the raised budget. Raises NotLimited, BudgetTooLarge.
+
+    A first budget is for good: its end would leave the tenant with a budget of nothing.
+    """
+    if budget is None and until is not None:
+        raise NotLimited(
+            f"{request.tenant.slug} has no budget of this period that could be raised until a time. A first budget is "
+            "for good: leave `until` out.",
+            resource=request.resource,
+            pool=None,
+        )
+    hours = Decimal(amount) + (budget.gpu_hours if budget else 0)
+    if hours > MOST_HOURS:
+        raise BudgetTooLarge(f"The budget would have more than {MOST_HOURS} GPU-hours.", max_gpu_hours=MOST_HOURS)
+    return hours
+
+
+def _budget_of(request: QuotaRequest) -> Budget | None:
+    """Return the budget that the request is for, under its row lock."""
+    mine = Budget.objects.filter(tenant=request.tenant, period=request.period)
+    return mine.select_for_update(of=("self",)).first()
 
 
 def _require_limit(request: QuotaRequest) -> ResourceQuota | None:
@@ -231,10 +322,10 @@ def _note(request: QuotaRequest, *, principal: Principal, action: str, **facts: 
         object_type="quota-request",
         object_id=request.uid,
         tenant=request.tenant,
-        after={"resource": request.resource, "pool": request.pool and request.pool.name, **told},
+        after={**_subject(request), **told},
     )
     if action in DECISIONS:
-        asked = {"uid": request.uid, "resource": request.resource, "pool": request.pool and request.pool.name}
+        asked = {"uid": request.uid, **_subject(request)}
         tell(
             EventKind.QUOTA_REQUEST_DECIDED,
             tenant=request.tenant,
@@ -242,3 +333,8 @@ def _note(request: QuotaRequest, *, principal: Principal, action: str, **facts: 
             granted_amount=request.granted_amount,
             granted_until=request.granted_until,
         )
+
+
+def _subject(request: QuotaRequest) -> dict[str, Any]:
+    """Return the facts that name the quota or the budget."""
+    return {"resource": request.resource, "pool": request.pool and request.pool.name, "period": request.period}

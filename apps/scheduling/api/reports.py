@@ -24,18 +24,24 @@ from gpucloud.api.serializers import Strict
 from gpucloud.spreadsheets import escape_formula
 
 MOST_CLAIMS = 5000
+GROUPS = ["model", "person", "claim"]
 
 
 class ReportRowSerializer(Strict):
-    """The use of GPUs of one model in one pool by one tenant (or by one claim)."""
+    """The use of GPUs of one model in one pool by one tenant (or by one person, or one claim)."""
 
     tenant = serializers.CharField(read_only=True)
     pool = serializers.CharField(read_only=True)
     gpu_model = serializers.CharField(read_only=True)
+    owner = serializers.CharField(
+        read_only=True,
+        allow_null=True,
+        help_text="By person: without their token, as `user:anna`; by claim: its `created_by`; else null.",
+    )
     claim = serializers.UUIDField(read_only=True, allow_null=True, help_text="With `by=claim` only.")
     name = serializers.CharField(read_only=True, allow_null=True, help_text="The claim's, with `by=claim` only.")
     gpu_hours_reserved = serializers.CharField(read_only=True, help_text="core_request × GPUs × time on them.")
-    gpu_hours_used = serializers.CharField(read_only=True, help_text="Measured, by whole hours; not by claim.")
+    gpu_hours_used = serializers.CharField(read_only=True, help_text="Measured, by whole hours; by model only.")
     cost_reserved = serializers.CharField(read_only=True)
     cost_used = serializers.CharField(read_only=True)
     gpu_hours_unpriced = serializers.CharField(read_only=True, help_text="The part of those reserved without a price.")
@@ -44,7 +50,23 @@ class ReportRowSerializer(Strict):
 class ReportTotalSerializer(ReportRowSerializer):
     """The sums of all rows."""
 
-    tenant = pool = gpu_model = claim = name = None  # type: ignore[assignment]
+    tenant = pool = gpu_model = owner = claim = name = None  # type: ignore[assignment]
+
+
+class ReportDaySerializer(Strict):
+    """A day of the period."""
+
+    at = serializers.DateTimeField(read_only=True, help_text="Its beginning, UTC.")
+    gpu_hours_reserved = serializers.CharField(read_only=True)
+    gpu_hours_used = serializers.CharField(read_only=True)
+
+
+class ForecastSerializer(Strict):
+    """The expected amount from `from` to the end of this month, at the mean of the last 7 complete days."""
+
+    to = serializers.DateTimeField(read_only=True)
+    gpu_hours_reserved = serializers.CharField(read_only=True)
+    cost_reserved = serializers.CharField(read_only=True, help_text="Further hours at the mean price so far.")
 
 
 class ReportSerializer(Strict):
@@ -55,6 +77,12 @@ class ReportSerializer(Strict):
     currency = serializers.CharField(read_only=True)
     rows = ReportRowSerializer(many=True, read_only=True)
     total = ReportTotalSerializer(read_only=True)
+    trend = ReportDaySerializer(many=True, read_only=True, help_text="Empty by claim.")
+    forecast = ForecastSerializer(
+        read_only=True,
+        allow_null=True,
+        help_text="Null by claim, for a period that is over, and before its first complete day.",
+    )
     next = serializers.CharField(
         read_only=True,
         allow_null=True,
@@ -74,6 +102,8 @@ class CsvRenderer(BaseRenderer):
     media_type = "text/csv"
     format = "csv"
     charset = "utf-8"
+    row: Any = ReportRowSerializer
+    shared: tuple[str, ...] = ("from", "to", "currency")
 
     def render(
         self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
@@ -82,8 +112,8 @@ class CsvRenderer(BaseRenderer):
         if "rows" not in data:
             return json.dumps(data).encode()
         text = io.StringIO()
-        shared = {name: data[name] for name in ("from", "to", "currency")}
-        writer = csv.DictWriter(text, [*shared, *ReportRowSerializer().fields])
+        shared = {name: data[name] for name in self.shared}
+        writer = csv.DictWriter(text, [*shared, *self.row().fields])
         writer.writeheader()
         writer.writerows(
             {name: escape_formula(value) for name, value in {**shared, **row}.items()} for row in data["rows"]
@@ -96,7 +126,7 @@ class PeriodSerializer(Strict):
 
     to = serializers.DateTimeField(required=False)
     tenant = serializers.CharField(required=False)
-    by = serializers.ChoiceField(choices=["model", "claim"], default="model")
+    by = serializers.ChoiceField(choices=GROUPS, default="model")
     after = serializers.UUIDField(required=False)
     limit = serializers.RegexField(r"^[0-9]{1,4}$", required=False)
 
@@ -117,7 +147,7 @@ PARAMETERS = [
     OpenApiParameter("from", OpenApiTypes.DATETIME, description="The beginning of this month, UTC, unless given."),
     OpenApiParameter("to", OpenApiTypes.DATETIME, description="Now, unless given; 366 days after `from` at most."),
     OpenApiParameter("tenant", OpenApiTypes.STR, description="Only this tenant; else all that you may see."),
-    OpenApiParameter("by", OpenApiTypes.STR, enum=["model", "claim"], description="A row for each claim, to trace it."),
+    OpenApiParameter("by", OpenApiTypes.STR, enum=GROUPS, description="A row for each person too, or for each claim."),
     OpenApiParameter("limit", OpenApiTypes.INT, description=f"By claim: the size of a page, {MOST_CLAIMS} at most."),
     OpenApiParameter("after", OpenApiTypes.UUID, description="By claim: only claims created after this one."),
 ]
@@ -137,7 +167,7 @@ class UsageReport(ApiView):
         responses={(200, "application/json"): ReportSerializer, (200, "text/csv"): OpenApiTypes.STR},
     )
     def get(self, request: Request) -> Response:
-        """Show the GPU-hours reserved and used, and their cost, of a period."""
+        """Show the GPU-hours reserved and used of a period, their cost, their trend and a forecast."""
         question = PeriodSerializer(data=dict(request.query_params.items()))
         question.is_valid(raise_exception=True)
         values = question.validated_data
@@ -146,7 +176,7 @@ class UsageReport(ApiView):
             tenants=self._tenants(values.get("tenant")),
             begin=values.get("from") or _month(now),
             end=values.get("to") or now,
-            by_claim=values["by"] == "claim",
+            by=values["by"],
             after=values.get("after"),
             limit=int(values.get("limit", MOST_CLAIMS)),
         )

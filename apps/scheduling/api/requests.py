@@ -1,4 +1,4 @@
-"""Views of /quota-requests/: requests for more quota, and the answers; operators see the effects of approving each."""
+"""Views of /quota-requests/: requests for more quota or a budget, and the answers; operators see what each would do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,14 @@ from rest_framework.response import Response
 from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
-from apps.quotas.models import QuotaRequest, Resource
-from apps.quotas.models.request import RequestState
+from apps.quotas.models import Budget, QuotaRequest
+from apps.quotas.models.request import GPU_HOURS, PERIODS, REQUESTED, RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
+from apps.scheduling.api.budgets import BudgetSerializer
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.quotas import PreviewSerializer, quota_document
-from apps.scheduling.services.previews.quota_changes import preview
+from apps.scheduling.services.previews.quota_changes import preview, preview_of_bounds
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -26,13 +27,20 @@ from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
-    """A request of a tenant's admin for more of one resource."""
+    """A request of a tenant's admin for more of one resource, or for GPU-hours of a budget."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
-    pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools.")
-    resource = serializers.ChoiceField(choices=Resource.choices)
-    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT, help_text="The amount beyond the present quota.")
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools, or a budget.")
+    resource = serializers.ChoiceField(choices=REQUESTED, help_text="`gpu_hours`: a budget, with `period`.")
+    period = serializers.ChoiceField(
+        choices=PERIODS, allow_null=True, default=None, help_text="The budget's, with `gpu_hours` only."
+    )
+    amount = StrictInteger(
+        min_value=1,
+        max_value=MAX_AMOUNT,
+        help_text="The amount beyond the present quota or budget. A tenant without a budget asks for its first one.",
+    )
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
     state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
@@ -50,6 +58,26 @@ class RequestForMoreSerializer(Strict):
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
 
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Check the fields that belong to a budget."""
+        if errors := budget_errors(attrs["resource"], attrs["period"], attrs["pool"]):
+            raise serializers.ValidationError({name: [words] for name, words in errors.items()})
+        return attrs
+
+
+def budget_errors(resource: str, period: Any, pool: Any) -> dict[str, str]:
+    """Return the errors of these fields together, by field."""
+    if resource != GPU_HOURS:
+        return {"period": "Only with `gpu_hours`."} if period else {}
+    errors = {} if period else {"period": "Give the budget's period."}
+    return errors | ({"pool": "A budget covers all pools."} if pool else {})
+
+
+class RequestPreviewSerializer(PreviewSerializer):
+    """The effects of granting a request."""
+
+    budget = BudgetSerializer(read_only=True, allow_null=True, help_text="The budget as it would be; null for a quota.")
+
 
 class RequestForMoreDetailSerializer(RequestForMoreSerializer):
     """A request, with a preview of approving it for operators."""
@@ -59,7 +87,7 @@ class RequestForMoreDetailSerializer(RequestForMoreSerializer):
         "would be refused."
     )
 
-    @extend_schema_field(PreviewSerializer(allow_null=True))
+    @extend_schema_field(RequestPreviewSerializer(allow_null=True))
     def get_preview(self, row: QuotaRequest) -> Any:
         """Return the preview, by the services that would do it, rolled back."""
         principal: Principal = self.context["request"].user
@@ -72,9 +100,23 @@ def granting(row: QuotaRequest, principal: Principal) -> dict[str, Any] | None:
     if act is None:
         return None
     try:
-        return preview(lambda: act(principal=principal, request=row), tenant=row.tenant, show=quota_document)
+        return preview_request(row, lambda: act(principal=principal, request=row))
     except GpucloudError:
         return None
+
+
+def preview_request(row: QuotaRequest, act: Callable[[], QuotaRequest]) -> dict[str, Any]:
+    """Return the effects of an answer. Raises whatever `act` raises."""
+    if not row.of_budget:
+        return {**preview(act, tenant=row.tenant, show=quota_document), "budget": None}
+
+    def raised() -> Budget:
+        act()
+        return Budget.objects.select_related("tenant").get(tenant=row.tenant, period=row.period)
+
+    effect = preview_of_bounds(raised, tenant=row.tenant)
+    budget = BudgetSerializer(effect.pop("row")).data
+    return {"quota": None, "budget": budget, "dry_run": True, "over": [], **effect}
 
 
 class WordsSerializer(Strict):
@@ -97,14 +139,14 @@ class CounterSerializer(WordsSerializer):
 
 
 class QuotaRequestFilter(Changed):
-    """Requests by tenant, pool, resource, state and time of change."""
+    """Requests by tenant, pool, resource, period, state and time of change."""
 
     tenant = filters.CharFilter(field_name="tenant__slug")
     pool = filters.CharFilter(field_name="pool__name")
 
     class Meta:
         model = QuotaRequest
-        fields = ["tenant", "pool", "resource", "state", "updated_since"]
+        fields = ["tenant", "pool", "resource", "period", "state", "updated_since"]
 
 
 class RequestView(ApiView):
@@ -140,7 +182,7 @@ class RequestList(RequestView, ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Create a request for more of a resource (a tenant's admins)."""
+        """Create a request for more of a resource, or for a budget (a tenant's admins)."""
         return self.respond(requests.ask(principal=self.principal, **self.parse_body(request)), status=201)
 
 
@@ -156,7 +198,7 @@ class RequestDetail(RequestView):
 
 APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
     component_name="RequestForMoreOrPreview",
-    serializers=[RequestForMoreSerializer, PreviewSerializer],
+    serializers=[RequestForMoreSerializer, RequestPreviewSerializer],
     resource_type_field_name=None,
 )
 
@@ -170,14 +212,14 @@ class RequestApprove(RequestView):
     @extend_schema(parameters=[DRY_RUN], responses={200: APPROVED_OR_PREVIEW})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Raise the quota by the requested amount (operators)."""
+        """Raise the quota or the budget by the requested amount (operators)."""
         row, values, versions = self.find(uid), self.parse_body(request), etags.if_match(request)
 
         def act() -> QuotaRequest:
             return requests.approve(principal=self.principal, request=row, versions=versions, **values)
 
         if dry_run(request):
-            return Response(preview(act, tenant=row.tenant, show=quota_document))
+            return Response(preview_request(row, act))
         return self.respond(act())
 
 

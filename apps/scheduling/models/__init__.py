@@ -5,9 +5,11 @@ from apps.scheduling.models.claim import Claim, ClaimState
 from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
 from apps.scheduling.models.round import FleetSnapshot, Round
-from apps.scheduling.models.usage import UsedHour
+from apps.scheduling.models.usage import AllocatedDay, AllocatedHour, UsedHour
 
 __all__ = [
+    "AllocatedDay",
+    "AllocatedHour",
     "Assignment",
     "AssignmentState",
     "Claim",

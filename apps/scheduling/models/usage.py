@@ -1,4 +1,4 @@
-"""Measured use by the hour: all that is stored of samples after a day."""
+"""Allocated and used GPU time by span: counted from the ledger and from measurements, so that reports are sums."""
 
 from django.db import models
 from django.db.models import Q
@@ -25,3 +25,39 @@ class UsedHour(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant} on {self.gpu_model} in {self.hour:%Y-%m-%d %H}h"
+
+
+class Allocated(models.Model):
+    """The GPU time that a claim (or a reservation, beside its claims) was allocated and used within one span.
+
+    In milliseconds of whole GPUs. `uid`, without a foreign key: the claim's or the reservation's.
+    """
+
+    pk = models.CompositePrimaryKey("at", "uid")
+    at = models.DateTimeField(help_text="The span's beginning.")
+    uid = models.UUIDField()
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="+", db_index=False)
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", db_index=False)
+    owner = models.CharField(max_length=200)
+    reserved_ms = models.BigIntegerField()
+    used_ms = models.BigIntegerField()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.uid} from {self.at:%Y-%m-%d %H}h"
+
+
+class AllocatedHour(Allocated):
+    """Hours of the last two days."""
+
+    class Meta:
+        indexes = [models.Index(fields=["tenant", "at"], name="allocated_hour_of_tenant")]
+
+
+class AllocatedDay(Allocated):
+    """Days, UTC."""
+
+    class Meta:
+        indexes = [models.Index(fields=["tenant", "at"], name="allocated_day_of_tenant")]

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.owner_filter import PLATFORM, administered_tenants
 from apps.quotas.models import Pool, Tenant
-from apps.quotas.principals import Principal
+from apps.quotas.principals import VIA, Principal
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -27,6 +27,11 @@ MOST_CHOICES: Final = 100
 MOST_WORDS: Final = 6
 ALL: Final = _("All")
 CONTROL: Final = {"class": "form-control", "autocomplete": "off"}
+
+
+def made_by(principal: Principal) -> Q:
+    """Return the condition of what the reader made, in person or by a token."""
+    return Q(created_by=principal.name) | Q(created_by__startswith=f"{principal.name}{VIA}")
 
 
 class Search(django_filters.CharFilter):

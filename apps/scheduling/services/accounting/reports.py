@@ -1,8 +1,8 @@
-"""Usage reports: GPU-hours reserved and used, and their cost."""
+"""Usage reports: GPU-hours reserved and used, their cost, their trend and a forecast."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,8 +13,10 @@ from django.db.models import QuerySet, Subquery
 from django.utils import timezone
 
 from apps.quotas.models import Tenant
+from apps.quotas.principals import VIA
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
+from apps.scheduling.services.accounting.trends import Days, Forecast
 from apps.scheduling.services.charging.metering import (
     MeteredClaim,
     PriceBook,
@@ -58,11 +60,10 @@ class Sums:
         self.reserved_cost += costs
         self.unpriced_us += unpriced
 
-    def use(self, gpu_time_ms: int, hour_us: int, prices: Tariff) -> None:
+    def use(self, used: "Used", prices: Tariff) -> None:
         """Add the use within an hour; no price changes within one."""
-        core_us = 100 * gpu_time_ms * US_PER_MS
-        self.used_us += core_us
-        self.used_cost += core_us * price_at(prices, hour_us)
+        self.used_us += used.core_us
+        self.used_cost += used.core_us * price_at(prices, used.hour_us)
 
     def as_text(self) -> dict[str, str]:
         """Return the sums as decimal text."""
@@ -77,17 +78,51 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The key of a row; it has no claim if rows are by model."""
+    """The key of a row; it has an owner by person or claim, and a claim by claim only."""
 
     tenant: str
     pool: str
     gpu_model: str
+    owner: str | None = None
     claim: str | None = None
     name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The GPU time that was used within an hour."""
+
+    line: Line
+    pool_id: int
+    hour_us: int
+    core_us: int
+
+
 def _money(core_us_millionths: int) -> str:
     return f"{(Decimal(core_us_millionths) / PER_GPU_HOUR / MILLIONTHS).quantize(MONEY):f}"
+
+
+class _Count:
+    """The sums of a report's rows and days."""
+
+    def __init__(self, by: str) -> None:
+        self.by, self.book = by, PriceBook()
+        self.sums = defaultdict[Line, Sums](Sums)
+        self.days = Days()
+
+    def reserve(self, claims: Iterable[MeteredClaim]) -> None:
+        """Add what claims held."""
+        for item in claims:
+            for piece in item.pieces:
+                self.sums[_line(item, piece, self.by)].reserve(piece, self.book.tariff(piece.model, item.pool_id))
+                self.days.reserve(piece)
+
+    def use(self, hours: Iterable["Used"]) -> None:
+        """Add what was used, which is known by model only."""
+        for used in hours:
+            self.days.use(used.hour_us, used.core_us)
+            if self.by == "model":
+                self.sums[used.line].use(used, self.book.tariff(used.line.gpu_model, used.pool_id))
 
 
 def usage_report(
@@ -95,36 +130,37 @@ def usage_report(
     tenants: Iterable[Tenant],
     begin: datetime,
     end: datetime,
-    by_claim: bool = False,
+    by: str = "model",
     after: UUID | None = None,
     limit: int | None = None,
 ) -> dict[str, Any]:
-    """Return what these tenants reserved and used, a row for each pool and model (or each claim), and their sums.
+    """Return what these tenants reserved and used, a row for each pool and model (also for each person, or claim).
 
     Time that has not come yet counts nothing. Used time is counted by whole hours: those that begin in the period. By
     claim it is a page of `limit` claims, oldest first, `after` one; `after` in the answer is the claim after which the
-    next page begins, None at the end. The sums are the page's. Raises PeriodInvalid.
+    next page begins, None at the end. The sums are the page's, and it has no trend. Raises PeriodInvalid.
     """
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
-    whose, book, sums = list(tenants), PriceBook(), defaultdict[Line, Sums](Sums)
-    until = max(begin, min(end, timezone.now()))
+    whose, now, count = list(tenants), timezone.now(), _Count(by)
+    until = max(begin, min(end, now))
     claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
     last: UUID | None = None
-    if by_claim:
+    if by == "claim":
         claims, last = _page(between(claims, begin=begin, end=until), after, limit)
-    for item in metered(claims, begin=begin, end=until):
-        for piece in item.pieces:
-            sums[_line(item, piece, by_claim)].reserve(piece, book.tariff(piece.model, item.pool_id))
-    if not by_claim:
-        _add_used(sums, whose, book, begin, end)
+    count.reserve(metered(claims, begin=begin, end=until))
+    if by != "claim":
+        count.use(_used(whose, begin, end))
+    sums, days, total = count.sums, count.days, _total(count.sums.values())
     ordered = sorted(sums, key=lambda line: tuple(text or "" for text in asdict(line).values()))
     return {
         "from": begin,
         "to": end,
         "currency": settings.CURRENCY,
         "rows": [{**asdict(line), **sums[line].as_text()} for line in ordered],
-        "total": _total(sums.values()).as_text(),
+        "total": total.as_text(),
+        "trend": [] if by == "claim" else days.rows(begin, until),
+        "forecast": None if by == "claim" else _expected(total, days.forecast(begin, until, now)),
         "after": last,
     }
 
@@ -139,19 +175,31 @@ def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tup
     return claims.filter(pk__in=[key for key, _ in page]), page[-1][1] if len(found) > len(page) else None
 
 
-def _line(item: MeteredClaim, piece: Piece, by_claim: bool) -> Line:
-    claim = (str(item.uid), item.name) if by_claim else (None, None)
-    return Line(item.tenant, item.pool, piece.model, *claim)
+def _line(item: MeteredClaim, piece: Piece, by: str) -> Line:
+    line = Line(item.tenant, item.pool, piece.model)
+    if by == "person":
+        return replace(line, owner=item.owner.partition(VIA)[0])
+    return replace(line, owner=item.owner, claim=str(item.uid), name=item.name) if by == "claim" else line
 
 
-def _add_used(
-    sums: defaultdict[Line, Sums], tenants: list[Tenant], book: PriceBook, begin: datetime, end: datetime
-) -> None:
+def _used(tenants: list[Tenant], begin: datetime, end: datetime) -> Iterator[Used]:
     hours = UsedHour.objects.filter(tenant__in=tenants, hour__gte=begin, hour__lt=end)
     for slug, pool_id, pool, model, hour, gpu_time_ms in hours.values_list(
         "tenant__slug", "pool_id", "pool__name", "gpu_model", "hour", "gpu_time_ms"
     ).iterator(chunk_size=5000):
-        sums[Line(slug, pool, model)].use(gpu_time_ms, microseconds(hour), book.tariff(model, pool_id))
+        yield Used(Line(slug, pool, model), pool_id, microseconds(hour), 100 * gpu_time_ms * US_PER_MS)
+
+
+def _expected(total: Sums, forecast: Forecast | None) -> dict[str, Any] | None:
+    """Return the forecast; what is added costs as much for an hour as the period did so far."""
+    if forecast is None:
+        return None
+    more = total.reserved_cost * forecast.added_us // total.reserved_us if total.reserved_us else 0
+    return {
+        "to": forecast.to,
+        "gpu_hours_reserved": gpu_hours(forecast.reserved_us),
+        "cost_reserved": _money(total.reserved_cost + more),
+    }
 
 
 def _total(parts: Iterable[Sums]) -> Sums:

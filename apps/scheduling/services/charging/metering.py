@@ -35,6 +35,7 @@ class MeteredClaim:
     tenant: str
     pool_id: int
     pool: str
+    owner: str
     pieces: list[Piece]
 
 
@@ -63,7 +64,8 @@ def between(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Query
 
 
 def _metered(claims: QuerySet[Claim], *, begin: datetime, end: datetime) -> Iterator[MeteredClaim]:
-    facts = {row[0]: row for row in claims.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name")}
+    rows = claims.values_list("uid", "name", "tenant__slug", "pool_id", "pool__name", "created_by")
+    facts = {row[0]: row for row in rows}
     spans = _spans(claims)
     window = {"begin_us": microseconds(begin), "end_us": microseconds(end)}
     for uid, entries in _entries(claims, end):

@@ -1,0 +1,86 @@
+"""`gpucloud report`: GPU-hours reserved, their cost and forecast; GPU-hours unused."""
+
+from typing import Any
+
+import click
+
+from gpucloud_cli import output
+from gpucloud_cli.options import Invocation, output_options, pass_invocation
+
+GROUPS = click.Choice(["person", "claim", "tenant", "pool"])
+RANGES = click.Choice(["day", "week", "30days"])
+HOURS = ("gpu_hours_reserved", "gpu_hours_used", "gpu_hours_unused", "percent")
+COLUMNS = {"claim": ("name", "kind", "tenant", "pool", "owner", *HOURS, "uid")}
+COSTS = ("gpu_hours_reserved", "cost_reserved", "gpu_hours_unpriced")
+USAGE_COLUMNS = {
+    "model": ("tenant", "pool", "gpu_model", "gpu_hours_used", *COSTS),
+    "person": ("tenant", "owner", "pool", "gpu_model", *COSTS),
+    "claim": ("tenant", "name", "owner", "pool", "gpu_model", *COSTS, "claim"),
+}
+
+
+def join(root: click.Group) -> None:
+    """Add the commands to the tree."""
+    root.add_command(report)
+
+
+@click.group()
+def report() -> None:
+    """Show reports of GPU-hours."""
+
+
+@report.command()
+@click.option("--by", type=GROUPS, default="person", show_default=True, help="a row for each of these")
+@click.option("--range", "within", type=RANGES, default="week", show_default=True, help="the last 24 hours or days")
+@click.option("--tenant", help="only this tenant")
+@click.option("--pool", help="only this pool")
+@click.option("--person", help="only what this person made: anna, or a name as in the report")
+@click.option("--limit", type=click.IntRange(1, 5000), default=100, show_default=True, help="the number of rows")
+@output_options
+@pass_invocation
+def efficiency(
+    invocation: Invocation, /, *, by: str, within: str, person: str | None, limit: int, **where: Any
+) -> None:
+    """Show allocated less used GPU-hours, the most unused first.
+
+    Example: gpucloud report efficiency --by claim --range 30days --tenant vision
+    """
+    if person is not None and ":" not in person and person != "system":
+        person = f"user:{person}"
+    with invocation.api() as api:
+        body = api.get("reports/efficiency/", by=by, range=within, person=person, limit=limit, **where).body
+    if invocation.json:
+        invocation.show(body)
+        return
+    rows = [{**row, "percent": None if row["percent"] is None else f"{row['percent']:.0f} %"} for row in body["rows"]]
+    output.table(rows, COLUMNS.get(by, ("name", *HOURS)))
+    total = body["total"]
+    words = f"{total['gpu_hours_unused']:g} of {total['gpu_hours_reserved']:g} allocated GPU-hours were not used"
+    output.say(words + (f"; these are the first {limit} rows, see --limit" if body["more"] else ""))
+
+
+@report.command()
+@click.option("--by", type=click.Choice(list(USAGE_COLUMNS)), default="model", show_default=True, help="a row for each")
+@click.option("--from", "begin", help="a time, ISO 8601; default: the beginning of this month, UTC")
+@click.option("--to", help="a time, ISO 8601; default: now")
+@click.option("--tenant", help="only this tenant")
+@output_options
+@pass_invocation
+def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any) -> None:
+    """Show GPU-hours reserved in a period, their cost, and a forecast to the end of the month.
+
+    Example: gpucloud report usage --by person --from 2026-06-01T00:00:00Z --tenant vision
+    """
+    with invocation.api() as api:
+        body = api.get("reports/usage/", **{"by": by, "from": begin, **where}).body
+    if invocation.json:
+        invocation.show(body)
+        return
+    output.table(body["rows"], USAGE_COLUMNS[by])
+    total, forecast, currency = body["total"], body["forecast"], body["currency"]
+    output.say(f"{total['gpu_hours_reserved']} GPU-hours reserved, {total['cost_reserved']} {currency}")
+    if forecast:
+        expected = f"{forecast['gpu_hours_reserved']} GPU-hours, {forecast['cost_reserved']} {currency}"
+        output.say(f"forecast until {forecast['to'][:10]}: {expected}")
+    if body["next"]:
+        output.say(f"these are the first {len(body['rows'])} rows; the API has the next pages")
