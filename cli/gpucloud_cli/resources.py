@@ -268,7 +268,6 @@ TABLE = (
         ("uid", "tenant", "name", "state", "start_at", "end_at", *SHARE, "created_by"),
         wide=("pool", "gpu_model", "grace_seconds", "created_at"),
         fields=RESERVED_FIELDS,
-        fields=RESERVED_FIELDS,
         filters=(TENANT, POOL, Field("state", help="a state"), Field("series", help="a weekly series' uid")),
         verbs=frozenset({"list", "show", "change"}),
     ),
