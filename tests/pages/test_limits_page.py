@@ -142,7 +142,7 @@ def test_a_raised_limit_says_which_claim_could_start(cast: Cast, machine: Machin
 def test_a_range_says_which_claims_are_outside_of_it(cast: Cast, browser: SignIn, machine: Machine) -> None:
     ask(cast, memory_mib=8 * GIB)
     olga, path = browser("olga"), "/tenants/acme/limit-ranges/new/"
-    values = {"field": "memory_mib", "pool": "", "maximum": str(4 * GIB), "default": str(GIB)}
+    values = {"field": "memory_mib", "pool": "", "maximum": "4 GiB", "default": "1"}
     page = posted(olga, path, 200, act="preview", **values)
     assert "1 live claim is outside of it" in page
     assert "A new claim that does not set it gets 1 GiB" in page

@@ -203,9 +203,8 @@ def _idle_notice(claim: Claim) -> Notice:
     unused = claim.idle_reason == Idle.UNUSED
     what = _("No program has used it.") if unused else _("Its programs compute nothing.")
     if claim.idle_release_at is not None:
-        end = _("It is released at {0} UTC unless it is used before.").format(
-            f"{claim.idle_release_at:%Y-%m-%d %H:%M:%S}"
-        )
+        at = timezone.localtime(claim.idle_release_at)
+        end = _("It is released at {0} unless it is used before.").format(f"{at:%Y-%m-%d %H:%M:%S %Z}")
     elif claim.lent_core:
         end = _("It lends {0} of a GPU until it needs it.").format(f"{claim.lent_core} %")
     else:

@@ -14,15 +14,17 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
+from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import facts_of
-from apps.console.shell.forms import ServiceForm, describe_error, moment, number
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.form_page import FormPage
+from apps.console.shell.forms import ServiceForm, VersionedForm, describe_error, moment
 from apps.console.shell.lists.columns import SavedView, column
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
-from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
-from apps.quotas.api.serializers import MAX_AMOUNT
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
 from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
 from apps.quotas.models.request import UNDECIDED, RequestState
 from apps.quotas.principals import Principal
@@ -84,41 +86,24 @@ class RequestList(ListPage):
 class RequestForm(ServiceForm):
     """A request for more of one resource."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        empty_label=None,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    resource = forms.ChoiceField(
-        label=_("Resource"),
-        choices=RESOURCES,
-        help_text=RESOURCES_SAID,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All pools together"),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    amount = number(_("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota."))
-    until = moment(_("Until"), required=False, help_text=_("In UTC; the quota falls back then. Empty: for good."))
+    tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug")
+    resource = choice(_("Resource"), RESOURCES, RESOURCES_SAID)
+    pool = one_of(_("Pool"), Pool.objects.order_by("name"), "name", required=False, empty_label=_("All pools together"))
+    amount = AmountField(label=_("How much more"), least=1, help_text=_("The amount to add to the present quota."))
+    until = moment(_("Until"), required=False, help_text=_("The quota falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
     )
 
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: Any = None, *, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(data, **kwargs)
+        read_as(self, (self.initial if data is None else data).get("resource") or "")
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = administered_tenants(principal)
 
 
-class AnswerForm(ServiceForm):
+class AnswerForm(VersionedForm):
     """An operator's answer."""
 
     words = forms.CharField(
@@ -128,11 +113,14 @@ class AnswerForm(ServiceForm):
         help_text=_("Shown to the requester. A refusal needs a reason."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
-    amount = number(
-        _("Offer instead"), most=MAX_AMOUNT, required=False, help_text=_("It counts once the tenant accepts.")
+    amount = AmountField(
+        label=_("Offer instead"), least=1, required=False, help_text=_("It counts once the tenant accepts.")
     )
-    until = moment(_("Offered until"), required=False, help_text=_("In UTC. Empty: for good."))
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    until = moment(_("Offered until"), required=False, help_text=_("Empty: for good."))
+
+    def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
+        super().__init__(data, initial={"version": row.version})
+        read_as(self, row.resource)
 
     def values_for(self, act: str) -> dict[str, Any]:
         """Return the arguments for the service; add an error if the answer lacks a field."""
@@ -148,23 +136,31 @@ class AnswerForm(ServiceForm):
         return {name: values[name] for name in names.get(act, ()) if name in values}
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a request, as a tenant's admin."""
-    if not principal.is_operator and not principal.with_role(Role.ADMIN):
-        raise PermissionDenied(gettext("A tenant’s admin asks for more."))
-    # The page with the link fills these fields.
-    said = {name: request.GET.get(name) for name in ("tenant", "resource", "pool")}
-    form = RequestForm(request.POST or None, principal=principal, initial=said)
-    if request.method == "POST" and form.is_valid():
-        try:
-            row = requests.ask(principal=principal, **form.cleaned_data)
-            messages.success(request, gettext("The request is sent. Operators see it on the page of requests."))
-            return redirect("request", uid=row.uid)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "requests/new.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewRequest(FormPage):
+    """A new request."""
+
+    title, submit, form_class = _("Request more quota"), _("Send request"), RequestForm
+    subtitle = _("An operator approves it, offers something else, or refuses and says why")
+    parent = ("requests", _("Requests"))
+
+    def authorize(self) -> None:
+        """Refuse readers who may not ask in any tenant."""
+        if not self.principal.is_operator and not self.principal.with_role(Role.ADMIN):
+            raise PermissionDenied(gettext("A tenant’s admin asks for more."))
+
+    def form(self, data: Any = None) -> RequestForm:
+        """Return the form with the values of the URL: the page with the link fills them."""
+        initial = {name: self.request.GET.get(name) for name in ("tenant", "resource", "pool", "amount")}
+        return RequestForm(data, principal=self.principal, initial=initial)
+
+    def act(self, form: RequestForm) -> QuotaRequest:
+        """Send the request."""
+        return requests.ask(principal=self.principal, **form.cleaned_data)
+
+    def finish(self, form: RequestForm, done: QuotaRequest) -> HttpResponse:
+        """Lead to the request."""
+        self.say(gettext("The request is sent. Operators see it on the page of requests."))
+        return redirect("request", uid=done.uid)
 
 
 @require_http_methods(["GET", "POST"])
@@ -172,7 +168,7 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
 def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Show one request: to operators with its effect and an answer, to its tenant's admins with theirs."""
     row = _find(principal, uid)
-    form = AnswerForm(request.POST or None, initial={"version": row.version})
+    form = AnswerForm(request.POST or None, row=row)
     if request.method == "POST" and form.is_valid() and _answer(request, principal, row, form):
         return redirect("request", uid=uid)
     undecided = row.state in UNDECIDED
@@ -196,11 +192,9 @@ def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form:
     values = form.values_for(act)
     if form.errors:
         return False
-    version = form.cleaned_data["version"]
     answer: Callable[..., QuotaRequest] = getattr(requests, act)
     try:
-        versions = None if version is None else frozenset({version})
-        done = answer(principal=principal, request=row, versions=versions, **values)
+        done = answer(principal=principal, request=row, versions=form.versions, **values)
     except PreconditionFailed:
         messages.error(request, gettext("Somebody answered it while you had this page open; this is how it is now."))
         return True

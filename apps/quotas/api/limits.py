@@ -8,11 +8,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import LimitRange, MemberLimit, Resource, User
 from apps.quotas.models.limits import ClaimField
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.services import limit_ranges, member_limits
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
@@ -22,7 +23,7 @@ NO_MEMBER = "{value} is not a member of this tenant."
 
 
 def _bound(help_text: str) -> StrictInteger:
-    return StrictInteger(min_value=1, max_value=MAX_AMOUNT, allow_null=True, default=None, help_text=help_text)
+    return StrictInteger(min_value=1, max_value=MOST_AMOUNT, allow_null=True, default=None, help_text=help_text)
 
 
 class LimitRangeSerializer(Strict):
@@ -122,7 +123,7 @@ class MemberLimitSerializer(Strict):
         error_messages={"does_not_exist": NO_MEMBER},
     )
     resource = serializers.ChoiceField(choices=Resource.choices)
-    hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
+    hard = StrictInteger(min_value=0, max_value=MOST_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

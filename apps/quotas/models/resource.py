@@ -14,3 +14,6 @@ class Resource(models.TextChoices):
 
 # A tenant without a quota of these may hold none; without a quota of the others it is not limited separately.
 ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
+
+# Readers of JSON lose digits beyond it.
+MOST_AMOUNT = 2**53 - 1

@@ -9,11 +9,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import QuotaRequest, Resource
 from apps.quotas.models.request import RequestState
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.claims import DRY_RUN, dry_run
@@ -32,7 +33,7 @@ class RequestForMoreSerializer(Strict):
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools.")
     resource = serializers.ChoiceField(choices=Resource.choices)
-    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT, help_text="The amount beyond the present quota.")
+    amount = StrictInteger(min_value=1, max_value=MOST_AMOUNT, help_text="The amount beyond the present quota.")
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
     state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
@@ -92,7 +93,7 @@ class DenialSerializer(Strict):
 class CounterSerializer(WordsSerializer):
     """A counter-offer."""
 
-    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT)
+    amount = StrictInteger(min_value=1, max_value=MOST_AMOUNT)
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
 
 
