@@ -5,7 +5,7 @@ from django.urls import path
 from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, users
-from apps.console.claims import changes, claim_list, claims, sharing
+from apps.console.claims import changes, claim_list, claims, new_claim, sharing
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals
@@ -130,7 +130,7 @@ urlpatterns = [
     path("reservations/<uuid:uid>/change/", change.ChangeReservation.as_view(), name="change-reservation"),
     path("reservations/<uuid:uid>/release/", reservations.give_back, name="give-back"),
     path("claims/", claim_list.ClaimList.as_view(), name="claims"),
-    path("claims/new/", claims.new_claim, name="new-claim"),
+    path("claims/new/", new_claim.NewClaim.as_view(), name="new-claim"),
     path("claims/<uuid:uid>/", claims.claim_detail, name="claim"),
     path("claims/<uuid:uid>/series/", claims.claim_series, name="claim-series"),
     path("claims/<uuid:uid>/resize/", changes.resize, name="resize"),

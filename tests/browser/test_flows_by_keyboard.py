@@ -36,7 +36,7 @@ def test_from_the_first_sign_in_to_the_first_claim(stranger: Visitor, platform: 
     expect(page.get_by_role("heading", name="New claim")).to_be_visible()
     choose(page, "Tenant", "keys-first")
     write(page, "Name", "first")
-    press(page, page.get_by_role("button", name="Make the claim"))
+    press(page, page.get_by_role("button", name="Create claim"))
     state = page.locator("[data-announce] [data-state]")
     expect(state).to_have_text("Active")
     press(page, page.get_by_role("button", name="Release…"))

@@ -131,8 +131,12 @@ def describe_error(error: GpucloudError) -> str:
 
 def posted_versions(request: HttpRequest) -> frozenset[int]:
     """Return the version of a row that its reader saw, as a form posts it; empty for an invalid one."""
-    version = request.POST.get("version", "")
-    return frozenset({int(version)} if version.isascii() and version.isdecimal() and len(version) < 10 else ())
+    return parse_version(request.POST.get("version", ""))
+
+
+def parse_version(text: str) -> frozenset[int]:
+    """Return the version as a set for the service; empty, which matches no row, if it is invalid."""
+    return frozenset({int(text)} if text.isascii() and text.isdecimal() and len(text) < 10 else ())
 
 
 def flatten(detail: Any) -> Iterator[str]:
@@ -147,13 +151,13 @@ def flatten(detail: Any) -> Iterator[str]:
 class VersionedForm(ServiceForm):
     """A form that changes a row, with the version that its reader saw."""
 
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     @property
     def versions(self) -> frozenset[int] | None:
         """The version for the service; None without one."""
         version = self.cleaned_data["version"]
-        return None if version is None else frozenset({version})
+        return parse_version(version) if version else None
 
 
 class TenantForm(ServiceForm):
