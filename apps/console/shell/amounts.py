@@ -40,6 +40,11 @@ def memory_text(mib: int) -> str:
     return f"{Decimal(mib) / 1024:f} GiB"
 
 
+def amount_text(amount: int, resource: str) -> str:
+    """Return an amount of a resource as one types it."""
+    return memory_text(amount) if resource == Resource.MEMORY_MIB else str(amount)
+
+
 class MemoryField(forms.CharField):
     """Memory in MiB, typed and shown with its unit."""
 
@@ -146,7 +151,7 @@ class AmountField(forms.Field):
         return number
 
     def _shown(self, number: int) -> str:
-        return memory_text(number) if self.resource == Resource.MEMORY_MIB else str(number)
+        return amount_text(number, self.resource)
 
     def prepare_value(self, value: Any) -> Any:
         """Return the text; a present value of None checks the box."""
