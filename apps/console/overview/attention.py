@@ -176,14 +176,16 @@ def _request_notices(principal: Principal) -> list[Notice]:
     if principal.is_operator:
         rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
     else:
-        mine = principal.with_role(Role.ADMIN)
-        rows = rows.filter(state=RequestState.COUNTERED, tenant__in=mine)
+        rows = rows.filter(
+            state__in=(RequestState.REQUESTED, RequestState.COUNTERED), tenant__in=principal.with_role(Role.ADMIN)
+        )
         what = _("{0} was offered something else for {1} more {2}")
+    members = _("A member of {0} asks for {1} more {2}: pass it on, or deny it")
     return [
         Notice(
             "warn",
             "hourglass",
-            what.format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
+            (members if row.state == RequestState.REQUESTED else what).format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
             row.words or row.reason,
             reverse("request", args=[row.uid]),
             row.created_at,

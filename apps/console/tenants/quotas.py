@@ -161,7 +161,7 @@ class QuotaPage(FormPage):
         return shown | {
             "quota": quota,
             # An unlimited quota cannot be raised.
-            "may_ask": quota.hard is not None and quota.tenant_id in self.principal.with_role(Role.ADMIN),
+            "may_ask": quota.hard is not None and quota.tenant_id in self.principal.with_role(Role.MEMBER),
             "entries": [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.rows],
             "part": part,
             "chart": history(quota, self._entries),

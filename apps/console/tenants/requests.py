@@ -1,4 +1,4 @@
-"""Approvals: tenants' requests beyond their quotas, and operators' answers."""
+"""Requests beyond quotas: members ask, their admins pass it on, operators answer."""
 
 import uuid
 from collections.abc import Callable
@@ -22,11 +22,10 @@ from apps.console.shell.forms import ServiceForm, VersionedForm, describe_error,
 from apps.console.shell.lists.columns import SavedView, column
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, pools, tenants
 from apps.console.shell.lists.views import ListPage
-from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
 from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
-from apps.quotas.models.request import UNDECIDED, RequestState
+from apps.quotas.models.request import UNANSWERED, UNDECIDED, RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
@@ -34,7 +33,7 @@ from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
 from gpucloud.web.natural_order import natural_key
 
-ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
+ASKS, ANSWERS = ("forward", "accept", "withdraw"), ("approve", "counter", "deny")
 
 
 class RequestFilter(ListFilter):
@@ -47,7 +46,7 @@ class RequestFilter(ListFilter):
         _("State"),
         {one.value: (badge(one).label, Q(state=one)) for one in RequestState} | {"all": (_("All"), Q())},
         empty=_("Waiting for an answer"),
-        otherwise=Q(state__in=UNDECIDED),
+        otherwise=Q(state__in=UNANSWERED),
     )
     mine = Flag(_("Mine"), lambda principal: Q(created_by=principal.name))
 
@@ -100,7 +99,32 @@ class RequestForm(ServiceForm):
         read_as(self, (self.initial if data is None else data).get("resource") or "")
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered_tenants(principal)
+        mine = Tenant.objects.order_by("slug")
+        field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.MEMBER))
+
+
+class DenialForm(VersionedForm):
+    """The reason for which a tenant's admin does not pass a member's request on."""
+
+    words = forms.CharField(
+        label=_("Reason"),
+        required=False,
+        max_length=2000,
+        help_text=_("Shown to the requester. A refusal needs a reason."),
+        widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
+    )
+
+    def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
+        super().__init__(data, initial={"version": row.version})
+
+    def values_for(self, act: str) -> dict[str, Any]:
+        """Return the arguments for the service; add an error if a refusal has no reason."""
+        if act != "deny":
+            return {}
+        words = self.cleaned_data["words"]
+        if not words:
+            self.add_error("words", _("Say why."))
+        return {"words": words}
 
 
 class AnswerForm(VersionedForm):
@@ -140,13 +164,13 @@ class NewRequest(FormPage):
     """A new request."""
 
     title, submit, form_class = _("Request more quota"), _("Send request"), RequestForm
-    subtitle = _("An operator approves it, offers something else, or refuses and says why")
+    subtitle = _("A member’s request goes to the tenant’s admins first; an operator answers it")
     parent = ("requests", _("Requests"))
 
     def authorize(self) -> None:
         """Refuse readers who may not ask in any tenant."""
-        if not self.principal.is_operator and not self.principal.with_role(Role.ADMIN):
-            raise PermissionDenied(gettext("A tenant’s admin asks for more."))
+        if not self.principal.may_claim:
+            raise PermissionDenied(gettext("A tenant’s members ask for more."))
 
     def form(self, data: Any = None) -> RequestForm:
         """Return the form with the values of the URL: the page with the link fills them."""
@@ -159,7 +183,10 @@ class NewRequest(FormPage):
 
     def finish(self, form: RequestForm, done: QuotaRequest) -> HttpResponse:
         """Lead to the request."""
-        self.say(gettext("The request is sent. Operators see it on the page of requests."))
+        if done.state == RequestState.REQUESTED:
+            self.say(gettext("The request is sent to the admins of {0}, who pass it on.").format(done.tenant))
+        else:
+            self.say(gettext("The request is sent. Operators see it on the page of requests."))
         return redirect("request", uid=done.uid)
 
 
@@ -168,14 +195,16 @@ class NewRequest(FormPage):
 def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Show one request: to operators with its effect and an answer, to its tenant's admins with theirs."""
     row = _find(principal, uid)
-    form = AnswerForm(request.POST or None, row=row)
+    form = (DenialForm if row.state == RequestState.REQUESTED else AnswerForm)(request.POST or None, row=row)
     if request.method == "POST" and form.is_valid() and _answer(request, principal, row, form):
         return redirect("request", uid=uid)
-    undecided = row.state in UNDECIDED
+    administers = principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)
+    may_answer = principal.is_operator if row.state in UNDECIDED else administers
+    own = requests.person_of(row.created_by) == principal.name
     shown: dict[str, Any] = {
         "row": row,
-        "form": form if undecided and principal.is_operator else None,
-        "may_take": undecided and (principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)),
+        "form": form if row.state in UNANSWERED and may_answer else None,
+        "may_take": row.state in UNANSWERED and (administers or own),
     }
     if principal.is_operator:
         effect = granting(row, principal)
@@ -184,7 +213,7 @@ def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -
     return render(request, "requests/request.html", shown, status=422 if form.is_bound else 200)
 
 
-def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:
+def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm | DenialForm) -> bool:
     """Return True if the answer was given; otherwise the form, or a message, gives the reason."""
     act = request.POST.get("act", "")
     if act not in (*ASKS, *ANSWERS):

@@ -27,7 +27,7 @@ from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
-    """A request of a tenant's admin for more of one resource."""
+    """A request of a tenant for more of one resource."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
@@ -141,7 +141,7 @@ class RequestList(RequestView, ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Create a request for more of a resource (a tenant's admins)."""
+        """Create a request for more of a resource; a member's waits for the tenant's admins, as `requested`."""
         return self.respond(requests.ask(principal=self.principal, **self.parse_body(request)), status=201)
 
 
@@ -160,6 +160,17 @@ APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
     serializers=[RequestForMoreSerializer, PreviewSerializer],
     resource_type_field_name=None,
 )
+
+
+class RequestForward(RequestView):
+    """The passing on of a member's request to the operators."""
+
+    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Pass a member's request on to the operators (the tenant's admins)."""
+        self.without_body(request)
+        return self.act_on(request, uid, requests.forward)
 
 
 class RequestApprove(RequestView):
@@ -190,7 +201,7 @@ class RequestDeny(RequestView):
     @extend_schema(responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Deny the request, with a reason (operators)."""
+        """Deny the request, with a reason (operators; the tenant's admins while it is `requested`)."""
         return self.act_on(request, uid, requests.deny, **self.parse_body(request))
 
 
@@ -225,6 +236,6 @@ class RequestWithdraw(RequestView):
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Withdraw the request (the tenant's admins)."""
+        """Withdraw the request (the tenant's admins, and whoever made it)."""
         self.without_body(request)
         return self.act_on(request, uid, requests.withdraw)
