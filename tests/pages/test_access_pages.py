@@ -33,7 +33,8 @@ def test_a_tenants_admin_names_members_and_removes_them(cast: Cast, browser: Sig
     anna.post("/tenants/acme/members/remove/", {"username": "gus"})
     assert not Membership.objects.filter(tenant=cast.acme, user__username="gus").exists()
     for nobody in ("eve", "e\0ve"):
-        assert "There is no user of this name" in text(anna.post("/tenants/acme/members/", {"username": nobody}, follow=True))
+        page = text(anna.post("/tenants/acme/members/", {"username": nobody}, follow=True))
+        assert "There is no user of this name" in page
     assert anna.post("/tenants/acme/members/remove/", {"username": "e\0ve"}).status_code == 302
     assert AuditEvent.objects.filter(action="member.remove", actor="user:anna").exists()
 
@@ -271,9 +272,7 @@ def test_a_members_request_goes_to_the_tenants_admins(cast: Cast, browser: SignI
         ("until", "yesterday", "valid date"),
     ],
 )  # fmt: skip
-def test_a_wrong_request_says_so_at_its_field(
-    cast: Cast, browser: SignIn, field: str, value: str, words: str
-) -> None:
+def test_a_wrong_request_says_so_at_its_field(cast: Cast, browser: SignIn, field: str, value: str, words: str) -> None:
     give(cast.acme, core_percent=100)
     posted = {"tenant": "acme", "resource": "core_percent", "pool": "", "amount": "50", "reason": "a course"}
     answer = browser("max").post("/requests/new/", posted | {field: value})

@@ -14,7 +14,8 @@ from tests.pages.conftest import SignIn
 
 GIB = 1024
 NEW = {
-    "tenant": "acme", "name": "train-7", "pool": "default", "gpu_count": "1", "core_request": "25", "memory_mib": "4 GiB",
+    "tenant": "acme", "name": "train-7", "pool": "default", "gpu_count": "1", "core_request": "25",
+    "memory_mib": "4 GiB",
 }  # fmt: skip
 PATH = "/claims/new/"
 

@@ -108,8 +108,8 @@ def bring_to(cast: Cast, state: str, clock: Clock) -> str:
     until = (clock.now + timedelta(hours=1)).isoformat() if state == "lapsed" else None
     path = make_request(cast, cast.max if state == "requested" else cast.anna, until=until)
     steps = {
-        "requested": [], "open": [], "countered": ["counter"], "approved": ["approve"], "denied": ["deny"], "withdrawn": ["withdraw"],
-        "lapsed": ["approve"],
+        "requested": [], "open": [], "countered": ["counter"], "approved": ["approve"], "denied": ["deny"],
+        "withdrawn": ["withdraw"], "lapsed": ["approve"],
     }  # fmt: skip
     for verb in steps[state]:
         assert cast.olga.post(f"{path}{verb}/", BODIES.get(verb, {})).status == 200

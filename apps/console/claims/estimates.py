@@ -1,4 +1,4 @@
-"""What a new claim would find: free quota, GPU models with sizes, cost, and presets. Read anew while one types."""
+"""Estimate of a new claim: free quota, GPU models with sizes, cost, and presets. Read anew while one types."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.claims.claim_forms import ClaimForm
-from apps.console.shell.amounts import amount_text, memory_text
+from apps.console.shell.amounts import amount_text
 from apps.console.tenants.limits import yours
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
@@ -145,7 +145,9 @@ class Estimate:
         counted = rows.annotate(gpus=Count("pk"), fitting=Count("pk", filter=fits)).order_by("model", "memory_mib")
         book, now = PriceBook(), microseconds(timezone.now())
         return [
-            Model(row["model"], row["memory_mib"], row["gpus"], row["fitting"], self._cost(book, row["model"], pool, now))
+            Model(
+                row["model"], row["memory_mib"], row["gpus"], row["fitting"], self._cost(book, row["model"], pool, now)
+            )
             for row in counted
         ]
 

@@ -40,8 +40,8 @@ class NewClaim(FormPage):
 
     def act(self, form: ClaimForm) -> Claim:
         """Create the claim; over quota it waits if the reader chose so."""
-        waits = {"when_over_quota": OverQuota.WAIT} if self.request.POST.get("act") == "wait" else {}
-        return create_claim(principal=self.principal, spec=ClaimSpec(**form.service_arguments, **waits))
+        over = OverQuota.WAIT if self.request.POST.get("act") == "wait" else OverQuota.REFUSE
+        return create_claim(principal=self.principal, spec=ClaimSpec(**form.service_arguments, when_over_quota=over))
 
     def finish(self, form: ClaimForm, done: Claim) -> HttpResponse:
         """Lead to the claim."""

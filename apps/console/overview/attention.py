@@ -185,7 +185,9 @@ def _request_notices(principal: Principal) -> list[Notice]:
         Notice(
             "warn",
             "hourglass",
-            (members if row.state == RequestState.REQUESTED else what).format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
+            (members if row.state == RequestState.REQUESTED else what).format(
+                row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]
+            ),
             row.words or row.reason,
             reverse("request", args=[row.uid]),
             row.created_at,

@@ -13,6 +13,7 @@ from apps.console.shell.forms import Group, ServiceForm, VersionedForm, flatten,
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
 from apps.scheduling.core.rebalancing.values import Bounds
 
@@ -150,9 +151,8 @@ def _field(name: str, said: Any) -> forms.Field:
         return forms.BooleanField(required=False, widget=box, **common)
     if isinstance(said, serializers.IntegerField) and said.allow_null:
         words = str(said.help_text).partition(" Null:")[0].replace("`", "")
-        return AmountField(
-            label=LABELS[name], help_text=words, unlimited=_("Never"), least=said.min_value, most=said.max_value
-        )
+        least, most = said.min_value or 0, said.max_value or MOST_AMOUNT
+        return AmountField(label=LABELS[name], help_text=words, unlimited=_("Never"), least=least, most=most)
     if isinstance(said, serializers.IntegerField):
         default = getattr(DEFAULTS, name) if name in BOUNDS else said.default
         common |= {"min_value": said.min_value, "max_value": said.max_value}

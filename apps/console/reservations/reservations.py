@@ -40,8 +40,9 @@ class WindowPage(FormPage):
         """Take a chosen free window for the times."""
         begin, _slash, end = request.POST.get("window", "").partition("/")
         if end:
-            request.POST = request.POST.copy()
-            request.POST["start_at"], request.POST["end_at"] = begin, end
+            chosen = request.POST.copy()
+            chosen["start_at"], chosen["end_at"] = begin, end
+            request.POST = chosen  # type: ignore[assignment]
         return super().post(request, *args, **kwargs)
 
     def refused(self, form: Any, error: GpucloudError) -> dict[str, Any]:

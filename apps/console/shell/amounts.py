@@ -16,8 +16,8 @@ from apps.quotas.models.resource import MOST_AMOUNT, Resource
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
 
-# Twelve digits before the point and ten after it: the smallest part of a GiB that is a whole MiB has ten.
-MEMORY: Final = re.compile(r"(\d{1,12}(?:[.,]\d{1,10})?)\s*(?:([MGT])iB?)?", re.IGNORECASE)
+# Digits for the largest amount in MiB; after the point ten: the smallest part of a GiB that is a whole MiB has as many.
+MEMORY: Final = re.compile(r"(\d{1,16}(?:[.,]\d{1,10})?)\s*(?:([MGT])(?:iB?)?)?", re.IGNORECASE)
 MIB_OF: Final = {"M": 1, "G": 1024, "T": 1024 * 1024}
 NOT_MEMORY: Final = _("Enter memory such as 16 GiB or 512 MiB.")
 
@@ -78,7 +78,7 @@ class MemoryField(forms.CharField):
 
 
 class Typed(NamedTuple):
-    """What a form says of an amount: its text, and whether the box of no limit is checked."""
+    """An amount as a form has it: its text, and whether the box of no limit is checked."""
 
     text: str
     unlimited: bool

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from django import forms
 from django.http import HttpRequest
-from django.utils.functional import keep_lazy_text
+from django.utils.functional import lazy
 from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -59,10 +59,13 @@ def moment(label: "str | StrPromise", *, help_text: "str | StrPromise" = "", **m
     return forms.DateTimeField(label=label, help_text=zoned(help_text), widget=widget, input_formats=[LOCAL], **more)
 
 
-@keep_lazy_text
-def zoned(text: str) -> str:
+def _zoned(text: "str | StrPromise") -> str:
     """Return a help text with the reader's time zone."""
     return f"{text} {gettext('Time zone: {0}.').format(get_current_timezone_name())}".strip()
+
+
+# Always lazy, even for an empty text: the zone is that of the reader of the page.
+zoned = lazy(_zoned, str)
 
 
 def name_field(example: str, help_text: "str | StrPromise" = "", **more: Any) -> forms.CharField:

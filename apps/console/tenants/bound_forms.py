@@ -88,10 +88,13 @@ class RangeForm(BoundForm):
     """The bounds and the default of a range."""
 
     unit_field = "field"
-    minimum = AmountField(label=_("At least"), least=1, required=False, help_text=_("Empty: no bound."))
-    maximum = AmountField(label=_("At most"), least=1, required=False, help_text=_("Empty: no bound."))
+    minimum = AmountField(label=_("At least"), least=1, unlimited=_("No bound"))
+    maximum = AmountField(label=_("At most"), least=1, unlimited=_("No bound"))
     default = AmountField(
-        label=_("Unless said"), least=1, required=False, help_text=_("The default for claims that do not set it.")
+        label=_("Unless said"),
+        least=1,
+        help_text=_("The value of claims that do not set it."),
+        unlimited=_("No default"),
     )
 
     def __init__(self, *args: Any, row: Any = None, **kwargs: Any) -> None:
@@ -118,6 +121,11 @@ class NewRangeForm(RangeForm):
         required=False, empty_label=_("All pools"),
     )  # fmt: skip
     field_order = ("field", "pool")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Neither typed nor unlimited as yet.
+        self.initial |= {"minimum": "", "maximum": "", "default": ""}
 
 
 class BudgetForm(BoundForm):

@@ -98,6 +98,11 @@ class BoundPage(FormPage):
 
     template_name, preview_template = "limits/bound.html", "tenants/_preview.html"
 
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Take the texts of the kind of limit."""
+        super().setup(request, *args, **kwargs)
+        self.subtitle, self.object_type = self.kind.what, self.kind.object_type
+
     @property
     def kind(self) -> Kind:
         """The kind of limit."""
@@ -131,11 +136,6 @@ class BoundPage(FormPage):
         return str(self.kind.title)
 
     @property
-    def subtitle(self) -> str:
-        """The purpose of the limit."""
-        return str(self.kind.what)
-
-    @property
     def crumbs(self) -> list[Link]:
         """The tenant and its limits."""
         slug = self.tenant.slug
@@ -162,11 +162,6 @@ class NewBound(BoundPage):
 
 class ChangeBound(BoundPage):
     """The change of a limit."""
-
-    @property
-    def object_type(self) -> str:
-        """The audited type."""
-        return self.kind.object_type
 
     def find(self) -> Any:
         """Return the limit."""

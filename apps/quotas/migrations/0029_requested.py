@@ -21,8 +21,6 @@ class Migration(migrations.Migration):
         migrations.RemoveConstraint(model_name="quotarequest", name="request_state_known"),
         migrations.AddConstraint(
             model_name="quotarequest",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("state__in", STATES)), name="request_state_known"
-            ),
+            constraint=models.CheckConstraint(condition=models.Q(("state__in", STATES)), name="request_state_known"),
         ),
     ]
