@@ -19,7 +19,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
     write(page, "Where to", "https://hooks.invalid/in")
     reach(page, page.get_by_label("claim.idle"))
     page.keyboard.press("Space")
-    press(page, page.get_by_role("button", name="Make the webhook"))
+    press(page, page.get_by_role("button", name="Create webhook"))
     expect(page.locator("#once")).to_contain_text("whsec_")
     press(page, page.get_by_role("button", name="Send a test"))
 
@@ -51,7 +51,7 @@ def test_single_rights_are_asked_for_only_where_one_chooses(visitor: Visitor) ->
     write(page, "Name", "chosen")
     reach(page, right)
     page.keyboard.press("Space")
-    press(page, page.get_by_role("button", name="Make the token"))
+    press(page, page.get_by_role("button", name="Create token"))
     expect(page.locator("#once")).to_contain_text("gpc_")
     page.goto("/tokens/?tenant=-&state=alive")
     press(page, page.get_by_role("link", name="chosen").first)

@@ -13,6 +13,7 @@ from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, UNLIMITED, re
 from apps.quotas.models import Pool, Tenant, User
 from apps.quotas.models.budget import HOUR_PLACES, Period
 from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.resource import AMOUNT_HELP
 
 UNITS: Final = {
     ClaimField.CORE_REQUEST.value: _("In percent of a GPU."),
@@ -51,9 +52,7 @@ class LimitForm(BoundForm):
 
     unit_field = "resource"
     # Not `hard`: the help of that name describes a quota.
-    most = AmountField(
-        label=_("May hold"), help_text=_("Over all pools, by all their tokens together."), unlimited=UNLIMITED
-    )
+    most = AmountField(label=_("May hold"), help_text=AMOUNT_HELP["member_hard"], unlimited=UNLIMITED)
 
     def facts_of(self, row: Any) -> dict[str, Any]:
         """Return the limit under the form's name for it."""
@@ -93,7 +92,7 @@ class RangeForm(BoundForm):
     default = AmountField(
         label=_("Unless said"),
         least=1,
-        help_text=_("The value of claims that do not set it."),
+        help_text=AMOUNT_HELP["range_default"],
         unlimited=_("No default"),
     )
 

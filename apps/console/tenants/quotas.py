@@ -19,6 +19,7 @@ from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
+from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
@@ -60,15 +61,11 @@ def read_as(form: forms.Form, resource: str) -> None:
 class QuotaForm(VersionedForm):
     """The numbers that an operator sets."""
 
-    hard = AmountField(label=_("Quota"), help_text=_("What the tenant may hold; 0: nothing."), unlimited=UNLIMITED)
+    hard = AmountField(label=_("Quota"), help_text=AMOUNT_HELP["hard"], unlimited=UNLIMITED)
     borrowing_limit = AmountField(
-        label=_("May borrow"),
-        help_text=_("Above the quota, while its cohort has idle quota."),
-        unlimited=_("All that is lent"),
+        label=_("May borrow"), help_text=AMOUNT_HELP["borrowing_limit"], unlimited=_("All that is lent")
     )
-    lending_limit = AmountField(
-        label=_("Lends"), help_text=_("Of the quota, to its cohort while idle."), unlimited=_("All of it")
-    )
+    lending_limit = AmountField(label=_("Lends"), help_text=AMOUNT_HELP["lending_limit"], unlimited=_("All of it"))
 
     @property
     def numbers(self) -> dict[str, int | None]:

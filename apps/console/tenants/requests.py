@@ -26,6 +26,7 @@ from apps.console.shell.page_access import page
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
 from apps.quotas.models import Pool, QuotaRequest, Role, Tenant
 from apps.quotas.models.request import UNANSWERED, UNDECIDED, RequestState
+from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
@@ -88,7 +89,7 @@ class RequestForm(ServiceForm):
     tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug")
     resource = choice(_("Resource"), RESOURCES, RESOURCES_SAID)
     pool = one_of(_("Pool"), Pool.objects.order_by("name"), "name", required=False, empty_label=_("All pools together"))
-    amount = AmountField(label=_("How much more"), least=1, help_text=_("The amount to add to the present quota."))
+    amount = AmountField(label=_("How much more"), least=1, help_text=AMOUNT_HELP["more"])
     until = moment(_("Until"), required=False, help_text=_("The quota falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})

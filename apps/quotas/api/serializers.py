@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.quotas.models import Pool, Resource, Role, Tenant, User
-from apps.quotas.models.resource import MOST_AMOUNT
+from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
 from apps.quotas.models.row import MOST_NAME
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
@@ -89,6 +89,12 @@ class MemberSerializer(Strict):
     role = serializers.ChoiceField(choices=Role.choices)
 
 
+def amount_field(name: str, null: str, *, least: int = 0, **more: Any) -> StrictInteger:
+    """Return an amount with its bounds and its help text, which are defined beside the models."""
+    help_text = f"{AMOUNT_HELP[name]} Null: {null}."
+    return StrictInteger(min_value=least, max_value=MOST_AMOUNT, allow_null=True, help_text=help_text, **more)
+
+
 class QuotaSerializer(Strict):
     """A quota: a tenant's limit of one resource."""
 
@@ -96,21 +102,9 @@ class QuotaSerializer(Strict):
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
     resource = serializers.ChoiceField(choices=Resource.choices)
-    hard = StrictInteger(min_value=0, max_value=MOST_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
-    borrowing_limit = StrictInteger(
-        min_value=0,
-        max_value=MOST_AMOUNT,
-        allow_null=True,
-        default=None,
-        help_text="Most to borrow above `hard` from the cohort's other tenants. Null: all that they lend.",
-    )
-    lending_limit = StrictInteger(
-        min_value=0,
-        max_value=MOST_AMOUNT,
-        allow_null=True,
-        default=None,
-        help_text="Part of `hard` that others of the cohort may borrow while it is idle. Null: all of it.",
-    )
+    hard = amount_field("hard", "unlimited")
+    borrowing_limit = amount_field("borrowing_limit", "all that is lent", default=None)
+    lending_limit = amount_field("lending_limit", "all of it", default=None)
     used = serializers.IntegerField(read_only=True)
     borrowed = serializers.IntegerField(read_only=True, help_text="Used above `hard`.")
     lent = serializers.IntegerField(read_only=True, help_text="Idle part of `hard` that others of the cohort use.")

@@ -14,7 +14,7 @@ from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import QuotaRequest, Resource
 from apps.quotas.models.request import RequestState
-from apps.quotas.models.resource import MOST_AMOUNT
+from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.claims import DRY_RUN, dry_run
@@ -33,8 +33,10 @@ class RequestForMoreSerializer(Strict):
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools.")
     resource = serializers.ChoiceField(choices=Resource.choices)
-    amount = StrictInteger(min_value=1, max_value=MOST_AMOUNT, help_text="The amount beyond the present quota.")
-    until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
+    amount = StrictInteger(min_value=1, max_value=MOST_AMOUNT, help_text=str(AMOUNT_HELP["more"]))
+    until = serializers.DateTimeField(
+        allow_null=True, default=None, help_text=f"{AMOUNT_HELP['until']} Null: for good."
+    )
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
     state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
     offered_amount = serializers.IntegerField(read_only=True, allow_null=True)
