@@ -117,7 +117,7 @@ def test_a_reservation_is_made_begins_and_is_given_back_before_its_end(visitor: 
     choose(page, "Tenant", "keys-book")
     write(page, "Name", "exam")
     write(page, "Core", "10")
-    write(page, "Memory", "256")
+    write(page, "Memory", "256 MiB")
     # The form takes whole minutes, and the service accepts a start less than one ago.
     begin = (datetime.now(UTC) + timedelta(seconds=20)).replace(second=0, microsecond=0)
     for label, moment in (("From", begin), ("To", begin + timedelta(hours=1))):

@@ -46,7 +46,7 @@ def test_single_rights_are_asked_for_only_where_one_chooses(visitor: Visitor) ->
     page.goto("/new-token/")
     right = page.get_by_label("claims:read")
     expect(right).to_be_hidden()
-    page.get_by_label("It may", exact=True).select_option("choose")
+    page.get_by_label("Permissions", exact=True).select_option("choose")
     expect(right).to_be_visible()
     write(page, "Name", "chosen")
     reach(page, right)
