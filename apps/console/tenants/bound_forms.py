@@ -124,7 +124,7 @@ class NewRangeForm(RangeForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # Neither typed nor unlimited as yet.
-        self.initial |= {"minimum": "", "maximum": "", "default": ""}
+        self.initial.update(minimum="", maximum="", default="")
 
 
 class BudgetForm(BoundForm):
