@@ -90,7 +90,7 @@ class RangeForm(BoundForm):
     minimum = AmountField(label=_("At least"), least=1, unlimited=_("No bound"))
     maximum = AmountField(label=_("At most"), least=1, unlimited=_("No bound"))
     default = AmountField(
-        label=_("Unless said"),
+        label=_("Default"),
         least=1,
         help_text=AMOUNT_HELP["range_default"],
         unlimited=_("No default"),
