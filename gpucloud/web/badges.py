@@ -42,6 +42,7 @@ BADGES: Final = {
     "dismissed": Badge(_("Dismissed"), "x", "quiet"),
     "expired": Badge(_("Expired"), "clock", "quiet"),
     # Requests.
+    "requested": Badge(_("With the tenant’s admins"), "hourglass", "warn"),
     "open": Badge(_("Open"), "hourglass", "warn"),
     "countered": Badge(_("Countered"), "arrow-back-up", "busy"),
     "approved": Badge(_("Approved"), "circle-check", "good"),

@@ -138,6 +138,16 @@ def amount(value: int | None, resource: str) -> str:
     return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
 
 
+@register.filter
+def box_groups(field: Any) -> list[tuple[Any, list[dict[str, Any]]]]:
+    """Return a field's check boxes in groups: a title, and the `name`, `value`, `label`, `selected`, `id` of each."""
+    shown = field.field.widget.optgroups(field.html_name, [str(one) for one in field.value() or []])
+    return [
+        (title, [box | {"id": f"{field.auto_id}_{at}_{number}"} for number, box in enumerate(options)])
+        for at, (title, options, _) in enumerate(shown)
+    ]
+
+
 @register.inclusion_tag("parts/navigation.html", takes_context=True)
 def navigation(context: Any) -> dict[str, Any]:
     """Return the top bar's sections, and the places of the current one."""

@@ -48,6 +48,15 @@ function onInput(event) {
   if (other) other.value = event.target.value;
 }
 
+// An amount and its box "Unlimited" exclude each other.
+function keepOneAmount({ target }) {
+  const amount = target.closest(".amount");
+  const box = amount?.querySelector("[type=checkbox]");
+  if (!box) return;
+  if (target === box && box.checked) amount.querySelector("[type=text]").value = "";
+  else if (target !== box) box.checked = !target.value && box.checked;
+}
+
 // On a phone a table's rows are cards (tables.css), and each cell says what its column's head says.
 function labelCells() {
   for (const table of document.querySelectorAll("table.rows:not(.labelled)")) {
@@ -87,6 +96,7 @@ function onFailure(event) {
 
 document.addEventListener("click", onClick);
 document.addEventListener("input", onInput);
+document.addEventListener("input", keepOneAmount);
 document.addEventListener("change", (event) => {
   if (event.target.dataset.picksAll !== undefined) {
     for (const box of document.querySelectorAll("[name=pick]")) box.checked = event.target.checked;

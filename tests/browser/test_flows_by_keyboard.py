@@ -36,7 +36,7 @@ def test_from_the_first_sign_in_to_the_first_claim(stranger: Visitor, platform: 
     expect(page.get_by_role("heading", name="New claim")).to_be_visible()
     choose(page, "Tenant", "keys-first")
     write(page, "Name", "first")
-    press(page, page.get_by_role("button", name="Make the claim"))
+    press(page, page.get_by_role("button", name="Create claim"))
     state = page.locator("[data-announce] [data-state]")
     expect(state).to_have_text("Active")
     press(page, page.get_by_role("button", name="Release…"))
@@ -117,7 +117,7 @@ def test_a_reservation_is_made_begins_and_is_given_back_before_its_end(visitor: 
     choose(page, "Tenant", "keys-book")
     write(page, "Name", "exam")
     write(page, "Core", "10")
-    write(page, "Memory", "256")
+    write(page, "Memory", "256 MiB")
     # The form takes whole minutes, and the service accepts a start less than one ago.
     begin = (datetime.now(UTC) + timedelta(seconds=20)).replace(second=0, microsecond=0)
     for label, moment in (("From", begin), ("To", begin + timedelta(hours=1))):

@@ -59,7 +59,7 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, platform: Platform)
     page = visitor.page
     page.goto("/new-token/")
     write(page, "Name", "from-a-browser")
-    press(page, page.get_by_role("button", name="Make the token"))
+    press(page, page.get_by_role("button", name="Create token"))
     expect(page.locator("#once")).to_contain_text("gpc_")
     press(page, page.get_by_role("link", name="Back to the tokens"))
     row = page.get_by_role("row").filter(has_text="from-a-browser")

@@ -19,11 +19,11 @@ SUBMITS = (
 def test_a_form_is_sent_once(visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/new-token/")
-    form = page.locator("form").filter(has=page.get_by_role("button", name="Make the token"))
+    form = page.locator("form").filter(has=page.get_by_role("button", name="Create token"))
     assert form.evaluate(SUBMITS) == [True, False]
     # Read-only requests may be repeated freely.
     page.goto("/claims/")
-    assert page.locator("form.filters").evaluate(SUBMITS) == [True, True]
+    assert page.locator("form.filters[role=search]").evaluate(SUBMITS) == [True, True]
 
 
 def test_what_was_not_done_is_said_and_can_be_tried_again(visitor: Visitor, platform: Platform) -> None:
@@ -63,3 +63,25 @@ def test_focus_stays_with_what_it_was_on_when_another_row_comes_before_it(visito
     expect(page.get_by_role("button", name="newer")).to_be_attached()
     expect(row).to_be_focused()
     page.unroute_all(behavior="ignoreErrors")  # the page keeps refreshing itself until it is closed
+
+
+def test_a_new_claims_form_says_what_is_free_while_one_types(visitor: Visitor, platform: Platform) -> None:
+    platform.new_tenant("browser-free", core=50)
+    page = visitor.page
+    page.goto("/claims/new/?tenant=browser-free")
+    estimate = page.locator("#estimate")
+    expect(estimate).to_contain_text("Available to browser-free in pool default")
+    page.locator("summary").get_by_text("More:").click()
+    page.get_by_role("button", name="Whole GPU").click()
+    expect(page.get_by_label("Core request")).to_have_value("100")
+    write(page, "Name", "over")
+    write(page, "Core request", "40")
+    expect(estimate.get_by_role("button", name="Wait in queue")).to_have_count(0)
+    write(page, "Core request", "60")
+    # Live: nothing is sent but for the estimate, and what is typed stays.
+    expect(estimate.get_by_role("button", name="Wait in queue")).to_be_visible()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("over")
+    press(page, estimate.get_by_role("button", name="Wait in queue"))
+    expect(page.get_by_text("waits in the queue until there is quota for it")).to_be_visible()
+    uid = page.url.rstrip("/").rpartition("/")[2]
+    platform.granted("DELETE", f"claims/{uid}/?wait=20")

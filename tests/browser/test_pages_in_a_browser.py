@@ -139,7 +139,7 @@ def test_a_claim_is_made_by_form_and_released_after_a_word_of_warning(visitor: V
     page.goto("/claims/new/")
     page.get_by_label("Tenant", exact=True).select_option("browser-forms")
     page.get_by_label("Name", exact=True).fill("by-hand")
-    page.get_by_role("button", name="Make the claim").click()
+    page.get_by_role("button", name="Create claim").click()
     state = page.locator("[data-announce] [data-state]")
     expect(state).to_have_text("Active")
     expect(page.locator("#announcer")).to_contain_text("Active")

@@ -7,6 +7,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.utils import timezone
 
 from apps.nodes.models import Node
@@ -32,9 +33,8 @@ def test_a_tenants_admin_names_members_and_removes_them(cast: Cast, browser: Sig
     anna.post("/tenants/acme/members/remove/", {"username": "gus"})
     assert not Membership.objects.filter(tenant=cast.acme, user__username="gus").exists()
     for nobody in ("eve", "e\0ve"):
-        assert "There is no user of this name" in text(
-            anna.post("/tenants/acme/members/", {"username": nobody}, follow=True)
-        )
+        page = text(anna.post("/tenants/acme/members/", {"username": nobody}, follow=True))
+        assert "There is no user of this name" in page
     assert anna.post("/tenants/acme/members/remove/", {"username": "e\0ve"}).status_code == 302
     assert AuditEvent.objects.filter(action="member.remove", actor="user:anna").exists()
 
@@ -51,8 +51,8 @@ def test_members_are_changed_by_nobody_else(cast: Cast, browser: SignIn) -> None
 def test_a_tokens_text_is_shown_once_and_works_until_it_is_revoked(cast: Cast, browser: SignIn) -> None:
     anna = browser("anna")
     posted = {"name": "ci", "tenant": "acme", "role": "member", "may": "read", "days": "7", "cidrs": ""}
-    made = anna.post("/new-token/", posted)
-    assert made.status_code == 201
+    made = anna.post("/new-token/", posted, follow=True)
+    assert [status for _, status in made.redirect_chain] == [302]
     assert "no-store" in made["Cache-Control"]
     shown = re.search(r"gpc_[0-9a-f]+\.[\w-]+", text(made))
     assert shown is not None
@@ -77,7 +77,7 @@ def test_nobody_makes_a_token_beyond_their_tenants(cast: Cast, browser: SignIn) 
     answer = browser("olga").post("/new-token/", {**posted, "cidrs": "everywhere"})
     assert "everywhere is not a network" in text(answer)
     assert not Token.objects.filter(name="ci").exists()
-    assert browser("olga").post("/new-token/", posted).status_code == 201
+    assert browser("olga").post("/new-token/", posted).status_code == 302
     assert Token.objects.get(name="ci").tenant is None
 
 
@@ -112,12 +112,12 @@ def test_tokens_and_agents_are_the_operators_and_files_hold_no_secret(
 
 def test_a_node_is_made_by_one_copied_line_and_gets_another(cast: Cast, browser: SignIn) -> None:
     olga = browser("olga")
-    made = olga.post("/new-node/", {"name": "gpu7", "pool": "default"})
-    assert made.status_code == 201
+    made = olga.post("/new-node/", {"name": "gpu7", "pool": "default"}, follow=True)
     assert "gpe_" in text(made)
+    assert "gpe_" not in text(olga.get("/nodes/gpu7/command/", follow=True))
     first = Node.objects.get(name="gpu7").enrolment_digest
     assert "There is a node gpu7 already" in text(olga.post("/new-node/", {"name": "gpu7", "pool": "default"}))
-    assert "gpe_" in text(olga.post("/nodes/gpu7/renew/"))
+    assert "gpe_" in text(olga.post("/nodes/gpu7/renew/", follow=True))
     assert Node.objects.get(name="gpu7").enrolment_digest != first
     assert browser("anna").post("/new-node/", {"name": "gpu8", "pool": "default"}).status_code == 403
     assert browser("anna").post("/nodes/gpu7/renew/").status_code == 403
@@ -271,12 +271,52 @@ def test_who_answers_second_is_told_and_changes_nothing(cast: Cast, browser: Sig
     assert row.state == "countered"
 
 
-def test_requests_are_asked_for_by_admins_only(cast: Cast, browser: SignIn) -> None:
+def test_who_only_reads_asks_for_nothing(cast: Cast, browser: SignIn) -> None:
     row = asked(cast)
     assert browser("vera").get("/requests/new/").status_code == 403
     assert browser("gus").get(f"/requests/{row.uid}/").status_code == 404
     assert browser("vera").post(f"/requests/{row.uid}/", {"act": "withdraw"}).status_code == 403
     assert "Withdraw" not in text(browser("vera").get(f"/requests/{row.uid}/"))
+
+
+def test_a_members_request_goes_to_the_tenants_admins(cast: Cast, browser: SignIn) -> None:
+    give(cast.acme, core_percent=100)
+    posted = {"tenant": "acme", "resource": "core_percent", "pool": "", "amount": "50", "reason": "a course"}
+    max_, anna, olga = browser("max"), browser("anna"), browser("olga")
+    assert "is sent to the admins of acme" in text(max_.post("/requests/new/", posted, follow=True))
+    row = QuotaRequest.objects.get()
+    path = f"/requests/{row.uid}/"
+    assert "a course" in text(olga.get("/requests/"))
+    assert "asks for 50 % more core" not in text(olga.get("/"))
+    assert "A member of acme asks for 50 % more core" in text(anna.get("/"))
+    assert "Pass it on" not in text(max_.get(path))
+    assert max_.post(path, {"act": "forward", "version": row.version}).status_code == 403
+    refused = anna.post(path, {"act": "deny", "words": "", "version": row.version})
+    assert (refused.status_code, "Say why." in text(refused)) == (422, True)
+    assert anna.post(path, {"act": "approve", "version": row.version}).status_code == 403
+    assert QuotaRequest.objects.get().state == "requested"
+    anna.post(path, {"act": "forward", "version": row.version})
+    assert QuotaRequest.objects.get().state == "open"
+    assert "acme asks for 50 % more core" in text(olga.get("/"))
+    assert "Withdraw" in text(max_.get(path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("amount", "many", "Enter a whole number."), ("amount", "0", "Must be at least 1."), ("amount", "", "required"),
+        ("amount", str(2**53), "Must be at most"), ("tenant", "globex", "valid choice"), ("reason", "", "required"),
+        ("until", "yesterday", "valid date"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_says_so_at_its_field(cast: Cast, browser: SignIn, field: str, value: str, words: str) -> None:
+    give(cast.acme, core_percent=100)
+    posted = {"tenant": "acme", "resource": "core_percent", "pool": "", "amount": "50", "reason": "a course"}
+    answer = browser("max").post("/requests/new/", posted | {field: value})
+    assert answer.status_code == 422
+    assert words in " ".join(answer.context["form"].errors[field])
+    assert "a course" in text(answer) or field == "reason"
+    assert not QuotaRequest.objects.exists()
 
 
 def test_policies_of_all_pools_lead_to_their_forms(cast: Cast, browser: SignIn) -> None:

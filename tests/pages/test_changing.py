@@ -21,15 +21,16 @@ NEW = {
     "gpu_count": "1",
     "core_request": "25",
     "core_limit": "50",
-    "memory_mib": "4096",
+    "memory_mib": "4",
 }
 
 
 def resize(claim: Claim, **typed: int) -> dict[str, str]:
     """Post the form as a browser sends it: with its present values, and the earlier ones."""
     before = {"core_request": claim.core_request, "core_limit": claim.core_limit, "memory_mib": claim.memory_mib}
-    return {f"initial-{name}": str(value) for name, value in before.items()} | {
-        name: str(value) for name, value in {**before, **typed}.items()
+    units = {"memory_mib": " MiB"}
+    return {f"initial-{name}": f"{value}{units.get(name, '')}" for name, value in before.items()} | {
+        name: f"{value}{units.get(name, '')}" for name, value in {**before, **typed}.items()
     }
 
 
@@ -141,7 +142,7 @@ def test_a_new_claim_is_made_by_form(cast: Cast, machine: Machine, browser: Sign
 
 def test_what_only_some_claims_say_is_folded_and_taken(cast: Cast, machine: Machine, browser: SignIn) -> None:
     plain = browser("max").get("/claims/new/").content.decode()
-    assert '<details class="more" >' in plain
+    assert '<details class="more">' in plain
     Node.objects.update(labels={"zone": "a", "net": "ib"})
     soon = (timezone.now() + timedelta(days=1)).replace(second=0, microsecond=0)
     more = {

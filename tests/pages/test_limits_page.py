@@ -142,16 +142,19 @@ def test_a_raised_limit_says_which_claim_could_start(cast: Cast, machine: Machin
 def test_a_range_says_which_claims_are_outside_of_it(cast: Cast, browser: SignIn, machine: Machine) -> None:
     ask(cast, memory_mib=8 * GIB)
     olga, path = browser("olga"), "/tenants/acme/limit-ranges/new/"
-    values = {"field": "memory_mib", "pool": "", "maximum": str(4 * GIB), "default": str(GIB)}
+    values = {"field": "memory_mib", "pool": "", "minimum_unlimited": "on", "maximum": "4 GiB", "default": "1"}
+    none = {"minimum_unlimited": "on", "default_unlimited": "on"}
     page = posted(olga, path, 200, act="preview", **values)
     assert "1 live claim is outside of it" in page
     assert "A new claim that does not set it gets 1 GiB" in page
-    assert "Give at least one of them" in posted(olga, path, 422, act="apply", field="gpu_count", pool="")
+    assert "Give at least one of them" in posted(
+        olga, path, 422, act="apply", field="gpu_count", pool="", maximum_unlimited="on", **none
+    )
     posted(olga, path, act="apply", **values)
     assert '<td class="num">4 GiB</td>' in text(browser("vera"))
-    posted(olga, path, act="apply", field="time_limit_seconds", pool="default", maximum="7200")
+    posted(olga, path, act="apply", field="time_limit_seconds", pool="default", maximum="7200", **none)
     row = LimitRange.objects.get(field="time_limit_seconds")
-    page = posted(olga, f"/limit-ranges/{row.pk}/", 200, act="preview", maximum="3600", version=row.version)
+    page = posted(olga, f"/limit-ranges/{row.pk}/", 200, act="preview", maximum="3600", version=row.version, **none)
     assert "1 live claim is outside of it" in page, "a claim without a time limit is longer than any"
 
 
@@ -195,7 +198,8 @@ def test_a_budget_once_needs_its_times_and_others_have_none(cast: Cast, browser:
 def test_who_is_second_is_told_who_was_first(cast: Cast, browser: SignIn, at: int) -> None:
     rows, olga = bounded(cast), browser("olga")
     row, path = rows[at], paths_of(rows)[at]
-    values = ({"most": "300"}, {"minimum": "300"}, {"gpu_hours": "300"})[at]
+    none = {"maximum_unlimited": "on", "default_unlimited": "on"}
+    values = ({"most": "300"}, {"minimum": "300", **none}, {"gpu_hours": "300"})[at]
     posted(olga, path, version=row.version, **values)
     page = posted(olga, path, 200, version=row.version, **values)
     assert re.search(r"Changed by user:olga at \d\d:\d\d:\d\d", page)

@@ -195,8 +195,11 @@ def test_mine_are_the_readers_own_and_a_saved_view(cast: Cast, machine: Machine,
     ask(cast, name="of-the-system")
     made = browser("max").post(
         "/claims/new/",
-        {"tenant": "acme", "name": "of-max", "pool": "default", "gpu_count": 1, "core_request": 10, "memory_mib": 512},
-    )
+        {
+            "tenant": "acme", "name": "of-max", "pool": "default", "gpu_count": 1, "core_request": 10,
+            "memory_mib": "512 MiB",
+        },
+    )  # fmt: skip
     assert made.status_code == 302
     page = text(browser("max").get("/claims/?mine=1"))
     assert ("of-max" in page, "of-the-system" in page) == (True, False)

@@ -26,6 +26,8 @@ def text(answer: Any) -> str:
 def form_data(pool: Pool, **changes: Any) -> dict[str, Any]:
     """Return the form as a browser sends it."""
     values = {name: getattr(pool, name) for name in SETTABLE} | dict.fromkeys(BOUNDS, "") | pool.rebalance_bounds
+    if pool.unused_seconds is None:
+        values["unused_seconds_unlimited"] = "on"
     sent = {**values, "version": pool.version, "act": "apply", **changes}
     return {name: "" if value is None else value for name, value in sent.items() if value is not False}
 
@@ -44,8 +46,8 @@ def test_pools_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) 
 
 def test_the_page_says_what_the_api_says_of_each_field(cast: Cast, browser: SignIn) -> None:
     page = text(browser("olga").get("/pools/default/"))
-    for _, names in GROUPS:
-        for name in names:
+    for group in GROUPS:
+        for name in group.names:
             assert f'id="id_{name}"' in page, name
     assert "Time without measurements does not count." in page
     assert "Kill: it is ended" in page

@@ -32,7 +32,7 @@ def form(cast: Cast, **more: Any) -> dict[str, Any]:
     begin = timezone.localtime() + HOUR
     asked = {"tenant": cast.acme.slug, "name": "class", "pool": cast.pool.name, "gpu_count": 1, "core_request": 100}
     window = {"start_at": f"{begin:%Y-%m-%dT%H:%M}", "end_at": f"{begin + HOUR:%Y-%m-%dT%H:%M}"}
-    return {**asked, "memory_mib": 1024, **window, **more}
+    return {**asked, "memory_mib": "1 GiB", **window, **more}
 
 
 def test_the_week_shows_ones_own_by_name_and_others_without(cast: Cast, machine: Machine, browser: SignIn) -> None:

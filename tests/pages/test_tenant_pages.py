@@ -18,6 +18,9 @@ from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, placed
 from tests.pages.conftest import SignIn
 
+# No limit of what is borrowed and lent.
+ALL = {"borrowing_limit_unlimited": "on", "lending_limit_unlimited": "on"}
+
 
 def text(client: Client, path: str) -> str:
     answer = client.get(path)
@@ -98,7 +101,7 @@ def test_a_quota_is_previewed_and_then_changed(cast: Cast, machine: Machine, bro
     quotas.change_quota(principal=SYSTEM, quota=quota_of(cast), hard=50)
     claim = ask(cast, core_request=100, when_over_quota="wait")
     quota, olga = quota_of(cast), browser("olga")
-    posted = {"hard": "100", "borrowing_limit": "", "lending_limit": "", "version": quota.version}
+    posted = {"hard": "100", **ALL, "version": quota.version}
     preview = " ".join(olga.post(f"/quotas/{quota.pk}/", {**posted, "act": "preview"}).content.decode().split())
     assert f'<a href="/claims/{claim.uid}/">{claim.name}</a> <span class="muted">of acme</span> could start.' in preview
     quota.refresh_from_db()
@@ -112,7 +115,7 @@ def test_a_quota_is_previewed_and_then_changed(cast: Cast, machine: Machine, bro
 def test_who_is_second_is_told_who_was_first_and_loses_nothing(cast: Cast, browser: SignIn) -> None:
     give(cast.acme, core_percent=100)
     quota, olga = quota_of(cast), browser("olga")
-    posted = {"hard": "300", "borrowing_limit": "", "lending_limit": "", "version": quota.version, "act": "apply"}
+    posted = {"hard": "300", **ALL, "version": quota.version, "act": "apply"}
     quotas.change_quota(principal=SYSTEM, quota=quota, hard=200)
     page = " ".join(olga.post(f"/quotas/{quota.pk}/", posted).content.decode().split())
     assert re.search(r"Changed by system at \d\d:\d\d:\d\d", page)
@@ -137,7 +140,7 @@ def test_nobody_but_an_operator_changes_a_quota(cast: Cast, browser: SignIn) -> 
 
 def test_a_quota_is_given_after_a_preview(cast: Cast, browser: SignIn) -> None:
     olga = browser("olga")
-    posted = {"resource": "gpus", "pool": "", "hard": "2", "borrowing_limit": "", "lending_limit": ""}
+    posted = {"resource": "gpus", "pool": "", "hard": "2", **ALL}
     preview = olga.post("/tenants/acme/quotas/new/", {**posted, "act": "preview"})
     assert "Nothing is changed yet" in preview.content.decode()
     assert not ResourceQuota.objects.filter(tenant=cast.acme, resource="gpus").exists()

@@ -180,7 +180,8 @@ def make_money(cast: Cast) -> dict[str, str]:
     budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
     give(cast.acme, pool=cast.pool, gpus=8)
     asked = {**MORE, "tenant": cast.acme, "pool": cast.pool}
-    opened, countered = (requests.ask(principal=SYSTEM, **asked) for _ in range(2))
+    opened, countered, requested = (requests.ask(principal=SYSTEM, **asked) for _ in range(3))
+    QuotaRequest.objects.filter(pk=requested.pk).update(state="requested")
     requests.counter(principal=SYSTEM, request=countered, amount=1)
     price = prices.set_price(
         principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
@@ -192,6 +193,7 @@ def make_money(cast: Cast) -> dict[str, str]:
             f"quota-requests/<uuid:uid>/{verb}": f"quota-requests/{opened.uid}/{verb}"
             for verb in ("", "approve/", "deny/", "counter/", "withdraw/")
         },
+        "quota-requests/<uuid:uid>/forward/": f"quota-requests/{requested.uid}/forward/",
         "quota-requests/<uuid:uid>/accept/": f"quota-requests/{countered.uid}/accept/",
     }
 

@@ -26,8 +26,8 @@ def quota(clock: Clock, cast: Cast) -> ResourceQuota:
     return give(cast.acme, core_percent=100, memory_mib=None)["core_percent"]
 
 
-def make_request(cast: Cast, **facts: Any) -> str:
-    answer = cast.anna.post("quota-requests/", {**MORE, **facts})
+def make_request(cast: Cast, who: Api | None = None, **facts: Any) -> str:
+    answer = (who or cast.anna).post("quota-requests/", {**MORE, **facts})
     assert answer.status == 201, answer.body
     return f"quota-requests/{answer.body['uid']}/"
 
@@ -94,20 +94,22 @@ def test_a_denial_has_words(cast: Cast, quota: ResourceQuota) -> None:
 
 # States in which each verb is allowed; otherwise it answers 409 and changes nothing.
 ALLOWED = {
+    "forward": {"requested"},
     "approve": {"open"},
     "counter": {"open", "countered"},
-    "deny": {"open", "countered"},
+    "deny": {"requested", "open", "countered"},
     "accept": {"countered"},
-    "withdraw": {"open", "countered"},
+    "withdraw": {"requested", "open", "countered"},
 }
 BODIES: dict[str, dict[str, Any]] = {"counter": {"amount": 1}, "deny": {"words": "no"}}
 
 
 def bring_to(cast: Cast, state: str, clock: Clock) -> str:
-    path = make_request(cast, until=(clock.now + timedelta(hours=1)).isoformat() if state == "lapsed" else None)
+    until = (clock.now + timedelta(hours=1)).isoformat() if state == "lapsed" else None
+    path = make_request(cast, cast.max if state == "requested" else cast.anna, until=until)
     steps = {
-        "open": [], "countered": ["counter"], "approved": ["approve"], "denied": ["deny"], "withdrawn": ["withdraw"],
-        "lapsed": ["approve"],
+        "requested": [], "open": [], "countered": ["counter"], "approved": ["approve"], "denied": ["deny"],
+        "withdrawn": ["withdraw"], "lapsed": ["approve"],
     }  # fmt: skip
     for verb in steps[state]:
         assert cast.olga.post(f"{path}{verb}/", BODIES.get(verb, {})).status == 200
@@ -118,7 +120,7 @@ def bring_to(cast: Cast, state: str, clock: Clock) -> str:
     return path
 
 
-@pytest.mark.parametrize("state", ["open", "countered", "approved", "denied", "withdrawn", "lapsed"])
+@pytest.mark.parametrize("state", ["requested", "open", "countered", "approved", "denied", "withdrawn", "lapsed"])
 @pytest.mark.parametrize("verb", ALLOWED)
 def test_each_state_allows_what_it_should_and_nothing_else(
     cast: Cast, quota: ResourceQuota, clock: Clock, state: str, verb: str
@@ -134,14 +136,38 @@ def test_each_state_allows_what_it_should_and_nothing_else(
 
 
 def test_who_may_ask_and_who_may_answer(cast: Cast, quota: ResourceQuota) -> None:
-    for who in (cast.max, cast.vera):
-        assert who.post("quota-requests/", MORE).code == "role-missing"
+    assert cast.vera.post("quota-requests/", MORE).code == "role-missing"
     assert cast.gus.post("quota-requests/", MORE).code == "invalid-fields"
     path = make_request(cast)
     for verb in ("approve", "deny", "counter"):
         assert cast.anna.post(f"{path}{verb}/", BODIES.get(verb, {})).code == "role-missing"
         assert cast.gus.post(f"{path}{verb}/", BODIES.get(verb, {})).code == "not-found"
     assert cast.olga.post(path + "approve/", If_Match='"7"').code == "stale-version"
+
+
+def test_a_members_request_is_passed_on_by_an_admin(cast: Cast, quota: ResourceQuota) -> None:
+    path = make_request(cast, cast.max)
+    assert cast.max.get(path).body["state"] == "requested"
+    assert cast.olga.post(path + "approve/").code == "wrong-state"
+    for who, code in ((cast.max, "role-missing"), (cast.vera, "role-missing"), (cast.gus, "not-found")):
+        assert who.post(path + "forward/").code == code
+        assert who.post(path + "deny/", {"words": "no"}).code == code
+    assert cast.anna.post(path + "forward/", If_Match='"7"').code == "stale-version"
+    assert cast.anna.post(path + "forward/").body["state"] == "open"
+    assert cast.anna.post(path + "deny/", {"words": "no"}).code == "role-missing"
+    assert cast.olga.post(path + "approve/").status == 200
+    assert hard(quota) == 150
+    assert actions() == ["create", "forward", "approve"]
+
+
+def test_an_admin_denies_what_a_member_asks_and_the_member_withdraws(cast: Cast, quota: ResourceQuota) -> None:
+    first, second, other = make_request(cast, cast.max), make_request(cast, cast.max), make_request(cast)
+    answer = cast.anna.post(first + "deny/", {"words": "We have enough."})
+    assert (answer.body["state"], answer.body["words"]) == ("denied", "We have enough.")
+    assert cast.vera.post(second + "withdraw/").code == "role-missing"
+    assert cast.max.post(other + "withdraw/").code == "role-missing"
+    assert cast.max.post(second + "withdraw/").body["state"] == "withdrawn"
+    assert hard(quota) == 100
 
 
 def test_an_operator_sees_beside_a_request_what_granting_it_would_do(cast: Cast, quota: ResourceQuota) -> None:

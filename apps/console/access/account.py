@@ -11,9 +11,9 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_POST
 
-from apps.console.access.tokens import RightsForm
+from apps.console.access.tokens import RightsForm, TokenPage
 from apps.console.shell.fields import choice
 from apps.console.shell.page_access import page
 from apps.quotas.models import Token, User
@@ -147,12 +147,17 @@ def end_session(request: HttpRequest, principal: Principal) -> HttpResponse:
     return redirect("account")
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_token(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a personal token. This page is the only place that ever shows its text."""
-    form = RightsForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        token, text = tokens.create_personal(principal=principal, **form.service_arguments)
-        return render(request, "access/token.html", {"token": token, "text": text}, status=201)
-    return render(request, "account/new_token.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewPersonalToken(TokenPage):
+    """A new personal token."""
+
+    title, form_class = _("New personal token"), RightsForm
+    subtitle = _("It acts with your own roles at each request, within the rights chosen here")
+    parent = ("account", _("My account"))
+
+    def form(self, data: Any = None) -> RightsForm:
+        """Return the form with the values of a preset."""
+        return RightsForm(data, initial=self.initial)
+
+    def act(self, form: RightsForm) -> tuple[Token, str]:
+        """Create the token."""
+        return tokens.create_personal(principal=self.principal, **form.service_arguments)

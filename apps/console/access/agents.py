@@ -2,20 +2,22 @@
 
 from typing import Any
 
-from django import forms
 from django.core.validators import RegexValidator
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.shell.export import facts_of
-from apps.console.shell.forms import ServiceForm
+from apps.console.shell.fields import one_of
+from apps.console.shell.form_page import FormPage
+from apps.console.shell.forms import ServiceForm, name_field
 from apps.console.shell.lists.columns import column, named, number
 from apps.console.shell.lists.filters import ListFilter, Search, pools
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page
+from apps.console.shell.shown_once import redirect_to_secret, take_secret
 from apps.nodes.api.views import enrolment_command
 from apps.nodes.models import Node
 from apps.nodes.services import bundle, nodes
@@ -23,7 +25,6 @@ from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
-from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
 
@@ -31,21 +32,8 @@ from gpucloud.web.natural_order import natural_key
 class NodeForm(ServiceForm):
     """A new node."""
 
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=63,
-        help_text=_("The node’s name here: a–z, 0–9 and hyphens."),
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "gpu1"}),
-        validators=[RegexValidator(SLUG)],
-    )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        initial=DEFAULT,
-        empty_label=None,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    name = name_field("gpu1", _("The node’s name here: a–z, 0–9 and hyphens."), validators=[RegexValidator(SLUG)])
+    pool = one_of(_("Pool"), Pool.objects.order_by("name"), "name", initial=DEFAULT)
 
 
 class AgentFilter(ListFilter):
@@ -90,19 +78,20 @@ class AgentList(ListPage):
         return {"version": made and made.version, "now": timezone.now()}
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_node(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a node; the answer shows the command for its machine, once."""
-    principal.require_operator()
-    form = NodeForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            node, token = nodes.create_node(principal=principal, **form.cleaned_data)
-            return _command(request, node, token)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "access/new_node.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewNode(FormPage):
+    """A new node; the next page shows the command for its machine, once."""
+
+    title, subtitle = _("New node"), _("A machine with GPUs; you get one command to run on it")
+    form_class, submit, operators_only = NodeForm, _("Create node"), True
+    parent = ("nodes", _("Nodes"))
+
+    def act(self, form: NodeForm) -> tuple[Node, str]:
+        """Create the node."""
+        return nodes.create_node(principal=self.principal, **form.cleaned_data)
+
+    def finish(self, form: NodeForm, done: tuple[Node, str]) -> HttpResponse:
+        """Lead to the command."""
+        return _command(self.request, *done)
 
 
 @require_POST
@@ -115,5 +104,16 @@ def renew(request: HttpRequest, principal: Principal, name: str) -> HttpResponse
 
 
 def _command(request: HttpRequest, node: Node, token: str) -> HttpResponse:
-    context = {"node": node, "command": enrolment_command(request, token), "until": node.enrolment_expires_at}
-    return render(request, "access/command.html", context, status=201)
+    return redirect_to_secret(request, enrolment_command(request, token), "enrolment-command", node.name)
+
+
+@require_GET
+@page
+def show_command(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
+    """Show the command that enrols a machine, once."""
+    principal.require_operator()
+    node = get_object_or_404(Node, name=name)
+    if (shown := take_secret(request)) is None:
+        return redirect("node", name=name)
+    context = {"node": node, "command": shown["text"], "until": node.enrolment_expires_at}
+    return render(request, "access/command.html", context)

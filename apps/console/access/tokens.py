@@ -7,21 +7,24 @@ from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_POST
 
-from apps.console.shell.checkbox_groups import boxes, group_boxes
-from apps.console.shell.forms import ServiceForm, describe_error, flatten, posted_versions
+from apps.console.shell.fields import boxes, choice, one_of
+from apps.console.shell.form_page import FormPage, Link
+from apps.console.shell.forms import ServiceForm, describe_error, flatten, name_field, posted_versions
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
+from apps.console.shell.shown_once import redirect_to_secret, take_secret
 from apps.quotas.api.serializers import TokenSerializer
 from apps.quotas.models import Role, Tenant, Token, User
 from apps.quotas.principals import SCOPES, Principal
 from apps.quotas.services import tokens
 from apps.quotas.services.tokens import TokenEnded
-from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.errors import PreconditionFailed
 
 COLUMNS = [
     "key", "name", "owner", "personal", "tenant", "role", "scopes", "cidrs", "created_at", "expires_at", "last_used_at",
@@ -32,7 +35,7 @@ DAYS: Final = [
     ("30", _("in 30 days")),
     ("90", _("in 90 days")),
     ("365", _("in a year")),
-    ("", _("not by itself")),
+    ("", _("never")),
 ]
 READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
 MAY: Final = [("all", _("Read and change")), ("read", _("Only read")), ("choose", _("What is chosen below"))]
@@ -52,6 +55,14 @@ RIGHTS: Final = [
     (title, [(scope, AREAS[scope.partition(":")[0]]) for scope in SCOPES if scope.endswith(end)])
     for title, end in ((_("Read"), ":read"), (_("Change"), ":write"))
 ]
+# Initial values of a new token by preset; the reader may change them.
+PRESETS: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
+    "ci": (
+        _("CI pipeline"),
+        {"name": "ci", "may": "choose", "days": "90", "scopes": [one for one in SCOPES if one.startswith("claims:")]},
+    ),
+    "dashboard": (_("Read-only dashboard"), {"name": "dashboard", "role": Role.VIEWER, "may": "read", "days": "365"}),
+}
 # Seconds, as the API takes them.
 OVERLAPS: Final = [
     ("86400", _("for a day")),
@@ -64,34 +75,17 @@ OVERLAPS: Final = [
 class RightsForm(ServiceForm):
     """Name, rights, end and networks of a new token."""
 
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=200,
-        help_text=_("What will use it."),
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "ci"}),
-    )
-    may = forms.ChoiceField(label=_("It may"), choices=MAY, widget=forms.Select(attrs={"class": "form-select"}))
-    days = forms.ChoiceField(
-        label=_("It ends"), choices=DAYS, required=False, widget=forms.Select(attrs={"class": "form-select"})
-    )
+    name = name_field("ci", _("What will use it."))
+    may = choice(_("Permissions"), MAY)
+    days = choice(_("Expires"), DAYS, required=False)
     cidrs = forms.CharField(
-        label=_("Only from"),
+        label=_("Allowed networks"),
         required=False,
         max_length=1000,
         help_text=_("Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
     scopes = boxes(_("Single rights"), RIGHTS, required=False)
-
-    @property
-    def usual(self) -> list[forms.BoundField]:
-        """All fields but the check boxes."""
-        return [field for field in self if field.name != "scopes"]
-
-    @property
-    def groups(self) -> Any:
-        """The check boxes in groups."""
-        return group_boxes(self["scopes"])
 
     def clean(self) -> dict[str, Any]:
         """Require a scope if the reader chooses scopes."""
@@ -120,19 +114,12 @@ class RightsForm(ServiceForm):
 class TokenForm(RightsForm):
     """A new token of a tenant, or of the whole platform."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        required=False,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    role = forms.ChoiceField(
-        label=_("Role"),
-        choices=Role.choices,
+    tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug", required=False)
+    role = choice(
+        _("Role"),
+        Role.choices,
+        _("In the tenant; a token of the whole platform is an operator’s."),
         initial=Role.MEMBER,
-        help_text=_("In the tenant; a token of the whole platform is an operator’s."),
-        widget=forms.Select(attrs={"class": "form-select"}),
     )
     field_order = ["name", "tenant", "role", "may", "days", "cidrs", "scopes"]
 
@@ -153,26 +140,66 @@ class TokenForm(RightsForm):
 class RotationForm(forms.Form):
     """The overlap of an old token and its successor."""
 
-    overlap = forms.ChoiceField(
-        label=_("The old one still works"), choices=OVERLAPS, widget=forms.Select(attrs={"class": "form-select"})
-    )
+    overlap = choice(_("The old one still works"), OVERLAPS)
 
 
-@require_http_methods(["GET", "POST"])
+class TokenPage(FormPage):
+    """A new token, with presets; the next page alone shows its text."""
+
+    template_name, title, submit = "access/new_token.html", _("New token"), _("Create token")
+
+    @property
+    def initial(self) -> dict[str, Any]:
+        """The values of the chosen preset."""
+        preset = PRESETS.get(self.request.GET.get("preset", ""))
+        return dict(preset[1]) if preset else {}
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the presets, and the rest of the URL that their links keep."""
+        rest = self.request.GET.copy()
+        rest.pop("preset", None)
+        return {"presets": [(key, title) for key, (title, _values) in PRESETS.items()], "rest": rest.urlencode()}
+
+    def finish(self, form: RightsForm, done: tuple[Token, str]) -> HttpResponse:
+        """Lead to the page that shows the text once."""
+        return redirect_to_secret(self.request, done[1], "token-secret", done[0].key)
+
+
+class NewToken(TokenPage):
+    """A new token of a tenant, or of the whole platform."""
+
+    subtitle = _("For a program; it can do no more than you, and ends when you lose your role")
+
+    def authorize(self) -> None:
+        """Refuse readers who administer no tenant."""
+        if not self.principal.may_administer:
+            raise Http404("Tokens are made by a tenant's admins.")
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The list of tokens."""
+        return [(reverse("tokens"), gettext("Tokens"))]
+
+    def form(self, data: Any = None) -> TokenForm:
+        """Return the form with the tenant of the URL."""
+        return TokenForm(
+            data, principal=self.principal, initial=self.initial | {"tenant": self.request.GET.get("tenant")}
+        )
+
+    def act(self, form: TokenForm) -> tuple[Token, str]:
+        """Create the token."""
+        return tokens.create(principal=self.principal, user=_maker(self.principal), **form.service_arguments)
+
+
+@require_GET
 @page
-def new_token(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a token. This page is the only place that ever shows its text."""
-    form = TokenForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
-    if not principal.is_operator and not principal.with_role(Role.ADMIN):
-        raise Http404("Tokens are made by a tenant's admins.")
-    shown: dict[str, Any] = {"form": form}
-    if request.method == "POST" and form.is_valid():
-        try:
-            token, text = tokens.create(principal=principal, user=_maker(principal), **form.service_arguments)
-            return render(request, "access/token.html", {"token": token, "text": text}, status=201)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "access/new_token.html", shown, status=422 if form.is_bound else 200)
+def show_secret(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
+    """Show the text of a new token, once."""
+    token = find(principal, key)
+    if (shown := take_secret(request)) is None:
+        return redirect("token", key=key)
+    old = find(principal, shown["old"]) if "old" in shown else None
+    return render(request, "access/token.html", {"token": token, "text": shown["text"], "old": old})
 
 
 def _maker(principal: Principal) -> User | None:
@@ -182,7 +209,7 @@ def _maker(principal: Principal) -> User | None:
 @require_POST
 @page
 def rotate(request: HttpRequest, principal: Principal, key: str) -> HttpResponse:
-    """Replace a token by a new one, which this answer alone shows; the old one ends after the overlap."""
+    """Replace a token by a new one, which the next page alone shows; the old one ends after the overlap."""
     old, form = find(principal, key), RotationForm(request.POST)
     # Only a request written by hand has another value.
     seconds = int(form.cleaned_data["overlap"]) if form.is_valid() else int(OVERLAPS[0][0])
@@ -200,8 +227,7 @@ def rotate(request: HttpRequest, principal: Principal, key: str) -> HttpResponse
     except TokenEnded as error:
         messages.error(request, describe_error(error))
         return redirect("token", key=key)
-    old.refresh_from_db()
-    return render(request, "access/token.html", {"token": token, "text": text, "old": old}, status=201)
+    return redirect_to_secret(request, text, "token-secret", token.key, old=old.key)
 
 
 @require_POST

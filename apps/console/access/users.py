@@ -1,23 +1,25 @@
 """One user, changes by an operator, and invitations."""
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.validators import UnicodeUsernameValidator
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.access.user_list import roles_of
-from apps.console.shell.fields import choice
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm, describe_error
 from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
+from apps.console.shell.shown_once import redirect_to_secret, take_secret
 from apps.quotas.models import Invitation, Role, Tenant, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import accounts, invitations, mail, resets
@@ -46,13 +48,7 @@ class InvitationForm(ServiceForm):
         help_text=_("Receives the link if a mail server is configured."),
         widget=forms.EmailInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        required=False,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug", required=False)
     role = choice(_("Role"), Role.choices, initial=Role.MEMBER)
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
@@ -65,6 +61,10 @@ class InvitationForm(ServiceForm):
         field.empty_label = gettext("None at first") if principal.is_operator else None
         if principal.is_operator:
             role.choices = [*Role.choices, (OPERATOR, gettext("Operator of the platform"))]
+
+    def refuse(self, error: GpucloudError) -> None:
+        """Show a taken name beside its field."""
+        self.add_error("username" if error.code == "name-taken" else None, describe_error(error))
 
     def clean(self) -> dict[str, Any]:
         """Refuse a tenant beside the operator's role."""
@@ -138,36 +138,51 @@ def reset_password(request: HttpRequest, principal: Principal, username: str) ->
     except GpucloudError as error:
         messages.error(request, describe_error(error))
         return redirect("user", username=username)
-    link = request.build_absolute_uri(path)
-    return render(request, "users/link.html", {"person": user, "text": link, "until": end}, status=201)
+    facts = {"until": end.isoformat(), "person": username}
+    return redirect_to_secret(request, request.build_absolute_uri(path), "new-link", **facts)
 
 
-@require_http_methods(["GET", "POST"])
+class NewInvitation(FormPage):
+    """A new invitation; the next page shows its link, once."""
+
+    template_name, form_class = "users/new_invitation.html", InvitationForm
+    title, submit = _("Invite user"), _("Create invitation")
+    subtitle = _("You get a link that works once; the person chooses a name and a password")
+    admins_only = _("A tenant’s admin invites its members.")
+    parent = ("users", _("Users"))
+
+    def form(self, data: Any = None) -> InvitationForm | None:
+        """Return the form with the values of the URL."""
+        initial = {name: self.request.GET.get(name) for name in ("tenant", "username")}
+        return InvitationForm(data, principal=self.principal, initial=initial)
+
+    def act(self, form: InvitationForm) -> tuple[Invitation, str]:
+        """Create the invitation."""
+        return invitations.invite(principal=self.principal, **form.service_arguments)
+
+    def finish(self, form: InvitationForm, done: tuple[Invitation, str]) -> HttpResponse:
+        """Mail the link, and lead to the page that shows it once."""
+        invitation, secret = done
+        link, mailed = self.request.build_absolute_uri(invitations.path_of(secret)), None
+        if invitation.email and mail.is_configured():
+            inviter = invitation.created_by.removeprefix("user:")
+            mailed = mail.send_invitation(address=invitation.email, link=link, inviter=inviter)
+        facts = {"until": invitation.expires_at.isoformat(), "email": invitation.email, "mailed": mailed}
+        return redirect_to_secret(self.request, link, "new-link", **facts)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return whether there are local accounts; without them there is no form."""
+        local = settings.LOCAL_ACCOUNTS
+        return {"local_accounts": local} | ({} if local or self.request.method == "POST" else {"form": None})
+
+
+@require_GET
 @page
-def new_invitation(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Invite a person; the answer shows the link, once."""
-    if not principal.may_administer:
-        raise PermissionDenied(gettext("A tenant’s admin invites its members."))
-    initial = {name: request.GET.get(name) for name in ("tenant", "username")}
-    form = InvitationForm(request.POST or None, principal=principal, initial=initial)
-    if request.method == "POST" and form.is_valid():
-        try:
-            invitation, secret = invitations.invite(principal=principal, **form.service_arguments)
-        except GpucloudError as error:
-            form.add_error("username" if error.code == "name-taken" else None, describe_error(error))
-        else:
-            return _show_link(request, invitation, secret)
-    shown = {"form": form, "local_accounts": settings.LOCAL_ACCOUNTS}
-    return render(request, "users/new_invitation.html", shown, status=422 if form.is_bound else 200)
-
-
-def _show_link(request: HttpRequest, invitation: Invitation, secret: str) -> HttpResponse:
-    link = request.build_absolute_uri(invitations.path_of(secret))
-    shown: dict[str, Any] = {"invitation": invitation, "text": link, "until": invitation.expires_at}
-    if invitation.email and mail.is_configured():
-        inviter = invitation.created_by.removeprefix("user:")
-        shown["mailed"] = mail.send_invitation(address=invitation.email, link=link, inviter=inviter)
-    return render(request, "users/link.html", shown, status=201)
+def show_link(request: HttpRequest, principal: Principal) -> HttpResponse:
+    """Show the link of an invitation or of a new password, once."""
+    if (shown := take_secret(request)) is None:
+        return redirect("users")
+    return render(request, "users/link.html", shown | {"until": datetime.fromisoformat(shown["until"])})
 
 
 @require_POST

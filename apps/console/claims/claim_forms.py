@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
-from apps.console.shell.forms import ServiceForm, TenantForm, flatten, moment, number
+from apps.console.shell.forms import Group, ServiceForm, TenantForm, flatten, memory, moment, number
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
@@ -33,7 +33,7 @@ def label(name: "StrPromise", help_text: "StrPromise") -> forms.CharField:
 
 
 class MoreForm(ServiceForm):
-    """The fields that only some claims need; the page folds them while all are empty."""
+    """The fields that only some claims need."""
 
     priority = forms.IntegerField(
         label=_("Priority"),
@@ -49,7 +49,7 @@ class MoreForm(ServiceForm):
         required=False,
         help_text=_("Minutes after which it is released. With one it may start before claims that wait for more room."),
     )
-    start_at = moment(_("Not before"), required=False, help_text=_("In UTC; it waits until then."))
+    start_at = moment(_("Not before"), required=False, help_text=_("It waits until then."))
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
@@ -60,21 +60,6 @@ class MoreForm(ServiceForm):
         help_text=_("All of them, such as zone=a, net=ib."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "zone=a, net=ib"}),
     )
-
-    @property
-    def usual(self) -> list[forms.BoundField]:
-        """The fields that are always visible."""
-        return [field for field in self if field.name not in MoreForm.base_fields]
-
-    @property
-    def more(self) -> list[forms.BoundField]:
-        """The folded fields."""
-        return [field for field in self if field.name in MoreForm.base_fields]
-
-    @property
-    def more_is_open(self) -> bool:
-        """True if one of them has a value or an error."""
-        return self.is_bound and any(field.data or field.errors for field in self.more)
 
     def clean_node_selector(self) -> dict[str, str]:
         """Parse `zone=a, net=ib` into the API's form."""
@@ -108,12 +93,14 @@ class MoreForm(ServiceForm):
 class ClaimForm(MoreForm, TenantForm):
     """A new claim: the fields that most claims need, and folded ones; the API has a few fields more."""
 
+    groups = [Group(_("More: priority, time, labels, nodes"), tuple(MoreForm.base_fields), folded=True)]
+
     gpu_count = number(_("GPUs"), most=64, help_text=_("How many, each with the same share."), initial=1)
     core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
     core_limit = number(
         _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
     )
-    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
+    memory_mib = memory(initial=4096)
     weight = number(
         _("Weight"), most=MOST_WEIGHT, help_text=_("Its part among the claims that compete for the GPU."), initial=1
     )
@@ -164,7 +151,7 @@ class ResizeForm(ServiceForm):
     core_limit = number(
         _("Core limit"), most=100, help_text=_("Percent, the ceiling when others are idle."), show_hidden_initial=True
     )
-    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), show_hidden_initial=True)
+    memory_mib = memory(show_hidden_initial=True)
 
     @property
     def changes(self) -> dict[str, Any]:

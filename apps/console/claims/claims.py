@@ -1,4 +1,4 @@
-"""Pages of claims: one claim, a new one."""
+"""The page of one claim."""
 
 import uuid
 from collections.abc import Iterable
@@ -7,26 +7,23 @@ from itertools import pairwise
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_GET
 
-from apps.console.claims.claim_forms import ClaimForm, ResizeForm
+from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
 from apps.console.shell.page_access import page, wants_fragment
-from apps.console.tenants.limits import yours
 from apps.nodes.models import GpuHealth
 from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED, OverQuota
-from apps.scheduling.services.claims.lifecycle import create_claim, limits
-from apps.scheduling.services.claims.spec import ClaimSpec
+from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.cycles.queue import find_place
-from gpucloud.errors import GpucloudError
 
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
@@ -35,22 +32,6 @@ DETAILS = (
     "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
 
 )  # fmt: skip
-
-
-@require_http_methods(["GET", "POST"])
-@page
-def new_claim(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a claim for shares of GPUs."""
-    form = ClaimForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
-    if request.method == "POST" and form.is_valid():
-        try:
-            claim = create_claim(principal=principal, spec=ClaimSpec(**form.service_arguments))
-            return redirect("claim", uid=claim.uid)
-        except GpucloudError as error:
-            form.refuse(error)
-    chosen = form.chosen_tenant
-    shown = {"form": form, "tenant": chosen, "yours": chosen and yours(principal, chosen)}
-    return render(request, "claims/new.html", shown, status=422 if form.is_bound else 200)
 
 
 @require_GET

@@ -192,14 +192,18 @@ def _request_notices(principal: Principal) -> list[Notice]:
     if principal.is_operator:
         rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
     else:
-        mine = principal.with_role(Role.ADMIN)
-        rows = rows.filter(state=RequestState.COUNTERED, tenant__in=mine)
+        rows = rows.filter(
+            state__in=(RequestState.REQUESTED, RequestState.COUNTERED), tenant__in=principal.with_role(Role.ADMIN)
+        )
         what = _("{0} was offered something else for {1} more {2}")
+    members = _("A member of {0} asks for {1} more {2}: pass it on, or deny it")
     return [
         Notice(
             "warn",
             "hourglass",
-            what.format(row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]),
+            (members if row.state == RequestState.REQUESTED else what).format(
+                row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]
+            ),
             row.words or row.reason,
             reverse("request", args=[row.uid]),
             row.created_at,
@@ -219,9 +223,8 @@ def _idle_notice(claim: Claim) -> Notice:
     unused = claim.idle_reason == Idle.UNUSED
     what = _("No program has used it.") if unused else _("Its programs compute nothing.")
     if claim.idle_release_at is not None:
-        end = _("It is released at {0} UTC unless it is used before.").format(
-            f"{claim.idle_release_at:%Y-%m-%d %H:%M:%S}"
-        )
+        at = timezone.localtime(claim.idle_release_at)
+        end = _("It is released at {0} unless it is used before.").format(f"{at:%Y-%m-%d %H:%M:%S %Z}")
     elif claim.lent_core:
         end = _("It lends {0} of a GPU until it needs it.").format(f"{claim.lent_core} %")
     else:

@@ -1,7 +1,6 @@
 """The form of a pool, made from the API's own fields: bounds and help texts are defined once."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
 from django.core.validators import RegexValidator
@@ -9,24 +8,33 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
-from apps.console.shell.forms import ServiceForm, flatten
+from apps.console.shell.amounts import AmountField
+from apps.console.shell.forms import Group, ServiceForm, VersionedForm, flatten, name_field
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
+from apps.scheduling.core.rebalancing.values import Bounds
 
-if TYPE_CHECKING:
-    from django_stubs_ext import StrPromise
-
+# Of a bound that is not given.
+DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
-GROUPS: Final[tuple[tuple["StrPromise", tuple[str, ...]], ...]] = (
-    (_("Sharing a GPU"), ("description", "sharing_policy", "core_ceiling", "parts", "placement_policy")),
-    (_("Violations on its machines"), ("audit_policy", "repair_drift")),
-    (_("Lost nodes"), ("failover_policy", "failover_after_seconds")),
-    (_("Idle claims"), ("idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds")),
-    (_("Rebalancing"), ("rebalance_mode", "rebalance_policy", *BOUNDS)),
+BASICS: Final = (
+    "description", "sharing_policy", "core_ceiling", "parts", "idle_rule", "idle_seconds", "rebalance_mode",
+    "failover_policy",
+)  # fmt: skip
+GROUPS: Final = (
+    Group(_("Basics"), BASICS),
+    Group(_("Advanced: placement and violations"), ("placement_policy", "audit_policy", "repair_drift"), folded=True),
+    Group(
+        _("Advanced: lost nodes and idle claims"),
+        ("failover_after_seconds", "unused_seconds", "idle_grace_seconds"),
+        folded=True,
+    ),
+    Group(_("Advanced: rebalancing"), ("rebalance_policy", *BOUNDS), folded=True),
 )
-SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group[1] if name not in BOUNDS)
+SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group.names if name not in BOUNDS)
 CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "placement_policy": PlacementPolicy,
@@ -72,25 +80,19 @@ def label_in_sentence(name: str) -> str:
     return str(LABELS[name]).lower() if name in LABELS else name.replace("_", " ")
 
 
-class PoolForm(ServiceForm):
+class PoolForm(VersionedForm):
     """The settings of a pool for an operator; the API has a few fields more."""
 
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    groups = GROUPS
 
     def __init__(self, data: Any = None, *, pool: Pool) -> None:
         initial = {name: getattr(pool, name) for name in SETTABLE} | pool.rebalance_bounds | {"version": pool.version}
         super().__init__(data, initial=initial)
         self.pool = pool
         of_pool, of_bounds = PoolChangeSerializer().fields, RebalanceBoundsSerializer().fields
-        for _title, names in GROUPS:
-            for name in names:
+        for group in GROUPS:
+            for name in group.names:
                 self.fields[name] = _field(name, of_bounds[name] if name in BOUNDS else of_pool[name])
-
-    @property
-    def groups(self) -> Iterator[tuple["StrPromise", list[forms.BoundField]]]:
-        """The fields as they are shown, under their headings."""
-        for title, names in GROUPS:
-            yield title, [self[name] for name in names]
 
     def clean(self) -> dict[str, Any]:
         """Apply the API's own rule between two bounds."""
@@ -118,11 +120,9 @@ class PoolForm(ServiceForm):
 class NewPoolForm(ServiceForm):
     """A new pool: its name, and settings that are seldom changed."""
 
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=63,
-        help_text=_("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "a100"}),
+    name = name_field(
+        "a100",
+        _("In URLs and commands: a–z, 0–9 and hyphens. It cannot be changed later."),
         validators=[RegexValidator(SLUG)],
     )
 
@@ -140,8 +140,8 @@ class NewPoolForm(ServiceForm):
 
 def _field(name: str, said: Any) -> forms.Field:
     """Return the form's field for one of the API's."""
-    # An empty field is the API's null, and marks of code mean nothing on a page.
-    words = str(said.help_text or "").replace("Null:", "Empty:").replace("`", "")
+    # Marks of code mean nothing on a page.
+    words = str(said.help_text or "").replace("`", "")
     common: dict[str, Any] = {"label": LABELS[name], "help_text": words}
     if name in CHOICES:
         select = forms.Select(attrs={"class": "form-select"})
@@ -149,10 +149,17 @@ def _field(name: str, said: Any) -> forms.Field:
     if isinstance(said, serializers.BooleanField):
         box = forms.CheckboxInput(attrs={"class": "form-check-input"})
         return forms.BooleanField(required=False, widget=box, **common)
+    if isinstance(said, serializers.IntegerField) and said.allow_null:
+        words = str(said.help_text).partition(" Null:")[0].replace("`", "")
+        least, most = said.min_value or 0, said.max_value or MOST_AMOUNT
+        return AmountField(label=LABELS[name], help_text=words, unlimited=_("Never"), least=least, most=most)
     if isinstance(said, serializers.IntegerField):
+        default = getattr(DEFAULTS, name) if name in BOUNDS else said.default
         common |= {"min_value": said.min_value, "max_value": said.max_value}
-        common["required"] = name not in BOUNDS and not said.allow_null
-        common["widget"] = forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"})
+        common["required"] = name not in BOUNDS
+        common["widget"] = forms.NumberInput(
+            attrs={"class": "form-control", "inputmode": "numeric", "placeholder": default}
+        )
         return forms.IntegerField(**common)
     text = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
     return forms.CharField(required=False, max_length=500, widget=text, **common)

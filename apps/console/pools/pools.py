@@ -7,17 +7,18 @@ from django.db import transaction
 from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_POST
 
 from apps.console.pools.pool_forms import NewPoolForm, PoolForm, label_in_sentence
 from apps.console.pools.proposals import with_words
 from apps.console.shell.export import facts_of
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import describe_error
 from apps.console.shell.lists.columns import column, named, number
 from apps.console.shell.lists.filters import ListFilter, Search
@@ -33,7 +34,7 @@ from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
 
@@ -79,37 +80,75 @@ class PoolList(ListPage):
         return facts_of(row, self.file[1], pool=row.name)
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def pool_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Show one pool and its form. A post with `preview` changes nothing."""
-    principal.require_operator()
-    pool = find(name)
-    form = PoolForm(request.POST or None, pool=pool)
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _handle_post(request, principal, form)
-        if done:
-            return redirect("pool", name=name)
-    refused = form.is_bound and not form.is_valid()
-    shown |= {"pool": find(name), "form": form}
-    return render(request, "pools/pool.html", shown, status=422 if refused else 200)
+class PoolPage(FormPage):
+    """A pool and its form."""
+
+    template_name, preview_template = "pools/pool.html", "pools/_preview.html"
+    operators_only, object_type, parent = True, "pool", ("pools", _("Pools"))
+
+    def find(self) -> Pool:
+        """Return the pool."""
+        return find(self.kwargs["name"])
+
+    def form(self, data: Any = None) -> PoolForm:
+        """Return the form with the pool's settings."""
+        return PoolForm(data, pool=self.row)
+
+    def act(self, form: PoolForm) -> dict[str, Any]:
+        """Change the pool, and return the changes."""
+        changes = form.changes
+        change_pool(principal=self.principal, pool=self.row, versions=form.versions, **changes)
+        return changes
+
+    def preview(self, form: PoolForm) -> dict[str, Any]:
+        """Return the effect of the change."""
+        arguments = {"versions": form.versions, **form.changes}
+        return {"preview": preview(self.principal, self.row, arguments, form.changes)}
+
+    def finish(self, form: PoolForm, done: dict[str, Any]) -> HttpResponse:
+        """Return to the pool."""
+        words = ", ".join(map(label_in_sentence, sorted(done)))
+        said = gettext("Pool {0} is changed: {1}.") if done else gettext("Nothing has changed.")
+        self.say(said.format(self.row, words))
+        return redirect("pool", name=self.row.name)
+
+    def describe(self) -> str:
+        """Return what the last change set, in words."""
+        event = AuditEvent.objects.filter(object_type="pool", object_id=self.row.name).order_by("-pk").first()
+        values = (event and event.after) or {}
+        return ", ".join(f"{label_in_sentence(name)} {value}" for name, value in values.items())
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the pool as it is now."""
+        return {"pool": self.find()}
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Pool {0}").format(self.row.name)
+
+    @property
+    def audited_key(self) -> str:
+        """The pool's name."""
+        return str(self.row.name)
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_pool(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create an empty pool; its page has the rest of the settings."""
-    principal.require_operator()
-    form = NewPoolForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            pool = create_pool(principal=principal, **form.service_arguments)
-            messages.success(request, gettext("Pool {0} is made. It is empty: nodes are made in it.").format(pool))
-            return redirect("pool", name=pool.name)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "pools/new.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewPool(FormPage):
+    """A new, empty pool; its page has the rest of the settings."""
+
+    title = _("New pool")
+    subtitle = _("Empty, until a node is made in it; everything else of it is set on its page")
+    form_class, submit, operators_only = NewPoolForm, _("Create pool"), True
+    parent = ("pools", _("Pools"))
+
+    def act(self, form: NewPoolForm) -> Pool:
+        """Create the pool."""
+        return create_pool(principal=self.principal, **form.service_arguments)
+
+    def finish(self, form: NewPoolForm, done: Pool) -> HttpResponse:
+        """Lead to the pool."""
+        self.say(gettext("Pool {0} is made. It is empty: nodes are made in it.").format(done))
+        return redirect("pool", name=done.name)
 
 
 @require_POST
@@ -156,25 +195,6 @@ def find(name: str) -> Pool:
     return pool
 
 
-def _handle_post(request: HttpRequest, principal: Principal, form: PoolForm) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    version, changes = form.cleaned_data["version"], form.changes
-    arguments: dict[str, Any] = {"versions": None if version is None else frozenset({version}), **changes}
-    try:
-        if request.POST.get("act") == "preview":
-            return {"preview": preview(principal, form.pool, arguments, changes)}, False
-        change_pool(principal=principal, pool=form.pool, **arguments)
-    except PreconditionFailed:
-        return _resolve_conflict(form), False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    words = ", ".join(map(label_in_sentence, sorted(changes)))
-    said = gettext("Pool {0} is changed: {1}.") if changes else gettext("Nothing has changed.")
-    messages.success(request, said.format(form.pool, words))
-    return {}, True
-
-
 def preview(principal: Principal, pool: Pool, arguments: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return the effect of the change: apply it, read the result, roll it back. Raises what the change raises."""
     before = {name: getattr(pool, name) for name in changes}
@@ -206,13 +226,3 @@ def _idle(pool: Pool) -> list[tuple[Claim, core.Step]]:
         for claim, seen in idleness.observe(pool, now=now)
     ]
     return [(claim, step) for claim, step in steps if step.reason is not None]
-
-
-def _resolve_conflict(form: PoolForm) -> dict[str, Any]:
-    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-    form.pool.refresh_from_db()
-    events = AuditEvent.objects.filter(object_type="pool", object_id=form.pool.name).order_by("-pk")
-    form.data = {**dict(form.data.items()), "version": str(form.pool.version)}
-    event = events.first()
-    now = {label_in_sentence(name): value for name, value in ((event and event.after) or {}).items()}
-    return {"conflict": event, "now": now}

@@ -1,40 +1,33 @@
 """The change of a reservation: name, window and rules, with a preview."""
 
-import uuid
 from datetime import datetime
 from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.dateformat import format as date_format
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
-from apps.console.reservations.reservations import find, posted_window, whole_minutes
-from apps.console.shell.forms import ServiceForm, moment, number, posted_versions
-from apps.console.shell.page_access import page
-from apps.quotas.models import AuditEvent
-from apps.quotas.principals import Principal
+from apps.console.reservations.reservations import WindowPage, find
+from apps.console.shell.form_page import Link
+from apps.console.shell.forms import VersionedForm, moment, name_field, number, posted_versions
 from apps.scheduling.models import Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
 from apps.scheduling.services.reservations.lifecycle import change_reservation
-from gpucloud.errors import GpucloudError, PreconditionFailed
 
 A_DAY, A_WEEK = 24 * 60, 7 * 24 * 60
 
 
-class ChangeForm(ServiceForm):
+class ChangeForm(VersionedForm):
     """The changeable fields of a reservation; after its start, not the start. Only changed fields are sent."""
 
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=200,
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
-    )
-    start_at = moment(_("From"), help_text=_("Times are in UTC."))
+    name = name_field("exam")
+    start_at = moment(_("From"))
     end_at = moment(_("To"), help_text=_("Claims in it end with it."))
     grace_minutes = number(
         _("Given back unclaimed after"),
@@ -49,17 +42,11 @@ class ChangeForm(ServiceForm):
         help_text=_("Percent of its core; reported idle when its claims use less. Empty: not watched."),
     )
     idle_minutes = number(_("Idle for"), most=A_DAY, help_text=_("Minutes."))
-    version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     def __init__(self, data: Any = None, *, row: Reservation) -> None:
         super().__init__(data, initial=initial_of(row))
         if row.state == ReservationState.ACTIVE:
             del self.fields["start_at"]
-
-    @property
-    def fields_shown(self) -> list[forms.BoundField]:
-        """The visible fields."""
-        return self.visible_fields()
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -97,51 +84,64 @@ def _minute(at: datetime) -> datetime:
     return at.replace(second=0, microsecond=0)
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def change(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Show the form. A post without `apply` only previews."""
-    row = find(principal, uid)
-    principal.require_role(row.tenant, "member")
-    if row.state not in OPEN:
-        messages.info(request, gettext("{0} is over: book a new one.").format(row))
-        return redirect("reservation", uid=uid)
-    form = ChangeForm(posted_window(request), row=row)
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _handle_post(request, principal, row, form)
-        if done:
-            messages.success(request, gettext("{0} is changed.").format(find(principal, uid)))
-            return redirect("reservation", uid=uid)
-    refused = form.is_bound and not form.is_valid()
-    shown |= {"form": form, "reservation": find(principal, uid)}
-    return render(request, "reservations/change.html", shown, status=422 if refused else 200)
+class ChangeReservation(WindowPage):
+    """The change of a reservation."""
 
+    template_name, object_type, books = "reservations/change.html", "reservation", "apply"
 
-def _handle_post(
-    request: HttpRequest, principal: Principal, row: Reservation, form: ChangeForm
-) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    apply, before = "apply" in request.POST, {gpu.pk for gpu in row.gpus.all()}
-    try:
+    def find(self) -> Reservation:
+        """Return the reservation."""
+        return find(self.principal, self.kwargs["uid"])
+
+    def authorize(self) -> None:
+        """Refuse readers who may not change it."""
+        self.principal.require_role(self.row.tenant, "member")
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Lead back from a reservation that is over."""
+        answer = super().dispatch(request, *args, **kwargs)
+        if self.row.state in OPEN:
+            return answer
+        messages.info(request, gettext("{0} is over: book a new one.").format(self.row))
+        return redirect("reservation", uid=self.row.uid)
+
+    def form(self, data: Any = None) -> ChangeForm:
+        """Return the form with the reservation's values."""
+        return ChangeForm(data, row=self.row)
+
+    def act(self, form: ChangeForm) -> Reservation:
+        """Change the reservation."""
+        versions = posted_versions(self.request)
+        return change_reservation(principal=self.principal, reservation=self.row, versions=versions, **form.changes)
+
+    def preview(self, form: ChangeForm) -> dict[str, Any]:
+        """Return the GPUs that it would have: change it and roll back."""
+        before = {gpu.pk for gpu in self.row.gpus.all()}
         with transaction.atomic():
-            changed = change_reservation(
-                principal=principal, reservation=row, versions=posted_versions(request), **form.changes
-            )
-            gpus = list(changed.gpus.select_related("node").order_by("node__name", "index"))
-            transaction.set_rollback(not apply)
-    except PreconditionFailed:
-        return _resolve_conflict(row, form), False
-    except GpucloudError as error:
-        form.refuse(error)
-        windows = error.facts.get("windows")
-        return ({"preview": error.facts, "windows": whole_minutes(windows)} if windows else {}), False
-    return {"fits": gpus, "moves": {gpu.pk for gpu in gpus} != before, "nothing": not form.changes}, apply
+            gpus = list(self.act(form).gpus.select_related("node").order_by("node__name", "index"))
+            transaction.set_rollback(True)
+        return {"fits": gpus, "moves": {gpu.pk for gpu in gpus} != before, "nothing": not form.changes}
 
+    def finish(self, form: ChangeForm, done: Reservation) -> HttpResponse:
+        """Return to the reservation."""
+        self.say(gettext("{0} is changed.").format(self.find()))
+        return super().finish(form, done)
 
-def _resolve_conflict(row: Reservation, form: ChangeForm) -> dict[str, Any]:
-    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-    row.refresh_from_db()
-    form.data = {**dict(form.data.items()), "version": str(row.version)}
-    events = AuditEvent.objects.filter(object_type="reservation", object_id=str(row.uid)).order_by("-pk")
-    return {"conflict": events.first()}
+    def describe(self) -> str:
+        """Return the window in words."""
+        times = [date_format(timezone.localtime(at), "D j M H:i") for at in (self.row.start_at, self.row.end_at)]
+        return gettext("from {0} to {1}").format(*times)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the reservation as it is now."""
+        return {"reservation": self.find()}
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Change {0}").format(self.find().name)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The reservation."""
+        return [(reverse("reservation", args=[self.row.uid]), str(self.row))]

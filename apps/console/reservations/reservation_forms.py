@@ -6,9 +6,8 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.forms import TenantForm, moment, number
+from apps.console.shell.forms import TenantForm, memory, moment, number
 from apps.quotas.principals import Principal
-from apps.scheduling.api.serializers import MAX_MEMORY_MIB
 
 # The API's own defaults.
 RULES: dict[str, Any] = {"grace_seconds": 900, "idle_percent": 5, "idle_seconds": 1800}
@@ -19,8 +18,8 @@ class BookingForm(TenantForm):
 
     gpu_count = number(_("GPUs"), most=64, help_text=_("How many, the same share of each."), initial=1)
     core_request = number(_("Core"), most=100, help_text=_("Percent of each GPU; 100 is all of it."), initial=100)
-    memory_mib = number(_("Memory"), most=MAX_MEMORY_MIB, help_text=_("MiB on each GPU."), initial=4096)
-    start_at = moment(_("From"), help_text=_("Times are in UTC."))
+    memory_mib = memory(initial=4096)
+    start_at = moment(_("From"))
     end_at = moment(_("To"), help_text=_("Claims in it end with it."))
     weekly_until = moment(
         _("Every week until"), help_text=_("Booked again each week, all or none. Empty: once."), required=False

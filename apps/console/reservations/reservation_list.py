@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.reservations.reservations import with_claims
-from apps.console.reservations.week import A_WEEK, monday, rows_of
+from apps.console.reservations.week import A_WEEK, monday, position, rows_of
 from apps.console.shell.export import Row, facts_of
 from apps.console.shell.lists.columns import SavedView, column, named, number
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, made_by, pools, tenants
@@ -142,5 +142,5 @@ def _days(begin: datetime) -> list[tuple[datetime, bool]]:
 
 def _now_at(begin: datetime) -> float | None:
     """Return the present's position in percent of the week; None outside of it."""
-    at = 100 * (timezone.now() - begin) / A_WEEK
+    at = position(timezone.now(), begin)
     return at if 0 <= at <= 100 else None

@@ -6,12 +6,14 @@ from typing import Any
 
 from django.contrib import messages
 from django.db.models import Count
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext, ngettext
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.reservations.reservation_forms import BookingForm
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, Reservation
@@ -22,23 +24,58 @@ from gpucloud.errors import GpucloudError
 PER_PAGE = 50
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_reservation(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Book a window, or preview it."""
-    form = BookingForm(posted_window(request), principal=principal, initial={"tenant": request.GET.get("tenant")})
-    preview = None
-    if request.method == "POST" and form.is_valid():
-        try:
-            if "book" in request.POST:
-                return _book(request, principal, form)
-            preview = preview_reservation(principal=principal, **form.service_arguments)
-        except GpucloudError as error:
-            form.refuse(error)
-            preview = error.facts if error.facts.get("windows") else None
-    status = 422 if form.is_bound and not form.is_valid() else 200
-    shown = {"form": form, "preview": preview, "windows": whole_minutes(preview["windows"]) if preview else []}
-    return render(request, "reservations/new.html", shown, status=status)
+class WindowPage(FormPage):
+    """A form with a window: a post previews it unless it has `books`, and a free window can be chosen."""
+
+    preview_template = "reservations/_preview.html"
+    # The name of the button that does what is previewed.
+    books = "book"
+
+    @property
+    def wants_preview(self) -> bool:
+        """True unless the reader pressed the button: Enter and the choice of a window only look."""
+        return self.books not in self.request.POST
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Take a chosen free window for the times."""
+        begin, _slash, end = request.POST.get("window", "").partition("/")
+        if end:
+            chosen = request.POST.copy()
+            chosen["start_at"], chosen["end_at"] = begin, end
+            request.POST = chosen  # type: ignore[assignment]
+        return super().post(request, *args, **kwargs)
+
+    def refused(self, form: Any, error: GpucloudError) -> dict[str, Any]:
+        """Return the free windows, if the refusal has any."""
+        windows = error.facts.get("windows")
+        return {"preview": error.facts, "windows": whole_minutes(windows)} if windows else {}
+
+
+class NewReservation(WindowPage):
+    """A new reservation."""
+
+    template_name, title, form_class = "reservations/new.html", _("New reservation"), BookingForm
+    subtitle = _("Charged to the tenant’s quota from its beginning, used or not")
+    parent = ("reservations", _("Reservations"))
+
+    def form(self, data: Any = None) -> BookingForm:
+        """Return the form with the tenant of the URL."""
+        return BookingForm(data, principal=self.principal, initial={"tenant": self.request.GET.get("tenant")})
+
+    def act(self, form: BookingForm) -> list[Reservation]:
+        """Book the windows."""
+        return create_reservation(principal=self.principal, **form.service_arguments)
+
+    def preview(self, form: BookingForm) -> dict[str, Any]:
+        """Return the outcome that booking would have."""
+        effect = preview_reservation(principal=self.principal, **form.service_arguments)
+        return {"preview": effect, "windows": whole_minutes(effect["windows"])}
+
+    def finish(self, form: BookingForm, done: list[Reservation]) -> HttpResponse:
+        """Lead to the first reservation."""
+        said = ngettext("{0} is booked.", "{0} is booked, {1} times.", len(done))
+        self.say(said.format(done[0], len(done)))
+        return redirect("reservation", uid=done[0].uid)
 
 
 def whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetime]]:
@@ -48,24 +85,6 @@ def whole_minutes(windows: list[dict[str, Any]]) -> list[tuple[datetime, datetim
         begin = (window["start_at"] + timedelta(seconds=59, microseconds=999_999)).replace(second=0, microsecond=0)
         shown.append((begin, begin + (window["end_at"] - window["start_at"])))
     return shown
-
-
-def _book(request: HttpRequest, principal: Principal, form: BookingForm) -> HttpResponse:
-    rows = create_reservation(principal=principal, **form.service_arguments)
-    said = ngettext("{0} is booked.", "{0} is booked, {1} times.", len(rows))
-    messages.success(request, said.format(rows[0], len(rows)))
-    return redirect("reservation", uid=rows[0].uid)
-
-
-def posted_window(request: HttpRequest) -> Any:
-    """Return the posted data, with the times of a chosen free window."""
-    if request.method != "POST":
-        return None
-    data = request.POST.copy()
-    begin, _, end = data.get("window", "").partition("/")
-    if end:
-        data["start_at"], data["end_at"] = begin, end
-    return data
 
 
 @require_GET

@@ -46,6 +46,12 @@ class Row:
         return f"{self.node}, GPU {self.index}: {'; '.join(box.title for box in self.boxes)}"
 
 
+def position(moment: datetime, begin: datetime) -> float:
+    """Return the moment's place in the week in percent, by the reader's clock: days are equally wide in every week."""
+    at, zero = (timezone.localtime(one).replace(tzinfo=None) for one in (moment, begin))
+    return 100 * (at - zero) / A_WEEK
+
+
 def monday(moment: datetime) -> datetime:
     """Return the beginning of the week of `moment`."""
     day = timezone.localtime(moment).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -70,10 +76,10 @@ def _boxes(holds: Sequence[Mapping[str, Any]], begin: datetime, colours: Mapping
         # Use without a claim may exceed the whole.
         height = min(hold["core"], WHOLE)
         since, until = max(begin, hold["start_at"] or begin), min(end, hold["end_at"] or end)
-        left, right = (100 * (moment - begin) / A_WEEK for moment in (since, until))
+        left, right = (position(moment, begin) for moment in (since, until))
         box = Box(
             left=left,
-            width=right - left,
+            width=max(0.0, right - left),
             top=_free(boxes, left, right, height),
             height=height,
             colour=colours[_colour_key(hold)] if hold["uid"] is not None else None,

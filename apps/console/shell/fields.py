@@ -1,5 +1,6 @@
 """Field constructors that several forms use, and the API's own help texts."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -7,6 +8,9 @@ from django.utils.functional import keep_lazy_text
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
+
+# Title, then value and label of each box.
+BoxGroups = Iterable[tuple["StrPromise", Iterable[tuple[str, "StrPromise | str"]]]]
 
 
 def api_help(serializer: Any, name: str) -> str:
@@ -30,3 +34,17 @@ def switch(label: "StrPromise", help_text: "str | StrPromise", **more: Any) -> f
     """Return a field for yes or no."""
     box = forms.CheckboxInput(attrs={"class": "form-check-input"})
     return forms.BooleanField(label=label, required=False, help_text=help_text, widget=box, **more)
+
+
+def boxes(label: "StrPromise", groups: BoxGroups, **more: Any) -> forms.MultipleChoiceField:
+    """Return a field of check boxes in groups; `parts/boxes.html` shows it."""
+    widget = forms.CheckboxSelectMultiple(attrs={"class": "form-check-input"})
+    return forms.MultipleChoiceField(label=label, choices=list(groups), widget=widget, **more)
+
+
+def one_of(label: "StrPromise", rows: Any, key: str, help_text: "str | StrPromise" = "", **more: Any) -> Any:
+    """Return a field for one row, named by its unique field `key`."""
+    select = forms.Select(attrs={"class": "form-select"})
+    return forms.ModelChoiceField(
+        rows, label=label, to_field_name=key, help_text=help_text, widget=select, **{"empty_label": None, **more}
+    )

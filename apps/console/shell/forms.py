@@ -1,15 +1,21 @@
 """The base of the console's forms, and the fields and errors that several nouns share."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from django import forms
 from django.http import HttpRequest
+from django.utils.functional import lazy
+from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from apps.console.shell.amounts import MemoryField
 from apps.quotas.models import Pool, Role, Tenant
+from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.pool import DEFAULT
+from apps.quotas.models.row import MOST_NAME
 from apps.quotas.principals import Principal
 from gpucloud.errors import GpucloudError
 from gpucloud.web.tags import mib, percent
@@ -38,17 +44,69 @@ def number(label: "str | StrPromise", *, most: int, help_text: "str | StrPromise
     )
 
 
+def memory(**more: Any) -> MemoryField:
+    """Return a field for a claim's memory."""
+    help_text = _("On each GPU; GiB unless it has a unit.")
+    return MemoryField(label=_("Memory"), most=MOST[ClaimField.MEMORY_MIB], help_text=help_text, **more)
+
+
 LOCAL = "%Y-%m-%dT%H:%M"
 
 
-def moment(label: "str | StrPromise", *, help_text: "str | StrPromise", **more: Any) -> forms.DateTimeField:
-    """Return a field for a moment, in UTC."""
+def moment(label: "str | StrPromise", *, help_text: "str | StrPromise" = "", **more: Any) -> forms.DateTimeField:
+    """Return a field for a moment, in the reader's time zone."""
     widget = forms.DateTimeInput(attrs={"class": "form-control", "type": "datetime-local"}, format=LOCAL)
-    return forms.DateTimeField(label=label, help_text=help_text, widget=widget, input_formats=[LOCAL], **more)
+    return forms.DateTimeField(label=label, help_text=zoned(help_text), widget=widget, input_formats=[LOCAL], **more)
+
+
+def _zoned(text: "str | StrPromise") -> str:
+    """Return a help text with the reader's time zone."""
+    return f"{text} {gettext('Time zone: {0}.').format(get_current_timezone_name())}".strip()
+
+
+# Always lazy, even for an empty text: the zone is that of the reader of the page.
+zoned = lazy(_zoned, str)
+
+
+def name_field(example: str, help_text: "str | StrPromise" = "", **more: Any) -> forms.CharField:
+    """Return a field for a name."""
+    attrs = {"class": "form-control", "autocomplete": "off", "placeholder": example}
+    common: dict[str, Any] = {"label": _("Name"), "max_length": MOST_NAME, "help_text": help_text}
+    return forms.CharField(widget=forms.TextInput(attrs=attrs), **common | more)
+
+
+class Group(NamedTuple):
+    """Fields that a form shows together under a title; folded, unless one of them is wrong or changed."""
+
+    title: "StrPromise | str"
+    names: Sequence[str]
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A group as the page shows it."""
+
+    title: "StrPromise | str"
+    fields: list[forms.BoundField]
+    folded: bool = False
+    is_open: bool = False
 
 
 class ServiceForm(forms.Form):
     """A form for a service, which may refuse it."""
+
+    groups: ClassVar[Sequence[Group]] = ()
+
+    @property
+    def sections(self) -> Iterator[Section]:
+        """The visible fields: first those of no group, then the groups."""
+        grouped = {name for group in self.groups for name in group.names}
+        yield Section("", [field for field in self.visible_fields() if field.name not in grouped])
+        changed = set(self.changed_data) | set(self.errors) if self.is_bound else set()
+        for group in self.groups:
+            fields = [self[name] for name in group.names if name in self.fields]
+            yield Section(group.title, fields, group.folded, not changed.isdisjoint(group.names))
 
     def refuse(self, error: GpucloudError) -> None:
         """Show a refusal beside its field."""
@@ -76,8 +134,12 @@ def describe_error(error: GpucloudError) -> str:
 
 def posted_versions(request: HttpRequest) -> frozenset[int]:
     """Return the version of a row that its reader saw, as a form posts it; empty for an invalid one."""
-    version = request.POST.get("version", "")
-    return frozenset({int(version)} if version.isascii() and version.isdecimal() and len(version) < 10 else ())
+    return parse_version(request.POST.get("version", ""))
+
+
+def parse_version(text: str) -> frozenset[int]:
+    """Return the version as a set for the service; empty, which matches no row, if it is invalid."""
+    return frozenset({int(text)} if text.isascii() and text.isdecimal() and len(text) < 10 else ())
 
 
 def flatten(detail: Any) -> Iterator[str]:
@@ -87,6 +149,18 @@ def flatten(detail: Any) -> Iterator[str]:
     else:
         for item in detail.values() if isinstance(detail, dict) else detail:
             yield from flatten(item)
+
+
+class VersionedForm(ServiceForm):
+    """A form that changes a row, with the version that its reader saw."""
+
+    version = forms.CharField(required=False, widget=forms.HiddenInput)
+
+    @property
+    def versions(self) -> frozenset[int] | None:
+        """The version for the service; None without one."""
+        version = self.cleaned_data["version"]
+        return parse_version(version) if version else None
 
 
 class TenantForm(ServiceForm):
@@ -100,12 +174,7 @@ class TenantForm(ServiceForm):
         help_text=_("The tenant whose quota is charged."),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=200,
-        help_text=_("A name by which you recognise it."),
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "train-7"}),
-    )
+    name = name_field("train-7", _("A name by which you recognise it."))
     pool = forms.ModelChoiceField(
         Pool.objects.order_by("name"),
         label=_("Pool"),

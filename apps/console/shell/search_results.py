@@ -6,6 +6,7 @@ from typing import Any, Final
 from django.db.models import Case, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast, Concat
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -150,7 +151,7 @@ def reservations(principal: Principal, words: list[str]) -> list[Hit]:
     return [
         Hit(
             row.name,
-            f"{row.tenant}, {row.start_at:%Y-%m-%d %H:%M} UTC",
+            f"{row.tenant}, {timezone.localtime(row.start_at):%Y-%m-%d %H:%M %Z}",
             reverse("reservation", args=[row.uid]),
             "calendar",
             state=row.state,

@@ -1,46 +1,45 @@
 """Forms of a tenant's limits: of each kind one for a new limit and one for its changeable fields."""
 
-from typing import Any
+from typing import Any, Final
 
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.forms import ServiceForm, moment, number
+from apps.console.shell.amounts import AmountField
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.forms import VersionedForm, moment
 from apps.console.tenants.bound_labels import FIELDS, PERIODS
-from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, amount
-from apps.quotas.api.serializers import MAX_AMOUNT
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, UNLIMITED, read_as
 from apps.quotas.models import Pool, Tenant, User
 from apps.quotas.models.budget import HOUR_PLACES, Period
-from apps.quotas.models.limits import ClaimField
+from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.resource import AMOUNT_HELP
 
-UNITS = {
+UNITS: Final = {
     ClaimField.CORE_REQUEST.value: _("In percent of a GPU."),
     ClaimField.CORE_LIMIT.value: _("In percent of a GPU."),
-    ClaimField.MEMORY_MIB.value: _("In MiB on each GPU."),
+    ClaimField.MEMORY_MIB.value: _("On each GPU, in GiB unless it has a unit."),
     ClaimField.GPU_COUNT.value: _("A number of GPUs."),
     ClaimField.TIME_LIMIT_SECONDS.value: _("In seconds."),
 }
 
 
-class BoundForm(ServiceForm):
-    """The settings of a row, and the version that its reader saw."""
+class BoundForm(VersionedForm):
+    """The settings of a row."""
 
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    # The field that decides the unit of the amounts; a row has its own.
+    unit_field = ""
 
     def __init__(self, data: Any = None, *, tenant: Tenant, row: Any = None) -> None:
         initial = {"version": row.version, **self.facts_of(row)} if row else {}
         super().__init__(data, initial=initial)
         self.tenant = tenant
+        if self.unit_field:
+            read_as(self, getattr(row, self.unit_field) if row else (data or {}).get(self.unit_field, ""))
 
     def facts_of(self, row: Any) -> dict[str, Any]:
         """Return the row's values by field."""
         return {name: getattr(row, name) for name in self.base_fields if hasattr(row, name)}
-
-    @property
-    def versions(self) -> frozenset[int] | None:
-        """The version for the service; None without one."""
-        version = self.cleaned_data["version"]
-        return None if version is None else frozenset({version})
 
     @property
     def values(self) -> dict[str, Any]:
@@ -51,8 +50,9 @@ class BoundForm(ServiceForm):
 class LimitForm(BoundForm):
     """The limit of a member."""
 
+    unit_field = "resource"
     # Not `hard`: the help of that name describes a quota.
-    most = amount(_("May hold"), _("Over all pools, by all their tokens together. Empty: unlimited; 0: nothing."))
+    most = AmountField(label=_("May hold"), help_text=AMOUNT_HELP["member_hard"], unlimited=UNLIMITED)
 
     def facts_of(self, row: Any) -> dict[str, Any]:
         """Return the limit under the form's name for it."""
@@ -68,25 +68,16 @@ class LimitForm(BoundForm):
 class NewLimitForm(LimitForm):
     """The member and the resource of a new limit."""
 
-    user = forms.ModelChoiceField(
-        User.objects.none(),
-        label=_("Member"),
-        to_field_name="username",
-        required=False,
-        empty_label=_("Each member that has no limit of their own"),
-        help_text=_("A member’s own limit counts instead of everybody’s."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    resource = forms.ChoiceField(
-        label=_("Resource"),
-        choices=RESOURCES,
-        help_text=RESOURCES_SAID,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    user = one_of(
+        _("Member"), User.objects.none(), "username", _("A member’s own limit counts instead of everybody’s."),
+        required=False, empty_label=_("Each member that has no limit of their own"),
+    )  # fmt: skip
+    resource = choice(_("Resource"), RESOURCES, RESOURCES_SAID)
     field_order = ("user", "resource", "most")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.initial["most"] = ""
         field = self.fields["user"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = self.tenant.members.filter(is_active=True).order_by("username")
@@ -95,38 +86,45 @@ class NewLimitForm(LimitForm):
 class RangeForm(BoundForm):
     """The bounds and the default of a range."""
 
-    minimum = number(_("At least"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
-    maximum = number(_("At most"), most=MAX_AMOUNT, required=False, help_text=_("Empty: no bound."))
-    default = number(
-        _("Unless said"), most=MAX_AMOUNT, required=False, help_text=_("The default for claims that do not set it.")
+    unit_field = "field"
+    minimum = AmountField(label=_("At least"), least=1, unlimited=_("No bound"))
+    maximum = AmountField(label=_("At most"), least=1, unlimited=_("No bound"))
+    default = AmountField(
+        label=_("Default"),
+        least=1,
+        help_text=AMOUNT_HELP["range_default"],
+        unlimited=_("No default"),
     )
 
     def __init__(self, *args: Any, row: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, row=row, **kwargs)
-        if row:
-            for name in ("minimum", "maximum", "default"):
-                self.fields[name].help_text = f"{UNITS[row.field]} {self.fields[name].help_text}"
+        for name in ("minimum", "maximum", "default"):
+            field = self.fields[name]
+            assert isinstance(field, AmountField)
+            field.most = MOST.get(field.resource, field.most)
+            if row:
+                field.help_text = f"{UNITS[row.field]} {field.help_text}"
 
 
 class NewRangeForm(RangeForm):
     """The field and the pool of a new range."""
 
-    field = forms.ChoiceField(
-        label=_("Field of a claim"),
-        choices=list(FIELDS.items()),
-        help_text=_("Core in percent, memory in MiB on each GPU, the time limit in seconds."),
-        widget=forms.Select(attrs={"class": "form-select"}),
+    field = choice(
+        _("Field of a claim"),
+        list(FIELDS.items()),
+        _("Core in percent, memory in GiB on each GPU, the time limit in seconds."),
     )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All pools"),
-        help_text=_("Where both are set, both bounds hold and the pool’s default comes first."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    pool = one_of(
+        _("Pool"), Pool.objects.order_by("name"), "name",
+        _("Where both are set, both bounds hold and the pool’s default comes first."),
+        required=False, empty_label=_("All pools"),
+    )  # fmt: skip
     field_order = ("field", "pool")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Neither typed nor unlimited as yet.
+        self.initial.update(minimum="", maximum="", default="")
 
 
 class BudgetForm(BoundForm):
@@ -149,14 +147,11 @@ class BudgetForm(BoundForm):
 class NewBudgetForm(BudgetForm):
     """The period of a new budget."""
 
-    period = forms.ChoiceField(
-        label=_("Period"),
-        choices=list(PERIODS.items()),
-        help_text=_("Weeks begin on Monday, months on the first, both at midnight UTC."),
-        widget=forms.Select(attrs={"class": "form-select"}),
+    period = choice(
+        _("Period"), list(PERIODS.items()), _("Weeks begin on Monday, months on the first, both at midnight UTC.")
     )
-    starts_at = moment(_("Begins"), required=False, help_text=_("In UTC; for a budget that is there once."))
-    ends_at = moment(_("Ends"), required=False, help_text=_("In UTC; for a budget that is there once."))
+    starts_at = moment(_("Begins"), required=False, help_text=_("For a budget that is there once."))
+    ends_at = moment(_("Ends"), required=False, help_text=_("For a budget that is there once."))
     field_order = ("period", "gpu_hours", "starts_at", "ends_at")
 
     def clean(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def budgets_effects(row: Budget) -> list[Effect]:
         "spent": hours(standing.gpu_hours_spent),
         "whole": f"{row.gpu_hours.normalize():f}",
         "percent": standing.percent,
-        "end": f"{standing.ends_at:%Y-%m-%d %H:%M} UTC",
+        "end": f"{timezone.localtime(standing.ends_at):%Y-%m-%d %H:%M %Z}",
     }
     if standing.percent >= 100:
         words = gettext(

@@ -1,4 +1,4 @@
-"""Pages that set a tenant's limits: members' limits, limit ranges and budgets. Three kinds, the same views."""
+"""Pages that set a tenant's limits: members' limits, limit ranges and budgets. Three kinds, the same pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
+from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_POST
 
+from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import posted_versions
 from apps.console.shell.page_access import page
 from apps.console.tenants import bound_labels
@@ -24,11 +26,11 @@ from apps.console.tenants.bound_forms import (
     RangeForm,
 )
 from apps.console.tenants.tenants import find as find_tenant
-from apps.quotas.models import AuditEvent, Budget, LimitRange, MemberLimit, Role, Tenant
+from apps.quotas.models import Budget, LimitRange, MemberLimit, Role, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import budgets, limit_ranges, member_limits
 from apps.scheduling.services.previews.quota_changes import preview_of_bounds
-from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -91,44 +93,101 @@ KINDS: Final = {
 }  # fmt: skip
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_bound(request: HttpRequest, principal: Principal, slug: str, kind: str) -> HttpResponse:
-    """Set a new limit, or preview it."""
-    of, tenant = KINDS[kind], find_tenant(principal, slug)
-    of.require(principal, tenant)
-    form = of.new_form(request.POST or None, tenant=tenant)
+class BoundPage(FormPage):
+    """A new limit, or the change of one; `kind` in the route says which."""
 
-    def act() -> Any:
-        return of.create(principal=principal, tenant=tenant, **form.values)
+    template_name, preview_template = "limits/bound.html", "tenants/_preview.html"
 
-    shown, done = _handle_post(request, of, form, act)
-    if done:
-        return redirect("limits", slug=slug)
-    return _context(request, of, form, shown)
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Take the texts of the kind of limit."""
+        super().setup(request, *args, **kwargs)
+        self.subtitle, self.object_type = self.kind.what, self.kind.object_type
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of limit."""
+        return KINDS[self.kwargs["kind"]]
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant that is limited."""
+        tenant: Tenant = self.row if isinstance(self.row, Tenant) else self.row.tenant
+        return tenant
+
+    def authorize(self) -> None:
+        """Refuse readers who may not set it."""
+        self.kind.require(self.principal, self.tenant)
+
+    def preview(self, form: BoundForm) -> dict[str, Any]:
+        """Return the effect of the limit."""
+        effect = preview_of_bounds(lambda: self.act(form), tenant=self.tenant)
+        claims = [*effect["runnable"], *effect["pending"]]
+        effect["effects"] = self.kind.effects(effect["row"])
+        return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims), "now": []}
+
+    def finish(self, form: BoundForm, done: Any) -> HttpResponse:
+        """Return to the tenant's limits."""
+        self.say(gettext("Set: {0}.").format(self.kind.describe(done)))
+        return super().finish(form, done)
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return str(self.kind.title)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The tenant and its limits."""
+        slug = self.tenant.slug
+        return [(reverse("tenant", args=[slug]), slug), (reverse("limits", args=[slug]), gettext("Limits and budgets"))]
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def bound_detail(request: HttpRequest, principal: Principal, pk: int, kind: str) -> HttpResponse:
-    """Change a limit, or preview the change."""
-    of = KINDS[kind]
-    row = of.find(principal, pk)
-    of.require(principal, row.tenant)
-    form = of.form(request.POST or None, tenant=row.tenant, row=row)
+class NewBound(BoundPage):
+    """A new limit."""
 
-    def act() -> Any:
-        return of.change(principal=principal, versions=form.versions, **{of.named: row}, **form.values)
+    submit = _("Create")
 
-    try:
-        shown, done = _handle_post(request, of, form, act)
-    except PreconditionFailed:
-        shown, done = _resolve_conflict(of, row, form), False
-    if done:
-        return redirect("limits", slug=row.tenant.slug)
-    row = of.find(principal, pk)
-    shown |= {"row": row, "said": of.describe(row), "now": [] if "preview" in shown else of.effects(row)}
-    return _context(request, of, form, shown)
+    def find(self) -> Tenant:
+        """Return the tenant."""
+        return find_tenant(self.principal, self.kwargs["slug"])
+
+    def form(self, data: Any = None) -> BoundForm:
+        """Return the form of a new limit."""
+        return self.kind.new_form(data, tenant=self.tenant)
+
+    def act(self, form: BoundForm) -> Any:
+        """Create the limit."""
+        return self.kind.create(principal=self.principal, tenant=self.tenant, **form.values)
+
+
+class ChangeBound(BoundPage):
+    """The change of a limit."""
+
+    def find(self) -> Any:
+        """Return the limit."""
+        return self.kind.find(self.principal, self.kwargs["pk"])
+
+    def form(self, data: Any = None) -> BoundForm:
+        """Return the form with the limit's values."""
+        return self.kind.form(data, tenant=self.tenant, row=self.row)
+
+    def act(self, form: BoundForm) -> Any:
+        """Change the limit."""
+        row = {self.kind.named: self.row}
+        return self.kind.change(principal=self.principal, versions=form.versions, **row, **form.values)
+
+    def describe(self) -> str:
+        """Return the limit in words."""
+        return self.kind.describe(self.row)
+
+    @property
+    def heading(self) -> str:
+        """The limit in words, as it is."""
+        return self.kind.describe(self.find())
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the present effects."""
+        return {"now": self.kind.effects(self.find())}
 
 
 @require_POST
@@ -146,39 +205,3 @@ def remove_bound(request: HttpRequest, principal: Principal, pk: int, kind: str)
     else:
         messages.success(request, gettext("Removed: {0}.").format(said))
     return redirect("limits", slug=row.tenant.slug)
-
-
-def _handle_post(
-    request: HttpRequest, of: Kind, form: BoundForm, act: Callable[[], Any]
-) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if it was done. Raises PreconditionFailed."""
-    if request.method != "POST" or not form.is_valid():
-        return {}, False
-    try:
-        if request.POST.get("act") == "preview":
-            effect = preview_of_bounds(act, tenant=form.tenant)
-            claims = [*effect["runnable"], *effect["pending"]]
-            effect["effects"] = of.effects(effect["row"])
-            return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}, False
-        done = act()
-    except PreconditionFailed:
-        raise
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    messages.success(request, gettext("Set: {0}.").format(of.describe(done)))
-    return {}, True
-
-
-def _context(request: HttpRequest, of: Kind, form: BoundForm, shown: dict[str, Any]) -> HttpResponse:
-    refused = form.is_bound and not form.is_valid()
-    shown |= {"form": form, "tenant": form.tenant, "title": of.title, "what_for": of.what}
-    return render(request, "limits/bound.html", shown, status=422 if refused else 200)
-
-
-def _resolve_conflict(of: Kind, row: Any, form: BoundForm) -> dict[str, Any]:
-    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-    row.refresh_from_db()
-    events = AuditEvent.objects.filter(object_type=of.object_type, object_id=str(row.pk)).order_by("-pk")
-    form.data = {**dict(form.data.items()), "version": str(row.version)}
-    return {"conflict": events.first()}

@@ -1,40 +1,38 @@
 """The page of one quota: its values, the preview of a change, and its ledger."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
-from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
+from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import as_file, file_format
-from apps.console.shell.forms import ServiceForm
-from apps.console.shell.page_access import page
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.form_page import FormPage, Link
+from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
-from apps.quotas.models import AuditEvent, LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
+from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
+from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
 from apps.scheduling.services.previews.quota_changes import preview
-from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.keyset import keyset_page
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrPromise
+from gpucloud.web.tags import amount as format_amount
 
 # More steps than a chart has pixels show nothing more.
 MOST_CHANGES = 1000
-MOST = (1 << 63) - 1
 LEDGER = ["at", "kind", "amount", "used", "hard", "claim_uid", "actor"]
 RESOURCES: Final = [
     (Resource.CORE_PERCENT.value, _("Core, percent")),
-    (Resource.MEMORY_MIB.value, _("Memory, MiB")),
+    (Resource.MEMORY_MIB.value, _("Memory, GiB")),
     (Resource.VGPUS.value, _("vGPUs")),
     (Resource.GPUS.value, _("Whole GPUs")),
 ]
@@ -46,91 +44,160 @@ RESOURCE_WORDS: Final = {
     "gpus": _("whole GPUs"),
     "gpu_hours": _("GPU-hours"),
 }
-RESOURCES_SAID: Final = _("Core: 100 percent are one GPU’s compute. vGPUs: pieces of GPUs.")
+RESOURCES_SAID: Final = _(
+    "Core: 100 percent are one GPU’s compute. Memory: GiB, unless it has a unit. vGPUs: pieces of GPUs."
+)
 
 
-def amount(label: "StrPromise", help_text: "StrPromise") -> forms.IntegerField:
-    """Return a field for an amount, or for none."""
-    return forms.IntegerField(
-        label=label,
-        required=False,
-        min_value=0,
-        max_value=MOST,
-        help_text=help_text,
-        widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
-    )
+UNLIMITED: Final = _("Unlimited")
 
 
-class QuotaForm(ServiceForm):
+def read_as(form: forms.Form, resource: str) -> None:
+    """Read the form's amounts as amounts of this resource."""
+    for field in form.fields.values():
+        if isinstance(field, AmountField):
+            field.of(resource)
+
+
+class QuotaForm(VersionedForm):
     """The numbers that an operator sets."""
 
-    hard = amount(_("Quota"), _("What the tenant may hold. Empty: unlimited; 0: none."))
-    borrowing_limit = amount(_("May borrow"), _("Above the quota, while its cohort has idle quota. Empty: all of it."))
-    lending_limit = amount(_("Lends"), _("Of the quota, to its cohort while idle. Empty: all of it."))
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    hard = AmountField(label=_("Quota"), help_text=AMOUNT_HELP["hard"], unlimited=UNLIMITED)
+    borrowing_limit = AmountField(
+        label=_("May borrow"), help_text=AMOUNT_HELP["borrowing_limit"], unlimited=_("All that is lent")
+    )
+    lending_limit = AmountField(label=_("Lends"), help_text=AMOUNT_HELP["lending_limit"], unlimited=_("All of it"))
 
     @property
     def numbers(self) -> dict[str, int | None]:
         """The arguments for the service."""
         return {name: self.cleaned_data[name] for name in quotas.SETTABLE}
 
-    @property
-    def fields_shown(self) -> list[forms.BoundField]:
-        """The visible fields."""
-        return self.visible_fields()
-
 
 class NewQuotaForm(QuotaForm):
     """A new quota."""
 
-    resource = forms.ChoiceField(
-        label=_("Resource"),
-        choices=RESOURCES,
-        help_text=RESOURCES_SAID,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All pools together"),
-        help_text=_("Where both are set, a claim is charged to both."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    resource = choice(_("Resource"), RESOURCES, RESOURCES_SAID)
+    pool = one_of(
+        _("Pool"), Pool.objects.order_by("name"), "name", _("Where both are set, a claim is charged to both."),
+        required=False, empty_label=_("All pools together"),
+    )  # fmt: skip
     field_order = ("resource", "pool")
 
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data, initial={"hard": ""})
+        read_as(self, (data or {}).get("resource", ""))
 
-@require_http_methods(["GET", "POST"])
-@page
-def quota_detail(request: HttpRequest, principal: Principal, pk: int) -> HttpResponseBase:
-    """Show the quota; with its form for operators. A post with `preview` changes nothing."""
-    quota = find(principal, pk)
-    entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource).order_by("-pk")
-    if file := file_format(request):
-        return as_file(file, f"ledger-{quota.pk}", LEDGER, entries.values(*LEDGER).iterator())
-    form = QuotaForm(request.POST or None, initial=_initial(quota))
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _handle_post(request, principal, quota, form)
-        if done:
-            return redirect("quota", pk=quota.pk)
-    if principal.is_operator:
-        shown["form"] = form
-    quota = find(principal, pk)
-    # An unlimited quota cannot be raised.
-    shown["may_ask"] = quota.hard is not None and quota.tenant_id in principal.with_role(Role.ADMIN)
-    part = keyset_page(entries, request.GET)
-    uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
-    names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
-    rows = [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.rows]
-    refused = form.is_bound and not form.is_valid()
-    return render(
-        request,
-        "tenants/quota.html",
-        {**shown, "quota": quota, "entries": rows, "part": part, "chart": history(quota, entries)},
-        status=422 if refused else 200,
-    )
+
+class QuotaPage(FormPage):
+    """A quota: its values, its form for operators, and its ledger."""
+
+    template_name, preview_template, form_class = "tenants/quota.html", "tenants/_preview.html", QuotaForm
+    object_type = "quota"
+
+    def find(self) -> ResourceQuota:
+        """Return the quota."""
+        return find(self.principal, self.kwargs["pk"])
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Show the quota, or its ledger as a file."""
+        if file := file_format(request):
+            return as_file(file, f"ledger-{self.row.pk}", LEDGER, self._entries.values(*LEDGER).iterator())
+        return super().get(request, *args, **kwargs)
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Change the quota."""
+        self.principal.require_operator()
+        return super().post(request, *args, **kwargs)
+
+    def form(self, data: Any = None) -> QuotaForm:
+        """Return the form with the quota's values."""
+        form = QuotaForm(data, initial={name: getattr(self.row, name) for name in (*quotas.SETTABLE, "version")})
+        read_as(form, self.row.resource)
+        return form
+
+    def act(self, form: QuotaForm) -> ResourceQuota:
+        """Change the quota."""
+        return quotas.change_quota(principal=self.principal, quota=self.row, versions=form.versions, **form.numbers)
+
+    def preview(self, form: QuotaForm) -> dict[str, Any]:
+        """Return the effect of the change."""
+        return preview_change(lambda: self.act(form), self.row.tenant)
+
+    def finish(self, form: QuotaForm, done: Any) -> HttpResponse:
+        """Return to the quota."""
+        self.say(gettext("The quota of {0} is changed.").format(self.row.tenant))
+        return redirect("quota", pk=self.row.pk)
+
+    def describe(self) -> str:
+        """Return the three numbers in words."""
+        shown = [format_amount(getattr(self.row, name), self.row.resource) for name in quotas.SETTABLE]
+        return gettext("quota {0}, may borrow {1}, lends {2}").format(*shown)
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Quota of {0}").format(self.row.tenant)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The tenant."""
+        return [(reverse("tenant", args=[self.row.tenant.slug]), self.row.tenant.slug)]
+
+    @property
+    def _entries(self) -> QuerySet[LedgerEntry]:
+        row = self.row
+        return LedgerEntry.objects.filter(tenant=row.tenant, pool=row.pool, resource=row.resource).order_by("-pk")
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the quota as it is now, its ledger and its chart."""
+        quota = find(self.principal, self.row.pk)
+        part = keyset_page(self._entries, self.request.GET)
+        uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
+        names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
+        shown: dict[str, Any] = {} if self.principal.is_operator else {"form": None}
+        return shown | {
+            "quota": quota,
+            # An unlimited quota cannot be raised.
+            "may_ask": quota.hard is not None and quota.tenant_id in self.principal.with_role(Role.MEMBER),
+            "entries": [(entry, entry.claim_uid and names.get(entry.claim_uid)) for entry in part.rows],
+            "part": part,
+            "chart": history(quota, self._entries),
+        }
+
+
+class NewQuota(FormPage):
+    """A new quota of a tenant."""
+
+    preview_template, form_class, operators_only = "tenants/_preview.html", NewQuotaForm, True
+    subtitle, submit = _("What its claims hold already counts, and stays theirs"), _("Create quota")
+
+    def find(self) -> Tenant:
+        """Return the tenant."""
+        return find_tenant(self.principal, self.kwargs["slug"])
+
+    def act(self, form: NewQuotaForm) -> ResourceQuota:
+        """Create the quota."""
+        values = form.numbers | {name: form.cleaned_data[name] for name in ("resource", "pool")}
+        return quotas.create_quota(principal=self.principal, tenant=self.row, **values)
+
+    def preview(self, form: NewQuotaForm) -> dict[str, Any]:
+        """Return the effect of the quota."""
+        return preview_change(lambda: self.act(form), self.row)
+
+    def finish(self, form: NewQuotaForm, done: ResourceQuota) -> HttpResponse:
+        """Lead to the quota."""
+        return redirect("quota", pk=done.pk)
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("New quota of {0}").format(self.row.name)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The tenant."""
+        return [(reverse("tenant", args=[self.row.slug]), self.row.slug)]
 
 
 def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, Any] | None:
@@ -152,68 +219,11 @@ def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, A
     return {"now": now.timestamp(), "window_seconds": seconds, "series": [series], "marks": []}
 
 
-def _handle_post(
-    request: HttpRequest, principal: Principal, quota: ResourceQuota, form: QuotaForm
-) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    principal.require_operator()
-    version = form.cleaned_data["version"]
-    versions = None if version is None else frozenset({version})
-
-    def act() -> ResourceQuota:
-        return quotas.change_quota(principal=principal, quota=quota, versions=versions, **form.numbers)
-
-    try:
-        if request.POST.get("act") == "preview":
-            return preview_change(act, quota.tenant), False
-        act()
-    except PreconditionFailed:
-        return _resolve_conflict(quota, form), False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    messages.success(request, gettext("The quota of {0} is changed.").format(quota.tenant))
-    return {}, True
-
-
 def preview_change(act: Callable[[], ResourceQuota | None], tenant: Tenant) -> dict[str, Any]:
     """Return the effect of the change, and whether it changes the start of any waiting claim."""
     effect = preview(act, tenant=tenant, show=lambda row: {"quota": row})
     claims = [*effect["runnable"], *effect["pending"]]
     return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
-
-
-def _resolve_conflict(quota: ResourceQuota, form: QuotaForm) -> dict[str, Any]:
-    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-    quota.refresh_from_db()
-    events = AuditEvent.objects.filter(object_type="quota", object_id=str(quota.pk)).order_by("-pk")
-    form.data = {**dict(form.data.items()), "version": str(quota.version)}
-    return {"conflict": events.first(), "now": {name: getattr(quota, name) for name in quotas.SETTABLE}}
-
-
-@require_http_methods(["GET", "POST"])
-@page
-def new_quota(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """Create a quota, or preview it."""
-    principal.require_operator()
-    tenant = find_tenant(principal, slug)
-    form = NewQuotaForm(request.POST or None)
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        values = form.numbers | {name: form.cleaned_data[name] for name in ("resource", "pool")}
-        try:
-            if request.POST.get("act") != "preview":
-                return redirect("quota", pk=_create(principal, tenant, values).pk)
-            shown = preview_change(lambda: _create(principal, tenant, values), tenant)
-        except GpucloudError as error:
-            form.refuse(error)
-    refused = form.is_bound and not form.is_valid()
-    shown |= {"form": form, "tenant": tenant}
-    return render(request, "tenants/new_quota.html", shown, status=422 if refused else 200)
-
-
-def _create(principal: Principal, tenant: Tenant, values: dict[str, Any]) -> ResourceQuota:
-    return quotas.create_quota(principal=principal, tenant=tenant, **values)
 
 
 def find(principal: Principal, pk: int) -> ResourceQuota:
@@ -223,7 +233,3 @@ def find(principal: Principal, pk: int) -> ResourceQuota:
     if quota is None:
         raise Http404("There is no such quota that you may see.")
     return quota
-
-
-def _initial(quota: ResourceQuota) -> dict[str, Any]:
-    return {name: getattr(quota, name) for name in quotas.SETTABLE} | {"version": quota.version}

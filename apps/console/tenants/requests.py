@@ -1,4 +1,4 @@
-"""Approvals: tenants' requests beyond their quotas and budgets, and operators' answers."""
+"""Requests beyond quotas and budgets: members ask, their admins pass it on, operators answer."""
 
 import uuid
 from collections.abc import Callable
@@ -14,19 +14,21 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
+from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import facts_of
-from apps.console.shell.forms import ServiceForm, describe_error, moment, number
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.form_page import FormPage
+from apps.console.shell.forms import ServiceForm, VersionedForm, describe_error, moment
 from apps.console.shell.lists.columns import SavedView, column
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
-from apps.console.shell.owner_filter import administered_tenants
 from apps.console.shell.page_access import page
 from apps.console.tenants.bound_labels import PERIODS, Effect, hours
-from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID
-from apps.quotas.api.serializers import MAX_AMOUNT
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
 from apps.quotas.models import Budget, Pool, QuotaRequest, Role, Tenant
-from apps.quotas.models.request import GPU_HOURS, UNDECIDED, RequestState
+from apps.quotas.models.request import GPU_HOURS, UNANSWERED, UNDECIDED, RequestState
 from apps.quotas.models.request import PERIODS as BUDGET_PERIODS
+from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
@@ -34,7 +36,7 @@ from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
 from gpucloud.web.natural_order import natural_key
 
-ASKS, ANSWERS = ("accept", "withdraw"), ("approve", "counter", "deny")
+ASKS, ANSWERS = ("forward", "accept", "withdraw"), ("approve", "counter", "deny")
 
 
 class RequestFilter(ListFilter):
@@ -47,7 +49,7 @@ class RequestFilter(ListFilter):
         _("State"),
         {one.value: (badge(one).label, Q(state=one)) for one in RequestState} | {"all": (_("All"), Q())},
         empty=_("Waiting for an answer"),
-        otherwise=Q(state__in=UNDECIDED),
+        otherwise=Q(state__in=UNANSWERED),
     )
     mine = Flag(_("Mine"), made_by)
 
@@ -87,47 +89,28 @@ class RequestList(ListPage):
 class RequestForm(ServiceForm):
     """A request for more of one resource, or for a budget."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        empty_label=None,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    resource = forms.ChoiceField(
-        label=_("Resource"),
-        choices=[*RESOURCES, (GPU_HOURS, _("GPU-hours of a budget"))],
-        help_text=RESOURCES_SAID,
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    period = forms.ChoiceField(
-        label=_("Budget period"),
-        choices=[("", "–"), *((value, PERIODS[value]) for value, _label in BUDGET_PERIODS)],
+    tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug")
+    resource = choice(_("Resource"), [*RESOURCES, (GPU_HOURS, _("GPU-hours of a budget"))], RESOURCES_SAID)
+    period = choice(
+        _("Budget period"),
+        [("", "–"), *((value, PERIODS[value]) for value, _label in BUDGET_PERIODS)],
+        _("For GPU-hours only. Once a budget is spent, nothing new is granted in its period."),
         required=False,
-        help_text=_("For GPU-hours only. Once a budget is spent, nothing new is granted in its period."),
-        widget=forms.Select(attrs={"class": "form-select"}),
     )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All pools together"),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    amount = number(
-        _("How much more"), most=MAX_AMOUNT, help_text=_("The amount to add to the present quota or budget.")
-    )
-    until = moment(_("Until"), required=False, help_text=_("In UTC; it falls back then. Empty: for good."))
+    pool = one_of(_("Pool"), Pool.objects.order_by("name"), "name", required=False, empty_label=_("All pools together"))
+    amount = AmountField(label=_("How much more"), least=1, help_text=AMOUNT_HELP["more"])
+    until = moment(_("Until"), required=False, help_text=_("It falls back then. Empty: for good."))
     reason = forms.CharField(
         label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
     )
 
-    def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, data: Any = None, *, principal: Principal, **kwargs: Any) -> None:
+        super().__init__(data, **kwargs)
+        read_as(self, (self.initial if data is None else data).get("resource") or "")
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = administered_tenants(principal)
+        mine = Tenant.objects.order_by("slug")
+        field.queryset = mine if principal.is_operator else mine.filter(pk__in=principal.with_role(Role.MEMBER))
 
     def clean(self) -> dict[str, Any]:
         """Check the fields that belong to a budget."""
@@ -143,7 +126,31 @@ class RequestForm(ServiceForm):
         return values
 
 
-class AnswerForm(ServiceForm):
+class DenialForm(VersionedForm):
+    """The reason for which a tenant's admin does not pass a member's request on."""
+
+    words = forms.CharField(
+        label=_("Reason"),
+        required=False,
+        max_length=2000,
+        help_text=_("Shown to the requester. A refusal needs a reason."),
+        widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
+    )
+
+    def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
+        super().__init__(data, initial={"version": row.version})
+
+    def values_for(self, act: str) -> dict[str, Any]:
+        """Return the arguments for the service; add an error if a refusal has no reason."""
+        if act != "deny":
+            return {}
+        words = self.cleaned_data["words"]
+        if not words:
+            self.add_error("words", _("Say why."))
+        return {"words": words}
+
+
+class AnswerForm(VersionedForm):
     """An operator's answer."""
 
     words = forms.CharField(
@@ -153,11 +160,14 @@ class AnswerForm(ServiceForm):
         help_text=_("Shown to the requester. A refusal needs a reason."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
-    amount = number(
-        _("Offer instead"), most=MAX_AMOUNT, required=False, help_text=_("It counts once the tenant accepts.")
+    amount = AmountField(
+        label=_("Offer instead"), least=1, required=False, help_text=_("It counts once the tenant accepts.")
     )
-    until = moment(_("Offered until"), required=False, help_text=_("In UTC. Empty: for good."))
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    until = moment(_("Offered until"), required=False, help_text=_("Empty: for good."))
+
+    def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
+        super().__init__(data, initial={"version": row.version})
+        read_as(self, row.resource)
 
     def values_for(self, act: str) -> dict[str, Any]:
         """Return the arguments for the service; add an error if the answer lacks a field."""
@@ -173,23 +183,34 @@ class AnswerForm(ServiceForm):
         return {name: values[name] for name in names.get(act, ()) if name in values}
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a request, as a tenant's admin."""
-    if not principal.is_operator and not principal.with_role(Role.ADMIN):
-        raise PermissionDenied(gettext("A tenant’s admin asks for more."))
-    # The page with the link fills these fields.
-    said = {name: request.GET.get(name) for name in ("tenant", "resource", "period", "pool")}
-    form = RequestForm(request.POST or None, principal=principal, initial=said)
-    if request.method == "POST" and form.is_valid():
-        try:
-            row = requests.ask(principal=principal, **form.cleaned_data)
-            messages.success(request, gettext("The request is sent. Operators see it on the page of requests."))
-            return redirect("request", uid=row.uid)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "requests/new.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewRequest(FormPage):
+    """A new request."""
+
+    title, submit, form_class = _("Request more quota"), _("Send request"), RequestForm
+    subtitle = _("A member’s request goes to the tenant’s admins first; an operator answers it")
+    parent = ("requests", _("Requests"))
+
+    def authorize(self) -> None:
+        """Refuse readers who may not ask in any tenant."""
+        if not self.principal.may_claim:
+            raise PermissionDenied(gettext("A tenant’s members ask for more."))
+
+    def form(self, data: Any = None) -> RequestForm:
+        """Return the form with the values of the URL: the page with the link fills them."""
+        initial = {name: self.request.GET.get(name) for name in ("tenant", "resource", "period", "pool", "amount")}
+        return RequestForm(data, principal=self.principal, initial=initial)
+
+    def act(self, form: RequestForm) -> QuotaRequest:
+        """Send the request."""
+        return requests.ask(principal=self.principal, **form.cleaned_data)
+
+    def finish(self, form: RequestForm, done: QuotaRequest) -> HttpResponse:
+        """Lead to the request."""
+        if done.state == RequestState.REQUESTED:
+            self.say(gettext("The request is sent to the admins of {0}, who pass it on.").format(done.tenant))
+        else:
+            self.say(gettext("The request is sent. Operators see it on the page of requests."))
+        return redirect("request", uid=done.uid)
 
 
 @require_http_methods(["GET", "POST"])
@@ -197,14 +218,16 @@ def new_request(request: HttpRequest, principal: Principal) -> HttpResponse:
 def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Show one request: to operators with its effect and an answer, to its tenant's admins with theirs."""
     row = _find(principal, uid)
-    form = AnswerForm(request.POST or None, initial={"version": row.version})
+    form = (DenialForm if row.state == RequestState.REQUESTED else AnswerForm)(request.POST or None, row=row)
     if request.method == "POST" and form.is_valid() and _answer(request, principal, row, form):
         return redirect("request", uid=uid)
-    undecided = row.state in UNDECIDED
+    administers = principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)
+    may_answer = principal.is_operator if row.state in UNDECIDED else administers
+    own = requests.person_of(row.created_by) == principal.name
     shown: dict[str, Any] = {
         "row": row,
-        "form": form if undecided and principal.is_operator else None,
-        "may_take": undecided and (principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)),
+        "form": form if row.state in UNANSWERED and may_answer else None,
+        "may_take": row.state in UNANSWERED and (administers or own),
     }
     if principal.is_operator:
         effect = granting(row, principal)
@@ -226,7 +249,7 @@ def _budget_effects(row: QuotaRequest, budget: dict[str, Any]) -> list[Effect]:
     return effects
 
 
-def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm) -> bool:
+def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm | DenialForm) -> bool:
     """Return True if the answer was given; otherwise the form, or a message, gives the reason."""
     act = request.POST.get("act", "")
     if act not in (*ASKS, *ANSWERS):
@@ -234,11 +257,9 @@ def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form:
     values = form.values_for(act)
     if form.errors:
         return False
-    version = form.cleaned_data["version"]
     answer: Callable[..., QuotaRequest] = getattr(requests, act)
     try:
-        versions = None if version is None else frozenset({version})
-        done = answer(principal=principal, request=row, versions=versions, **values)
+        done = answer(principal=principal, request=row, versions=form.versions, **values)
     except PreconditionFailed:
         messages.error(request, gettext("Somebody answered it while you had this page open; this is how it is now."))
         return True

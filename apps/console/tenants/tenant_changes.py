@@ -2,23 +2,20 @@
 
 from typing import Any
 
-from django import forms
-from django.contrib import messages
 from django.db.models import Sum
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.http import HttpResponse
+from django.urls import reverse
 from django.utils.translation import gettext
-from django.views.decorators.http import require_http_methods
+from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.page_access import page
+from apps.console.shell.form_page import FormPage, Link
+from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.bound_labels import Effect
 from apps.console.tenants.tenants import NewTenantForm
 from apps.console.tenants.tenants import find as find_tenant
-from apps.quotas.models import AuditEvent, Tenant
-from apps.quotas.principals import Principal
+from apps.quotas.models import Tenant
 from apps.quotas.services import tenants
 from apps.scheduling.services.previews.quota_changes import preview
-from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.tags import percent
 
 SETTABLE = ("name", "weight", "cohort")
@@ -26,11 +23,10 @@ SETTABLE = ("name", "weight", "cohort")
 MOST_NAMED = 10
 
 
-class ChangeForm(NewTenantForm):
+class ChangeForm(VersionedForm, NewTenantForm):
     """The changeable fields of a tenant; the short name is in URLs and stays."""
 
     slug = None  # type: ignore[assignment]
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def changes(self, tenant: Tenant) -> dict[str, Any]:
         """Return the fields that differ from the tenant, for the service."""
@@ -38,50 +34,58 @@ class ChangeForm(NewTenantForm):
         return {name: value for name, value in values.items() if getattr(tenant, name) != value}
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def change_tenant(request: HttpRequest, principal: Principal, slug: str) -> HttpResponse:
-    """Show and apply the form. A post with `preview` changes nothing."""
-    principal.require_operator()
-    tenant = find_tenant(principal, slug)
-    initial = {name: getattr(tenant, name) for name in SETTABLE} | {"version": tenant.version}
-    form = ChangeForm(request.POST or None, initial=initial)
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _handle_post(request, principal, tenant, form)
-        if done:
-            return redirect("tenant", slug=slug)
-    refused = form.is_bound and not form.is_valid()
-    shown |= {"tenant": find_tenant(principal, slug), "form": form}
-    return render(request, "tenants/change.html", shown, status=422 if refused else 200)
+class ChangeTenant(FormPage):
+    """The change of a tenant."""
 
+    template_name, preview_template = "tenants/change.html", "tenants/_preview.html"
+    subtitle, operators_only, object_type = _("Running claims stay as they are"), True, "tenant"
 
-def _handle_post(
-    request: HttpRequest, principal: Principal, tenant: Tenant, form: ChangeForm
-) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    version, changes = form.cleaned_data["version"], form.changes(tenant)
-    versions = None if version is None else frozenset({version})
+    def find(self) -> Tenant:
+        """Return the tenant."""
+        return find_tenant(self.principal, self.kwargs["slug"])
 
-    def act() -> Tenant:
-        return tenants.change_tenant(principal=principal, tenant=tenant, versions=versions, **changes)
+    def form(self, data: Any = None) -> ChangeForm:
+        """Return the form with the tenant's values."""
+        return ChangeForm(data, initial={name: getattr(self.row, name) for name in (*SETTABLE, "version")})
 
-    try:
-        if request.POST.get("act") == "preview":
-            effect = preview(act, tenant=tenant, show=lambda _: {}, joins=changes.get("cohort"))
-            claims = [*effect["runnable"], *effect["pending"]]
-            effect["effects"] = _effects(tenant, changes)
-            # Another weight changes the order of the queue, whatever starts.
-            moves = "weight" in changes or any(claim["changed"] for claim in claims)
-            return {"preview": effect, "changes_queue": moves}, False
-        act()
-    except PreconditionFailed:
-        return _resolve_conflict(tenant, form), False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    messages.success(request, gettext("Tenant {0} is changed.").format(tenant))
-    return {}, True
+    def act(self, form: ChangeForm) -> Tenant:
+        """Change the tenant."""
+        changes = form.changes(self.row)
+        return tenants.change_tenant(principal=self.principal, tenant=self.row, versions=form.versions, **changes)
+
+    def preview(self, form: ChangeForm) -> dict[str, Any]:
+        """Return the effect of the change."""
+        changes, effects = form.changes(self.row), _effects(self.row, form.changes(self.row))
+        effect = preview(lambda: self.act(form), tenant=self.row, show=lambda _row: {}, joins=changes.get("cohort"))
+        claims = [*effect["runnable"], *effect["pending"]]
+        effect["effects"] = effects
+        # Another weight changes the order of the queue, whatever starts.
+        return {"preview": effect, "changes_queue": "weight" in changes or any(claim["changed"] for claim in claims)}
+
+    def finish(self, form: ChangeForm, done: Tenant) -> HttpResponse:
+        """Return to the tenant."""
+        self.say(gettext("Tenant {0} is changed.").format(done))
+        return super().finish(form, done)
+
+    def describe(self) -> str:
+        """Return the tenant's values in words."""
+        row = self.row
+        return ", ".join([row.name, gettext("weight {0}").format(row.weight), row.cohort or gettext("no cohort")])
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Change {0}").format(self.find().name)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The tenant."""
+        return [(reverse("tenant", args=[self.row.slug]), self.row.slug)]
+
+    @property
+    def audited_key(self) -> str:
+        """The tenant's slug."""
+        return str(self.row.slug)
 
 
 def _effects(tenant: Tenant, changes: dict[str, Any]) -> list[Effect]:
@@ -108,12 +112,3 @@ def _moves(tenant: Tenant, cohort: str | None) -> list[tuple[str, str]]:
 def _cohort(name: str, words: str) -> Effect:
     slugs = list(Tenant.objects.filter(cohort=name).order_by("slug").values_list("slug", flat=True)[:MOST_NAMED])
     return "building", words.format(name, ", ".join(slugs) or gettext("nobody else yet"))
-
-
-def _resolve_conflict(tenant: Tenant, form: ChangeForm) -> dict[str, Any]:
-    """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-    tenant.refresh_from_db()
-    events = AuditEvent.objects.filter(object_type="tenant", object_id=tenant.slug).order_by("-pk")
-    form.data = {**dict(form.data.items()), "version": str(tenant.version)}
-    now = [tenant.name, gettext("weight {0}").format(tenant.weight), tenant.cohort or gettext("no cohort")]
-    return {"conflict": events.first(), "said": ", ".join(now)}

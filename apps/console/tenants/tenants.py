@@ -11,11 +11,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_GET
 
 from apps.console.access import tokens
 from apps.console.shell.export import as_file, facts_of, file_format
-from apps.console.shell.forms import ServiceForm
+from apps.console.shell.form_page import FormPage
+from apps.console.shell.forms import ServiceForm, name_field
 from apps.console.shell.lists.columns import SavedView, column, named, number
 from apps.console.shell.lists.filters import Flag, ListFilter, Search, Text
 from apps.console.shell.lists.views import ListPage
@@ -28,7 +29,6 @@ from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.accounting.reports import usage_report
-from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
 
@@ -54,11 +54,7 @@ class NewTenantForm(ServiceForm):
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "physics"}),
         validators=[RegexValidator(SLUG)],
     )
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=200,
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off", "placeholder": "Physics"}),
-    )
+    name = name_field("Physics")
     weight = forms.IntegerField(
         label=_("Weight"),
         min_value=1,
@@ -192,16 +188,18 @@ def find(principal: Principal, slug: str) -> Tenant:
     return tenant
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def new_tenant(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a tenant; it holds nothing until it gets a quota."""
-    principal.require_operator()
-    form = NewTenantForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            values = form.cleaned_data | {"cohort": form.cleaned_data["cohort"] or None}
-            return redirect("tenant", slug=tenants.create_tenant(principal=principal, **values).slug)
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "tenants/new.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewTenant(FormPage):
+    """A new tenant; it holds nothing until it gets a quota."""
+
+    title, subtitle = _("New tenant"), _("A team, a course or a customer; it holds nothing until it gets a quota")
+    form_class, submit, operators_only = NewTenantForm, _("Create tenant"), True
+    parent = ("tenants", _("Tenants"))
+
+    def act(self, form: NewTenantForm) -> Tenant:
+        """Create the tenant."""
+        values = form.cleaned_data | {"cohort": form.cleaned_data["cohort"] or None}
+        return tenants.create_tenant(principal=self.principal, **values)
+
+    def finish(self, form: NewTenantForm, done: Tenant) -> HttpResponse:
+        """Lead to the tenant."""
+        return redirect("tenant", slug=done.slug)

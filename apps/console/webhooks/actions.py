@@ -13,7 +13,8 @@ from django.views.decorators.http import require_POST
 
 from apps.console.shell.forms import describe_error, posted_versions
 from apps.console.shell.page_access import page
-from apps.console.webhooks.webhooks import find, render_secret
+from apps.console.shell.shown_once import redirect_to_secret
+from apps.console.webhooks.webhooks import find
 from apps.quotas.models import WebhookDelivery
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import hooks
@@ -43,10 +44,10 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
 @require_POST
 @page
 def rotate(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Replace the secret; this answer alone shows the new one."""
+    """Replace the secret; the next page alone shows the new one."""
     hook = find(principal, uid)
     made = _attempt(request, lambda: hooks.rotate(principal=principal, hook=hook, versions=posted_versions(request)))
-    return render_secret(request, *made) if made else redirect("webhook", uid=uid)
+    return redirect_to_secret(request, made[1], "webhook-secret", uid) if made else redirect("webhook", uid=uid)
 
 
 @require_POST

@@ -3,12 +3,11 @@
 from typing import Any, Final
 
 from django import forms
-from django.http import QueryDict
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.checkbox_groups import boxes, group_boxes
-from apps.console.shell.forms import ServiceForm
+from apps.console.shell.fields import boxes, one_of
+from apps.console.shell.forms import ServiceForm, VersionedForm
 from apps.console.shell.owner_filter import administered_tenants
 from apps.quotas.models import EventKind, Tenant, Webhook
 from apps.quotas.models.webhook import TEST, DeliveryState
@@ -17,7 +16,6 @@ from gpucloud.errors import GpucloudError
 from gpucloud.web.badges import badge
 
 SETTABLE: Final = ("url", "events", "description")
-SELECT: Final = {"class": "form-select"}
 # Events by subject: a title, and the prefixes of their names.
 GROUPS: Final = (
     (_("Claims"), ("claim.",)),
@@ -53,16 +51,6 @@ class WebhookForm(ServiceForm):
     )
     events = boxes(_("Events"), EVENTS, error_messages={"required": _("Choose one at least.")})
 
-    @property
-    def usual(self) -> list[forms.BoundField]:
-        """All fields but the check boxes."""
-        return [field for field in self.visible_fields() if field.name != "events"]
-
-    @property
-    def groups(self) -> Any:
-        """The check boxes in groups."""
-        return group_boxes(self["events"])
-
     def refuse(self, error: GpucloudError) -> None:
         """Show a refused URL beside its field."""
         if error.code == "webhook-url":
@@ -74,14 +62,10 @@ class WebhookForm(ServiceForm):
 class NewWebhookForm(WebhookForm):
     """A new webhook, and its tenant."""
 
-    tenant = forms.ModelChoiceField(
-        Tenant.objects.none(),
-        label=_("Tenant"),
-        to_field_name="slug",
-        required=False,
-        help_text=_("The tenant whose events it receives. It cannot be changed later."),
-        widget=forms.Select(attrs=SELECT),
-    )
+    tenant = one_of(
+        _("Tenant"), Tenant.objects.none(), "slug",
+        _("The tenant whose events it receives. It cannot be changed later."), required=False,
+    )  # fmt: skip
     field_order = ("tenant", "url", "description", "events")
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
@@ -93,10 +77,8 @@ class NewWebhookForm(WebhookForm):
         field.empty_label = gettext("The whole platform: of every tenant") if principal.is_operator else None
 
 
-class ChangeForm(WebhookForm):
+class ChangeForm(VersionedForm, WebhookForm):
     """The changeable fields of a webhook."""
-
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def __init__(self, data: Any = None, *, hook: Webhook) -> None:
         super().__init__(data, initial={name: getattr(hook, name) for name in (*SETTABLE, "version")})
@@ -108,12 +90,6 @@ class ChangeForm(WebhookForm):
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         values["events"] = sorted(values["events"])
         return {name: value for name, value in values.items() if getattr(self.hook, name) != value}
-
-    def keep_typed_values(self) -> None:
-        """Keep the typed values after a conflict; sent again, they apply to the new version."""
-        assert isinstance(self.data, QueryDict)
-        self.data = self.data.copy()
-        self.data["version"] = str(self.hook.version)
 
 
 # Of the list of deliveries; None: all.

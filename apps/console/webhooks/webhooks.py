@@ -4,8 +4,6 @@ import json
 import uuid
 from typing import Any
 
-from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -13,20 +11,21 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_GET
 
 from apps.console.shell.export import Row, as_file, facts_of, file_format
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.lists.columns import SavedView, column, number
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Owner, Search, Text, made_by
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
+from apps.console.shell.shown_once import redirect_to_secret, take_secret
 from apps.console.webhooks.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
-from apps.quotas.models import AuditEvent, Webhook, WebhookDelivery
+from apps.quotas.models import Webhook, WebhookDelivery
 from apps.quotas.models.webhook import DeliveryState
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
-from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key, keyset_page
 from gpucloud.web.natural_order import natural_key
@@ -119,25 +118,36 @@ def find(principal: Principal, uid: uuid.UUID) -> Any:
     return with_origin(hook)
 
 
-@require_http_methods(["GET", "POST"])
+class NewWebhook(FormPage):
+    """A new webhook; the next page alone shows its secret."""
+
+    title = _("New webhook")
+    subtitle = _("Each event is a signed POST of JSON to your server; its secret is shown once, on the next page")
+    form_class, submit = NewWebhookForm, _("Create webhook")
+    admins_only = _("A tenant’s admin makes its webhooks.")
+    parent = ("webhooks", _("Webhooks"))
+
+    def form(self, data: Any = None) -> NewWebhookForm:
+        """Return the form with the tenant of the URL."""
+        return NewWebhookForm(data, principal=self.principal, initial={"tenant": self.request.GET.get("tenant")})
+
+    def act(self, form: NewWebhookForm) -> tuple[Webhook, str]:
+        """Create the webhook."""
+        return hooks.create(principal=self.principal, **form.cleaned_data)
+
+    def finish(self, form: NewWebhookForm, done: tuple[Webhook, str]) -> HttpResponse:
+        """Lead to the secret."""
+        return redirect_to_secret(self.request, done[1], "webhook-secret", done[0].uid)
+
+
+@require_GET
 @page
-def new_webhook(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Create a webhook. This answer is the only place that ever shows its secret."""
-    if not principal.may_administer:
-        raise PermissionDenied(gettext("A tenant’s admin makes its webhooks."))
-    form = NewWebhookForm(request.POST or None, principal=principal, initial={"tenant": request.GET.get("tenant")})
-    if request.method == "POST" and form.is_valid():
-        try:
-            return render_secret(request, *hooks.create(principal=principal, **form.cleaned_data))
-        except GpucloudError as error:
-            form.refuse(error)
-    return render(request, "webhooks/new.html", {"form": form}, status=422 if form.is_bound else 200)
-
-
-def render_secret(request: HttpRequest, hook: Webhook, secret: str) -> HttpResponse:
-    """Render the page with a webhook's new secret."""
-    shown = {"hook": with_origin(hook), "text": secret, "both_until": _both_until(hook)}
-    return render(request, "webhooks/secret.html", shown, status=201)
+def show_secret(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Show a webhook's new secret, once."""
+    hook = find(principal, uid)
+    if (shown := take_secret(request)) is None:
+        return redirect("webhook", uid=uid)
+    return render(request, "webhooks/secret.html", {"hook": hook, "both_until": _both_until(hook), **shown})
 
 
 def _both_until(hook: Webhook) -> Any:
@@ -146,27 +156,63 @@ def _both_until(hook: Webhook) -> Any:
     return end if end and end > timezone.now() else None
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def webhook_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponseBase:
-    """Show one webhook, its live fragment, or its deliveries as a file; or change it."""
-    hook = find(principal, uid)
-    wanted = DeliveryForm(request.GET).wanted
-    rows = WebhookDelivery.objects.filter(webhook=hook, **wanted).order_by("-pk")
-    if file := file_format(request):
-        return as_file(file, f"webhook-{hook.uid}-deliveries", DELIVERIES, map(_delivery_facts, rows.iterator()))
-    form = ChangeForm(request.POST or None, hook=hook)
-    shown: dict[str, Any] = {"hook": hook, "form": form, "both_until": _both_until(hook), "days": DISABLED_AFTER.days}
-    if request.method == "POST" and form.is_valid():
-        conflict, done = _apply_change(request, principal, form)
-        if done:
-            return redirect("webhook", uid=uid)
-        shown |= conflict
-    part = keyset_page(rows, request.GET)
-    shown |= {"part": part, "deliveries": [_with_payload(row, hook) for row in part.rows]}
-    shown |= {"wanted": wanted, "states": STATES, "filtered": bool(wanted)}
-    template = "_living" if request.method == "GET" and wants_fragment(request) else "webhook"
-    return render(request, f"webhooks/{template}.html", shown, status=422 if form.errors else 200)
+class WebhookPage(FormPage):
+    """A webhook with its deliveries and its form."""
+
+    template_name, object_type, actions = "webhooks/webhook.html", "webhook", CHANGES
+    parent = ("webhooks", _("Webhooks"))
+
+    def find(self) -> Any:
+        """Return the webhook."""
+        return find(self.principal, self.kwargs["uid"])
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Show the webhook, its live fragment, or its deliveries as a file."""
+        if file := file_format(request):
+            name = f"webhook-{self.row.uid}-deliveries"
+            return as_file(file, name, DELIVERIES, map(_delivery_facts, self._deliveries().iterator()))
+        if wants_fragment(request):
+            self.template_name = "webhooks/_living.html"
+        return super().get(request, *args, **kwargs)
+
+    def _deliveries(self) -> QuerySet[WebhookDelivery]:
+        wanted = DeliveryForm(self.request.GET).wanted
+        return WebhookDelivery.objects.filter(webhook=self.row, **wanted).order_by("-pk")
+
+    def form(self, data: Any = None) -> ChangeForm:
+        """Return the form with the webhook's values."""
+        return ChangeForm(data, hook=self.row)
+
+    def act(self, form: ChangeForm) -> bool:
+        """Change the webhook; return False if nothing was to be changed."""
+        if form.changes:
+            hooks.change(principal=self.principal, hook=self.row, versions=form.versions, **form.changes)
+        return bool(form.changes)
+
+    def finish(self, form: ChangeForm, done: bool) -> HttpResponse:
+        """Return to the webhook."""
+        self.say(gettext("The webhook is changed.") if done else gettext("Nothing has changed."))
+        return redirect("webhook", uid=self.row.uid)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the webhook, and a page of its deliveries."""
+        hook, part = self.row, keyset_page(self._deliveries(), self.request.GET)
+        wanted = DeliveryForm(self.request.GET).wanted
+        return {
+            "hook": with_origin(hook),
+            "both_until": _both_until(hook),
+            "days": DISABLED_AFTER.days,
+            "part": part,
+            "deliveries": [_with_payload(row, hook) for row in part.rows],
+            "wanted": wanted,
+            "states": STATES,
+            "filtered": bool(wanted),
+        }
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Webhook to {0}").format(self.row.to)
 
 
 def _with_payload(row: Any, hook: Webhook) -> Any:
@@ -182,25 +228,3 @@ def _with_payload(row: Any, hook: Webhook) -> Any:
 
 def _delivery_facts(row: WebhookDelivery) -> Row:
     return facts_of(row, DELIVERIES, payload=json.loads(row.body))
-
-
-def _apply_change(request: HttpRequest, principal: Principal, form: ChangeForm) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    version, changes, hook = form.cleaned_data["version"], form.changes, form.hook
-    versions = None if version is None else frozenset({version})
-    if not changes:
-        messages.success(request, gettext("Nothing has changed."))
-        return {}, True
-    try:
-        hooks.change(principal=principal, hook=hook, versions=versions, **changes)
-    except PreconditionFailed:
-        hook.refresh_from_db()
-        with_origin(hook)
-        form.keep_typed_values()
-        events = AuditEvent.objects.filter(object_type="webhook", object_id=str(hook.uid), action__in=CHANGES)
-        return {"conflict": events.order_by("-pk").first()}, False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    messages.success(request, gettext("The webhook is changed."))
-    return {}, True

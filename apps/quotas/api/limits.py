@@ -8,11 +8,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.serializers import PoolByName, TenantBySlug, amount_field
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import LimitRange, MemberLimit, Resource, User
 from apps.quotas.models.limits import ClaimField
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.services import limit_ranges, member_limits
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed
@@ -21,8 +22,8 @@ from gpucloud.api.serializers import Strict, StrictInteger
 NO_MEMBER = "{value} is not a member of this tenant."
 
 
-def _bound(help_text: str) -> StrictInteger:
-    return StrictInteger(min_value=1, max_value=MAX_AMOUNT, allow_null=True, default=None, help_text=help_text)
+def _bound() -> StrictInteger:
+    return StrictInteger(min_value=1, max_value=MOST_AMOUNT, allow_null=True, default=None, help_text="Null: no bound.")
 
 
 class LimitRangeSerializer(Strict):
@@ -32,9 +33,9 @@ class LimitRangeSerializer(Strict):
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: every pool.")
     field = serializers.ChoiceField(choices=ClaimField.choices)
-    minimum = _bound("Null: no bound.")
-    maximum = _bound("Null: no bound.")
-    default = _bound("Value for claims that omit the field. Null: none.")
+    minimum = _bound()
+    maximum = _bound()
+    default = amount_field("range_default", "none", least=1, default=None)
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)
@@ -122,7 +123,7 @@ class MemberLimitSerializer(Strict):
         error_messages={"does_not_exist": NO_MEMBER},
     )
     resource = serializers.ChoiceField(choices=Resource.choices)
-    hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
+    hard = amount_field("member_hard", "unlimited")
     version = serializers.IntegerField(read_only=True)
     created_at = serializers.DateTimeField(read_only=True)
     updated_at = serializers.DateTimeField(read_only=True)

@@ -9,12 +9,12 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.quotas.models import Pool, Resource, Role, Tenant, User
+from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
+from apps.quotas.models.row import MOST_NAME
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import SCOPES, Principal
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.fastpath.compiled_queries import compiled_query
-
-MAX_AMOUNT = 2**53 - 1  # JSON readers lose digits beyond it
 
 
 @compiled_query
@@ -63,7 +63,7 @@ class TenantSerializer(Strict):
     """A tenant."""
 
     slug = serializers.RegexField(SLUG, help_text="Lower-case letters, digits and dashes; 63 at most; never changes.")
-    name = serializers.CharField(max_length=200, required=False, help_text="For people; the slug unless given.")
+    name = serializers.CharField(max_length=MOST_NAME, required=False, help_text="For people; the slug unless given.")
     weight = StrictInteger(min_value=1, max_value=1000, default=1)
     cohort = serializers.RegexField(SLUG, allow_null=True, default=None)
     version = serializers.IntegerField(read_only=True)
@@ -89,6 +89,12 @@ class MemberSerializer(Strict):
     role = serializers.ChoiceField(choices=Role.choices)
 
 
+def amount_field(name: str, null: str, *, least: int = 0, **more: Any) -> StrictInteger:
+    """Return an amount with its bounds and its help text, which are defined beside the models."""
+    help_text = f"{AMOUNT_HELP[name]} Null: {null}."
+    return StrictInteger(min_value=least, max_value=MOST_AMOUNT, allow_null=True, help_text=help_text, **more)
+
+
 class QuotaSerializer(Strict):
     """A quota: a tenant's limit of one resource."""
 
@@ -96,21 +102,9 @@ class QuotaSerializer(Strict):
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
     resource = serializers.ChoiceField(choices=Resource.choices)
-    hard = StrictInteger(min_value=0, max_value=MAX_AMOUNT, allow_null=True, help_text="Null: unlimited; 0: none.")
-    borrowing_limit = StrictInteger(
-        min_value=0,
-        max_value=MAX_AMOUNT,
-        allow_null=True,
-        default=None,
-        help_text="Most to borrow above `hard` from the cohort's other tenants. Null: all that they lend.",
-    )
-    lending_limit = StrictInteger(
-        min_value=0,
-        max_value=MAX_AMOUNT,
-        allow_null=True,
-        default=None,
-        help_text="Part of `hard` that others of the cohort may borrow while it is idle. Null: all of it.",
-    )
+    hard = amount_field("hard", "unlimited")
+    borrowing_limit = amount_field("borrowing_limit", "all that is lent", default=None)
+    lending_limit = amount_field("lending_limit", "all of it", default=None)
     used = serializers.IntegerField(read_only=True)
     borrowed = serializers.IntegerField(read_only=True, help_text="Used above `hard`.")
     lent = serializers.IntegerField(read_only=True, help_text="Idle part of `hard` that others of the cohort use.")
@@ -158,7 +152,7 @@ class TokenSerializer(Strict):
     """A token, without its secret."""
 
     key = serializers.CharField(read_only=True)
-    name = serializers.CharField(max_length=200)
+    name = serializers.CharField(max_length=MOST_NAME)
     tenant = TenantBySlug(allow_null=True, default=None, help_text="Null: the whole platform (operators only).")
     role = serializers.ChoiceField(
         choices=Role.choices, default=Role.MEMBER, help_text="In the tenant; means nothing for a personal token."

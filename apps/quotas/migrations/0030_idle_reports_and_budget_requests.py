@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("quotas", "0028_failover"),
+        ("quotas", "0029_requested"),
     ]
 
     operations = [

@@ -28,7 +28,8 @@ class ClaimField(models.TextChoices):
 MOST: dict[str, int] = {
     ClaimField.CORE_REQUEST: 100,
     ClaimField.CORE_LIMIT: 100,
-    ClaimField.MEMORY_MIB: 2**31 - 1,
+    # 16 TiB, for pools without a GPU as yet; in others the largest GPU decides.
+    ClaimField.MEMORY_MIB: 16 * 1024 * 1024,
     ClaimField.GPU_COUNT: 64,
     ClaimField.TIME_LIMIT_SECONDS: 366 * 86400,
 }

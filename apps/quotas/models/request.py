@@ -1,4 +1,4 @@
-"""Quota requests: a tenant admin's request, an operator's answer, and its result."""
+"""Quota requests: a tenant's request, an operator's answer, and its result."""
 
 import uuid
 from typing import TYPE_CHECKING
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 class RequestState(models.TextChoices):
-    """State: open → approved, denied or countered; countered → approved; both → withdrawn; approved → lapsed."""
+    """State: requested (by a member) → open; open → approved, denied or countered; countered → approved; and ends.
 
+    The ends are denied and withdrawn, of each of these, and lapsed, of what was approved.
+    """
+
+    REQUESTED = "requested"
     OPEN = "open"
     COUNTERED = "countered"
     APPROVED = "approved"
@@ -27,8 +31,10 @@ class RequestState(models.TextChoices):
     LAPSED = "lapsed"
 
 
-# States in which an operator may answer, and a tenant withdraw.
+# States in which an operator may answer.
 UNDECIDED = (RequestState.OPEN, RequestState.COUNTERED)
+# States in which a tenant may withdraw: besides those, a member's request that no admin has passed on.
+UNANSWERED = (RequestState.REQUESTED, *UNDECIDED)
 GRANTED = (RequestState.APPROVED, RequestState.LAPSED)
 
 

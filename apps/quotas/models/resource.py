@@ -1,6 +1,7 @@
 """Resources that quotas limit."""
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 
 class Resource(models.TextChoices):
@@ -14,3 +15,17 @@ class Resource(models.TextChoices):
 
 # A tenant without a quota of these may hold none; without a quota of the others it is not limited separately.
 ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
+
+# Readers of JSON lose digits beyond it.
+MOST_AMOUNT = 2**53 - 1
+
+# Help texts of amounts, for forms and, with the meaning of null, for the API.
+AMOUNT_HELP = {
+    "hard": _("What the tenant may hold; 0: nothing."),
+    "borrowing_limit": _("Above the quota, while its cohort has idle quota."),
+    "lending_limit": _("Of the quota, to its cohort while idle."),
+    "member_hard": _("Over all pools, by all tokens of the member together; 0: nothing."),
+    "range_default": _("The value of claims that do not set it."),
+    "more": _("The amount to add to the present quota."),
+    "until": _("The quota falls back then."),
+}

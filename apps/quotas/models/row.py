@@ -4,6 +4,9 @@ from typing import Any, Self
 
 from django.db import models
 
+# The longest name that a person gives; columns are wider, for what was named before.
+MOST_NAME = 63
+
 
 class Row(models.Model):
     """A row with times and an integer version, which is its entity tag."""

@@ -13,8 +13,8 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from apps.quotas.models import Budget, EventKind, Pool, QuotaRequest, ResourceQuota, Tenant
-from apps.quotas.models.request import UNDECIDED, RequestState
+from apps.quotas.models import Budget, EventKind, Pool, QuotaRequest, ResourceQuota, Role, Tenant
+from apps.quotas.models.request import UNANSWERED, UNDECIDED, RequestState
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit, budgets, charging, overcommit, quotas
@@ -68,19 +68,32 @@ def ask(
     until: datetime | None = None,
     period: str | None = None,
 ) -> QuotaRequest:
-    """Request `amount` more, for good or until a time. `period` is for GPU-hours of a budget, and only for these.
+    """Request `amount` more, for good or until a time; of a member, the tenant's admins pass it on to the operators.
 
-    Raises RoleMissing, NotLimited, DatePassed, BudgetTooLarge.
+    `period` is for GPU-hours of a budget, and only for these. Raises RoleMissing, NotLimited, DatePassed,
+    BudgetTooLarge.
     """
-    principal.require_role(tenant, "admin")
+    principal.require_role(tenant, "member")
     _refuse_past(until)
     request = QuotaRequest(
         tenant=tenant, pool=pool, resource=resource, amount=amount, until=until, reason=reason, period=period
     )
     _require_raisable(request, amount, until)
     request.created_by = principal.name
+    if not _administers(principal, tenant):
+        request.state = RequestState.REQUESTED
     request.save()
     _note(request, principal=principal, action="create", amount=amount, until=until, reason=reason)
+    return request
+
+
+@transaction.atomic
+def forward(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
+    """Pass a member's request on to the operators. Raises RoleMissing, WrongState."""
+    principal.require_role(request.tenant, "admin")
+    request = _lock_row(request, versions, RequestState.REQUESTED)
+    request.change(state=RequestState.OPEN)
+    _note(request, principal=principal, action="forward")
     return request
 
 
@@ -130,9 +143,15 @@ def accept(*, principal: Principal, request: QuotaRequest, versions: etags.Versi
 
 @transaction.atomic
 def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: etags.Versions = None) -> QuotaRequest:
-    """Deny the request with a reason. Raises WrongState."""
-    principal.require_operator()
-    request = _lock_row(request, versions, *UNDECIDED)
+    """Deny the request with a reason: operators, and the tenant's admins what they would not pass on.
+
+    Raises RoleMissing, WrongState.
+    """
+    principal.require_role(request.tenant, "admin")
+    if request.state != RequestState.REQUESTED:
+        principal.require_operator()
+    allowed = UNANSWERED if principal.is_operator else (RequestState.REQUESTED,)
+    request = _lock_row(request, versions, *allowed)
     request.change(state=RequestState.DENIED, words=words, answered_by=principal.name, decided_at=timezone.now())
     _note(request, principal=principal, action="deny", words=words)
     return request
@@ -140,9 +159,10 @@ def deny(*, principal: Principal, request: QuotaRequest, words: str, versions: e
 
 @transaction.atomic
 def withdraw(*, principal: Principal, request: QuotaRequest, versions: etags.Versions = None) -> QuotaRequest:
-    """Withdraw the request. Raises RoleMissing, WrongState."""
-    principal.require_role(request.tenant, "admin")
-    request = _lock_row(request, versions, *UNDECIDED)
+    """Withdraw the request: the tenant's admins, and whoever made it. Raises RoleMissing, WrongState."""
+    own = person_of(request.created_by) == person_of(principal.name)
+    principal.require_role(request.tenant, "member" if own else "admin")
+    request = _lock_row(request, versions, *UNANSWERED)
     request.change(state=RequestState.WITHDRAWN, decided_at=timezone.now())
     _note(request, principal=principal, action="withdraw")
     return request
@@ -307,6 +327,15 @@ def _lock_row(request: QuotaRequest, versions: etags.Versions, *allowed: str) ->
             allowed=[str(state) for state in allowed],
         )
     return request
+
+
+def person_of(name: str) -> str:
+    """Return the person of a principal's name, without the token: `user:max via token ci` is `user:max`."""
+    return name.partition(" via ")[0]
+
+
+def _administers(principal: Principal, tenant: Tenant) -> bool:
+    return principal.is_operator or tenant.pk in principal.with_role(Role.ADMIN)
 
 
 def _refuse_past(until: datetime | None) -> None:

@@ -9,11 +9,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.serializers import MAX_AMOUNT, PoolByName, TenantBySlug
+from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Budget, QuotaRequest
 from apps.quotas.models.request import GPU_HOURS, PERIODS, REQUESTED, RequestState
+from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.budgets import BudgetSerializer
@@ -27,7 +28,7 @@ from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
-    """A request of a tenant's admin for more of one resource, or for GPU-hours of a budget."""
+    """A request of a tenant for more of one resource, or for GPU-hours of a budget."""
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
@@ -38,10 +39,12 @@ class RequestForMoreSerializer(Strict):
     )
     amount = StrictInteger(
         min_value=1,
-        max_value=MAX_AMOUNT,
-        help_text="The amount beyond the present quota or budget. A tenant without a budget asks for its first one.",
+        max_value=MOST_AMOUNT,
+        help_text=f"{AMOUNT_HELP['more']} A tenant without a budget asks for its first one.",
     )
-    until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
+    until = serializers.DateTimeField(
+        allow_null=True, default=None, help_text=f"{AMOUNT_HELP['until']} Null: for good."
+    )
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
     state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
     offered_amount = serializers.IntegerField(read_only=True, allow_null=True)
@@ -134,7 +137,7 @@ class DenialSerializer(Strict):
 class CounterSerializer(WordsSerializer):
     """A counter-offer."""
 
-    amount = StrictInteger(min_value=1, max_value=MAX_AMOUNT)
+    amount = StrictInteger(min_value=1, max_value=MOST_AMOUNT)
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
 
 
@@ -182,7 +185,7 @@ class RequestList(RequestView, ListMixin):
 
     @idempotent
     def post(self, request: Request) -> Response:
-        """Create a request for more of a resource, or for a budget (a tenant's admins)."""
+        """Create a request for more of a resource or a budget; a member's waits for its admins, as `requested`."""
         return self.respond(requests.ask(principal=self.principal, **self.parse_body(request)), status=201)
 
 
@@ -201,6 +204,17 @@ APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
     serializers=[RequestForMoreSerializer, RequestPreviewSerializer],
     resource_type_field_name=None,
 )
+
+
+class RequestForward(RequestView):
+    """The passing on of a member's request to the operators."""
+
+    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
+    @idempotent
+    def post(self, request: Request, uid: str) -> Response:
+        """Pass a member's request on to the operators (the tenant's admins)."""
+        self.without_body(request)
+        return self.act_on(request, uid, requests.forward)
 
 
 class RequestApprove(RequestView):
@@ -231,7 +245,7 @@ class RequestDeny(RequestView):
     @extend_schema(responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Deny the request, with a reason (operators)."""
+        """Deny the request, with a reason (operators; the tenant's admins while it is `requested`)."""
         return self.act_on(request, uid, requests.deny, **self.parse_body(request))
 
 
@@ -266,6 +280,6 @@ class RequestWithdraw(RequestView):
     @extend_schema(request=None, responses={200: RequestForMoreSerializer})
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Withdraw the request (the tenant's admins)."""
+        """Withdraw the request (the tenant's admins, and whoever made it)."""
         self.without_body(request)
         return self.act_on(request, uid, requests.withdraw)

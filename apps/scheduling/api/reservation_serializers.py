@@ -7,6 +7,7 @@ from rest_framework import serializers
 
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB, NEEDED_HELP, ReasonSerializer
 from apps.scheduling.models import ReservationState
 from apps.scheduling.models.reservation import Ending
@@ -20,7 +21,7 @@ OUTSIDE = "`outside`: used by pods without a claim."
 class RulesSerializer(Strict):
     """The fields of a reservation that can be changed."""
 
-    name = serializers.CharField(max_length=200, default="unnamed")
+    name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
     start_at = serializers.DateTimeField(required=False, help_text="Now, unless given.")
     end_at = serializers.DateTimeField(help_text="Its claims end with it.")
     grace_seconds = StrictInteger(

@@ -11,6 +11,7 @@ from rest_framework import serializers
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Idle, OverQuota
 from apps.scheduling.services.cycles.replays import gpus_seen
@@ -116,7 +117,7 @@ class ClaimSerializer(Strict):
 
     uid = serializers.UUIDField(read_only=True)
     tenant = TenantBySlug()
-    name = serializers.CharField(max_length=200, default="unnamed")
+    name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
     gpu_count = StrictInteger(
         min_value=1, max_value=MOST[ClaimField.GPU_COUNT], required=False, help_text="1 unless given."

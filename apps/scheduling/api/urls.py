@@ -48,6 +48,7 @@ urlpatterns = [
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quota-requests/", requests.RequestList.as_view()),
     path("quota-requests/<uuid:uid>/", requests.RequestDetail.as_view()),
+    path("quota-requests/<uuid:uid>/forward/", requests.RequestForward.as_view()),
     path("quota-requests/<uuid:uid>/approve/", requests.RequestApprove.as_view()),
     path("quota-requests/<uuid:uid>/deny/", requests.RequestDeny.as_view()),
     path("quota-requests/<uuid:uid>/counter/", requests.RequestCounter.as_view()),

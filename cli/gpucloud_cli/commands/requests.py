@@ -1,4 +1,4 @@
-"""`quota-request approve|deny|counter|accept|withdraw`."""
+"""`quota-request forward|approve|deny|counter|accept|withdraw`."""
 
 from typing import Any
 
@@ -16,8 +16,20 @@ def join(root: click.Group) -> None:
     """Add the commands to the tree."""
     group = root.commands["quota-request"]
     assert isinstance(group, click.Group)
-    for command in (approve, deny, counter, accept, withdraw):
+    for command in (forward, approve, deny, counter, accept, withdraw):
         group.add_command(command)
+
+
+@click.command()
+@click.argument("uid")
+@output_options
+@pass_invocation
+def forward(invocation: Invocation, *, uid: str) -> None:
+    """Pass a member's quota request on to the operators (the tenant's admins).
+
+    Example: gpucloud quota-request forward 0198c1ab-…
+    """
+    _act(invocation, uid, "forward", {})
 
 
 @click.command()
@@ -40,7 +52,7 @@ def approve(invocation: Invocation, *, uid: str, words: str | None, dry_run: boo
 @output_options
 @pass_invocation
 def deny(invocation: Invocation, *, uid: str, words: str) -> None:
-    """Deny a quota request with a reason (operators).
+    """Deny a quota request with a reason (operators; the tenant's admins before they pass it on).
 
     Example: gpucloud quota-request deny 0198c1ab-… --words "ask again in May"
     """
