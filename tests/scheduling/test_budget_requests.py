@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_tenant_without_a_budget_asks_for_its_first_one(cast: Cast, quota: Res
     assert budget_hours(cast) == "100.000"
     assert (hard(quota), actions()) == (100, ["create", "approve"])
     event = AuditEvent.objects.get(action="quota-request.approve")
+    assert event.after is not None
     assert (event.after["period"], event.after["gpu_hours"]) == ("month", "100")
     assert AuditEvent.objects.filter(action="budget.create").count() == 1
     (row,) = cast.anna.get("quota-requests/?resource=gpu_hours&period=month").body["results"]
@@ -132,13 +134,17 @@ def test_a_first_budget_has_no_end_and_no_budget_is_larger_than_a_fleet(
     answer = cast.olga.post(path + "approve/")
     assert (answer.status, answer.code) == (422, "budget-too-large")
     assert cast.olga.get(path).body["preview"] is None
-    for who in (cast.max, cast.vera):
-        assert who.post("quota-requests/", HOURS).code == "role-missing"
+    assert cast.max.post("quota-requests/", HOURS).body["state"] == "requested"
+    assert cast.vera.post("quota-requests/", HOURS).code == "role-missing"
+
+
+def approve(cast: Cast, path: str) -> int:
+    return Api(cast.olga.token).post(path + "approve/").status
 
 
 @pytest.mark.django_db(transaction=True)
 def test_requests_for_one_budget_that_are_approved_at_once_add_up(real_cast: Cast) -> None:
     paths = [make_request(real_cast, **HOURS) for _ in range(8)]
-    answers = race([lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths])
+    answers = race([partial(approve, real_cast, path) for path in paths])
     assert answers == [200] * 8
     assert budget_hours(real_cast) == "800.000"

@@ -49,7 +49,7 @@ def efficiency(
         person = f"user:{person}"
     with invocation.api() as api:
         body = api.get("reports/efficiency/", by=by, range=within, person=person, limit=limit, **where).body
-    if invocation.json:
+    if invocation.structured:
         invocation.show(body)
         return
     rows = [{**row, "percent": None if row["percent"] is None else f"{row['percent']:.0f} %"} for row in body["rows"]]
@@ -73,7 +73,7 @@ def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any
     """
     with invocation.api() as api:
         body = api.get("reports/usage/", **{"by": by, "from": begin, **where}).body
-    if invocation.json:
+    if invocation.structured:
         invocation.show(body)
         return
     output.table(body["rows"], USAGE_COLUMNS[by])
