@@ -195,18 +195,16 @@ class GpuProcess(Record, frozen=True, kw_only=True):
 
 
 class GpuHealth(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The health of one GPU by NVML; ECC errors since the driver was loaded. None: its card or driver cannot say."""
+    """The health of one GPU; ECC errors since the driver was loaded. None: its card or driver cannot say."""
 
     uuid: GpuUuid
     temperature_celsius: Celsius | None = None
     ecc_corrected: Count | None = None
     ecc_uncorrected: Count | None = None
-    # The last XID error since the agent started, and when it came.
     last_xid: Count | None = None
     last_xid_at: Seconds | None = None
-    # Its meaning by the agent's table, and what cures it: a fix of the program, time, or a reset.
     last_xid_meaning: Word = ""
-    last_xid_cure: Word = ""
+    last_xid_cure: Word = ""  # `program`, `time` or `reset`
     # Means since the last report: SMs with work, SMs at tensor operations, used memory bandwidth.
     sm_active_percent: MeasuredPercent | None = None
     tensor_active_percent: MeasuredPercent | None = None
@@ -218,8 +216,7 @@ class Health(Frame, frozen=True, kw_only=True):
 
     at: Seconds
     gpus: Annotated[list[GpuHealth], Meta(max_length=MAX_GPUS)]
-    # Those with the most memory if there are more.
-    processes: Annotated[list[GpuProcess], Meta(max_length=MAX_PROCESSES)]
+    processes: Annotated[list[GpuProcess], Meta(max_length=MAX_PROCESSES)]  # those with the most memory
 
 
 class Event(Frame, frozen=True, kw_only=True):
@@ -279,8 +276,7 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     node_uid: Uid
     node_name: Word
     server_time: Seconds
-    # The server takes `Health` frames. An older one, which does not say so, would end the connection at the first.
-    health: bool = False
+    health: bool = False  # It takes `Health` frames; an older server would end the connection at the first.
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):

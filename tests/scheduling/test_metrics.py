@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from agent import metrics as agents
 from agent import wire
-from apps.nodes.models import Gpu, Node
+from apps.nodes.models import Gpu, GpuHealth, Node
 from apps.quotas.models import Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
@@ -277,6 +277,7 @@ def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
         ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
         run_round(cast.pool)
     tell(machine.node, store_use(machine, assignment))
+    GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), sm_active_percent=5, dram_active_percent=5)
     cast.olga.get("claims/")
     # Rare events have no series before the first.
     counters.POOLS_SET_ASIDE.add("default")
