@@ -57,6 +57,7 @@ PAGES: dict[str, str] = {
     "POST quota-requests/<uuid:uid>/approve/": "request",
     "POST quota-requests/<uuid:uid>/counter/": "request",
     "POST quota-requests/<uuid:uid>/deny/": "request",
+    "POST quota-requests/<uuid:uid>/forward/": "request",
     "POST quota-requests/<uuid:uid>/withdraw/": "request",
     "POST quotas/": "new-quota",
     "PATCH quotas/<int:pk>/": "quota",

@@ -116,7 +116,7 @@ def test_ranges_are_made_changed_and_removed_by_operators_with_a_trace(cast: Cas
     [
         ("core_request", 100),
         ("core_limit", 100),
-        ("memory_mib", 2**31 - 1),
+        ("memory_mib", 16 * 1024 * 1024),
         ("gpu_count", 64),
         ("time_limit_seconds", 366 * 86400),
     ],

@@ -14,7 +14,7 @@ from apps.quotas.models import AuditEvent
 
 
 class Moment(django_filters.Filter):
-    """The events from or until a moment, in UTC."""
+    """The events from or until a moment, in the reader's time zone."""
 
     @property
     def field(self) -> Any:
