@@ -44,6 +44,8 @@ PATHS = [
     "/requests/",
     "/requests/new/",
     "/prices/",
+    "/reports/",
+    "/efficiency/",
     "/nodes/",
     "/reservations/",
     "/reservations/new/",
