@@ -41,6 +41,7 @@ def test_a_tenant_without_a_budget_asks_for_its_first_one(cast: Cast, quota: Res
     assert budget_hours(cast) == "100.000"
     assert (hard(quota), actions()) == (100, ["create", "approve"])
     event = AuditEvent.objects.get(action="quota-request.approve")
+    assert event.after is not None
     assert (event.after["period"], event.after["gpu_hours"]) == ("month", "100")
     assert AuditEvent.objects.filter(action="budget.create").count() == 1
     (row,) = cast.anna.get("quota-requests/?resource=gpu_hours&period=month").body["results"]
@@ -139,6 +140,7 @@ def test_a_first_budget_has_no_end_and_no_budget_is_larger_than_a_fleet(
 @pytest.mark.django_db(transaction=True)
 def test_requests_for_one_budget_that_are_approved_at_once_add_up(real_cast: Cast) -> None:
     paths = [make_request(real_cast, **HOURS) for _ in range(8)]
-    answers = race([lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths])
+    approve = [lambda path=path: Api(real_cast.olga.token).post(path + "approve/").status for path in paths]
+    answers = race([*approve])
     assert answers == [200] * 8
     assert budget_hours(real_cast) == "800.000"
