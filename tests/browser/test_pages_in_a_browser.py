@@ -48,6 +48,8 @@ PATHS = [
     "/requests/",
     "/requests/new/",
     "/prices/",
+    "/reports/",
+    "/efficiency/",
     "/nodes/",
     "/reservations/",
     "/reservations/new/",
