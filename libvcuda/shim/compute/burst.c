@@ -12,6 +12,13 @@
 #define SKIP_MOST 24
 #define SKIP_NS 100000
 #define SKIP_UNLIMITED_NS 1000000
+/* A program that launches more slowly than the GPU works, without a limit and with the GPU to itself, pays for each event
+ * with its own time, and nobody waits for the numbers. On an H200, measuring a tenth as often reduces a small CNN's
+ * overhead from 1.7 to 0.3 %, and that of two kernels and a wait from 2.8 to 0.8 %. The work of a GPU that is behind by
+ * QUEUED_TICKS at the end of a burst costs the program nothing to measure. */
+#define SKIP_MOST_RARE 240
+#define SKIP_RARE_NS 10000000
+#define QUEUED_TICKS 100000
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
 #define DRY_TICKS 10000
 
@@ -107,16 +114,20 @@ static void give_skips(struct meter_lane *lane, uint64_t ticks)
     const struct meter_burst *burst = &lane->now;
     if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
         return;
-    int unlimited = is_unlimited(lane->slot);
-    uint64_t work_ns = unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
+    int unlimited = is_unlimited(lane->slot),
+        rare = unlimited && !burst->contended && lane->free_at < ticks + QUEUED_TICKS;
+    uint64_t work_ns = rare ? SKIP_RARE_NS : unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
     uint64_t most = work_ns * burst->launches / burst->predicted_ns;
-    most = most < SKIP_MOST * burst->launches ? most : SKIP_MOST * burst->launches;
+    uint64_t bound = (uint64_t)(rare ? SKIP_MOST_RARE : SKIP_MOST) * burst->launches;
+    most = most < bound ? most : bound;
+    lane->rare = rare;
     lane->skip_given = thrown((uint32_t)most, ticks);
     if (!lane->skip_given)
         return;
     __atomic_store_n(&lane->skipping_since_ns, burst->closed_ns, __ATOMIC_RELAXED);
-    /* Under a limit it counts as in flight at once, whether it will be launched or not. */
-    __atomic_store_n(&lane->skip_counted_ns, unlimited ? 0 : work_ns, __ATOMIC_RELAXED);
+    /* It counts as in flight at once, whether it will be launched or not: under a limit because it is not measured yet,
+     * and where there is much of it because nothing else shows the arbiter that the claim is active. */
+    __atomic_store_n(&lane->skip_counted_ns, unlimited && !rare ? 0 : work_ns, __ATOMIC_RELAXED);
     inflight_add(lane->slot, lane->skip_counted_ns);
     __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
