@@ -109,13 +109,13 @@ static uint32_t thrown(uint32_t most, uint64_t ticks)
 }
 
 /* Let the next launches go without events if the burst that ends had short launches. */
-static void give_skips(struct meter_lane *lane, uint64_t ticks)
+static void give_skips(struct meter_lane *lane, const struct origin *origin, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
     if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
         return;
     int unlimited = is_unlimited(lane->slot),
-        rare = unlimited && !burst->contended && lane->free_at < ticks + QUEUED_TICKS;
+        rare = unlimited && !burst->contended && lane->free_at < ticks + QUEUED_TICKS && origin_is_sure(origin);
     uint64_t work_ns = rare ? SKIP_RARE_NS : unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
     uint64_t most = work_ns * burst->launches / burst->predicted_ns;
     uint64_t bound = (uint64_t)(rare ? SKIP_MOST_RARE : SKIP_MOST) * burst->launches;
@@ -169,7 +169,7 @@ void meter_close(struct meter_lane *lane)
     lane->ring[lane->head % METER_BURSTS] = lane->now;
     __atomic_store_n(&lane->head, lane->head + 1, __ATOMIC_RELEASE);
     lane_set_open(lane, 0);
-    give_skips(lane, ticks);
+    give_skips(lane, origin, ticks);
     watcher_poke();
 }
 

@@ -164,6 +164,8 @@ CUevent origin_record(struct origin *origin, const struct meter_lane *lane);
 void origin_return(struct origin *origin, CUevent event);
 /* `dry`: the stream has nothing to do, so the burst gets a start event of its own. */
 void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane, int dry);
+/* Return 1 if the distance of empty events has been measured often enough. */
+int origin_is_sure(const struct origin *origin);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
 /* Compute the time between the two events around a finished burst, ns, and its end on CLOCK_MONOTONIC. Return 0 if the
  * driver gives no times. Its base, if it has one, becomes the origin. */
