@@ -19,6 +19,9 @@
 #define SKIP_MOST_RARE 240
 #define SKIP_RARE_NS 10000000
 #define QUEUED_TICKS 100000
+/* Bursts in a row at whose ends it was not behind: about a step of a training. In a program that is ahead of the GPU in a
+ * part of each step, a kernel takes less behind others than by itself, which only its bursts show. */
+#define CALM_BURSTS 32
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
 #define DRY_TICKS 10000
 
@@ -114,8 +117,10 @@ static void give_skips(struct meter_lane *lane, const struct origin *origin, uin
     const struct meter_burst *burst = &lane->now;
     if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
         return;
-    int unlimited = is_unlimited(lane->slot),
-        rare = unlimited && !burst->contended && lane->free_at < ticks + QUEUED_TICKS && origin_is_sure(origin);
+    uint32_t calm = __atomic_load_n(&lane->calm, __ATOMIC_RELAXED) + 1;
+    calm = burst->contended || lane->free_at >= ticks + QUEUED_TICKS ? 0 : calm;
+    __atomic_store_n(&lane->calm, calm, __ATOMIC_RELAXED);
+    int unlimited = is_unlimited(lane->slot), rare = unlimited && calm > CALM_BURSTS && origin_is_sure(origin);
     uint64_t work_ns = rare ? SKIP_RARE_NS : unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
     uint64_t most = work_ns * burst->launches / burst->predicted_ns;
     uint64_t bound = (uint64_t)(rare ? SKIP_MOST_RARE : SKIP_MOST) * burst->launches;

@@ -58,6 +58,7 @@ struct meter_lane {
     int ended;                /* the stream has been destroyed; its handle may be used again */
     int64_t left_ns;          /* rest of the work for which `now` was admitted */
     uint32_t left;            /* launches until an end event is due */
+    uint32_t calm;            /* bursts in a row at whose ends the stream was almost done */
     uint64_t skip_counted_ns; /* the part of skip_left_ns in inflight_ns */
     uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */

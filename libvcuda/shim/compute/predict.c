@@ -25,12 +25,11 @@
  * change, so this is repeated now and then for ever. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
-/* Where bursts are measured rarely (burst.c), a kernel is measured this often from the beginning again: its first
- * measurements came one right after the other, and the events of one shorten the time of the next. After these, again
- * every 2 to 4 seconds, counted in units of 0.27 s: each such measurement costs the program about 10 us. */
-#define RARE_AFTER 6
-#define RARE_UNITS 8
-#define UNIT_SHIFT 28
+/* Where bursts are measured rarely (burst.c), no sooner than after 34 to 67 ms, counted in units of 34: each measurement
+ * costs the program about 10 us. Not every few seconds: one is off by as much as a fifth, and the first ones, one right
+ * after the other, all too low. */
+#define RARE_UNITS 2
+#define UNIT_SHIFT 25
 #define RARE_LOOK 64 /* launches between two looks at the clock */
 /* One measurement moves a prediction by this part. A disturbed one (by an interrupt, a page fault, a foreign slice) is
  * longer, never shorter: so at most twice the prediction is believed at once. */
@@ -62,8 +61,7 @@ static struct entry {
     uint32_t launches;
     uint32_t alone_at;  /* launches at which it is measured by itself again */
     uint16_t unit;      /* the time of the last such measurement */
-    uint8_t samples;    /* number of those, or the most that there is room for */
-    uint8_t anew;       /* number of those while bursts were measured rarely, up to RARE_AFTER */
+    uint16_t samples;   /* number of those, or the most that there is room for */
     uint32_t spread_ns; /* mean distance of those from alone_ns */
 } entries[SETS * WAYS];
 
@@ -86,7 +84,6 @@ static uint16_t find(uint64_t key)
     __atomic_store_n(&e->alone_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->samples, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&e->anew, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->spread_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->alone_at, 2 * ALONE_FIRST, __ATOMIC_RELAXED);
     __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
@@ -127,22 +124,9 @@ static int varies(const struct entry *e)
 /* Return 1 if the kernel is due for a measurement by itself. */
 static int is_due(struct entry *e, uint32_t launches, int rare)
 {
-    uint64_t key = __atomic_load_n(&e->key, __ATOMIC_RELAXED);
-    uint8_t anew = __atomic_load_n(&e->anew, __ATOMIC_RELAXED);
-    uint16_t passed;
     if ((int32_t)(launches - __atomic_load_n(&e->alone_at, __ATOMIC_RELAXED)) < 0)
         return 0;
-    if (!rare)
-        return 1;
-    if (anew < RARE_AFTER) {
-        if (!anew && !varies(e))
-            __atomic_store_n(&e->samples, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&e->anew, anew + 1, __ATOMIC_RELAXED);
-        return 1;
-    }
-    passed = (uint16_t)(unit_now() - __atomic_load_n(&e->unit, __ATOMIC_RELAXED));
-    /* Not all kernels of a step at once. */
-    if (passed >= RARE_UNITS + (key >> 32) % RARE_UNITS)
+    if (!rare || (uint16_t)(unit_now() - __atomic_load_n(&e->unit, __ATOMIC_RELAXED)) >= RARE_UNITS)
         return 1;
     __atomic_store_n(&e->alone_at, launches + RARE_LOOK, __ATOMIC_RELAXED);
     return 0;
@@ -188,13 +172,10 @@ static double load(const uint32_t *word)
 static void learn_alone(struct entry *e, double seen, int contended)
 {
     double old = load(&e->nanoseconds), alone = load(&e->alone_ns), spread = load(&e->spread_ns);
-    uint8_t samples = __atomic_load_n(&e->samples, __ATOMIC_RELAXED);
-    __atomic_store_n(&e->samples, samples < UINT8_MAX ? samples + 1 : samples, __ATOMIC_RELAXED);
+    uint16_t samples = __atomic_load_n(&e->samples, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->samples, samples < UINT16_MAX ? samples + 1 : samples, __ATOMIC_RELAXED);
     int early = samples < SURE_SAMPLES;
-    /* A kernel that was steady takes another time: do not wait for seconds to see that confirmed. */
-    if (spread * VARIED <= alone && (seen > alone ? seen - alone : alone - seen) * VARIED > alone)
-        __atomic_store_n(&e->unit, unit_now() - 2 * RARE_UNITS, __ATOMIC_RELAXED);
-    if (!samples || (early && seen * NEAR < alone)) {
+    if (old == 0 || (early && seen * NEAR < alone)) {
         set(&e->alone_ns, seen);
         set(&e->nanoseconds, seen);
         return;
