@@ -240,8 +240,6 @@ SPECTACULAR_SETTINGS = {
         "PeriodEnum": "apps.quotas.models.budget.Period",
         "QuotaResource": "apps.quotas.models.Resource",
         "RequestedResource": "apps.quotas.models.request.REQUESTED",
-        "RequestedPeriod": "apps.quotas.models.request.PERIODS",
-        "BudgetPeriod": "apps.quotas.models.budget.Period",
         "MemberRole": "apps.quotas.models.Role",
         "EventKind": "apps.quotas.models.EventKind",
         "ClusterState": "apps.clusters.models.ClusterState",
