@@ -239,7 +239,6 @@ SPECTACULAR_SETTINGS = {
         "RequestPeriod": "apps.quotas.models.request.PERIODS",
         "PeriodEnum": "apps.quotas.models.budget.Period",
         "QuotaResource": "apps.quotas.models.Resource",
-        "RequestedResource": "apps.quotas.models.request.REQUESTED",
         "MemberRole": "apps.quotas.models.Role",
         "EventKind": "apps.quotas.models.EventKind",
         "ClusterState": "apps.clusters.models.ClusterState",
