@@ -62,11 +62,11 @@ def test_a_token_is_shown_once_and_revoked(visitor: Visitor, platform: Platform)
     press(page, page.get_by_role("button", name="Create token"))
     expect(page.locator("#once")).to_contain_text("gpc_")
     press(page, page.get_by_role("link", name="Back to the tokens"))
-    row = page.get_by_role("row").filter(has_text="from-a-browser")
-    press(page, row.get_by_role("button", name="Revoke…"))
+    press(page, page.get_by_role("link", name="from-a-browser"))
+    press(page, page.get_by_role("button", name="Revoke…"))
     press(page, page.get_by_role("button", name="Revoke it"))
     expect(page.get_by_role("status").filter(has_text="is revoked")).to_be_visible()
-    expect(page.get_by_role("row").filter(has_text="from-a-browser")).to_have_count(0)
+    expect(page.get_by_role("row").filter(has_text="from-a-browser")).to_contain_text("Revoked")
 
 
 def test_a_charts_time_lives_in_the_url_and_outlives_a_refresh(visitor: Visitor) -> None:

