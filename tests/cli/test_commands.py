@@ -44,7 +44,7 @@ def test_a_quota_is_previewed_and_asked_for(olga: Shell, max_: Shell, tenant: st
     preview = olga.data("quota", "change", str(core["id"]), "--hard", "0", "--dry-run")
     assert preview["dry_run"] is True
     asked = ("quota-request", "create", "--tenant", tenant, "--resource", "core_percent", "--amount", "100")
-    assert max_.run(*asked, "--reason", "a paper").code == 4
+    assert max_.data(*asked, "--reason", "a second paper")["state"] == "requested"
     made = olga.data(*asked, "--reason", "a paper")
     countered = olga.data("quota-request", "counter", made["uid"], "--amount", "50", "--words", "half")
     assert (countered["state"], countered["offered_amount"]) == ("countered", 50)
@@ -71,7 +71,7 @@ def test_a_node_is_added_with_the_command_to_copy(olga: Shell, platform: Platfor
     name = new_name("n")
     added = olga.run("node", "add", name)
     assert added.code == 0
-    assert added.out.startswith("GPUCLOUD_ENROL_TOKEN=gpe_")
+    assert "GPUCLOUD_ENROL_TOKEN=gpe_" in added.out
     assert added.out.count("\n") == 1
     assert platform.url in added.out
     assert "gpe_" not in added.err

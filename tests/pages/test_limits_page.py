@@ -190,7 +190,7 @@ def test_a_budget_once_needs_its_times_and_others_have_none(cast: Cast, browser:
     assert "Only for a budget that is there once" in posted(olga, path, 422, period="week", gpu_hours="1", **times)
     posted(olga, path, period="custom", gpu_hours="1", **times)
     page = text(browser("vera"))
-    assert "2026-01-01 00:00 UTC – 2026-02-01 00:00 UTC" in page
+    assert "2026-01-01 00:00 – 2026-02-01 00:00 UTC" in page
     assert "not now" in page
 
 
