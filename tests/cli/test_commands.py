@@ -211,7 +211,7 @@ def test_who_has_enough_of_a_list_is_no_error_in_words(olga: Shell) -> None:
     finally:
         os.close(writer)
     # The note that there are more is printed in any case.
-    assert [line for line in done.stderr.splitlines() if "--all lists the rest" not in line] == []
+    assert [line for line in done.stderr.splitlines() if "the rest too" not in line] == []
 
 
 def test_it_is_installed_alone_by_pip(tmp_path: Path, olga: Shell) -> None:
