@@ -66,6 +66,9 @@ static const struct cell fixed[] = {
     {2, {200, 10}, 5, "poll", 1, 1, 50, "grid", 0},
     {4, {500, 50, 200, 20}, 8, "device", 4, 1, 50, "function", 0},
     {3, {400, 30, 100}, 6, "stream", 1, 3, 50, "function", 0},
+    /* Short kernels that end within another stream's or process's long ones. */
+    {3, {100, 2000, 10}, 4, "device", 2, 2, 75, "function", 0},
+    {2, {10, 5000}, 1, "stream", 3, 2, 75, "both", 0},
     {6, {8, 20, 300, 50, 120, 10}, 60, "stream", 1, 1, 50, "argument", 0},
     {6, {8, 20, 300, 50, 120, 10}, 12, "device", 1, 1, 25, "argument", 10},
     /* Controls: one kind, which was always right. */

@@ -62,9 +62,15 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     /* All launched work is known to be done, or should be. */
     if (lane->head == __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE) || ticks > lane->free_at)
         lane_set_free_at(lane, ticks);
-    lane->now =
-        (struct meter_burst){.begun_ns = now, .alone = (uint8_t)alone, .contended = gate_is_contended(lane->slot)};
+    lane->now = (struct meter_burst){
+        .begun_ns = now,
+        .alone = (uint8_t)alone,
+        .idle = lane->dry_at == lane_position(lane),
+        .contended = gate_is_contended(lane->slot),
+    };
     take_skipped(lane);
+    /* Right behind the end event of the previous burst, a start event is passed late. */
+    lane->now.idle &= lane->now.skipped != 0;
     /* Skipped launches run between the last end event and this burst. */
     int dry = alone || lane->now.skipped || ticks + DRY_TICKS > lane->free_at;
     const uint64_t *turn_word =

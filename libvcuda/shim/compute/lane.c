@@ -100,6 +100,7 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->epoch = 0;
     lane->rare = 0;
     lane->calm = 0;
+    lane->dry_at = UINT64_MAX;
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
     __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);

@@ -30,6 +30,7 @@ struct meter_burst {
     uint64_t skipped_ns, skipping_since_ns;
     uint64_t skipped_counted_ns; /* the part of it that stands in inflight_ns */
     uint8_t alone;               /* one launch, measured by itself */
+    uint8_t idle;                /* it began after the program had waited for everything in the stream */
     uint8_t contended;           /* other claims may have had the GPU in between */
     uint8_t kinds;
     struct {
@@ -64,6 +65,7 @@ struct meter_lane {
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t gap, event_gap;           /* duration_gap, duration_event_gap */
+    uint64_t dry_at;                   /* lane_position() when the program had last waited for the stream */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
@@ -87,7 +89,8 @@ void meter_end(struct meter_ticket *ticket, CUresult result);
 /* Before and after the program waits for one stream. */
 struct meter_wait {
     struct meter_lane *lane; /* NULL: nothing to learn from its end */
-    uint32_t head;
+    uint64_t position;       /* lane_position() when it began */
+    int closed;              /* it ended a burst, or there was nothing to end */
     int begun;
 };
 void meter_begin_wait(struct meter_wait *wait, CUstream stream, int per_thread);
@@ -136,6 +139,7 @@ struct duration {
     double start_ns, end_ns; /* CLOCK_MONOTONIC */
     double busy_ns;          /* part of that time: kernels alone, without the gaps between them */
     int backlogged;          /* the GPU had work all the time: busy_ns is exact */
+    int single;              /* one launch on an idle stream, so busy_ns is its time */
     int vague;               /* too uncertain to learn from */
 };
 /* Return the time from the end of a kernel to the beginning of one that waits behind it, ns; and the same with an event

@@ -228,12 +228,15 @@ void predict_learn(const struct meter_burst *burst, const struct duration *took)
 {
     if (!burst->kinds || !burst->predicted_ns || !burst->launches)
         return;
+    struct entry *e = &entries[burst->kind[0].kernel];
     if (burst->alone && burst->launches == 1) {
-        struct entry *e = &entries[burst->kind[0].kernel];
         if (!took->vague || (took->busy_ns > 0 && !__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED)))
             learn_alone(e, took->busy_ns, burst->contended);
         else
             __atomic_store_n(&e->alone_at, __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + SOON, __ATOMIC_RELAXED);
+    } else if (took->single) {
+        if (!took->vague)
+            learn_alone(e, took->busy_ns, burst->contended);
     } else if (took->backlogged && !burst->contended) {
         learn_together(burst, took->busy_ns);
     }

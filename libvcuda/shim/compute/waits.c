@@ -48,9 +48,10 @@ void meter_begin_wait(struct meter_wait *wait, CUstream stream, int per_thread)
     struct meter_lane *lane =
         meter_capturing(stream, per_thread) ? NULL : lane_of(context, lane_stream(stream, per_thread), 0, 0);
     /* The burst after launches without events has a start event, whether the stream is dry or not. */
-    if (lane && (end_open(lane) || !lane->skip_given)) {
+    if (lane) {
+        wait->closed = end_open(lane) || !lane->skip_given;
         wait->lane = lane;
-        wait->head = lane->head;
+        wait->position = lane_position(lane);
     }
     wait->begun = begin(slot);
 }
@@ -59,10 +60,13 @@ void meter_end_wait(const struct meter_wait *wait, CUresult result)
 {
     struct meter_lane *lane = wait->lane;
     meter_end_wait_all(wait->begun);
-    if (result || !lane || !lane_take(lane))
+    if (result || !lane)
         return;
-    /* Dry only if no launch came since. */
-    if (!lane->open && lane->head == wait->head)
+    /* Dry only if no launch comes before the next burst: meter_open compares the position. */
+    __atomic_store_n(&lane->dry_at, wait->position, __ATOMIC_RELAXED);
+    if (!wait->closed || !lane_take(lane))
+        return;
+    if (!lane->open && lane_position(lane) == wait->position)
         lane_set_free_at(lane, shim_ticks());
     lane_leave(lane);
 }
