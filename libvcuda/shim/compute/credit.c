@@ -142,7 +142,8 @@ static void add_hole(struct vcuda_bucket *bucket, uint64_t start_ns, uint64_t en
 
 /* Take up to `wanted_ns` of the hole's time between start and end; return how much it had. The rest of the hole remains
  * on one side: what lies on the other side is lost. */
-static uint64_t take_from_hole(uint64_t *hole, uint64_t frontier, uint64_t start_ns, uint64_t end_ns, uint64_t wanted_ns)
+static uint64_t take_from_hole(uint64_t *hole, uint64_t frontier, uint64_t start_ns, uint64_t end_ns,
+                               uint64_t wanted_ns)
 {
     uint64_t word = __atomic_load_n(hole, __ATOMIC_SEQ_CST), taken, rest;
     do {
