@@ -45,7 +45,7 @@ format: ## rewrite Python and templates in the house's format
 dist: ## write dist/: the wheel of `gpucloud`, the agent as one file, a bill of materials, their digests
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.dist
 
-openapi: ## write docs/openapi.yaml anew from the views
+openapi: ## write docs/openapi.yaml and the command's table of its fields (cli/) anew from the views
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi
 
 roles: ## write docs/roles.md anew: what each route answers to each role, by asking

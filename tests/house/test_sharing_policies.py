@@ -58,7 +58,7 @@ PLACES = {
     "enum vcuda_policy (libvcuda/include/vcuda_pages.h)": names_in_the_enum,
     "vcuda_policy_name (libvcuda/pages/limits.c), by abi.json": names_in_c,
     "SharingPolicy (apps/quotas/models/pool.py)": lambda: list(SharingPolicy.values),
-    "cli/gpucloud_cli/fields.py": lambda: list(fields.POLICIES.choices),
+    "cli/gpucloud_cli/schema.json": lambda: list(fields.choices("POST pools/", "sharing_policy")),
     "benchmarks/shim/pages.py": names_in_benchmarks,
     "docs/shim.md": names_in_docs,
     "docs/openapi.yaml": names_in_openapi,

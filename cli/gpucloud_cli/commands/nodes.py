@@ -1,18 +1,25 @@
-"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu cordon|uncordon|clear`."""
+"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu cordon|uncordon|clear|processes`."""
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Failure, Usage
-from gpucloud_cli.options import Invocation, output_options, pass_invocation
+from gpucloud_cli.fields import body_fields
+from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 NODE, GPU = BY_NAME["node"], BY_NAME["gpu"]
+DEFAULT_POOL = "default"
+ADDED = tuple(
+    replace(field, required=False, help=f"{field.help}; default: {DEFAULT_POOL}") if field.name == "pool" else field
+    for field in body_fields("POST nodes/", "node", key="name")
+)
+DRAINED = body_fields("POST nodes/{}/drain/", "node")
 
 
 def join(root: click.Group) -> None:
@@ -23,22 +30,21 @@ def join(root: click.Group) -> None:
         group.add_command(command)
     gpus = root.commands["gpu"]
     assert isinstance(gpus, click.Group)
-    for command in (cordon_gpu, uncordon_gpu, clear):
+    for command in (cordon_gpu, uncordon_gpu, clear, processes):
         gpus.add_command(command)
 
 
 @click.command()
-@click.argument("name")
-@click.option("--pool", default="default", show_default=True, help="a pool's name")
+@field_options(ADDED)
 @output_options
 @pass_invocation
-def add(invocation: Invocation, name: str, pool: str) -> None:
+def add(invocation: Invocation, /, **given: Any) -> None:
     """Add a node; print the command for its machine, with the node's one-time enrolment token.
 
     Example: gpucloud node add gpu-7 --pool default
     """
     with invocation.api() as api:
-        _enrolment(invocation, api.post("nodes/", {"name": name, "pool": pool}).body)
+        _enrolment(invocation, api.post(NODE.path, {"pool": DEFAULT_POOL, **body(ADDED, given)}).body)
 
 
 @click.command()
@@ -80,18 +86,18 @@ def uncordon(invocation: Invocation, name: str) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--grace", "grace_seconds", type=DURATION, help="the time that claims have to end, like 10m")
+@field_options(DRAINED)
 @click.option("--dry-run", is_flag=True, help="show which claims would move, and where to; change nothing")
 @output_options
 @pass_invocation
-def drain(invocation: Invocation, name: str, grace_seconds: int | None, dry_run: bool) -> None:
+def drain(invocation: Invocation, /, name: str, dry_run: bool, **given: Any) -> None:
     """Drain a node: it takes no new claims, and its claims return to the queue; `uncordon` ends that.
 
     Example: gpucloud node drain gpu-7 --grace 10m
     """
     with invocation.api() as api:
-        path, body = f"{path_of(NODE, None, name)}drain/", {"grace_seconds": grace_seconds}
-        invocation.show(api.post(path, body, dry_run=dry_run or None).body)
+        path = f"{path_of(NODE, None, name)}drain/"
+        invocation.show(api.post(path, body(DRAINED, given), dry_run=dry_run or None).body)
 
 
 @click.command()
@@ -142,6 +148,19 @@ def clear(invocation: Invocation, uuid: str) -> None:
     """
     with invocation.api() as api:
         invocation.show(api.post(f"{path_of(GPU, None, uuid)}clear/", {}).body)
+
+
+@click.command()
+@click.argument("uuid")
+@output_options
+@pass_invocation
+def processes(invocation: Invocation, uuid: str) -> None:
+    """Show the processes on a GPU.
+
+    Example: gpucloud gpu processes GPU-5f3b…
+    """
+    with invocation.api() as api:
+        invocation.show(api.get(f"{path_of(GPU, None, uuid)}processes/").body)
 
 
 @click.command()

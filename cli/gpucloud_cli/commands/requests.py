@@ -4,12 +4,13 @@ from typing import Any
 
 import click
 
-from gpucloud_cli.amounts import AMOUNT, IN
-from gpucloud_cli.options import Invocation, output_options, pass_invocation
+from gpucloud_cli.fields import body_fields
+from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 REQUEST = BY_NAME["quota-request"]
+COUNTERED = body_fields("POST quota-requests/{}/counter/", "quota-request")
 
 
 def join(root: click.Group) -> None:
@@ -61,17 +62,15 @@ def deny(invocation: Invocation, *, uid: str, words: str) -> None:
 
 @click.command()
 @click.argument("uid")
-@click.option("--amount", type=AMOUNT, required=True, help="the additional amount; memory also as 64GiB")
-@click.option("--until", type=IN, help="a time in ISO 8601, or like 7d from now; default: permanent")
-@click.option("--words", help="a message to the tenant")
+@field_options(COUNTERED)
 @output_options
 @pass_invocation
-def counter(invocation: Invocation, *, uid: str, amount: int, until: str | None, words: str | None) -> None:
+def counter(invocation: Invocation, /, uid: str, **given: Any) -> None:
     """Counter a quota request with another amount, which the tenant may accept (operators).
 
     Example: gpucloud quota-request counter 0198c1ab-… --amount 64GiB
     """
-    _act(invocation, uid, "counter", {"amount": amount, "until": until, "words": words})
+    _act(invocation, uid, "counter", body(COUNTERED, given))
 
 
 @click.command()
@@ -103,6 +102,6 @@ def withdraw(invocation: Invocation, *, uid: str) -> None:
 
 
 def _act(invocation: Invocation, uid: str, act: str, said: dict[str, Any], **parameters: Any) -> None:
-    body = {name: value for name, value in said.items() if value is not None}
+    wanted = {name: value for name, value in said.items() if value is not None}
     with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(REQUEST, None, uid)}{act}/", body, **parameters).body)
+        invocation.show(api.post(f"{path_of(REQUEST, None, uid)}{act}/", wanted, **parameters).body)

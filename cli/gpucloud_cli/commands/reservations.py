@@ -8,21 +8,16 @@ import click
 
 from gpucloud_cli.amounts import IN
 from gpucloud_cli.failures import Problem, Usage
-from gpucloud_cli.fields import CLAIM_FIELDS, RESERVED_FIELDS, Field
+from gpucloud_cli.fields import body_fields
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 RESERVATION = BY_NAME["reservation"]
-SIZE = {"core_request", "memory_mib", "gpu_count", "gpu_model", "tenant", "pool"}
-NEEDED = {"core_request", "memory_mib", "end_at"}
+# The tenant is the token's only one unless given.
 BOOKED = tuple(
-    replace(field, required=field.name in NEEDED)
-    for field in (
-        *(field for field in CLAIM_FIELDS if field.name in SIZE),
-        *RESERVED_FIELDS,
-        Field("weekly_until", IN, "repeat every week until this time, or like 60d from now; all or none"),
-    )
+    replace(field, required=field.required and field.name != "tenant")
+    for field in body_fields("POST reservations/", "reservation")
 )
 
 
