@@ -229,6 +229,7 @@ HELP = {
     "?until": "a time in ISO 8601, or a duration before now",
     "?since": "a time in ISO 8601, or a duration before now, like 2h",
     "dry_run": "show the effect; change nothing",
+    "node drain.dry_run": "show which claims would move, and where to; change nothing",
     "quota.dry_run": "show who would be over quota, and what would start or wait; change nothing",
     "tenant": "a tenant's slug",
     "pool": "a pool's name",

@@ -1,4 +1,4 @@
-"""`reservation create|release|calendar`."""
+"""`reservation create|calendar`."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,6 @@ from gpucloud_cli.failures import Problem, Usage
 from gpucloud_cli.fields import body_fields
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import BY_NAME
-from gpucloud_cli.verbs import path_of
 
 RESERVATION = BY_NAME["reservation"]
 # The tenant is the token's only one unless given.
@@ -25,7 +24,7 @@ def join(root: click.Group) -> None:
     """Add the commands to the tree."""
     group = root.commands["reservation"]
     assert isinstance(group, click.Group)
-    for command in (create, release, calendar):
+    for command in (create, calendar):
         group.add_command(command)
 
 
@@ -43,19 +42,6 @@ def create(invocation: Invocation, /, dry_run: bool, **given: Any) -> None:
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
         invocation.show(api.post(RESERVATION.path, wanted, dry_run=dry_run or None).body)
-
-
-@click.command()
-@click.argument("uid")
-@output_options
-@pass_invocation
-def release(invocation: Invocation, *, uid: str) -> None:
-    """Release a reservation, before it begins or before it ends, with the claims in it; may be repeated.
-
-    Example: gpucloud reservation release 0198c1ab-…
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(RESERVATION, None, uid)}release/", {}).body)
 
 
 @click.command()

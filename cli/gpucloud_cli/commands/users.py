@@ -1,4 +1,4 @@
-"""`user invite|deactivate|activate|reset-password`, and `member create` for people without an account."""
+"""`user invite|reset-password`, and `member create` for people without an account."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def join(root: click.Group) -> None:
     users, members = root.commands["user"], root.commands["member"]
     assert isinstance(users, click.Group)
     assert isinstance(members, click.Group)
-    for command in (invite, deactivate, activate, reset_password):
+    for command in (invite, reset_password):
         users.add_command(command)
     members.add_command(create_member, "create")
 
@@ -47,35 +47,6 @@ def _invite(invocation: Invocation, wanted: dict[str, Any]) -> None:
         return
     output.say(f"send this link; it works once, until {made['expires_at']}:")
     click.echo(made["link"])
-
-
-def _switch(invocation: Invocation, username: str, *, active: bool) -> None:
-    with invocation.api() as api:
-        invocation.show(api.patch(path_of(USER, None, username), {"active": active}).body)
-
-
-@click.command()
-@click.argument("username")
-@output_options
-@pass_invocation
-def deactivate(invocation: Invocation, username: str) -> None:
-    """Deactivate a user: end their sessions and revoke their tokens.
-
-    Example: gpucloud user deactivate ada
-    """
-    _switch(invocation, username, active=False)
-
-
-@click.command()
-@click.argument("username")
-@output_options
-@pass_invocation
-def activate(invocation: Invocation, username: str) -> None:
-    """Activate a user again.
-
-    Example: gpucloud user activate ada
-    """
-    _switch(invocation, username, active=True)
 
 
 @click.command("reset-password")
