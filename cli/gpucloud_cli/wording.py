@@ -315,6 +315,7 @@ HELP = {
     "reservation.idle_percent": "report it if its claims use less of its core; or none",
     "reservation.idle_seconds": "how long it must be idle before it is reported",
     "reservation.weekly_until": "repeat every week until this time, or like 60d from now; all or none",
+    "proposal.words": "the reason",
     "proposal.kind": "the kind of change",
     "budget.period": "the period",
     "budget.gpu_hours": "GPU-hours, like 1500 or 0.5",

@@ -7,8 +7,11 @@ from typing import Any
 
 import yaml
 
+from apps.console.claims.claim_forms import ClaimForm, ResizeForm
 from apps.console.claims.claim_list import COLUMNS
+from apps.console.claims.sharing import SharingForm
 from apps.scheduling.api.serializers import ClaimSerializer, ResizeSerializer
+from apps.scheduling.services.claims.resize import UNCHARGED
 from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from gpucloud_cli.commands.claims import CREATED, RESIZED
 
@@ -71,3 +74,34 @@ NOT_ON_ITS_PAGE = {
 def test_the_document_of_the_api_has_the_fields_of_a_claim() -> None:
     document = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text())
     assert set(document["components"]["schemas"]["Claim"]["properties"]) == set(ClaimSerializer().get_fields())
+
+
+NOT_ON_THE_FORM = {
+    "group": "claims of one group are made by programs",
+    "group_size": "as group",
+    "gpu_model": "the form offers the pool's models beside the pool",
+    "lease_seconds": "a lease is for programs, which renew it",
+    "rebalance": "a claim may be rebalanced until its page says otherwise",
+    "reservation": "the reservation's page makes claims in it",
+    "time_limit_seconds": "`time_limit_minutes`",
+    "when_over_quota": "the checkbox `wait`",
+}
+
+
+def test_every_settable_field_of_a_claim_is_on_its_form() -> None:
+    settable = in_python(name for name, field in ClaimSerializer().get_fields().items() if not field.read_only)
+    forgotten = settable - set(ClaimForm.base_fields) - NOT_ON_THE_FORM.keys()
+    assert not forgotten, "apps/console/claims/claim_forms.py, ClaimForm; or give a reason in NOT_ON_THE_FORM"
+    assert NOT_ON_THE_FORM.keys() <= settable - set(ClaimForm.base_fields), "reasons without need"
+
+
+def test_every_field_that_can_be_changed_live_is_on_a_form() -> None:
+    forgotten = in_python(ResizeSerializer().get_fields()) - set(ResizeForm.base_fields) - set(SharingForm.base_fields)
+    assert not forgotten, "apps/console/claims/: ResizeForm or SharingForm"
+
+
+def test_every_field_that_can_be_changed_live_is_in_the_audit_log() -> None:
+    """`resize.py` records the fields that are charged, and those of UNCHARGED."""
+    recorded = {"core_request", "core_limit", "memory_mib", *UNCHARGED}
+    forgotten = {field.name for field in dataclasses.fields(ClaimChanges)} - recorded
+    assert not forgotten, "apps/scheduling/services/claims/resize.py, UNCHARGED; or `limits` in lifecycle.py"

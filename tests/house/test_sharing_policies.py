@@ -54,6 +54,21 @@ def names_in_openapi() -> list[str]:
     return list(schemas["SharingPolicyEnum"]["enum"])
 
 
+def names_in_api_docs() -> list[str]:
+    """Return the first column of the table of policies in docs/api.md."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    table = text[text.index("| policy | alone on the GPU") :].partition("\n\n")[0]
+    return re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+
+
+def names_in_pagectl() -> list[str]:
+    """Return the names in pagectl's help."""
+    text = (ROOT / "libvcuda" / "tools" / "pagectl.c").read_text(encoding="utf-8")
+    found = re.search(r"policies: ([\w ]+)\\n", text)
+    assert found
+    return found.group(1).split()
+
+
 PLACES = {
     "enum vcuda_policy (libvcuda/include/vcuda_pages.h)": names_in_the_enum,
     "vcuda_policy_name (libvcuda/pages/limits.c), by abi.json": names_in_c,
@@ -61,6 +76,8 @@ PLACES = {
     "cli/gpucloud_cli/schema.json": lambda: list(fields.choices("POST pools/", "sharing_policy")),
     "benchmarks/shim/pages.py": names_in_benchmarks,
     "docs/shim.md": names_in_docs,
+    "docs/api.md": names_in_api_docs,
+    "libvcuda/tools/pagectl.c, usage": names_in_pagectl,
     "docs/openapi.yaml": names_in_openapi,
 }
 # Limits pages hold a policy's number, which these derive from the order.
