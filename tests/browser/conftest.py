@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, SetCookieParam, expect, sync_playwright
 
 from tests.platform import PATIENCE_SECONDS, Platform
 
@@ -34,6 +34,12 @@ class Visitor:
         if message.type in ("error", "warning"):
             self.complaints.append(f"{self.page.url}: {message.text}")
 
+    def enter(self, platform: Platform) -> None:
+        """Open the overview, and sign in if the session of an earlier visit has ended."""
+        self.page.goto("/")
+        if self.page.get_by_role("button", name="Sign in").count():
+            self.sign_in(platform)
+
     def sign_in(self, platform: Platform) -> None:
         """Sign in through the form, as people do."""
         self.page.goto("/sign-in/")
@@ -54,13 +60,25 @@ def chrome(chromium_path: str) -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def cookies() -> list[SetCookieParam]:
+    """Return the cookies of the last sign-in: the form and the password's hash take seconds each time."""
+    return []
+
+
 @pytest.fixture
-def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
+def visitor(chrome: Browser, platform: Platform, cookies: list[SetCookieParam]) -> Iterator[Visitor]:
     """Return a signed-in visitor; check at the end that there were no errors."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
+    context.add_cookies(cookies)
     visitor = Visitor(context.new_page())
-    visitor.sign_in(platform)
+    visitor.enter(platform)
+    cookies[:] = [
+        {"name": one["name"], "value": one["value"], "url": platform.url}
+        for one in context.cookies()
+        if one["name"] == "sessionid"
+    ]
     yield visitor
     context.close()
     assert not visitor.complaints
