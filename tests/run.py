@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -117,10 +117,10 @@ def c_suite(suite: str, *, beside_others: bool = False) -> list[Row]:
     return [Row(suite, None, None, None, time.monotonic() - begun, done.returncode)]
 
 
-def beside(*lanes: list[Callable[[], list[Row]]]) -> list[Row]:
+def beside(*lanes: Sequence[Callable[[], list[Row]]]) -> list[Row]:
     """Run all lanes at once, each lane in order; return the rows in the order given."""
 
-    def driven(lane: list[Callable[[], list[Row]]]) -> list[Row]:
+    def driven(lane: Sequence[Callable[[], list[Row]]]) -> list[Row]:
         return [row for suite in lane for row in suite()]
 
     with ThreadPoolExecutor(len(lanes)) as threads:

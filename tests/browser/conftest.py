@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, SetCookieParam, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.platform import PATIENCE_SECONDS, Platform
 
@@ -17,6 +17,9 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+# Django's name for the cookie of a session.
+SESSION = "sessionid"
 
 expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
@@ -61,24 +64,21 @@ def chrome(chromium_path: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def cookies() -> list[SetCookieParam]:
-    """Return the cookies of the last sign-in: the form and the password's hash take seconds each time."""
-    return []
+def sessions() -> dict[str, str]:
+    """Return each platform's last session: the form and the password's hash take seconds each time."""
+    return {}
 
 
 @pytest.fixture
-def visitor(chrome: Browser, platform: Platform, cookies: list[SetCookieParam]) -> Iterator[Visitor]:
+def visitor(chrome: Browser, platform: Platform, sessions: dict[str, str]) -> Iterator[Visitor]:
     """Return a signed-in visitor; check at the end that there were no errors."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
-    context.add_cookies(cookies)
+    if session := sessions.get(platform.url):
+        context.add_cookies([{"name": SESSION, "value": session, "url": platform.url}])
     visitor = Visitor(context.new_page())
     visitor.enter(platform)
-    cookies[:] = [
-        {"name": one["name"], "value": one["value"], "url": platform.url}
-        for one in context.cookies()
-        if one["name"] == "sessionid"
-    ]
+    sessions[platform.url] = next(one["value"] for one in context.cookies() if one["name"] == SESSION)
     yield visitor
     context.close()
     assert not visitor.complaints

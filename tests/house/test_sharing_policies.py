@@ -50,8 +50,8 @@ def names_in_docs() -> list[str]:
 
 def names_in_openapi() -> list[str]:
     """Return the choices of a pool's sharing policy in the API's description."""
-    schemas = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))["components"]["schemas"]
-    return list(schemas["SharingPolicyEnum"]["enum"])
+    document = (ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8")
+    return list(yaml.load(document, Loader=yaml.CSafeLoader)["components"]["schemas"]["SharingPolicyEnum"]["enum"])
 
 
 def names_in_api_docs() -> list[str]:
