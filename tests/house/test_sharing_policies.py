@@ -11,7 +11,7 @@ import yaml
 
 from agent import wire
 from apps.quotas.models.pool import SharingPolicy
-from gpucloud_cli import fields
+from gpucloud_cli.fields import choices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,7 +73,7 @@ PLACES = {
     "enum vcuda_policy (libvcuda/include/vcuda_pages.h)": names_in_the_enum,
     "vcuda_policy_name (libvcuda/pages/limits.c), by abi.json": names_in_c,
     "SharingPolicy (apps/quotas/models/pool.py)": lambda: list(SharingPolicy.values),
-    "cli/gpucloud_cli/schema.json": lambda: list(fields.choices("POST pools/", "sharing_policy")),
+    "cli/gpucloud_cli/schema.json": lambda: list(choices("POST pools/", "sharing_policy")),
     "benchmarks/shim/pages.py": names_in_benchmarks,
     "docs/shim.md": names_in_docs,
     "docs/api.md": names_in_api_docs,
