@@ -101,6 +101,7 @@ print(*sys.modules)
 NOT_AT_THE_START = {"numpy", "kubernetes", "authlib", "joserfc", "httpx", "rich", "oauthlib", "scipy", "pynvml"}
 
 
+@pytest.mark.slow
 def test_a_server_starts_without_the_libraries_that_few_of_its_requests_need() -> None:
     """They were a fifth of the processor time of a start, and of its memory."""
     done = subprocess.run(
