@@ -193,7 +193,7 @@ def test_a_form_without_its_token_changes_nothing(cast: Cast, machine: Machine, 
     for path, values in {"resize/": resize(claim, core_limit=90), "release/": {}}.items():
         answer = max_.post(f"/claims/{claim.uid}/{path}", values)
         assert answer.status_code == 403
-        assert "This form is too old" in answer.content.decode()
+        assert "Form expired" in answer.content.decode()
     claim.refresh_from_db()
     assert (claim.state, claim.core_limit) == ("active", 30)
 

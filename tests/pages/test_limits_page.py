@@ -95,7 +95,7 @@ def test_members_limits_stand_beside_what_each_holds(cast: Cast, machine: Machin
     page = text(browser("vera"))
     assert "max: 30 %" not in page
     assert "more than that; nothing new is granted" in page
-    assert "nobody holds any" in page
+    assert "nothing allocated" in page
 
 
 def test_a_member_reads_what_is_left_for_them(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -76,7 +76,7 @@ def test_a_claims_page_says_what_else_was_asked_for(cast: Cast, machine: Machine
     # No release brings the rest of a group.
     assert "It is tried again" not in page
     plain = ask(cast, core_request=10)
-    assert "What else was asked for" not in text(browser("max"), f"/claims/{plain.uid}/")
+    assert "Further settings" not in text(browser("max"), f"/claims/{plain.uid}/")
 
 
 def test_a_nodes_page_shows_its_labels_and_how_its_pool_places(cast: Cast, machine: Machine, browser: SignIn) -> None:
