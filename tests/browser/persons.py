@@ -102,4 +102,4 @@ def violations(page: Page) -> list[str]:
 def invite(platform: Platform, tenant: str, role: str, name: str) -> str:
     """Invite a person by REST; return the link."""
     asked = {"username": name, "tenant": tenant, "role": role}
-    return str(platform.granted("POST", "invitations/", asked)["url"])
+    return str(platform.granted("POST", "invitations/", asked)["link"])

@@ -19,7 +19,7 @@ def test_a_request_is_found_on_the_overview_and_approved(visitor: Visitor, platf
     platform.granted("POST", "quota-requests/", asked)
     page = visitor.page
     page.goto("/")
-    press(page, page.get_by_role("link", name="browser-asks asks for 50 % more core"))
+    press(page, page.get_by_role("link", name="browser-asks requests 50 % more core"))
     expect(page.locator("#preview")).to_contain_text("Nothing is changed yet")
     write(page, "Comment", "For this term.")
     press(page, page.get_by_role("button", name="Approve"))
@@ -40,7 +40,7 @@ def test_a_node_is_drained_after_a_look_and_uncordoned_again(visitor: Visitor, p
     expect(page.get_by_role("link", name="moving")).to_be_visible()
     write(page, "Grace period", "600")
     press(page, page.get_by_role("button", name="Preview"))
-    expect(page.locator("#preview")).to_contain_text("end 10 min later")
+    expect(page.locator("#preview")).to_contain_text("requeued 10 min later")
     press(page, page.get_by_role("button", name="Drain node"))
     expect(page.locator("h1 [data-state]")).to_have_text("Cordoned")
     until(lambda: told(platform, claim), seconds=20, what="the claim to be told")

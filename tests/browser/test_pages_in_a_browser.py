@@ -99,7 +99,7 @@ def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, 
 
     page.get_by_label("Core limit", exact=True).fill("75")
     page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#change")).to_contain_text("In force after")
+    expect(page.locator("#change")).to_contain_text("Applied in")
     expect(page.locator("#change")).to_contain_text("limit 25 → 75 %")
     until(lambda: near(now(page), used=75, limit=75), what="chart and program to follow")
 

@@ -145,7 +145,7 @@ def test_a_wrong_change_is_refused_beside_its_field(cast: Cast, anna: Client) ->
 def test_off_and_on_again_and_why_it_stopped(cast: Cast, anna: Client) -> None:
     hook = made(cast.acme)
     outbox.tell("claim.active", tenant=cast.acme)
-    assert "1 message waits and is sent when it is on" in act(anna, hook, "off")
+    assert "1 pending message is sent when the webhook is enabled" in act(anna, hook, "off")
     hook.refresh_from_db()
     assert not hook.enabled
     assert "The webhook is enabled; pending messages are sent now." in act(anna, hook, "on")
