@@ -85,11 +85,11 @@ class TenantList(ListPage):
     """The visible tenants, those with the fullest quotas first."""
 
     model, filters, template_name = Tenant, TenantFilter, "tenants/list.html"
-    title, subtitle = _("Tenants"), _("Quotas of the tenants, the fullest first")
+    title, subtitle = _("Tenants"), _("Quota usage by tenant, highest first")
     first = (Key(FULLEST, descending=True), Key(natural_key("slug")))
     columns = [
         named(_("Tenant"), "slug"),
-        column(_("Fullest quotas"), "pressure", FULLEST, natural_key("slug")),
+        column(_("Highest quota usage"), "pressure", FULLEST, natural_key("slug")),
         number(_("Running")),
         number(_("Waiting")),
         column(_("Cohort"), "cohort", "cohort", natural_key("slug"), css="wide", word="cohort"),
@@ -191,7 +191,7 @@ def find(principal: Principal, slug: str) -> Tenant:
 class NewTenant(FormPage):
     """A new tenant; it holds nothing until it gets a quota."""
 
-    title, subtitle = _("New tenant"), _("A team, a course or a customer; it holds nothing until it gets a quota")
+    title, subtitle = _("New tenant"), _("A team, a course or a customer; create a quota for it next")
     form_class, submit, operators_only = NewTenantForm, _("Create tenant"), True
     parent = ("tenants", _("Tenants"))
 
