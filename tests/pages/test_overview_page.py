@@ -92,11 +92,22 @@ def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, mac
         Node.objects.create(name=f"more{number}", pool=cast.pool)
     page = text(browser("olga").get("/"))
     assert page.count('class="strip"') == 13
-    # Means of its four GPUs, and of the one with samples.
-    assert '10 % <span class="visually-hidden">of core leased,</span><small>30 % used</small>' in page
+    # Both are means of its four GPUs, of which one reports.
+    assert '10 % <span class="visually-hidden">of core leased,</span><small>8 % used</small>' in page
     assert page.count("its agent has not connected") == 12
     assert '<path class="cell-leased" d="M0 10h9v-4.0h-9z" />' in page
     assert '<path class="cell-used" d="M2 10h5v-3.0h-5z" />' in page
+
+
+def test_use_and_allocation_are_parts_of_the_same_gpus(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=40)
+    assert "no GPU reports its use" in text(browser("olga").get("/"))
+    gpu = Gpu.objects.get(core_used=40)
+    keep([Sample(gpu_id=gpu.pk, at=timezone.now(), core_percent=40, memory_bytes=0)])
+    totals = read_fleet_map(SYSTEM).totals
+    # One of four GPUs is 40 % allocated, and all of that is used.
+    assert (totals.core_leased_percent, totals.core_used_percent, totals.gpus_silent) == (10, 10, 3)
+    assert "10 % used now; 3 GPUs not reporting" in text(browser("olga").get("/"))
 
 
 def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, machine: Machine) -> None:

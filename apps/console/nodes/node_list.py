@@ -30,7 +30,7 @@ from apps.nodes.models.node import STATES, state_now
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
-from apps.scheduling.services.reclaiming.draining import drain_node, leaving
+from apps.scheduling.services.reclaiming.draining import attach_progress, drain_node, leaving
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
@@ -82,6 +82,7 @@ class NodeList(ListPage):
     views = [
         SavedView(_("All")),
         SavedView(_("Problems"), "state=problems"),
+        SavedView(_("Draining"), "state=draining"),
         SavedView(_("Cordoned"), "state=cordoned"),
         SavedView(_("Without claims"), "idle=1"),
     ]
@@ -100,6 +101,11 @@ class NodeList(ListPage):
             memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
             memory_total=Sum("gpus__memory_mib", filter=present, default=0),
         )  # fmt: skip
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the progress of drains."""
+        attach_progress(rows)
+        return rows
 
     def facts(self, row: Any) -> Any:
         """Return the node with its pool's name."""

@@ -8,10 +8,11 @@ from apps.console.shell.measurements import NOTHING, Use, use_of_gpus
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.principals import Principal
+from apps.scheduling.services.reclaiming.draining import attach_progress
 
 # The columns read of each node, of which there may be hundreds.
 OF_NODE: Final = (
-    "name", "pool", "cordoned", "unhealthy", "fenced_at", "fenced_why", "returning_frame", "created_at",
+    "name", "pool", "cordoned", "draining_at", "unhealthy", "fenced_at", "fenced_why", "returning_frame", "created_at",
     "last_seen_at", "simulated",
 )  # fmt: skip
 
@@ -35,10 +36,15 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the present GPUs. Means are None if nothing is measured."""
+    """Sums over the present GPUs. Use is None if nothing is measured.
+
+    Allocation and use have one denominator, all present GPUs; those that do not report count as unused, and
+    `gpus_silent` says how many they are.
+    """
 
     gpus: int
     gpus_ready: int
+    gpus_silent: int
     core_leased_percent: float
     core_used_percent: float | None
     memory_leased_mib: int
@@ -60,14 +66,16 @@ class Fleet:
 
 
 def read_fleet_map(principal: Principal) -> Fleet:
-    """Read the fleet in three queries, whatever its size. Operators only."""
+    """Read the fleet in three queries, whatever its size, and one more while a node drains. Operators only."""
     principal.require_operator()
     rows = gpu_rows(Gpu.objects.all())
     use = use_of_gpus(rows)
     cells: dict[int, list[Cell]] = defaultdict(list)
     for row in rows:
         cells[row.node_id].append(Cell(row, use.get(row.uuid, NOTHING)))
-    nodes = [(node, cells[node.pk]) for node in Node.objects.only(*OF_NODE).prefetch_related("pool")]
+    found = list(Node.objects.only(*OF_NODE).prefetch_related("pool"))
+    attach_progress(found)
+    nodes = [(node, cells[node.pk]) for node in found]
     return Fleet(nodes, _totals(nodes))
 
 
@@ -78,8 +86,9 @@ def _totals(rows: list[tuple[Node, list[Cell]]]) -> Totals:
     return Totals(
         gpus=len(cells),
         gpus_ready=sum(cell.gpu.state == "ready" for node, row in rows if node.state == "ready" for cell in row),
+        gpus_silent=len(cells) - len(core),
         core_leased_percent=sum(cell.leased for cell in cells) / len(cells) if cells else 0.0,
-        core_used_percent=sum(core) / len(core) if core else None,
+        core_used_percent=sum(core) / len(cells) if core else None,
         memory_leased_mib=sum(cell.gpu.memory_used_mib for cell in cells),
         memory_used_mib=sum(memory) if memory else None,
         memory_mib=sum(cell.gpu.memory_mib for cell in cells),

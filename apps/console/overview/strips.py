@@ -36,7 +36,7 @@ def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> SafeString:
 
 
 def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
-    shown = state_label(node.state) if node.state != "ready" else ""
+    shown = state_label(node.state, node.drain_progress) if node.state != "ready" else ""
     return reverse("node", args=[node.name]), node.name, shown, _columns(cells) if cells else _no_columns()
 
 
@@ -55,7 +55,7 @@ def _columns(cells: list[Cell]) -> SafeString:
         _path(5, [part or 0 for part in used]),
         percent(sum(leased) / len(leased)),
         _("of core leased,"),
-        _("%(used)s used") % {"used": percent(sum(heard) / len(heard))} if heard else _("no data"),
+        _("%(used)s used") % {"used": percent(sum(heard) / len(used))} if heard else _("no data"),
     )
 
 

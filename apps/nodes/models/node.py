@@ -23,7 +23,7 @@ def hint_group(node_id: int) -> str:
 
 
 # States of a node, the worst first.
-STATES = ("lost", "fenced", "unhealthy", "returning", "awaiting-agent", "cordoned", "ready")
+STATES = ("lost", "fenced", "unhealthy", "returning", "awaiting-agent", "draining", "cordoned", "ready")
 
 
 def state_now() -> Case:
@@ -31,6 +31,7 @@ def state_now() -> Case:
     return Case(
         When(last_seen_at=None, then=Value("awaiting-agent")),
         When(last_seen_at__lte=timezone.now() - FRESH, then=Value("lost")),
+        When(draining_at__isnull=False, then=Value("draining")),
         When(cordoned=True, then=Value("cordoned")),
         When(fenced_at__isnull=False, then=Value("fenced")),
         When(returning_frame__isnull=False, then=Value("returning")),
@@ -90,6 +91,9 @@ class Node(Row):
     # Results of its self-check: {"name", "state", "detail", "cure"} each.
     checks = models.JSONField(default=list, db_default=[])
 
+    # Progress of its drain, on pages that have read it: `3/5` claims have left.
+    drain_progress: object = None
+
     class Meta:
         ordering = ["name"]
         indexes = [models.Index(natural_key("name"), name="node_natural_name")]
@@ -109,6 +113,8 @@ class Node(Row):
             return "awaiting-agent"
         if not self.online:
             return "lost"
+        if self.draining_at is not None:
+            return "draining"
         if self.cordoned:
             return "cordoned"
         if self.fenced_at is not None:

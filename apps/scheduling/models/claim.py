@@ -2,6 +2,7 @@
 
 import uuid
 from datetime import datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from django.contrib.postgres.fields import ArrayField
@@ -238,6 +239,15 @@ class Claim(Row):
     def shown_state(self) -> str:
         """Its state for pages: `unknown` while its node is lost."""
         return "unknown" if self.unreachable_since is not None else self.state
+
+    @property
+    def waiting_since(self) -> datetime | None:
+        """The beginning of its present wait, not before its `start_at`; None if it does not wait."""
+        if not self.waiting:
+            return None
+        waits = takewhile(lambda entry: entry[0] in WAITING, reversed(self.timeline))
+        begin = min((datetime.fromisoformat(at) for _, at in waits), default=self.created_at)
+        return max(begin, self.start_at) if self.start_at else begin
 
     @property
     def waiting(self) -> bool:
