@@ -63,7 +63,12 @@ def _state(name: str, more: str, _language: str | None) -> SafeString:
     # A list of hundreds of rows has few distinct states.
     shown = badge(name)
     return format_html(
-        '<span class="state tone-{}" data-state="{}">{}{}{}</span>', shown.tone, name, icon(shown.icon), shown.label, more
+        '<span class="state tone-{}" data-state="{}">{}{}{}</span>',
+        shown.tone,
+        name,
+        icon(shown.icon),
+        shown.label,
+        more,
     )
 
 

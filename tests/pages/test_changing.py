@@ -77,7 +77,7 @@ def test_whoever_resizes_second_is_told_of_the_first_and_puts_only_what_was_type
     resize_claim(principal=cast.member, claim=claim, changes=ClaimChanges(memory_mib=2 * GIB))
     answer = browser("anna").post(f"/claims/{claim.uid}/resize/", typed)
     page = " ".join(answer.content.decode().split())
-    assert answer.status_code == 422
+    assert answer.status_code == 200
     assert "Changed by user:max" in page
     assert "It is now: request 30 %, limit 30 %, memory 2 GiB." in page
     claim.refresh_from_db()
@@ -98,14 +98,14 @@ def test_memory_below_its_use_is_warned_of_in_gib_before(cast: Cast, machine: Ma
     path, typed = f"/claims/{claim.uid}/resize/", resize(claim, memory_mib=4 * GIB)
     answer = browser("max").post(path, typed)
     page = " ".join(answer.content.decode().split())
-    assert answer.status_code == 422
+    assert answer.status_code == 200
     assert "Its programs use 6 GiB on one GPU now. With 4 GiB," in page
     assert "until they have freed 2 GiB" in page
     claim.refresh_from_db()
     assert claim.memory_mib == 8 * GIB
     # The answer is for this amount: a smaller one is asked about again.
     lower = resize(claim, memory_mib=2 * GIB) | {"below_use": str(4 * GIB)}
-    assert browser("max").post(path, lower).status_code == 422
+    assert browser("max").post(path, lower).status_code == 200
     assert browser("max").post(path, typed | {"below_use": str(4 * GIB)}).status_code == 302
     claim.refresh_from_db()
     assert claim.memory_mib == 4 * GIB

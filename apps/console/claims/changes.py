@@ -70,7 +70,7 @@ def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: Resi
         return redirect("claim", uid=claim.uid)
     shown = {**claim_context(claim, principal), "form": form, "answered": not refused, **noted}
     template = "claims/_resize.html" if wants_fragment(request) else "claims/resize.html"
-    return render(request, template, shown, status=422 if refused else 200)
+    return render(request, template, shown, status=422 if form.errors else 200)
 
 
 @require_POST

@@ -11,7 +11,7 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
-from gpucloud.web.natural_order import natural_key
+from gpucloud.web.natural_order import natural_name
 
 # Three missed samples at 1 Hz are a hiccup; ten seconds without a frame mean that the agent is lost.
 FRESH = timedelta(seconds=10)
@@ -91,12 +91,13 @@ class Node(Row):
     # Results of its self-check: {"name", "state", "detail", "cure"} each.
     checks = models.JSONField(default=list, db_default=[])
 
+    natural_name = natural_name()
     # Progress of its drain, on pages that have read it: `3/5` claims have left.
     drain_progress: object = None
 
     class Meta:
         ordering = ["name"]
-        indexes = [models.Index(natural_key("name"), name="node_natural_name")]
+        indexes = [models.Index(fields=["natural_name"], name="node_by_natural_name")]
 
     def __str__(self) -> str:
         return self.name

@@ -12,6 +12,7 @@ from django.db.models import F, Q
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Row
 from apps.scheduling.models.reservation import Reservation
+from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
@@ -147,6 +148,7 @@ class Claim(Row):
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
             models.Index(fields=["pool", "-id"], name="claim_of_pool"),
             models.Index(fields=["name", "-id"], name="claim_by_name"),
+            models.Index(natural_key("name"), "id", name="claim_natural", condition=~Q(state="released")),
             # Few claims of a long history are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
