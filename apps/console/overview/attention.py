@@ -44,8 +44,7 @@ def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
 
 
 def _node_notices(fleet: Fleet) -> list[list[Notice]]:
-    nodes = [node for node, _cells in fleet.nodes]
-    gpus = [(node, cell.gpu) for node, cells in fleet.nodes for cell in cells]
+    nodes, gpus = fleet.troubled, fleet.troubled_gpus
     gone = [node for node in nodes if not node.online]
     fenced = [node for node in nodes if node.fenced_at is not None]
     ill = [node for node in nodes if node.unhealthy]

@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from apps.console.overview.fleet_map import Cell
+from apps.console.overview.fleet_map import Cell, Fleet
 from apps.nodes.models import Node
 from gpucloud.web.tags import percent
 from gpucloud.web.tags import state as state_label
@@ -28,11 +28,11 @@ COLUMNS: Final = """\
 NO_COLUMNS: Final = '<span class="strip-number"><small>{}</small></span>'
 
 
-def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> SafeString:
+def strips_of(fleet: Fleet) -> SafeString:
     """Return the items of a list; nothing if the nodes are few enough to be drawn large."""
-    if len(nodes) <= MOST_LARGE:
+    if fleet.node_count <= MOST_LARGE:
         return SafeString()
-    return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in nodes))
+    return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in fleet.nodes))
 
 
 def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
