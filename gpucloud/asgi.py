@@ -5,7 +5,10 @@ from typing import Any
 
 import django
 
+from gpucloud.fastpath import gc_tuning
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
+gc_tuning.pause_collections()
 django.setup(set_prefix=False)
 
 # Imported after Django is set up, because they import models.
@@ -17,9 +20,9 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
+from gpucloud import urls  # noqa: E402, F401 - its views, before the first request needs them
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
-from gpucloud.fastpath import gc_tuning  # noqa: E402
 from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
 from gpucloud.fastpath.static_files import StaticFilesMiddleware  # noqa: E402
 

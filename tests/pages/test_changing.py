@@ -51,7 +51,7 @@ def test_a_resize_by_form_is_wanted_at_once_and_shown_in_force_with_its_time(
     assert assignment.core_limit == 75
     machine.obey()
     text = max_.get(f"/claims/{claim.uid}/").content.decode()
-    assert "In force after" in text
+    assert "Applied in" in text
     assert "limit 30 → 75 %" in text
     assert AuditEvent.objects.filter(action="claim.resize", actor="user:max", source_ip="127.0.0.1").exists()
 
@@ -65,8 +65,8 @@ def test_what_was_put_on_other_gpus_later_does_not_say_how_long_a_resize_took(
     machine.obey()
     type(assignment).objects.filter(pk=assignment.pk).update(created_at=timezone.now())
     text = max_.get(f"/claims/{claim.uid}/").content.decode()
-    assert "<b>In force</b>" in text
-    assert "In force after" not in text
+    assert "<b>Applied</b>" in text
+    assert "Applied in" not in text
 
 
 def test_whoever_resizes_second_is_told_of_the_first_and_puts_only_what_was_typed_in_its_place(
@@ -252,7 +252,7 @@ def test_a_form_without_its_token_changes_nothing(cast: Cast, machine: Machine, 
     for path, values in {"resize/": resize(claim, core_limit=90), "release/": {}}.items():
         answer = max_.post(f"/claims/{claim.uid}/{path}", values)
         assert answer.status_code == 403
-        assert "This form is too old" in answer.content.decode()
+        assert "Form expired" in answer.content.decode()
     claim.refresh_from_db()
     assert (claim.state, claim.core_limit) == ("active", 30)
 

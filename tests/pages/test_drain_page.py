@@ -38,7 +38,7 @@ def test_a_node_is_drained_after_a_look_at_who_moves(cast: Cast, machine: Machin
     assert olga.post("/nodes/gpu1/drain/", {**posted, "act": "drain"}).status_code == 302
     node = Node.objects.get(name="gpu1")
     assert (node.cordoned, node.drain_grace_seconds) == (True, 120)
-    assert "It is being drained" in text(olga.get("/nodes/gpu1/"))
+    assert "Draining since" in text(olga.get("/nodes/gpu1/"))
 
 
 def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:

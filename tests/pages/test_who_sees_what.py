@@ -201,7 +201,7 @@ def test_what_an_agent_found_is_on_its_nodes_page(cast: Cast, machine: Machine, 
 
 def test_a_nodes_page_says_whether_its_claims_get_turns(cast: Cast, machine: Machine, browser: SignIn) -> None:
     olga = browser("olga")
-    assert "missing: claims get no turns" in olga.get("/nodes/gpu1/").content.decode()
+    assert "not installed: compute limits are not enforced" in olga.get("/nodes/gpu1/").content.decode()
     assert cast.olga.get("nodes/gpu1/").body["arbiter"] is False
     nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), arbiter=True))
     assert "<dd>installed</dd>" in olga.get("/nodes/gpu1/").content.decode()

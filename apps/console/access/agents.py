@@ -56,7 +56,7 @@ class AgentList(ListPage):
         column(_("State")),
         column(_("Agent"), "agent", natural_key("agent_version"), F("natural_name")),
         column(_("Driver"), "driver", natural_key("driver_version"), F("natural_name"), css="wide"),
-        number(_("Last sign of life"), "seen", "last_seen_at"),
+        number(_("Last heartbeat"), "seen", "last_seen_at"),
         number(_("Enrolled"), "enrolled", "enrolled_at", css="wide num"),
         column(_("Enrolment command"), css="wide num"),
     ]

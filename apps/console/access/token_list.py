@@ -55,8 +55,8 @@ class TokenList(ListPage):
         column(_("Of"), "tenant", F("tenant__natural_name")),
         column(_("State")),
         column(_("Role"), "role", "role"),
-        number(_("Made"), "created", "pk", css="wide num"),
-        number(_("Ends"), "ends", "expires_at", css="wide num"),
+        number(_("Created"), "created", "pk", css="wide num"),
+        number(_("Expires"), "ends", "expires_at", css="wide num"),
         number(_("Last used"), "used", F("last_used_at"), css="wide num"),
     ]
     views = [

@@ -50,7 +50,7 @@ class MoreForm(ServiceForm):
         required=False,
         help_text=_("Minutes after which it is released. With one it may start before claims that wait for more room."),
     )
-    start_at = moment(_("Not before"), required=False, help_text=_("It waits until then."))
+    start_at = moment(_("Not before"), required=False, help_text=_("Earliest placement."))
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
@@ -96,19 +96,19 @@ class ClaimForm(MoreForm, TenantForm):
 
     groups = [Group(_("More: priority, time, labels, nodes"), tuple(MoreForm.base_fields), folded=True)]
 
-    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, each with the same share."), initial=1)
+    gpu_count = number(_("GPUs"), most=64, help_text=_("Number of GPUs, each with the same share."), initial=1)
     core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
     core_limit = number(
         _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
     )
     memory_mib = memory(initial=4096)
     weight = number(
-        _("Weight"), most=MOST_WEIGHT, help_text=_("Its part among the claims that compete for the GPU."), initial=1
+        _("Weight"), most=MOST_WEIGHT, help_text=_("Weight among the claims that compete for the GPU."), initial=1
     )
     best_effort = forms.BooleanField(
         label=_("Best effort"),
         required=False,
-        help_text=_("It gets only the compute that the other claims of its GPU leave."),
+        help_text=_("Uses only the compute that other claims on the GPU leave idle."),
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
 

@@ -67,16 +67,16 @@ class NodeList(ListPage):
     """Every node with its allocation, those with problems first."""
 
     model, filters, template_name = Node, NodeFilter, "nodes/list.html"
-    title, subtitle = _("Nodes"), _("Machines with an agent")
+    title, subtitle = _("Nodes"), _("GPU nodes")
     operators_only, shared, refresh_seconds, pick_field = True, True, 5, "name"
     first = (rank(STATES, state_now()), Key(F("natural_name")))
     columns = [
         column(_("Node"), "name", Key(F("natural_name"), nullable=False)),
         column(_("State"), "state", rank(STATES, state_now()), F("natural_name")),
         number(_("GPUs"), "gpus", _of_gpus(Count("pk"))),
-        column(_("Core leased"), "core", _of_gpus(Sum("core_used")), word="leased"),
-        column(_("Memory leased"), "memory", _of_gpus(Sum("memory_used_mib")), css="wide", word="leased"),
-        number(_("Last sign of life"), "seen", "last_seen_at", css="wide num", word="heartbeat"),
+        column(_("Core allocated"), "core", _of_gpus(Sum("core_used")), word="leased"),
+        column(_("Memory allocated"), "memory", _of_gpus(Sum("memory_used_mib")), css="wide", word="leased"),
+        number(_("Last heartbeat"), "seen", "last_seen_at", css="wide num", word="heartbeat"),
     ]
     views = [
         SavedView(_("All")),
@@ -193,8 +193,8 @@ class GpuList(ListPage):
         column(_("State"), "state", *first),
         column(_("Model"), "model", "model", *by_node, css="wide"),
         column(_("Pool"), "pool", F("node__pool__natural_name"), *by_node, css="wide"),
-        column(_("Core leased"), "core", "core_used", word="leased"),
-        column(_("Memory leased"), "memory", "memory_used_mib", word="leased"),
+        column(_("Core allocated"), "core", "core_used", word="leased"),
+        column(_("Memory allocated"), "memory", "memory_used_mib", word="leased"),
     ]
     views = [
         SavedView(_("All")),

@@ -86,7 +86,7 @@ def _lost_notice(node: Node) -> Notice:
         detail = _("Run the command that its creation answered on the machine, or make a new enrolment token.")
         title, many = _("Node {0} awaits its agent").format(node.name), _("{0} nodes await their agent")
         return Notice("warn", "hourglass", title, detail, url, node.created_at, node.name, many)
-    detail = _("No sign of life. Its programs keep their last limits, and its claims keep their share.")
+    detail = _("No heartbeat. Programs keep their last limits, and claims keep their allocation.")
     title, many = _("Node {0} is lost").format(node.name), _("{0} nodes are lost")
     return Notice("bad", "plug-connected-x", title, detail, url, node.last_seen_at, node.name, many)
 
@@ -194,13 +194,13 @@ def _request_notices(principal: Principal) -> list[Notice]:
     """Return the requests that wait for operators, or for the tenant's admins."""
     rows = QuotaRequest.objects.select_related("tenant").order_by("pk")
     if principal.is_operator:
-        rows, what = rows.filter(state=RequestState.OPEN), _("{0} asks for {1} more {2}")
+        rows, what = rows.filter(state=RequestState.OPEN), _("{0} requests {1} more {2}")
     else:
         rows = rows.filter(
             state__in=(RequestState.REQUESTED, RequestState.COUNTERED), tenant__in=principal.with_role(Role.ADMIN)
         )
         what = _("{0} was offered something else for {1} more {2}")
-    members = _("A member of {0} asks for {1} more {2}: pass it on, or deny it")
+    members = _("A member of {0} requests {1} more {2}: forward or deny the request")
     return [
         Notice(
             "warn",
@@ -232,7 +232,7 @@ def _idle_notice(claim: Claim) -> Notice:
     elif claim.lent_core:
         end = _("It lends {0} of a GPU until it needs it.").format(f"{claim.lent_core} %")
     else:
-        end = _("Release it if it is needed no longer.")
+        end = _("Release the claim if you no longer need it.")
     title = (_("{0} is unused") if unused else _("{0} is idle")).format(claim)
     many, url = _("{0} claims are unused") if unused else _("{0} claims are idle"), reverse("claim", args=[claim.uid])
     return Notice("warn", "player-pause", title, f"{what} {end}", url, claim.idle_since, str(claim), many)

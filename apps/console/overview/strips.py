@@ -41,7 +41,7 @@ def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
 
 
 def _no_columns() -> SafeString:
-    return format_html(NO_COLUMNS, _("No GPUs yet: its agent has not connected."))
+    return format_html(NO_COLUMNS, _("No GPUs yet: the agent has not connected."))
 
 
 def _columns(cells: list[Cell]) -> SafeString:
@@ -54,7 +54,7 @@ def _columns(cells: list[Cell]) -> SafeString:
         _path(9, leased),
         _path(5, [part or 0 for part in used]),
         percent(sum(leased) / len(leased)),
-        _("of core leased,"),
+        _("of core allocated,"),
         _("%(used)s used") % {"used": percent(sum(heard) / len(used))} if heard else _("no data"),
     )
 

@@ -59,7 +59,7 @@ class PoolList(ListPage):
     columns = [
         column(_("Pool"), "name", Key(F("natural_name"), nullable=False)),
         number(_("GPUs")),
-        column(_("Core leased"), css="wide"),
+        column(_("Core allocated"), css="wide"),
         column(_("Sharing"), "sharing", "sharing_policy"),
         column(_("Processes past limits"), "audit", "audit_policy", css="wide"),
         column(_("Idle claims"), "idle", "idle_rule"),
@@ -136,7 +136,7 @@ class NewPool(FormPage):
     """A new, empty pool; its page has the rest of the settings."""
 
     title = _("New pool")
-    subtitle = _("Empty, until a node is made in it; everything else of it is set on its page")
+    subtitle = _("A new pool is empty; its settings are on its page")
     form_class, submit, operators_only = NewPoolForm, _("Create pool"), True
     parent = ("pools", _("Pools"))
 
@@ -146,7 +146,7 @@ class NewPool(FormPage):
 
     def finish(self, form: NewPoolForm, done: Pool) -> HttpResponse:
         """Lead to the pool."""
-        self.say(gettext("Pool {0} is made. It is empty: nodes are made in it.").format(done))
+        self.say(gettext("Pool {0} created. Add nodes to it next.").format(done))
         return redirect("pool", name=done.name)
 
 

@@ -84,11 +84,11 @@ class TenantList(ListPage):
     """The visible tenants, those with the fullest quotas first."""
 
     model, filters, template_name = Tenant, TenantFilter, "tenants/list.html"
-    title, subtitle = _("Tenants"), _("Quotas of the tenants, the fullest first")
+    title, subtitle = _("Tenants"), _("Quota usage by tenant, highest first")
     first = (Key(FULLEST, descending=True), Key(F("natural_name")))
     columns = [
         column(_("Tenant"), "slug", Key(F("natural_name"), nullable=False)),
-        column(_("Fullest quotas"), "pressure", FULLEST, F("natural_name")),
+        column(_("Highest quota usage"), "pressure", FULLEST, F("natural_name")),
         number(_("Running")),
         number(_("Waiting")),
         column(_("Cohort"), "cohort", "cohort", F("natural_name"), css="wide", word="cohort"),
@@ -190,7 +190,7 @@ def find(principal: Principal, slug: str) -> Tenant:
 class NewTenant(FormPage):
     """A new tenant; it holds nothing until it gets a quota."""
 
-    title, subtitle = _("New tenant"), _("A team, a course or a customer; it holds nothing until it gets a quota")
+    title, subtitle = _("New tenant"), _("A team, a course or a customer; create a quota for it next")
     form_class, submit, operators_only = NewTenantForm, _("Create tenant"), True
     parent = ("tenants", _("Tenants"))
 

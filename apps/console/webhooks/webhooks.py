@@ -69,8 +69,8 @@ class WebhookList(ListPage):
         column(_("To")),
         column(_("Of"), "tenant", F("tenant__natural_name")),
         column(_("State"), "state", WORST),
-        column(_("It is told of"), css="wide"),
-        number(_("Messages that wait")),
+        column(_("Events"), css="wide"),
+        number(_("Pending deliveries")),
     ]
     views = [SavedView(_("All")), SavedView(_("Stopped"), "state=stopped"), SavedView(_("Mine"), "mine=1")]
     # Files are passed on, and the path of a URL may be a secret: without it, as in the audit log.
