@@ -1,9 +1,11 @@
 """The ASGI application: HTTP by Django behind middleware for static files and waiting, and websockets."""
 
 import os
+from importlib import import_module
 from typing import Any
 
 import django
+from django.conf import settings
 
 from gpucloud.fastpath import gc_tuning
 
@@ -20,7 +22,6 @@ from django.urls import path  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
-from gpucloud import urls  # noqa: E402, F401 - its views, before the first request needs them
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
@@ -41,5 +42,7 @@ websockets = URLRouter(
 )
 application = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
 
+# The views, before the first request needs them.
+import_module(settings.ROOT_URLCONF)
 # Settings, models, URLs and templates live as long as the process; later objects belong to connections and requests.
 gc_tuning.freeze_startup_objects()

@@ -16,6 +16,7 @@ import pytest
 from django.conf import settings
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from apps.quotas.models import User
 from tests.cast import Cast, token_for
@@ -60,7 +61,7 @@ def proxy(transactional_db: None, tmp_path: Path) -> Iterator[Proxy]:
     behind, port, plain = free_port(), free_port(), free_port()
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={HOST}"]
-    named = ["-addext", f"subjectAltName=DNS:{HOST}", "-keyout", key, "-out", certificate]
+    named = ["-addext", f"subjectAltName=DNS:{HOST}", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*made, *named], check=True, capture_output=True)
     example = (settings.BASE_DIR / "deploy/proxy/nginx.conf").read_text()
     example = re.sub(r"\n *listen \[::\].*", "", example).replace("/etc/ssl/gpucloud/", f"{tmp_path}/")
@@ -101,8 +102,8 @@ def sign_in(proxy: Proxy) -> str:
     kind = "application/x-www-form-urlencoded"
     answer = proxy.call("POST", "/sign-in/", form, Cookie=cookie, Origin=proxy.origin, Content_Type=kind)
     assert answer.status == 302, answer.read()
-    cookies = [line.partition(";")[0] for line in answer.headers.get_all("Set-Cookie")]
-    assert all("Secure" in line for line in answer.headers.get_all("Set-Cookie"))
+    cookies = [line.partition(";")[0] for line in answer.headers.get_all("Set-Cookie", [])]
+    assert all("Secure" in line for line in answer.headers.get_all("Set-Cookie", []))
     return "; ".join(cookies)
 
 
@@ -125,8 +126,8 @@ def test_forms_requests_and_websockets_pass_nginx(proxy: Proxy, real_cast: Cast)
                 address,
                 sock=bare,
                 ssl=proxy.tls(),
-                origin=origin,
-                additional_headers={"Cookie": cookies},  # type: ignore[arg-type]
+                origin=Origin(origin),
+                additional_headers={"Cookie": cookies},
             ) as live,
             pytest.raises(TimeoutError),
         ):
