@@ -104,4 +104,4 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Answer an internal error under /api/ with problem details; the log has the traceback."""
-    return response(500, "internal", "Internal error", "This is our fault; it has been logged.")
+    return response(500, "internal", "Server error", "The error was logged.")

@@ -29,7 +29,7 @@ BADGES: Final = {
     "released": Badge(_("Released"), "circle-dashed", "quiet"),
     "failed": Badge(_("Failed"), "circle-x", "bad"),
     "unknown": Badge(_("Unknown"), "plug-connected-x", "bad"),
-    "in_force": Badge(_("In force"), "circle-check", "good"),
+    "in_force": Badge(_("Applied"), "circle-check", "good"),
     "over_limit": Badge(_("Over its limit"), "alert-triangle", "bad"),
     # Reservations.
     "booked": Badge(_("Booked"), "calendar", "busy"),
@@ -51,6 +51,7 @@ BADGES: Final = {
     "lapsed": Badge(_("Lapsed"), "clock", "quiet"),
     # Nodes.
     "ready": Badge(_("Ready"), "circle-check", "good"),
+    "draining": Badge(_("Draining"), "arrow-back-up", "warn"),
     "cordoned": Badge(_("Cordoned"), "ban", "warn"),
     "fenced": Badge(_("Fenced"), "ban", "bad"),
     "returning": Badge(_("Returning"), "hourglass", "warn"),
@@ -66,7 +67,7 @@ BADGES: Final = {
     "drifted": Badge(_("Differs"), "alert-triangle", "warn"),
     # Results of an import.
     "would-be-made": Badge(_("Would be made"), "hourglass", "busy"),
-    "made": Badge(_("Made"), "circle-check", "good"),
+    "made": Badge(_("Created"), "circle-check", "good"),
     "there": Badge(_("There already"), "circle-dashed", "quiet"),
     "left": Badge(_("Left"), "alert-triangle", "warn"),
     "missing": Badge(_("Missing"), "plug-connected-x", "bad"),

@@ -25,15 +25,15 @@ class Chapter:
 
 CHAPTERS: Final = (
     Chapter(
-        _("Who asks, and for what"),
+        _("Claims and tenants"),
         {
             "tenant": Word(
                 _("Tenant"),
-                _("A team, a course or a customer: who is charged. It has quotas, members and tokens."),
+                _("A team, a course or a customer with quotas, members and tokens. Claims are charged to it."),
             ),
             "claim": Word(
                 _("Claim"),
-                _("What is asked for: a number of GPUs, and on each a share of compute and an amount of memory."),
+                _("A request for a number of GPUs with a share of compute and an amount of memory on each."),
             ),
             "assignment": Word(
                 _("Assignment"),
@@ -59,41 +59,41 @@ CHAPTERS: Final = (
             ),
             "request": Word(
                 _("Request"),
-                _("The core that is guaranteed, whatever the neighbours do. This is what the quota is charged."),
+                _("Guaranteed core, whatever other claims do. The quota is charged with this amount."),
             ),
             "limit": Word(
                 _("Limit"),
-                _("The most core that is given while others are idle. It can be changed while the program runs."),
+                _("Highest share of core while other claims are idle. It can be changed while the program runs."),
             ),
             "weight": Word(
                 _("Weight"),
-                _("How what is scarce is divided: of two that want all, the one of weight 2 gets twice as much."),
+                _("Share of scarce capacity: with weight 2 a tenant gets twice as much as with weight 1."),
             ),
             "best-effort": Word(
                 _("Best effort"),
-                _("Nothing is guaranteed: it gets what others leave, and makes way when they want their own."),
+                _("No guarantee: uses idle core of other claims, and yields when they need it."),
             ),
         },
     ),
     Chapter(
-        _("What is used"),
+        _("Usage"),
         {
             "leased": Word(
-                _("Leased"),
-                _("Promised to claims, whether they use it or not. Nothing is ever promised twice."),
+                _("Allocated"),
+                _("Allocated to claims, used or not. No share is allocated twice."),
             ),
-            "used": Word(_("Used"), _("What programs did use, as measured in the last seconds.")),
+            "used": Word(_("Used"), _("Measured use of programs in the last seconds.")),
             "throttled": Word(
                 _("Throttled"),
-                _("The part of the time in which a program wanted to compute and its limit held it back."),
+                _("Part of the time in which the limit delayed GPU work of the program."),
             ),
             "idle": Word(
                 _("Idle"),
-                _("Held, but nothing is computed. The pool’s rule says what follows: a report, lending, or release."),
+                _("Allocated, but without GPU work. The idle policy of the pool decides: report, lend or release."),
             ),
             "gpu-hours": Word(
                 _("GPU-hours"),
-                _("What was held, by time: a quarter of a GPU held for four hours is one GPU-hour."),
+                _("Allocated GPU time: a quarter of a GPU for four hours is one GPU-hour."),
             ),
         },
     ),
@@ -102,48 +102,46 @@ CHAPTERS: Final = (
         {
             "quota": Word(
                 _("Quota"),
-                _("What a tenant may hold of one resource, in one pool or in all. No quota means none of it."),
+                _("Limit of a tenant for one resource, in one pool or in all pools. Without a quota it gets none."),
             ),
             "cohort": Word(_("Cohort"), _("Tenants that lend each other what is unused of their quotas.")),
             "borrowed": Word(
                 _("Borrowed"),
-                _("Held above the tenant’s own quota, from what others of its cohort leave unused."),
+                _("Allocated above the tenant’s own quota, from unused quota of its cohort."),
             ),
-            "lent": Word(_("Lent"), _("Unused, but others use it for now. It comes back when its owner wants it.")),
-            "free": Word(
-                _("Still free"), _("What could be asked for now: the rest of the quota, and what may be borrowed.")
+            "lent": Word(
+                _("Lent"), _("Idle core that other claims use for now. It is returned when its owner needs it.")
             ),
+            "free": Word(_("Available"), _("Amount available now: the rest of the quota and what may be borrowed.")),
         },
     ),
     Chapter(
-        _("Waiting and placing"),
+        _("Queueing and scheduling"),
         {
             "round": Word(
-                _("Round"),
-                _("One pass of the scheduler over what waits. It is kept, with its reasons, and can be replayed."),
+                _("Scheduling cycle"),
+                _("One pass of the scheduler over pending claims. Its reasons are recorded, and it can be replayed."),
             ),
-            "place": Word(_("Place"), _("Who is asked next in the pool’s queue. It counts claims of every tenant.")),
+            "place": Word(_("Place"), _("Position in the scheduling order of the pool, counted over all tenants.")),
             "priority": Word(_("Priority"), _("Higher goes first in the pool’s queue; 0 unless given.")),
             "estimate": Word(
                 _("Starts"),
-                _("An estimate: when what it needs should be free, by the time limits of what runs now."),
+                _("Estimated start, from the time limits of running claims."),
             ),
-            "proposal": Word(
-                _("Proposal"), _("A change that the rebalancer found useful and that waits for somebody’s yes.")
-            ),
+            "proposal": Word(_("Proposal"), _("A change that the rebalancer recommends and that needs approval.")),
         },
     ),
     Chapter(
-        _("The machines"),
+        _("Nodes and GPUs"),
         {
             "node": Word(_("Node"), _("A machine with GPUs.")),
             "agent": Word(
                 _("Agent"),
-                _("Our program on a node. It makes limits real, measures use, and reports once a second."),
+                _("The gpucloud program on a node. It enforces limits, measures use and reports once a second."),
             ),
             "heartbeat": Word(
                 _("Heartbeat"),
-                _("The agent’s last sign of life. Without one the programs go on with the limits they have."),
+                _("The last message of the agent. Without heartbeats, programs keep their present limits."),
             ),
             "cordoned": Word(_("Cordoned"), _("It takes no new claims; those on it stay.")),
             "ecc": Word(
@@ -157,7 +155,7 @@ CHAPTERS: Final = (
             ),
             "generation": Word(
                 _("Generation"),
-                _("Counts the changes of a claim. It is in force when the node says the same number."),
+                _("Counter of the changes of a claim. A change is applied when the node reports the same number."),
             ),
             "sharing-policy": Word(
                 _("Sharing policy"),

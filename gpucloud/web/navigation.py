@@ -113,7 +113,7 @@ SECTIONS: Final = (
                 within=("/new-node/",),
                 words="enrolment versions heartbeat install",
             ),
-            Place("rounds", _("Rounds"), "refresh", operators=True, words="scheduler decisions"),
+            Place("rounds", _("Scheduling cycles"), "refresh", operators=True, words="scheduler decisions"),
             Place(
                 "clusters",
                 _("Clusters"),
@@ -129,7 +129,13 @@ SECTIONS: Final = (
                 operators=True,
                 words="kube-scheduler extender webhooks configuration",
             ),
-            Place("admin:index", _("Records"), "device-sd-card", operators=True, words="database tables rows admin"),
+            Place(
+                "admin:index",
+                _("Database browser"),
+                "device-sd-card",
+                operators=True,
+                words="database tables rows admin",
+            ),
         ),
     ),
 )

@@ -28,7 +28,7 @@ class Records(admin.AdminSite):
     It signs in and out through the pages' own views, with their limit of attempts.
     """
 
-    site_title = site_header = index_title = _("Records")
+    site_title = site_header = index_title = _("Database browser")
     site_url = "/"
     index_template = "admin/records.html"
     empty_value_display = "–"

@@ -40,7 +40,7 @@ def test_from_the_first_sign_in_to_the_first_claim(stranger: Visitor, platform: 
     state = page.locator("[data-announce] [data-state]")
     expect(state).to_have_text("Active")
     press(page, page.get_by_role("button", name="Release…"))
-    press(page, page.get_by_role("button", name="Release it"))
+    press(page, page.get_by_role("button", name="Release claim"))
     expect(state).to_have_text("Released")
 
 
@@ -129,11 +129,11 @@ def test_a_reservation_is_made_begins_and_is_given_back_before_its_end(visitor: 
         expect(page.get_by_label(label, exact=True)).to_have_value(f"{moment:%Y-%m-%dT%H:%M}")
     press(page, page.get_by_role("button", name="See whether it fits"))
     expect(page.get_by_text("Nothing is booked yet")).to_be_visible()
-    press(page, page.get_by_role("button", name="Book it"))
+    press(page, page.get_by_role("button", name="Create reservation"))
     expect(page.get_by_role("heading", name="exam")).to_contain_text("Active")
     press(page, page.get_by_role("button", name="Give back early"))
     expect(page.get_by_role("dialog")).to_contain_text("the rest of the window is free for others")
-    press(page, page.get_by_role("dialog").get_by_role("button", name="Give it back"))
+    press(page, page.get_by_role("dialog").get_by_role("button", name="Release reservation"))
     expect(page.get_by_role("heading", name="exam")).to_contain_text("Released")
 
 

@@ -101,11 +101,11 @@ def test_a_resize_is_seen_in_the_chart_of_the_running_program(visitor: Visitor, 
 
     page.get_by_label("Core limit", exact=True).fill("75")
     page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#change")).to_contain_text("In force after")
+    expect(page.locator("#change")).to_contain_text("Applied in")
     expect(page.locator("#change")).to_contain_text("limit 25 → 75 %")
     until(lambda: near(now(page), used=75, limit=75), what="chart and program to follow")
 
-    page.get_by_text("The same as a table").first.click()
+    page.get_by_text("Show data table").first.click()
     table = page.locator("[data-chart=core] [data-rows] tr")
     # The page fills it when it is opened.
     until(lambda: table.count() >= 3, what="the table's rows")
@@ -149,7 +149,7 @@ def test_a_claim_is_made_by_form_and_released_after_a_word_of_warning(visitor: V
     expect(page.locator("#announcer")).to_contain_text("Active")
     page.get_by_role("button", name="Release…").click()
     expect(page.get_by_role("dialog")).to_contain_text("SIGTERM")
-    page.get_by_role("button", name="Release it").click()
+    page.get_by_role("button", name="Release claim").click()
     expect(state).to_have_text("Released")
 
 
@@ -221,7 +221,7 @@ def test_on_a_phone_a_tables_row_is_a_card_with_all_its_values(visitor: Visitor)
     page = visitor.page
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     page.goto("/nodes/")
-    memory = page.get_by_role("row").filter(has_text="sim-1").locator("td[data-label='Memory leased']")
+    memory = page.get_by_role("row").filter(has_text="sim-1").locator("td[data-label='Memory allocated']")
     expect(memory).to_be_visible()
     # Later content is labelled too.
     memory.evaluate("cell => cell.dataset.label = ''")

@@ -16,7 +16,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
     page.goto("/webhooks/")
     press(page, page.get_by_role("link", name="New webhook"))
     # A name that no name server knows.
-    write(page, "Where to", "https://hooks.invalid/in")
+    write(page, "URL", "https://hooks.invalid/in")
     reach(page, page.get_by_label("claim.idle"))
     page.keyboard.press("Space")
     press(page, page.get_by_role("button", name="Create webhook"))
@@ -37,7 +37,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
 
     press(page, page.get_by_role("button", name="Remove…"))
     expect(page.get_by_role("dialog")).to_contain_text("cannot be undone")
-    press(page, page.get_by_role("button", name="Remove it"))
+    press(page, page.get_by_role("button", name="Remove"))
     expect(page.get_by_role("status").filter(has_text="is removed")).to_be_visible()
 
 
@@ -57,7 +57,7 @@ def test_single_rights_are_asked_for_only_where_one_chooses(visitor: Visitor) ->
     press(page, page.get_by_role("link", name="chosen").first)
     expect(page.locator(".rights")).to_have_text(["claims:read Claims, queue, reservations, proposals", "nothing"])
     press(page, page.get_by_role("button", name="Replace…"))
-    page.get_by_label("The old one still works", exact=True).select_option("0")
-    press(page, page.get_by_role("button", name="Make the new one"))
+    page.get_by_label("The old token works", exact=True).select_option("0")
+    press(page, page.get_by_role("button", name="Replace token"))
     expect(page.locator("#once")).to_contain_text("gpc_")
     expect(page.get_by_text("is refused from now on")).to_be_visible()

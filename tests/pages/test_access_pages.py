@@ -182,7 +182,7 @@ def test_a_request_is_asked_for_and_approved(cast: Cast, browser: SignIn) -> Non
     row = QuotaRequest.objects.get()
     olga = browser("olga")
     assert "a course" in text(olga.get("/requests/"))
-    assert "acme asks for 50 % more core" in text(olga.get("/"))
+    assert "acme requests 50 % more core" in text(olga.get("/"))
     assert "Nothing is changed yet" in text(olga.get(f"/requests/{row.uid}/"))
     olga.post(f"/requests/{row.uid}/", {"act": "approve", "words": "", "version": row.version})
     assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 150
@@ -211,7 +211,7 @@ def test_a_budget_is_asked_for_from_the_page_of_limits_and_approved(cast: Cast, 
     assert anna.post("/requests/new/", posted | {"period": "month"}).status_code == 302
     row = QuotaRequest.objects.get()
     olga = browser("olga")
-    assert "acme asks for 1500 more GPU-hours" in text(olga.get("/"))
+    assert "acme requests 1500 more GPU-hours" in text(olga.get("/"))
     assert "1500 more GPU-hours each month" in text(olga.get("/requests/"))
     page = text(olga.get(f"/requests/{row.uid}/"))
     assert "Each month: a budget of 1,500 GPU-hours; 0.00 are spent." in page
@@ -229,7 +229,7 @@ def test_a_budget_is_asked_for_from_the_page_of_limits_and_approved(cast: Cast, 
 
 def test_a_refusal_needs_words_and_an_offer_an_amount(cast: Cast, browser: SignIn) -> None:
     row, olga = asked(cast), browser("olga")
-    for act, words in (("deny", "Say why."), ("counter", "Say how much.")):
+    for act, words in (("deny", "Enter a reason."), ("counter", "Enter an amount.")):
         answer = olga.post(f"/requests/{row.uid}/", {"act": act, "words": "", "version": row.version})
         assert (answer.status_code, words in text(answer)) == (422, True)
     olga.post(f"/requests/{row.uid}/", {"act": "counter", "amount": "20", "version": row.version})
@@ -287,17 +287,17 @@ def test_a_members_request_goes_to_the_tenants_admins(cast: Cast, browser: SignI
     row = QuotaRequest.objects.get()
     path = f"/requests/{row.uid}/"
     assert "a course" in text(olga.get("/requests/"))
-    assert "asks for 50 % more core" not in text(olga.get("/"))
-    assert "A member of acme asks for 50 % more core" in text(anna.get("/"))
-    assert "Pass it on" not in text(max_.get(path))
+    assert "requests 50 % more core" not in text(olga.get("/"))
+    assert "A member of acme requests 50 % more core" in text(anna.get("/"))
+    assert "Forward to operators" not in text(max_.get(path))
     assert max_.post(path, {"act": "forward", "version": row.version}).status_code == 403
     refused = anna.post(path, {"act": "deny", "words": "", "version": row.version})
-    assert (refused.status_code, "Say why." in text(refused)) == (422, True)
+    assert (refused.status_code, "Enter a reason." in text(refused)) == (422, True)
     assert anna.post(path, {"act": "approve", "version": row.version}).status_code == 403
     assert QuotaRequest.objects.get().state == "requested"
     anna.post(path, {"act": "forward", "version": row.version})
     assert QuotaRequest.objects.get().state == "open"
-    assert "acme asks for 50 % more core" in text(olga.get("/"))
+    assert "acme requests 50 % more core" in text(olga.get("/"))
     assert "Withdraw" in text(max_.get(path))
 
 

@@ -45,7 +45,7 @@ def test_an_operator_reads_every_list_and_a_row_and_no_secret(cast: Cast, machin
         assert client.post(reverse(f"{where}_change", args=[row.pk]), {}).status_code == 403, model
         assert client.post(reverse(f"{where}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403, model
     assert read > 6
-    assert b"Only for reading" in client.get("/admin/").content
+    assert b"Read-only" in client.get("/admin/").content
 
 
 def test_nobody_else_comes_in(cast: Cast, browser: SignIn) -> None:

@@ -122,7 +122,7 @@ def test_a_lease_is_renewed_from_the_claims_page(cast: Cast, machine: Machine, b
     way, path = f"/claims/{claim.uid}/renew/", f"/claims/{claim.uid}/"
     assert way in browser("max").get(path).content.decode()
     seen = browser("vera").get(path).content.decode()
-    assert "It ends by itself" in seen
+    assert "Lease expires" in seen
     assert way not in seen
     assert browser("vera").post(way).status_code == 403
     assert "now runs until" in browser("max").post(way, follow=True).content.decode()

@@ -95,7 +95,7 @@ def test_members_limits_stand_beside_what_each_holds(cast: Cast, machine: Machin
     page = text(browser("vera"))
     assert "max: 30 %" not in page
     assert "more than that; nothing new is granted" in page
-    assert "nobody holds any" in page
+    assert "nothing allocated" in page
 
 
 def test_a_member_reads_what_is_left_for_them(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -103,7 +103,7 @@ def test_a_member_reads_what_is_left_for_them(cast: Cast, machine: Machine, brow
     assert "Only the tenant’s quotas limit you" in text(browser("max"))
     limit(cast, None, 50)
     page = text(browser("max"))
-    assert '20 % left <span class="muted">30 % of 50 % held</span>' in page
+    assert '20 % left <span class="muted">30 % of 50 % allocated</span>' in page
     new = text(browser("max"), "/claims/new/")
     assert "Left of your limits in acme: core 20 %." in new
     assert "Left of your limits" not in text(browser("anna"), "/claims/new/?tenant=globex")

@@ -50,7 +50,7 @@ def test_the_page_says_what_the_api_says_of_each_field(cast: Cast, browser: Sign
         for name in group.names:
             assert f'id="id_{name}"' in page, name
     assert "Time without measurements does not count." in page
-    assert "Kill: it is ended" in page
+    assert "Kill: end the process" in page
 
 
 def test_what_is_applied_is_in_the_audit_log_and_nothing_else(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -181,7 +181,7 @@ def test_a_proposal_shows_why_and_its_numbers_to_its_tenant_and_no_other(pending
         assert "Accept the change of hungry" in page
     assert "hungry" not in text(browser("gus").get("/proposals/"))
     assert answered(browser("gus"), pending, "accept") == "404"
-    assert "No proposal waits for a decision" in text(browser("gus").get("/proposals/"))
+    assert "No proposals pending approval" in text(browser("gus").get("/proposals/"))
 
 
 def test_a_yes_changes_the_claim_and_a_no_leaves_it(pending: Proposal, browser: SignIn) -> None:
@@ -244,7 +244,7 @@ def test_a_pool_is_made_and_its_name_taken_only_once(cast: Cast, browser: SignIn
     olga = browser("olga")
     assert "/new-pool/" in text(olga.get("/pools/"))
     made = {"name": "a100", "description": "The old ones", "sharing_policy": "average", "parts": 4}
-    assert "Pool a100 is made" in text(olga.post("/new-pool/", made, follow=True))
+    assert "Pool a100 created" in text(olga.post("/new-pool/", made, follow=True))
     pool = Pool.objects.get(name="a100")
     assert (pool.description, pool.sharing_policy, pool.parts) == ("The old ones", "average", 4)
     refused = {"taken": made, "parts": made | {"name": "b", "parts": ""}, "name": made | {"name": "No Name"}}

@@ -43,7 +43,7 @@ def test_a_member_sees_its_own_claims_only(cast: Cast, machine: Machine, browser
 def test_an_empty_queue_and_another_pool_are_shown_too(cast: Cast, machine: Machine, browser: SignIn) -> None:
     ask(cast, name="here", core_request=10)
     other = tenants.create_pool(principal=SYSTEM, name="other")
-    assert "Nothing waits here" in text(browser("vera"), f"/queue/?pool={other.name}")
+    assert "No pending claims" in text(browser("vera"), f"/queue/?pool={other.name}")
     assert "here" in text(browser("vera"), "/queue/?pool=nonsense")
     # A reader who names no pool sees the one in which their claim waits.
     ask(cast, name="elsewhere", core_request=10, tenant=cast.globex, pool=other)
@@ -76,7 +76,7 @@ def test_a_claims_page_says_what_else_was_asked_for(cast: Cast, machine: Machine
     # No release brings the rest of a group.
     assert "It is tried again" not in page
     plain = ask(cast, core_request=10)
-    assert "What else was asked for" not in text(browser("max"), f"/claims/{plain.uid}/")
+    assert "Further settings" not in text(browser("max"), f"/claims/{plain.uid}/")
 
 
 def test_a_nodes_page_shows_its_labels_and_how_its_pool_places(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -53,7 +53,7 @@ def test_another_week_another_pool_and_nonsense_are_shown_too(cast: Cast, machin
     vera = browser("vera")
     later = (timezone.now() + timedelta(days=7)).date().isoformat()
     assert "acme/exam" in text(vera, f"/reservations/?week={later}")
-    assert "No GPU here" in text(vera, "/reservations/?node=gpu9")
+    assert "No GPU found" in text(vera, "/reservations/?node=gpu9")
     for nonsense in ("week=tomorrow", "week=0001-01-01", "week=9999-12-31", "pool=nowhere", "page=x"):
         assert "Reservations" in text(vera, f"/reservations/?{nonsense}")
     living = vera.get("/reservations/", headers={"HX-Request": "true"}).content.decode()

@@ -42,7 +42,7 @@ def test_the_fullest_tenant_comes_first_and_foreign_ones_do_not_exist(cast: Cast
     ResourceQuota.objects.filter(tenant=cast.acme, resource="core_percent").update(used=90)
     page = text(browser("olga"), "/tenants/")
     assert page.index("acme") < page.index("globex") < page.index("zebra")
-    assert "none yet: it can hold nothing" in page
+    assert "none yet: claims are refused" in page
     assert "zebra" not in text(browser("olga"), "/tenants/?q=acm")
     own = text(browser("gus"), "/tenants/")
     assert "acme" not in own
@@ -78,11 +78,11 @@ def test_a_tenants_page_shows_quotas_people_and_tokens(cast: Cast, browser: Sign
     page = text(browser("vera"), "/tenants/acme/")
     for words in ('0 % <span class="muted">of 400 %</span>', "anna", "Viewer", "History"):
         assert words in page
-    assert "Give a quota" not in page
+    assert "Create quota" not in page
     assert "Who changed what" not in page
     living = browser("olga").get("/tenants/acme/", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in living
-    assert "Give a quota" in living
+    assert "Create quota" in living
 
 
 def test_a_tenant_is_made_and_a_taken_name_is_said_so(cast: Cast, browser: SignIn) -> None:

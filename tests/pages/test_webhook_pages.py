@@ -145,10 +145,10 @@ def test_a_wrong_change_is_refused_beside_its_field(cast: Cast, anna: Client) ->
 def test_off_and_on_again_and_why_it_stopped(cast: Cast, anna: Client) -> None:
     hook = made(cast.acme)
     outbox.tell("claim.active", tenant=cast.acme)
-    assert "1 message waits and is sent when it is on" in act(anna, hook, "off")
+    assert "1 pending message is sent when the webhook is enabled" in act(anna, hook, "off")
     hook.refresh_from_db()
     assert not hook.enabled
-    assert "It is on: waiting messages are sent now." in act(anna, hook, "on")
+    assert "The webhook is enabled; pending messages are sent now." in act(anna, hook, "on")
     Webhook.objects.update(enabled=False, disabled_reason="Its server answered 410 Gone.")
     page = text(anna.get(path(hook)))
     assert "Its server answered 410 Gone." in page

@@ -65,7 +65,7 @@ def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cas
 
 def test_a_fragment_for_nobody_sends_the_whole_page_to_the_sign_in(cast: Cast) -> None:
     answer = Client().get("/claims/", headers=HTMX)
-    assert (answer.status_code, answer["HX-Redirect"]) == (401, "/sign-in/?next=/claims/")
+    assert (answer.status_code, answer["HX-Redirect"]) == (401, "/sign-in/?next=/claims/&ended=1")
 
 
 def test_signing_in_leads_to_where_one_wanted_to_be(cast: Cast) -> None:
@@ -201,7 +201,7 @@ def test_what_an_agent_found_is_on_its_nodes_page(cast: Cast, machine: Machine, 
 
 def test_a_nodes_page_says_whether_its_claims_get_turns(cast: Cast, machine: Machine, browser: SignIn) -> None:
     olga = browser("olga")
-    assert "missing: claims get no turns" in olga.get("/nodes/gpu1/").content.decode()
+    assert "not installed: compute limits are not enforced" in olga.get("/nodes/gpu1/").content.decode()
     assert cast.olga.get("nodes/gpu1/").body["arbiter"] is False
     nodes.take_hello(node=machine.node, hello=msgspec.structs.replace(hello("gpu1"), arbiter=True))
     assert "<dd>installed</dd>" in olga.get("/nodes/gpu1/").content.decode()

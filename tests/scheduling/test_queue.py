@@ -97,7 +97,7 @@ def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> 
     placed(cast, machine, core_request=60)
     body = document(cast, refusals(cast, core_request=80))
     assert (body["estimated_start_at"], body["estimate"]["basis"]) == (None, "none")
-    assert "too few to go by" in body["estimate"]["detail"]
+    assert "Start time unknown" in body["estimate"]["detail"]
 
 
 def test_who_waits_for_quota_gets_no_estimate_and_a_suggestion_within_it(cast: Cast) -> None:

@@ -99,6 +99,8 @@ print(*sys.modules)
 """
 # Placement, clusters, OpenID sign-ins and webhooks load them when needed.
 NOT_AT_THE_START = {"numpy", "kubernetes", "authlib", "joserfc", "httpx", "rich", "oauthlib", "scipy", "pynvml"}
+# REST framework and Django load them if they are installed; see gpucloud/fastpath/optional_libraries.py.
+NOT_AT_THE_START |= {"requests", "pygments", "jinja2", "charset_normalizer"}
 
 
 @pytest.mark.slow

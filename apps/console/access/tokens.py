@@ -38,14 +38,14 @@ DAYS: Final = [
     ("", _("never")),
 ]
 READS: Final = tuple(scope for scope in SCOPES if scope.endswith(":read"))
-MAY: Final = [("all", _("Read and change")), ("read", _("Only read")), ("choose", _("What is chosen below"))]
+MAY: Final = [("all", _("Read and change")), ("read", _("Read only")), ("choose", _("Selected permissions"))]
 # The subject of a scope, by the first word of its name.
 AREAS: Final = {
     "tenants": _("Tenants and members"),
     "quotas": _("Quotas, requests, budgets, prices"),
     "nodes": _("Nodes, GPUs, pools, clusters"),
     "claims": _("Claims, queue, reservations, proposals"),
-    "utilization": _("What was measured"),
+    "utilization": _("Measurements"),
     "tokens": _("Tokens"),
     "audit": _("Audit log"),
     "webhooks": _("Webhooks"),
@@ -68,14 +68,14 @@ OVERLAPS: Final = [
     ("86400", _("for a day")),
     ("3600", _("for an hour")),
     ("604800", _("for a week")),
-    ("0", _("not any more")),
+    ("0", _("no longer")),
 ]
 
 
 class RightsForm(ServiceForm):
     """Name, rights, end and networks of a new token."""
 
-    name = name_field("ci", _("What will use it."))
+    name = name_field("ci", _("Program that uses the token."))
     may = choice(_("Permissions"), MAY)
     days = choice(_("Expires"), DAYS, required=False)
     cidrs = forms.CharField(
@@ -85,13 +85,13 @@ class RightsForm(ServiceForm):
         help_text=_("Networks, with spaces between: 10.0.0.0/8. Empty: from everywhere."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-    scopes = boxes(_("Single rights"), RIGHTS, required=False)
+    scopes = boxes(_("Selected permissions"), RIGHTS, required=False)
 
     def clean(self) -> dict[str, Any]:
         """Require a scope if the reader chooses scopes."""
         values = super().clean() or {}
         if values.get("may") == "choose" and not values.get("scopes") and "scopes" not in self.errors:
-            self.add_error("scopes", _("Choose one at least."))
+            self.add_error("scopes", _("Choose at least one."))
         return values
 
     def clean_cidrs(self) -> list[str]:
@@ -140,7 +140,7 @@ class TokenForm(RightsForm):
 class RotationForm(forms.Form):
     """The overlap of an old token and its successor."""
 
-    overlap = choice(_("The old one still works"), OVERLAPS)
+    overlap = choice(_("The old token works"), OVERLAPS)
 
 
 class TokenPage(FormPage):

@@ -1,5 +1,6 @@
 """Forms of the claims' pages: a new claim, new limits."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class MoreForm(ServiceForm):
         required=False,
         help_text=_("Minutes after which it is released. With one it may start before claims that wait for more room."),
     )
-    start_at = moment(_("Not before"), required=False, help_text=_("It waits until then."))
+    start_at = moment(_("Not before"), required=False, help_text=_("Earliest placement."))
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
@@ -95,19 +96,19 @@ class ClaimForm(MoreForm, TenantForm):
 
     groups = [Group(_("More: priority, time, labels, nodes"), tuple(MoreForm.base_fields), folded=True)]
 
-    gpu_count = number(_("GPUs"), most=64, help_text=_("How many, each with the same share."), initial=1)
+    gpu_count = number(_("GPUs"), most=64, help_text=_("Number of GPUs, each with the same share."), initial=1)
     core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
     core_limit = number(
         _("Core limit"), most=100, help_text=_("Percent, the ceiling; the request unless given."), required=False
     )
     memory_mib = memory(initial=4096)
     weight = number(
-        _("Weight"), most=MOST_WEIGHT, help_text=_("Its part among the claims that compete for the GPU."), initial=1
+        _("Weight"), most=MOST_WEIGHT, help_text=_("Weight among the claims that compete for the GPU."), initial=1
     )
     best_effort = forms.BooleanField(
         label=_("Best effort"),
         required=False,
-        help_text=_("It gets only the compute that the other claims of its GPU leave."),
+        help_text=_("Uses only the compute that other claims on the GPU leave idle."),
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
 
@@ -143,7 +144,10 @@ class ClaimForm(MoreForm, TenantForm):
 
 
 class ResizeForm(ServiceForm):
-    """The three limits that change live. Only changed ones are sent: another person may have changed the rest."""
+    """The three limits that change live, each with the value that its reader saw.
+
+    Only changed ones are sent. If another person changed one meanwhile, the reader is told first.
+    """
 
     core_request = number(
         _("Core request"), most=100, help_text=_("Percent of the GPU, guaranteed."), show_hidden_initial=True
@@ -157,6 +161,25 @@ class ResizeForm(ServiceForm):
     def changes(self) -> dict[str, Any]:
         """The changed limits, for the service."""
         return {name: self.cleaned_data[name] for name in self.changed_data}
+
+    def is_outdated(self, present: Mapping[str, int]) -> bool:
+        """Return whether the claim has other limits than those that the reader saw."""
+        seen = {name: self.data.get(self.add_initial_prefix(name)) for name in self.fields}
+        return any(text is not None and self._parse(name, text) != present[name] for name, text in seen.items())
+
+    def _parse(self, name: str, text: str) -> Any:
+        try:
+            return self.fields[name].clean(text)
+        except forms.ValidationError:
+            return None
+
+    def rebase(self, present: Mapping[str, int]) -> None:
+        """Show the present limits where nothing was typed; what was typed stays, and applies when it is sent again."""
+        changed, data = self.changed_data, dict(self.data.items())
+        for name, field in self.fields.items():
+            shown = str(field.prepare_value(present[name]))
+            data |= {self.add_initial_prefix(name): shown} | ({} if name in changed else {name: shown})
+        self.data = data
 
 
 class SuggestionForm(forms.Form):

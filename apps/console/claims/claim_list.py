@@ -19,7 +19,6 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import release_claim
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
-from gpucloud.web.natural_order import natural_key
 
 COLUMNS = [
     "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
@@ -77,7 +76,7 @@ class ClaimList(ListPage):
     """The visible claims, all but released ones unless the URL asks for others."""
 
     model, filters, template_name = Claim, ClaimFilter, "claims/list.html"
-    title, subtitle = _("Claims"), _("What tenants ask for, and what has become of it")
+    title, subtitle = _("Claims"), _("GPU claims and their status")
     refresh_seconds = 5
     first = (rank(STATES, F("state")), Key("pk", descending=True))
     columns = [
@@ -85,9 +84,9 @@ class ClaimList(ListPage):
         column(_("State"), "state", rank(STATES, F("state"))),
         column(_("Core now"), "core", "core_request", word="core"),
         column(_("Memory now"), "memory", "memory_mib", css="wide", word="memory"),
-        column(_("Where"), "node", Subquery(PLACES.values(key=natural_key("gpu__node__name"))[:1]), css="wide"),
+        column(_("Where"), "node", Subquery(PLACES.values(key=F("gpu__node__natural_name"))[:1]), css="wide"),
         column(_("Owner"), "owner", "created_by", css="wide"),
-        number(_("Made"), "created", "pk", css="wide num"),
+        number(_("Created"), "created", "pk", css="wide num"),
     ]
     views = [
         SavedView(_("All but released")),
@@ -133,5 +132,5 @@ def _release(principal: Principal, claim: Claim, versions: frozenset[int] | None
     if before == ClaimState.RELEASED or (before == ClaimState.RELEASING and claim.preempt_at is None):
         raise NothingToDo(gettext("It is released already."))
     if release_claim(principal=principal, claim=claim, versions=versions).state == ClaimState.RELEASED:
-        return gettext("It leaves the queue, and its quota is free.")
-    return gettext("Its programs end, then its share and its quota are free.")
+        return gettext("Leaves the queue and refunds its quota.")
+    return gettext("Ends its programs, then frees its share and quota.")

@@ -34,11 +34,11 @@ class DrainForm(ServiceForm):
     """The grace period of claims."""
 
     grace_seconds = forms.IntegerField(
-        label=_("Grace, in seconds"),
+        label=_("Grace period"),
         required=False,
         min_value=0,
         max_value=7 * 86_400,
-        help_text=_("Time from the notice until a claim is moved. Empty: the pool’s setting."),
+        help_text=_("Seconds from the notice until a claim is requeued. Empty: the setting of the pool."),
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
     )
     version = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -111,6 +111,6 @@ def _try_drain(request: HttpRequest, principal: Principal, node: Node, form: Dra
     except GpucloudError as error:
         form.refuse(error)
         return False
-    text = gettext("Node {0} is being drained: its claims are told within seconds.")
+    text = gettext("Draining node {0}: its claims get notice within seconds.")
     messages.success(request, text.format(node.name))
     return True

@@ -43,7 +43,7 @@ def first_steps(principal: Principal) -> list[Step]:
         Step(
             ResourceQuota.objects.filter(Q(hard=None) | Q(hard__gt=0)).exists(),
             _("A tenant with a quota"),
-            _("Who is charged, and what it may hold: here four GPUs’ worth of compute, and 64 GiB of their memory."),
+            _("A tenant with its quota: here the compute of four GPUs and 64 GiB of their memory."),
             TENANT,
         ),
         Step(False, _("A claim"), _("A quarter of a GPU and 8 GiB. This list goes when it is made."), CLAIM),

@@ -42,7 +42,7 @@ class ProposalFilter(ListFilter):
     state = Choice(
         _("State"),
         {one.value: (badge(one).label, Q(state=one)) for one in ProposalState} | {"all": (_("All"), Q())},
-        empty=_("Waiting for a decision"),
+        empty=_("Pending approval"),
         otherwise=Q(state=ProposalState.PROPOSED),
     )
     mine = Flag(_("Mine"), lambda principal: Q(claim__user=principal.user_id))
@@ -53,7 +53,7 @@ class ProposalList(ListPage):
 
     model, filters, template_name = Proposal, ProposalFilter, "proposals/list.html"
     title = _("Proposals")
-    subtitle = _("Changes that the rebalancer proposes by its measurements, and past ones")
+    subtitle = _("Rebalancing recommendations and history")
     columns = [
         column(_("Change"), "claim", natural_key("claim__name"), word="proposal"),
         column(_("Why")),

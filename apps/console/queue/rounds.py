@@ -34,11 +34,14 @@ class RoundList(ListPage):
     """The rounds, newest first. Operators only."""
 
     model, filters, template_name = Round, RoundFilter, "rounds/list.html"
-    title, subtitle = _("Rounds"), _("The scheduler’s rounds, their decisions and reasons; each can be replayed")
+    title, subtitle = (
+        _("Scheduling cycles"),
+        _("Decisions of the scheduler with their reasons; each cycle can be replayed"),
+    )
     operators_only = True
     # Millions of rows: only the order that an index serves is offered.
     columns = [
-        column(_("Round"), "round", "pk", word="round"),
+        column(_("Scheduling cycle"), "round", "pk", word="round"),
         column(_("Pool")),
         number(_("When")),
         number(_("Asked")),

@@ -52,7 +52,7 @@ class LimitForm(BoundForm):
 
     unit_field = "resource"
     # Not `hard`: the help of that name describes a quota.
-    most = AmountField(label=_("May hold"), help_text=AMOUNT_HELP["member_hard"], unlimited=UNLIMITED)
+    most = AmountField(label=_("Limit"), help_text=AMOUNT_HELP["member_hard"], unlimited=UNLIMITED)
 
     def facts_of(self, row: Any) -> dict[str, Any]:
         """Return the limit under the form's name for it."""
@@ -135,7 +135,7 @@ class BudgetForm(BoundForm):
         min_value=0,
         max_digits=14,
         decimal_places=HOUR_PLACES,
-        help_text=_("Reserved, of all pools and models: a quarter of a GPU for four hours is one."),
+        help_text=_("Allocated GPU-hours in all pools: a quarter of a GPU for four hours is one."),
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "decimal", "step": "any"}),
     )
 
@@ -151,7 +151,7 @@ class NewBudgetForm(BudgetForm):
         _("Period"), list(PERIODS.items()), _("Weeks begin on Monday, months on the first, both at midnight UTC.")
     )
     starts_at = moment(_("Begins"), required=False, help_text=_("For a budget that is there once."))
-    ends_at = moment(_("Ends"), required=False, help_text=_("For a budget that is there once."))
+    ends_at = moment(_("Expires"), required=False, help_text=_("For a budget that is there once."))
     field_order = ("period", "gpu_hours", "starts_at", "ends_at")
 
     def clean(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def describe_range(row: LimitRange) -> str:
     words = [
         gettext("at least {minimum}") if row.minimum is not None else "",
         gettext("at most {maximum}") if row.maximum is not None else "",
-        gettext("{default} unless said") if row.default is not None else "",
+        gettext("default {default}") if row.default is not None else "",
     ]
     where = f"{FIELDS[row.field]}, {row.pool}" if row.pool else str(FIELDS[row.field])
     return f"{where}: " + ", ".join(filter(None, words)).format(**said)

@@ -76,19 +76,19 @@ KINDS: Final = {
         MemberLimit, "row", "member-limit", Role.ADMIN, NewLimitForm, LimitForm,
         member_limits.create_limit, member_limits.change_limit, member_limits.delete_limit,
         bound_labels.describe_limit, bound_labels.limits_effects,
-        _("A limit for members"), _("How much of the tenant’s quota one member may hold"),
+        _("New member limit"), _("Part of the tenant’s quota that one member can use"),
     ),
     "limit-ranges": Kind(
         LimitRange, "row", "limit-range", None, NewRangeForm, RangeForm,
         limit_ranges.create_range, limit_ranges.change_range, limit_ranges.delete_range,
         bound_labels.describe_range, bound_labels.ranges_effects,
-        _("A range for claims"), _("What one claim may ask for, and what it gets where it does not say"),
+        _("New limit range"), _("Bounds and defaults of one claim"),
     ),
     "budgets": Kind(
         Budget, "budget", "budget", None, NewBudgetForm, BudgetForm,
         budgets.create_budget, budgets.change_budget, budgets.delete_budget,
         bound_labels.describe_budget, bound_labels.budgets_effects,
-        _("A budget"), _("GPU-hours that the tenant may reserve; once they are spent, nothing new is granted"),
+        _("New budget"), _("GPU-hours that the tenant can allocate; once they are spent, new claims are refused"),
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Q
+from django.db.models import F, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
@@ -34,7 +34,6 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
-from gpucloud.web.natural_order import natural_key
 
 ASKS, ANSWERS = ("forward", "accept", "withdraw"), ("approve", "counter", "deny")
 
@@ -48,7 +47,7 @@ class RequestFilter(ListFilter):
     state = Choice(
         _("State"),
         {one.value: (badge(one).label, Q(state=one)) for one in RequestState} | {"all": (_("All"), Q())},
-        empty=_("Waiting for an answer"),
+        empty=_("Awaiting an answer"),
         otherwise=Q(state__in=UNANSWERED),
     )
     mine = Flag(_("Mine"), made_by)
@@ -60,14 +59,14 @@ class RequestList(ListPage):
     model, filters, template_name = QuotaRequest, RequestFilter, "requests/list.html"
     title, subtitle = _("Requests"), _("Tenants’ requests beyond their quotas and budgets, and the answers")
     columns = [
-        column(_("Asked for"), "tenant", natural_key("tenant__slug"), "resource", "amount"),
+        column(_("Request"), "tenant", F("tenant__natural_name"), "resource", "amount"),
         column(_("State"), "state", "state"),
-        column(_("What for"), css="wide"),
+        column(_("Purpose"), css="wide"),
         column(_("Until"), "until", "until", css="wide"),
-        column(_("Asked at"), "created", "pk", css="num"),
+        column(_("Requested at"), "created", "pk", css="num"),
     ]
     views = [
-        SavedView(_("Waiting for an answer")),
+        SavedView(_("Awaiting an answer")),
         SavedView(_("Mine"), "state=all&mine=1"),
         SavedView(_("All"), "state=all"),
     ]
@@ -98,10 +97,10 @@ class RequestForm(ServiceForm):
         required=False,
     )
     pool = one_of(_("Pool"), Pool.objects.order_by("name"), "name", required=False, empty_label=_("All pools together"))
-    amount = AmountField(label=_("How much more"), least=1, help_text=AMOUNT_HELP["more"])
-    until = moment(_("Until"), required=False, help_text=_("It falls back then. Empty: for good."))
+    amount = AmountField(label=_("Additional amount"), least=1, help_text=AMOUNT_HELP["more"])
+    until = moment(_("Until"), required=False, help_text=_("Time at which the quota falls back. Empty: permanent."))
     reason = forms.CharField(
-        label=_("What for"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
+        label=_("Purpose"), max_length=2000, widget=forms.Textarea(attrs={"class": "form-control", "rows": 3})
     )
 
     def __init__(self, data: Any = None, *, principal: Principal, **kwargs: Any) -> None:
@@ -146,7 +145,7 @@ class DenialForm(VersionedForm):
             return {}
         words = self.cleaned_data["words"]
         if not words:
-            self.add_error("words", _("Say why."))
+            self.add_error("words", _("Enter a reason."))
         return {"words": words}
 
 
@@ -154,7 +153,7 @@ class AnswerForm(VersionedForm):
     """An operator's answer."""
 
     words = forms.CharField(
-        label=_("In words"),
+        label=_("Comment"),
         required=False,
         max_length=2000,
         help_text=_("Shown to the requester. A refusal needs a reason."),
@@ -163,7 +162,7 @@ class AnswerForm(VersionedForm):
     amount = AmountField(
         label=_("Offer instead"), least=1, required=False, help_text=_("It counts once the tenant accepts.")
     )
-    until = moment(_("Offered until"), required=False, help_text=_("Empty: for good."))
+    until = moment(_("Offered until"), required=False, help_text=_("Empty: permanent."))
 
     def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
         super().__init__(data, initial={"version": row.version})
@@ -173,9 +172,9 @@ class AnswerForm(VersionedForm):
         """Return the arguments for the service; add an error if the answer lacks a field."""
         values = self.cleaned_data
         if act == "deny" and not values["words"]:
-            self.add_error("words", _("Say why."))
+            self.add_error("words", _("Enter a reason."))
         if act == "counter" and not values["amount"]:
-            self.add_error("amount", _("Say how much."))
+            self.add_error("amount", _("Enter an amount."))
         if act == "approve" and (values["amount"] or values["until"]):
             # Enter in these fields presses the form's first button.
             self.add_error("amount", _("Approving grants what was asked for. Offer this instead, or leave both empty."))

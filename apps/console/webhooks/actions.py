@@ -34,8 +34,8 @@ def switch(request: HttpRequest, principal: Principal, uid: uuid.UUID, enabled: 
     )
     if done:
         on, off = (
-            gettext("It is on: waiting messages are sent now."),
-            gettext("It is off: it receives no more messages."),
+            gettext("The webhook is enabled; pending messages are sent now."),
+            gettext("The webhook is disabled and receives no more messages."),
         )
         messages.success(request, on if enabled else off)
     return redirect("webhook", uid=uid)
@@ -69,7 +69,7 @@ def redeliver(request: HttpRequest, principal: Principal, uid: uuid.UUID, delive
     if row is None:
         raise Http404("There is no such delivery that you may see.")
     if _attempt(request, lambda: hooks.redeliver(principal=principal, hook=hook, delivery=row)):
-        messages.success(request, gettext("It is sent again, under the same id."))
+        messages.success(request, gettext("The message is sent again with the same id."))
     query = request.GET.urlencode()
     return redirect(reverse("webhook", args=[uid]) + (f"?{query}" if query else ""))
 

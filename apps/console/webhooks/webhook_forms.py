@@ -32,7 +32,7 @@ class WebhookForm(ServiceForm):
     """The fields of a webhook that can change at any time."""
 
     url = forms.CharField(
-        label=_("Where to"),
+        label=_("URL"),
         max_length=2000,
         help_text=_("https, on the public internet; an operator’s setting may name other networks."),
         widget=forms.TextInput(
@@ -49,7 +49,7 @@ class WebhookForm(ServiceForm):
         help_text=_("For people."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )
-    events = boxes(_("Events"), EVENTS, error_messages={"required": _("Choose one at least.")})
+    events = boxes(_("Events"), EVENTS, error_messages={"required": _("Choose at least one.")})
 
     def refuse(self, error: GpucloudError) -> None:
         """Show a refused URL beside its field."""
@@ -64,7 +64,7 @@ class NewWebhookForm(WebhookForm):
 
     tenant = one_of(
         _("Tenant"), Tenant.objects.none(), "slug",
-        _("The tenant whose events it receives. It cannot be changed later."), required=False,
+        _("Tenant whose events are sent. Cannot be changed later."), required=False,
     )  # fmt: skip
     field_order = ("tenant", "url", "description", "events")
 

@@ -65,16 +65,22 @@ class HoursSerializer(Strict):
 class RebalanceBoundsSerializer(Strict):
     """Bounds of the rebalancer; help texts give the defaults."""
 
-    window_seconds = bound(5, 86_400, _("Window of measurements in seconds; 300."))
-    cool_down_seconds = bound(5, 86_400, _("Seconds between two changes of a claim, except returns of lent core; 300."))
-    floor_percent = bound(1, 100, _("Percent that a lending claim keeps; 5."))
-    ceiling_percent = bound(1, 100, _("Highest percent to raise a claim to; 100."))
-    step_percent = bound(1, 100, _("Points of core in one change; 20."))
-    margin_percent = bound(0, 1000, _("`percentile`: percent above the measured use; 20."))
-    idle_percent = bound(0, 100, _("Percent of a GPU up to which use counts as noise; 2."))
-    wake_percent = bound(1, 100, _("Percent of a GPU from which a claim is awake; 5. Above idle_percent."))
-    throttled_percent = bound(1, 100, _("Percent of time in waiting from which a claim is throttled; 20."))
-    most_changes = bound(1, 10_000, _("Most changes in one run, except returns of lent core; 50."))
+    window_seconds = bound(5, 86_400, _("Seconds of measurements that count; default 300."))
+    cool_down_seconds = bound(
+        5, 86_400, _("Seconds between two changes of a claim, except returns of lent core; default 300.")
+    )
+    floor_percent = bound(1, 100, _("Percent that a lending claim keeps; default 5."))
+    ceiling_percent = bound(1, 100, _("Highest percent that a claim is raised to; default 100."))
+    step_percent = bound(1, 100, _("Percentage points of core in one change; default 20."))
+    margin_percent = bound(0, 1000, _("`percentile` only: margin in percent above the measured use; default 20."))
+    idle_percent = bound(0, 100, _("Percent of a GPU up to which a claim counts as idle; default 2 %."))
+    wake_percent = bound(
+        1, 100, _("Percent of a GPU from which a claim counts as active; default 5. Above idle_percent.")
+    )
+    throttled_percent = bound(
+        1, 100, _("Percent of time spent waiting from which a claim counts as throttled; default 20.")
+    )
+    most_changes = bound(1, 10_000, _("Changes in one run, except returns of lent core; default 50."))
     calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first matching entry counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +152,8 @@ class PoolSerializer(Strict):
     repair_drift = serializers.BooleanField(
         default=True,
         help_text=_(
-            "What somebody changes on a machine is put right at once. False: on every node of the pool it waits "
-            "for a repair, else on those that say so themselves."
+            "Auto-repair drift: undo manual changes on nodes at once. False: repairs on all nodes of the pool need an "
+            "order, otherwise only on nodes that say so themselves."
         ),
     )
     rebalance_mode = serializers.ChoiceField(

@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
+from gpucloud.web.natural_order import natural_name
 
 DEFAULT = "default"
 MOST_PARTS = 16
@@ -35,17 +36,17 @@ LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 class AuditPolicy(models.TextChoices):
     """Reaction to a GPU process without a limit, or above its limit (`agent.claims.audit`)."""
 
-    WARN = "warn", _("Warn: it is told of")
-    KILL = "kill", _("Kill: it is ended, SIGTERM first; processes of the system's own users are only told of")
+    WARN = "warn", _("Warn: report only")
+    KILL = "kill", _("Kill: end the process, SIGTERM first; processes of system users are only reported")
     FENCE = "fence", _("Fence: its node takes no new claims until an operator lifts the fence")
 
 
 class RebalanceMode(models.TextChoices):
     """Reaction of the rebalancer to its findings."""
 
-    OFF = "off", _("Off: nothing is looked at")
-    PROPOSE = "propose", _("Propose: changes wait for somebody's yes")
-    APPLY = "apply", _("Apply: what costs the owner nothing is done, the rest is proposed")
+    OFF = "off", _("Off: no rebalancing")
+    PROPOSE = "propose", _("Propose: changes need approval")
+    APPLY = "apply", _("Apply: apply changes that cost the owner nothing, propose the rest")
 
 
 class RebalancePolicy(models.TextChoices):
@@ -59,10 +60,10 @@ class RebalancePolicy(models.TextChoices):
 class IdleRule(models.TextChoices):
     """Reaction to a claim that is idle for long (`apps.scheduling.services.rebalancing.idleness`)."""
 
-    OFF = "off", _("Off: nothing is looked at")
-    REPORT = "report", _("Report: it is told of")
-    SHRINK = "shrink", _("Shrink: it lends its guarantee but for a floor, until it works again")
-    RELEASE = "release", _("Release: it is released after a notice, unless it works meanwhile")
+    OFF = "off", _("Off: no rebalancing")
+    REPORT = "report", _("Report: report only")
+    SHRINK = "shrink", _("Shrink: lend the guarantee above a floor until the claim is used again")
+    RELEASE = "release", _("Release: release after notice, unless the claim is used again")
 
 
 class FailoverPolicy(models.TextChoices):
@@ -138,6 +139,8 @@ class Pool(Row):
     unused_seconds = models.PositiveIntegerField(null=True)
     # Time of the last search for idle claims; it changes without a new version.
     idle_looked_at = models.DateTimeField(null=True, editable=False)
+
+    natural_name = natural_name()
 
     class Meta:
         ordering = ["name"]

@@ -87,7 +87,7 @@ def _check(ranges: list[LimitRange], values: Mapping[str, Any]) -> None:
             where = f"in pool {row.pool.name}" if row.pool else "in any pool"
             bound = f"at least {row.minimum}" if low else f"at most {row.maximum}"
             raise OutOfRange(
-                f"{row.field} {'unlimited' if value is None else value} was asked for; {bound} may be, {where}.",
+                f"{row.field} {'unlimited' if value is None else value} is out of range: {bound} allowed, {where}",
                 field=row.field,
                 requested=value,
                 minimum=row.minimum,

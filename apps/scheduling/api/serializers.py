@@ -36,7 +36,7 @@ CLASS_HELP = _(
     "`preempt` it always gets only what the guaranteed ones leave."
 )
 REBALANCE_HELP = _(
-    "False: the rebalancer and the pool's idle_rule leave this claim alone, but for telling of it; what it lends is "
+    "False: the rebalancer and the pool's idle_rule only report this claim and do not change it; what it lends is "
     "given back at once."
 )
 

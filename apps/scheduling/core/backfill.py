@@ -239,7 +239,7 @@ def explain_withheld(fleet: Fleet, ask: Ask, plan: HeadPlan, *, held: Held = NOT
     gpus = plan.gpus & {gpu for placed in without for gpu in placed.gpus}
     at = utc(plan.start)
     detail = (
-        f"Its room is kept for a claim ahead in the queue, which fits there at {at}; claims that end before may start"
+        f"Reserved for a claim ahead in the queue, which starts at {at}; only claims that end before then may start"
     )
     return Refused((Reason("kept-for-earlier", len(gpus), detail),))
 

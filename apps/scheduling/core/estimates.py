@@ -134,13 +134,13 @@ def _add(held: dict[str, Amounts], tenant: str, amounts: Amounts) -> None:
 def from_time_limits(at: float, *, running: int, ahead: int, now: float) -> Estimate:
     """Return the forecast as an estimate."""
     if at <= now:
-        return Estimate(at, "time-limits", "It fits now: the next round places it.")
+        return Estimate(at, "time-limits", "Fits now: the next scheduling cycle places the claim")
     detail = f"From the time limits of {_count_of(running, 'claim')} that run"
     if running == 1:
         detail = "From the time limit of the one claim that runs with one"
     if ahead:
         detail += f", with {_count_of(ahead, 'claim')} ahead in the queue"
-    return Estimate(at, "time-limits", f"{detail}. It may be earlier: claims may end before their limit.")
+    return Estimate(at, "time-limits", f"{detail}; earlier if claims end before their limit")
 
 
 def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *, since: float, now: float) -> Estimate:
@@ -151,16 +151,16 @@ def from_recent_rate(ask: Ask, ahead: Iterable[int], freed: Sequence[Release], *
     if alike < FEWEST_FREED:
         few = f"only {_count_of(alike, 'claim')}" if alike else "no claim"
         detail = (
-            f"The time limits of running claims do not lead to it, and in the last {_lately(hours)} {few} of at least "
-            "its size ended: too few to go by."
+            f"Start time unknown: time limits of running claims do not free enough, and in the last {_lately(hours)} "
+            f"{few} of at least this size ended"
         )
         return Estimate(None, "none", detail)
     size = max(1, ask.amounts.core_percent)
     turns = len(ask.members) + sum(min(1.0, core / size) for core in ahead)
     at = now + turns * (now - since) / alike
     detail = (
-        f"In the last {_lately(hours)} {_count_of(alike, 'claim')} of at least its size ended; "
-        f"with the claims ahead in the queue it needs about {turns:.0f} of them."
+        f"In the last {_lately(hours)} {_count_of(alike, 'claim')} of at least this size ended; "
+        f"about {turns:.0f} must end first, with the claims ahead in the queue"
     )
     return Estimate(at, "recent-rate", detail)
 

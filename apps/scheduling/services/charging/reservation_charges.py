@@ -103,8 +103,8 @@ def compute_charge(reservation: Reservation, *, but: Claim | None = None, target
         for resource in BOUNDED:
             if target[resource] > max(left[resource], but.charged[resource]):
                 raise ReservationFull(
-                    f"{target[resource]} of {resource} were asked for; {max(0, left[resource])} of the "
-                    f"{reserved[resource]} of reservation {reservation.name} are free.",
+                    f"Reservation {reservation.name} exceeded: requested {target[resource]} of {resource}, "
+                    f"{max(0, left[resource])} of {reserved[resource]} available",
                     resource=resource,
                     reservation=str(reservation.uid),
                     reserved=reserved[resource],

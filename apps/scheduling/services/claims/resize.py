@@ -111,8 +111,8 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
             assignment.gpu.refresh_from_db()
             gpu = assignment.gpu
             raise NoRoom(
-                f"GPU {gpu.uuid} has {gpu.core_free} percent of core and {gpu.memory_free_mib} MiB free; "
-                f"{core} percent and {memory_mib} MiB more were asked for.",
+                f"GPU capacity exceeded: requested {core} % more core and {memory_mib} MiB more memory, "
+                f"{gpu.core_free} % and {gpu.memory_free_mib} MiB available on GPU {gpu.uuid}",
                 gpu_uuid=gpu.uuid,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
@@ -133,7 +133,7 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
         borrowing.lend(claim, 0)
     if claim.borrowed_core and resized and not borrowing.borrow_other(claim, claim.core_request):
         raise NoRoom(
-            f"The claim runs on core that others lend, and of that {claim.core_request} percent are not there.",
+            f"Lent core exceeded: the claim runs on core that others lend, and less than {claim.core_request} % is lent",
             core_request=claim.core_request,
         )
 

@@ -60,8 +60,8 @@ NOT_THE_FLEET = {
     "quota-exceeded": "Waiting for tenant quota; no estimate",
     "member-limit-exceeded": "Waiting for the member's limit; no estimate",
     "reservation-full": "Waiting for room in its reservation; no estimate",
-    SET_ASIDE: "The scheduler failed over it and tries again after a while; its start cannot be estimated.",
-    "budget-exceeded": "Its tenant's budget is spent: it waits for the next period or a larger budget.",
+    SET_ASIDE: "Set aside after a scheduler failure and retried later; no estimate",
+    "budget-exceeded": "Waiting for the tenant's next budget period or a larger budget; no estimate",
 }
 
 
@@ -238,7 +238,7 @@ def find_place(claim: Claim) -> Place | None:
     length = len(seen.waiting)
     position = seen.positions.get(uid)
     if position is None and uid not in seen.early:
-        return Place(None, length, estimates.unknown("It was just created or just placed: read it again."))
+        return Place(None, length, estimates.unknown("Created or placed just now; no estimate yet"))
     now = datetime.fromtimestamp(seen.now, UTC)
     quotas = TenantQuotas([claim.tenant_id]) if waits_for_quota(claim) else None
     claim.reasons = _present_reasons(seen, claim, quotas)
@@ -287,7 +287,10 @@ def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
     """Return the claims, in this order, each with its `position` and `place` set."""
     claims = [seen.claims[uid] for uid in uids]
     refresh_quota_reasons(claims)
+    # For `waiting_since`: the snapshot, which has every waiting claim, leaves them out.
+    timelines = dict(Claim.objects.filter(pk__in=[claim.pk for claim in claims]).values_list("pk", "timeline"))
     for claim in claims:
+        claim.timeline = timelines.get(claim.pk, [])
         position = seen.positions.get(str(claim.uid))
         claim.place = Place(position, len(seen.waiting), _estimate(seen, claim))  # type: ignore[attr-defined]
         claim.position = position  # type: ignore[attr-defined]

@@ -124,6 +124,6 @@ def _requeue_groups(claims: list[Claim]) -> None:
     for tenant, pool, group in sorted(groups):
         rest = Claim.objects.filter(tenant=tenant, pool=pool, group=group, state__in=PLACED, pod__isnull=True)
         for claim in rest.exclude(pk__in=moved).select_for_update(of=("self",)).select_related("tenant", "pool"):
-            detail = "A node of its group was lost: it waits again with its group"
+            detail = "A node of its group was lost: the claim is queued again with its group"
             reasons = [{"code": "node-lost", "gpus": 0, "detail": detail}]
             end_assignments(claim, preempt_at=timezone.now(), reasons=reasons)

@@ -138,7 +138,7 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     code, why = _why(claim, nominee)
     _note(claim, "preempt", why=why, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
-    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: it waits again"}]
+    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: the claim is queued again"}]
     if not end_assignments(claim, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
         states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)
