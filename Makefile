@@ -21,7 +21,7 @@ help: ## list the targets
 demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); Ctrl-C ends it
 	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
 
-test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (under 15 minutes)
+test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (about 10 minutes)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
 
 test-fast: ## each Python test once, without platform, browser, pages, libvcuda or several connections
@@ -45,7 +45,7 @@ format: ## rewrite Python and templates in the house's format
 dist: ## write dist/: the wheel of `gpucloud`, the agent as one file, a bill of materials, their digests
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.dist
 
-openapi: ## write docs/openapi.yaml anew from the views
+openapi: ## write docs/openapi.yaml and the command's table of its fields (cli/) anew from the views
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check --write-openapi
 
 roles: ## write docs/roles.md anew: what each route answers to each role, by asking

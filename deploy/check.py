@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy import prose, styles
+from deploy import command_schema, prose, styles
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENAPI = ROOT / "docs" / "openapi.yaml"
@@ -81,7 +81,7 @@ def schema() -> Outcome:
 
 
 def openapi() -> Outcome:
-    """Check that the committed document equals the generated one."""
+    """Check that the committed document, and the command's table of its fields, equal the generated ones."""
     made = schema()
     if not made.passed:
         return made
@@ -91,7 +91,11 @@ def openapi() -> Outcome:
             committed.splitlines(), made.said.splitlines(), "docs/openapi.yaml", "the views", lineterm="", n=1
         )
     )
-    return Outcome(not difference, "\n".join(difference[:60]) + "\nRun `make openapi`." if difference else "")
+    if difference:
+        return Outcome(False, "\n".join(difference[:60]) + "\nRun `make openapi`.")
+    written = command_schema.WRITTEN
+    current = written.exists() and written.read_text() == command_schema.render(made.said)
+    return Outcome(current, "" if current else f"{written.name} differs from docs/openapi.yaml. Run `make openapi`.")
 
 
 def used_styles() -> Outcome:
@@ -130,7 +134,9 @@ def checks() -> dict[str, Check]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="check", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(checks())}")
-    parser.add_argument("--write-openapi", action="store_true", help="write docs/openapi.yaml instead of checking")
+    parser.add_argument(
+        "--write-openapi", action="store_true", help="write docs/openapi.yaml and the command's table instead"
+    )
     arguments = parser.parse_args()
     if arguments.write_openapi:
         return write_openapi()
@@ -162,8 +168,9 @@ def write_openapi() -> int:
         print(made.said, file=sys.stderr)
         return 1
     OPENAPI.parent.mkdir(exist_ok=True)
-    OPENAPI.write_text(made.said)
-    print(f"wrote {OPENAPI.relative_to(ROOT)}")
+    for path, text in ((OPENAPI, made.said), (command_schema.WRITTEN, command_schema.render(made.said))):
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
     return 0
 
 

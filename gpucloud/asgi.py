@@ -1,11 +1,16 @@
 """The ASGI application: HTTP by Django behind middleware for static files and waiting, and websockets."""
 
 import os
+from importlib import import_module
 from typing import Any
 
 import django
+from django.conf import settings
+
+from gpucloud.fastpath import gc_tuning
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
+gc_tuning.pause_collections()
 django.setup(set_prefix=False)
 
 # Imported after Django is set up, because they import models.
@@ -19,7 +24,6 @@ from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
-from gpucloud.fastpath import gc_tuning  # noqa: E402
 from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
 from gpucloud.fastpath.static_files import StaticFilesMiddleware  # noqa: E402
 
@@ -38,5 +42,7 @@ websockets = URLRouter(
 )
 application = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
 
+# The views, before the first request needs them.
+import_module(settings.ROOT_URLCONF)
 # Settings, models, URLs and templates live as long as the process; later objects belong to connections and requests.
 gc_tuning.freeze_startup_objects()

@@ -84,6 +84,9 @@ def _settle(order: Order, kept: str | None) -> None:
     chosen["GPUCLOUD_LIBRARY"] = str(layout.current / "libvcuda.so")
     # The machine's own: another directory would have neither its key nor its claims.
     chosen["GPUCLOUD_STATE_DIR"], chosen["GPUCLOUD_RUN_DIR"] = str(layout.state), str(layout.run)
+    # The unit has no environment of the shell that installs it.
+    if authority := os.environ.get("SSL_CERT_FILE"):
+        chosen["SSL_CERT_FILE"] = str(Path(authority).absolute())
     chosen |= order.settings
     head = "# Settings of the gpucloud agent, one NAME=VALUE a line; `gpucloud-agent run --help` names them.\n"
     write(layout.settings, head + "".join(f"{name}={value}\n" for name, value in chosen.items()), mode=0o644)

@@ -1,5 +1,6 @@
 """Types of options: sizes, durations and amounts as people write them."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -102,6 +103,22 @@ class Words(click.ParamType):
         if not all(name and equals for name, equals, _ in pairs):
             self.fail(f"{value!r} names no labels: write zone=a, or zone=a,net=ib", param, ctx)
         return {name: word for name, _, word in pairs}
+
+
+class Json(click.ParamType):
+    """An object with fields of its own, such as `{"floor": 5}`."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Convert JSON to a mapping."""
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is no JSON object", param, ctx)
+        return found
 
 
 class Number(click.ParamType):

@@ -1,22 +1,25 @@
-"""Fields that a caller gives, and the types of their values; their names are the API's."""
+"""Fields that a caller gives, as options and arguments; names, types, bounds and choices are the API's.
 
-from dataclasses import dataclass
+`schema.json` is made from docs/openapi.yaml by `make openapi`. What is written here is for people: short names of
+options, words for null, and help texts where the API's own does not serve.
+"""
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
 
 import click
 
-from gpucloud_cli.amounts import AMOUNT, DURATION, IN, SIZE, OrNull, Words
+from gpucloud_cli.amounts import AGO, AMOUNT, DURATION, IN, SIZE, Json, OrNull, Words
+from gpucloud_cli.wording import FLAGS, HELP, NULLS
 
-LIMIT = OrNull(AMOUNT, "unlimited")
-RESOURCES = click.Choice(["core_percent", "memory_mib", "vgpus", "gpus"])
-REQUESTED = click.Choice([*RESOURCES.choices, "gpu_hours"])
-LIMITED = click.Choice(["core_request", "core_limit", "memory_mib", "gpu_count", "time_limit_seconds"])
-ROLES = click.Choice(["admin", "member", "viewer"])
-PLACEMENT = click.Choice(["gpucloud", "fgd", "binpack", "spread", "topology", "gpu-admission", "random"])
-AUDIT = click.Choice(["warn", "kill", "fence"])
-FAILOVER = click.Choice(["wait", "requeue", "release"])
-IDLE_RULES = click.Choice(["off", "report", "shrink", "release"])
-REBALANCING = click.Choice(["off", "propose", "apply"])
-POLICIES = click.Choice(["burst", "fixed", "fair", "weighted", "average", "preempt", "native"])
+# Parameters that every list has; the commands have their own.
+OF_EVERY_LIST = frozenset({"cursor", "limit", "live", "updated_since", "uid_prefix"})
+# Fields that `run` sets itself, and `claim create` has beside the others.
+OF_CREATE_ALONE = frozenset({"name", "lease_seconds"})
 
 
 @dataclass(frozen=True)
@@ -29,50 +32,121 @@ class Field:
     flag: str | None = None
     argument: bool = False
     required: bool = False
-    changes: bool = True
     many: bool = False
 
     @property
     def option(self) -> str:
-        """Return `--core` for `core_request`, else the field's name with dashes."""
-        return self.flag or "--" + self.name.replace("_", "-")
+        """Return `--core` for `core_request`, else the field's name with dashes and without `_seconds`."""
+        return "--" + (self.flag or self.name.removesuffix("_seconds").replace("_", "-"))
 
 
-TENANT = Field("tenant", help="a tenant's slug")
-POOL = Field("pool", help="a pool's name")
-NODE = Field("node", help="a node's name")
-POOL_OR_ALL = Field("pool", OrNull(click.STRING, "all"), "a pool's name; default: all pools together", changes=False)
+@functools.cache
+def schema() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the fields of every operation, such as `POST quotas/`."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(
+        files(__package__).joinpath("schema.json").read_text(encoding="utf-8")
+    )
+    return found
 
-RESERVED_FIELDS = (
-    Field("name", help="a display name"),
-    Field("start_at", IN, "a time in ISO 8601, or like 2h from now; default: now", flag="--start"),
-    Field("end_at", IN, "a time, or like 7d from now; its claims end then too", flag="--end"),
-    Field("grace_seconds", OrNull(DURATION), "release it after this time without a claim; or none", flag="--grace"),
-    Field("idle_percent", OrNull(click.IntRange(1, 100)), "report it if its claims use less of its core; or none"),
-    Field("idle_seconds", DURATION, "how long it must be idle before it is reported", flag="--idle-for"),
+
+def choices(operation: str, name: str) -> tuple[str, ...]:
+    """Return the values that the API accepts for a field or parameter."""
+    facts = schema()[operation][name]
+    return tuple(facts.get("items", facts)["enum"])
+
+
+def choice(operation: str, name: str) -> click.Choice[str]:
+    """Return the type of an option with the API's choices."""
+    return click.Choice(choices(operation, name))
+
+
+def body_fields(
+    operation: str, resource: str, *, without: Iterable[str] = (), key: str | None = None
+) -> tuple[Field, ...]:
+    """Return the fields of an operation's body; the field named `key` is an argument."""
+    return tuple(
+        _field(operation, resource, name, facts, argument=name == key)
+        for name, facts in schema()[operation].items()
+        if facts.get("in") != "query" and name not in without
+    )
+
+
+def filters(path: str, resource: str) -> tuple[Field, ...]:
+    """Return the parameters by which a list can be narrowed."""
+    operation = f"GET {path}"
+    return tuple(
+        _field(operation, resource, name, facts)
+        for name, facts in schema()[operation].items()
+        if name not in OF_EVERY_LIST
+    )
+
+
+def has_preview(operation: str) -> bool:
+    """Return True if the operation can be made on trial (`?dry_run=true`)."""
+    return "dry_run" in schema().get(operation, {})
+
+
+def _field(operation: str, resource: str, name: str, facts: Mapping[str, Any], *, argument: bool = False) -> Field:
+    asked = f"{resource}.{name}"
+    keys = (f"{resource}?{name}", f"?{name}", name, asked) if facts.get("in") == "query" else (asked, name)
+    null, kind = NULLS.get(asked, NULLS.get(name, "none")), _kind(operation, name, facts)
+    return Field(
+        name,
+        OrNull(kind, null) if _takes_null(operation, resource, name) else kind,
+        next((HELP[key] for key in keys if key in HELP), _sentence(facts.get("help", ""), null)),
+        flag=FLAGS.get(asked, FLAGS.get(name)),
+        argument=argument,
+        required=bool(facts.get("required")),
+        many=facts.get("type") == "array",
+    )
+
+
+def _takes_null(operation: str, resource: str, name: str) -> bool:
+    """Return True if null has a word: it is more than not giving the option."""
+    facts = schema()[operation][name]
+    if not facts.get("nullable") or facts.get("in") == "query":
+        return False
+    changeable = name in schema().get(f"PATCH {operation.partition(' ')[2]}{{}}/", {})
+    return changeable or operation.startswith("PATCH") or "required" in facts or f"{resource}.{name}" in NULLS
+
+
+def _sentence(said: str, null: str) -> str:
+    """Return the API's help in the form of an option's: without a capital and a period; null has its word."""
+    plain = said.replace("Null:", f"{null}:").replace("null:", f"{null}:").rstrip(".")
+    return plain[:1].lower() + plain[1:] if plain[1:2].islower() else plain
+
+
+def _kind(operation: str, name: str, facts: Mapping[str, Any]) -> click.ParamType:
+    """Return the type of an option: the API's choices and bounds, and units as people write them."""
+    facts = facts.get("items", facts)
+    if "enum" in facts:
+        return click.Choice(facts["enum"])
+    match facts.get("type"):
+        case "integer":
+            return _number(name, facts)
+        case "object":
+            return Words(none=operation.startswith("PATCH")) if facts.get("words") else Json()
+        case "boolean":
+            return click.BOOL
+    if facts.get("format") == "date-time":
+        # A list is narrowed to a time before now; what is planned comes after it.
+        return AGO if operation.startswith("GET") else IN
+    return click.STRING
+
+
+def _number(name: str, facts: Mapping[str, Any]) -> click.ParamType:
+    if facts.get("format") == "int64":
+        return AMOUNT
+    if name.endswith("_mib"):
+        return SIZE
+    if name.endswith("_seconds"):
+        return DURATION
+    low, high = facts.get("minimum"), facts.get("maximum")
+    return click.INT if low is None and high is None else click.IntRange(low, high)
+
+
+# Fields of a new claim, in `claim create` and in `run`.
+CLAIM_FIELDS = tuple(
+    replace(field, required=False) for field in body_fields("POST claims/", "claim", without=OF_CREATE_ALONE)
 )
-
-# Fields of a new claim, in `claim create` and in `run`; their names are the API's.
-CLAIM_FIELDS = (
-    Field("core_request", click.IntRange(1, 100), "guaranteed percent of each GPU", flag="--core"),
-    Field("memory_mib", SIZE, "memory on each GPU, like 8GiB", flag="--memory"),
-    Field("core_limit", click.IntRange(1, 100), "most percent of each GPU; default: --core", flag="--limit"),
-    Field("gpu_count", click.IntRange(1, 64), "number of GPUs on one node; default: 1", flag="--gpus"),
-    Field("tenant", help="the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant"),
-    Field("pool", help="a pool's name; default: `default`"),
-    Field("gpu_model", help="use GPUs of this model only"),
-    Field("node_selector", Words(), "labels of its node, like zone=a,net=ib"),
-    Field("affinity", help="share a GPU with the tenant's claims that have this label"),
-    Field("anti_affinity", help="never share a GPU with the tenant's claims that have this label"),
-    Field("exclusion", help="share GPUs only with the tenant's claims that have this label"),
-    Field("class", click.Choice(["guaranteed", "best-effort"]), "the class under the policy preempt"),
-    Field("weight", click.INT, "the weight under the policy weighted"),
-    Field("rebalance", click.BOOL, "let the rebalancer change its limits and lend its idle core; default: true"),
-    Field("priority", click.INT, "the priority; higher goes first"),
-    Field("time_limit_seconds", DURATION, "release it this long after its placement", flag="--time-limit"),
-    Field("start_at", IN, "earliest placement: a time in ISO 8601, or like 2h from now"),
-    Field("group", help="place it together with the claims of this group; see --group-size"),
-    Field("group_size", click.IntRange(2, 256), "number of claims in the group"),
-    Field("when_over_quota", click.Choice(["refuse", "wait"]), "refuse it, or queue it until the quota has room"),
-    Field("reservation", help="the uid of an active reservation to run in; the claim ends with it"),
-)
+ROLES = choice("POST tenants/{}/members/", "role")

@@ -8,6 +8,7 @@ import click
 
 from gpucloud_cli import __version__, output
 from gpucloud_cli.commands import (
+    acts,
     apply,
     claims,
     describe,
@@ -28,7 +29,8 @@ from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
 PARTS = (
-    session, claims, describe, nodes, pools, tokens, requests, reservations, reports, run, top, users, webhooks, apply,
+    acts, session, claims, describe, nodes, pools, tokens, requests, reservations, reports, run, top, users, webhooks,
+    apply,
 )  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b

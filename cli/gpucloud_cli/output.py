@@ -25,6 +25,7 @@ COLOURS = {
     "pending": "yellow",
     "releasing": "yellow",
     "cordoned": "yellow",
+    "draining": "yellow",
     "over_limit": "red",
     "failed": "red",
     "lost": "red",

@@ -1,7 +1,6 @@
 """Commands of every resource, built from the table: list, show, create, change, remove."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -12,10 +11,10 @@ from gpucloud_cli.addressing import find_claim, refuse_unknown
 from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
-from gpucloud_cli.fields import POOL, TENANT, Field
+from gpucloud_cli.fields import Field
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import Resource
-from gpucloud_cli.wording import PARENTS, WORDING
+from gpucloud_cli.wording import HELP, PARENTS, WORDING
 
 
 def group(resource: Resource) -> click.Group:
@@ -50,20 +49,18 @@ def _help(resource: Resource, verb: str, sentence: str) -> str:
 def _parents(resource: Resource) -> tuple[Field, ...]:
     if resource.parent is None:
         return ()
-    return (replace(POOL if resource.parent == POOL.name else TENANT, required=True),)
+    return (Field(resource.parent, help=HELP[resource.parent], required=True),)
 
 
 def _parent(resource: Resource, given: dict[str, Any]) -> str | None:
     return None if resource.parent is None else given[f"{resource.parent}_"]
 
 
-def _previews(resource: Resource) -> Callable[[Command], Command]:
+def _previews(resource: Resource, method: str) -> Callable[[Command], Command]:
     """Return a decorator that adds `--dry-run`, if the API has it."""
-    if not resource.previews:
+    if not resource.previews(method):
         return lambda command: command
-    return click.option(
-        "--dry-run", is_flag=True, help="show who would be over quota, and what would start or wait; change nothing"
-    )
+    return click.option("--dry-run", is_flag=True, help=HELP.get(f"{resource.name}.dry_run", HELP["dry_run"]))
 
 
 def _list(resource: Resource) -> click.Command:
@@ -134,7 +131,7 @@ def _create(resource: Resource) -> click.Command:
 
     @click.command(help=_help(resource, "create", sentence))
     @field_options((*_parents(resource), *resource.fields))
-    @_previews(resource)
+    @_previews(resource, "POST")
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, dry_run: bool = False, **given: Any) -> None:
@@ -153,15 +150,14 @@ def _refuse_misplaced(wanted: dict[str, Any], row: dict[str, Any]) -> None:
 
 
 def _change(resource: Resource) -> click.Command:
-    fields = [field for field in resource.fields if field.changes]
-
+    fields = resource.changes
     sentence = f"Change {WORDING[resource.name].noun}; options that are not given stay as they are."
 
     @click.command(help=_help(resource, "change", sentence))
     @click.argument("key", metavar=resource.key.upper())
     @field_options(fields, required=False)
     @click.option("--if-version", type=click.INT, help="fail (exit 3) unless it is still at this version")
-    @_previews(resource)
+    @_previews(resource, "PATCH")
     @output_options
     @pass_invocation
     def command(
@@ -184,7 +180,7 @@ def _remove(resource: Resource) -> click.Command:
     @click.command(help=_help(resource, "remove", f"Remove {WORDING[resource.name].noun}."))
     @field_options(_parents(resource))
     @click.argument("key", metavar=resource.key.upper())
-    @_previews(resource)
+    @_previews(resource, "DELETE")
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, dry_run: bool = False, **given: Any) -> None:

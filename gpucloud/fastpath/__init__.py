@@ -5,6 +5,7 @@
 - `cursors`, `database`: Django's PostgreSQL back end: server-side binding, dead pooled connections, fast timestamps.
 - `static_files`: Django's handler, for files that need no request.
 - `gc_tuning`: Python's cycle collector.
+- `optional_libraries`: imports of REST framework for features that nothing here uses.
 
 `tests/house/test_fastpath.py` fails on a new minor version of what they go round.
 """

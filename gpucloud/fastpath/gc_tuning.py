@@ -12,8 +12,16 @@ import gc
 SERVING = 10_000, 20, 20
 
 
+def pause_collections() -> None:
+    """Collect nothing until `freeze_startup_objects`: nearly all that imports create stays."""
+    gc.disable()
+
+
 def freeze_startup_objects() -> None:
-    """Exclude the objects in memory now from collections, and collect less often."""
-    gc.collect()
+    """Exclude the objects in memory now from collections, and collect less often.
+
+    Nothing is collected first: that would take a tenth of the processor time of a start, and free 1 MiB.
+    """
     gc.freeze()
     gc.set_threshold(*SERVING)
+    gc.enable()

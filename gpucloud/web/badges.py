@@ -51,6 +51,7 @@ BADGES: Final = {
     "lapsed": Badge(_("Lapsed"), "clock", "quiet"),
     # Nodes.
     "ready": Badge(_("Ready"), "circle-check", "good"),
+    "draining": Badge(_("Draining"), "arrow-back-up", "warn"),
     "cordoned": Badge(_("Cordoned"), "ban", "warn"),
     "fenced": Badge(_("Fenced"), "ban", "bad"),
     "returning": Badge(_("Returning"), "hourglass", "warn"),

@@ -23,10 +23,14 @@ Cursor = int | str
 
 @dataclass(frozen=True)
 class Key:
-    """One sort key: an expression or a field's name, and its direction. Nulls come last in either direction."""
+    """One sort key: an expression or a field's name, and its direction. Nulls come last in either direction.
+
+    `nullable` is False for values that are never null: then an index serves both directions.
+    """
 
     expression: Any
     descending: bool = False
+    nullable: bool = True
 
     def reversed(self) -> "Key":
         """Return the same key in the other direction."""
@@ -87,6 +91,8 @@ def _beyond(
         name = "pk" if at == len(keys) - 1 else f"sort_{at}"
         descending = key.descending != back
         nulls: dict[str, Any] = {"nulls_first" if back else "nulls_last": True}
+        if not key.nullable or name == "pk":
+            nulls = {}
         order.append(F(name).desc(**nulls) if descending else F(name).asc(**nulls))
         if values is not None:
             value = values[at]

@@ -53,17 +53,22 @@ def icon(name: str, extra: str = "") -> SafeString:
 
 
 @register.simple_tag
-def state(name: str) -> SafeString:
-    """Return a state's badge: label, icon and colour."""
-    return _state(name, get_language())
+def state(name: str, progress: object = None) -> SafeString:
+    """Return a state's badge: label, icon and colour; with its progress, such as `3/5`, where there is one."""
+    return _state(name, f" {progress}" if progress else "", get_language())
 
 
 @lru_cache(maxsize=1000)
-def _state(name: str, _language: str | None) -> SafeString:
+def _state(name: str, more: str, _language: str | None) -> SafeString:
     # A list of hundreds of rows has few distinct states.
     shown = badge(name)
     return format_html(
-        '<span class="state tone-{}" data-state="{}">{}{}</span>', shown.tone, name, icon(shown.icon), shown.label
+        '<span class="state tone-{}" data-state="{}">{}{}{}</span>',
+        shown.tone,
+        name,
+        icon(shown.icon),
+        shown.label,
+        more,
     )
 
 

@@ -176,13 +176,14 @@ struct vcuda_process {
     struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
 };
 
+#define VCUDA_HOLES 4u
 /* The claim's compute credit on one GPU, shared by its processes. */
 struct vcuda_bucket {
     uint64_t refilled_ns;   /* CLOCK_MONOTONIC up to which credit was given */
     int64_t credit_ns;      /* below zero: debt */
     uint64_t busy_until_ns; /* CLOCK_MONOTONIC up to which GPU time was charged: overlapping intervals count once */
     uint64_t context_hint_bytes; /* what a context of this claim last cost; the next process reserves it in advance */
-    uint8_t reserved[32];
+    uint64_t holes[VCUDA_HOLES]; /* times before busy_until_ns that nothing was charged for (shim/compute/credit.c) */
 };
 
 struct vcuda_usage {

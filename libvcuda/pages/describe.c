@@ -68,6 +68,7 @@ static const struct field layout[] = {
     FIELD(vcuda_bucket, credit_ns),
     FIELD(vcuda_bucket, busy_until_ns),
     FIELD(vcuda_bucket, context_hint_bytes),
+    FIELD(vcuda_bucket, holes),
     SIZE(vcuda_process),
     FIELD(vcuda_process, owner),
     FIELD(vcuda_process, start_time),

@@ -24,7 +24,7 @@
 #define REST_NS 6000000
 
 static const char usage[] =
-    "usage: bench_calls [--began NS] [--cpu N]\n\n"
+    "usage: bench_calls [--began NS] [--cpu N] [--share N]\n\n"
     "Prints one JSON object: nanoseconds a call, [median, least] of many short loops, of a kernel launch, a graph "
     "launch\n"
     "and pairs of allocating and freeing; and the time from the start of the process to its first context.\n"
@@ -119,10 +119,14 @@ static double loop(void (*call)(void), int count)
     return (now() - begin) / count;
 }
 
+/* Of the loops one in so many is run: enough to see that each call can be measured. */
+static int share = 1;
+
 /* `rounds` loops of `count` calls; the first loop warms up. */
 static void measure(const char *name, void (*call)(void), int rounds, int count)
 {
     double each[MOST_ROUNDS];
+    rounds = (rounds + share - 1) / share;
     for (int round = -1; round < rounds; round++) {
         double took = loop(call, count);
         if (round >= 0)
@@ -144,6 +148,7 @@ static void compare(const char *name, void (*call)(void), int rounds, int count)
     bare.cuLaunchKernel = driver->cuLaunchKernel;
     bare.cuGraphLaunch = driver->cuGraphLaunch;
     bare.cuStreamSynchronize = driver->cuStreamSynchronize;
+    rounds = (rounds + share - 1) / share;
     for (int round = -1; round < rounds; round++) {
         double took[2];
         for (int i = 0; i < 2; i++) {
@@ -183,6 +188,8 @@ static int parse(int argc, char **argv, double *began, int *cpu)
             *began = strtod(argv[i + 1], NULL);
         else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
             *cpu = atoi(argv[i + 1]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--share") && atoi(argv[i + 1]) > 0)
+            share = atoi(argv[i + 1]);
         else
             return fputs(usage, stderr), 0;
     }

@@ -191,6 +191,38 @@ static int one_stream(int rounds)
     return 0;
 }
 
+/* Launch the same kernel for so long, waiting for each; how many. */
+static uint64_t launch_for(double seconds, uint64_t ns)
+{
+    uint64_t launched = 0;
+    for (double end = now_s() + seconds; now_s() < end; launched++) {
+        cuda_spin(spin, 1, ns, stream);
+        cuda.cuStreamSynchronize(stream);
+    }
+    return launched;
+}
+
+/* The same kernel with as many blocks takes another time from some moment on; after `seconds` the page is compared. */
+static int changed_kernel(uint64_t before_ns, uint64_t after_ns, double seconds)
+{
+    struct vcuda_usage *usage;
+    struct vcuda_totals from, to;
+    char path[300];
+    snprintf(path, sizeof path, "%s/" VCUDA_USAGE_FILE, getenv(VCUDA_CLAIM_DIR_ENV));
+    if (!start() || vcuda_usage_open(path, 0, &usage))
+        return 1;
+    launch_for(2, before_ns);
+    launch_for(seconds, after_ns);
+    vcuda_usage_totals(usage, 0, &from);
+    double begin = now_s();
+    uint64_t launched = launch_for(1.5, after_ns);
+    vcuda_usage_totals(usage, 0, &to);
+    double ns = (now_s() - begin) * 1e9;
+    printf("page %.3f\nown %.3f\n", 100 * (double)(to.gpu_time_ns - from.gpu_time_ns) / ns,
+           100 * (double)(launched * after_ns) / ns);
+    return 0;
+}
+
 /* Under a limit that lets nothing run: a kernel of NCCL's name goes. */
 static int collective(void)
 {
@@ -217,6 +249,8 @@ int role_compute(int argc, char **argv)
         return two_streams(strtoull(argv[1], NULL, 10), atof(argv[2]));
     if (argc == 3 && !strcmp(argv[0], "graph_load"))
         return graph_load(strtoull(argv[1], NULL, 10), atof(argv[2]));
+    if (argc == 4 && !strcmp(argv[0], "changed_kernel"))
+        return changed_kernel(strtoull(argv[1], NULL, 10), strtoull(argv[2], NULL, 10), atof(argv[3]));
     if (argc && !strcmp(argv[0], "capture"))
         return capture();
     return role_bugs(argc, argv);

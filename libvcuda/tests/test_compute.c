@@ -226,6 +226,22 @@ static void test_capture(void)
     claim_end(&claim);
 }
 
+/* Without a limit a kernel is seldom measured by itself (shim/compute/predict.c). */
+static void test_changed_kernel(const char *before_ns, const char *after_ns)
+{
+    struct claim claim;
+    struct player p;
+    claim_make(&claim, 4 * GIB, 100);
+    play(&p, &claim, PRELOADED, "changed_kernel", before_ns, after_ns, "5", NULL);
+    finish(&p);
+    double page = figure_of(&p, "page"), own = figure_of(&p, "own");
+    expect(
+        p.status == 0 && fabs(page - own) <= 2,
+        "without a limit, a kernel that took %s ns takes %s: five seconds later the page says %.2f %%, it takes %.2f",
+        before_ns, after_ns, page, own);
+    claim_end(&claim);
+}
+
 void test_compute(void)
 {
     test_shares();
@@ -237,4 +253,6 @@ void test_compute(void)
     test_capture();
     test_collective(1);
     test_collective(2);
+    test_changed_kernel("10000", "40000");
+    test_changed_kernel("60000", "15000");
 }

@@ -9,6 +9,7 @@
  * VCUDA_TEST_COUNT says how many cells are thrown beside the fixed ones; which follows from VCUDA_TEST_SEED. */
 #include "harness.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,10 @@
 #define GAP_NS 950
 /* How exactly events tell what a kernel takes, in the mean. */
 #define MEASURED_US 0.15
+/* How far the page may be from what the kernels took, and the time over which the two are compared: the page is behind by
+ * 10 ms of work at most. */
+#define CHARGED_POINTS 2.0
+#define CHARGED_SECONDS 1.5
 /* The work between two waits: at 10 % of the GPU a step of it must still end within a measurement. */
 #define STEP_MOST_US 20000
 /* Giving the GPU from one process to another takes it 175 us in 2.1 ms. */
@@ -61,6 +66,9 @@ static const struct cell fixed[] = {
     {2, {200, 10}, 5, "poll", 1, 1, 50, "grid", 0},
     {4, {500, 50, 200, 20}, 8, "device", 4, 1, 50, "function", 0},
     {3, {400, 30, 100}, 6, "stream", 1, 3, 50, "function", 0},
+    /* Short kernels that end within another stream's or process's long ones. */
+    {3, {100, 2000, 10}, 4, "device", 2, 2, 75, "function", 0},
+    {2, {10, 5000}, 1, "stream", 3, 2, 75, "both", 0},
     {6, {8, 20, 300, 50, 120, 10}, 60, "stream", 1, 1, 50, "argument", 0},
     {6, {8, 20, 300, 50, 120, 10}, 12, "device", 1, 1, 25, "argument", 10},
     /* Controls: one kind, which was always right. */
@@ -301,6 +309,55 @@ static struct cell throw_cell(unsigned *seed)
     return cell;
 }
 
+/* GPU time in percent: as charged, by the program's own reckoning, and without what events cannot tell. */
+struct charge {
+    double page, own, least;
+    int error;
+};
+
+static struct charge charge_without_limit(const struct cell *cell)
+{
+    struct claim claim;
+    struct player p;
+    struct vcuda_totals from, to;
+    struct charge found;
+    claim_make(&claim, 4 * GIB, 100);
+    begin_process(&p, &claim, cell, WARM_SECONDS + CHARGED_SECONDS + 4 * TOGETHER_SECONDS);
+    wait_for(&p, "row");
+    pause_s(WARM_SECONDS);
+    double begin = now_s();
+    vcuda_usage_totals(claim.usage, 0, &from);
+    pause_s(CHARGED_SECONDS);
+    double end = now_s(), ns = (end - begin) * 1e9;
+    vcuda_usage_totals(claim.usage, 0, &to);
+    found.error = !finish_within(&p, 30) || figure_of(&p, "error") != 0;
+    claim_end(&claim);
+    struct row first = row_at(&p, begin), last = row_at(&p, end);
+    found.page = 100 * (double)(to.gpu_time_ns - from.gpu_time_ns) / ns;
+    found.own = 100 * (last.busy_ns - first.busy_ns) / ns;
+    found.least = found.own - 100 * (last.extra_ns - first.extra_ns) / ns;
+    return found;
+}
+
+/* Without a limit few launches are measured (shim/compute/burst.c); the page must be right all the same. */
+static void test_charged(const struct cell *cell)
+{
+    char us[100];
+    join(us, sizeof us, "durations-us", cell, 0, 0);
+    join(alone, sizeof alone, "alone-ns", cell, 0, 1);
+    join(queued, sizeof queued, "queued-ns", cell, GAP_NS, 1);
+    if (on_real_gpu)
+        run_cell(cell, NULL);
+    struct charge found = charge_without_limit(cell);
+    for (int again = 0; again < 2 && fabs(found.page - found.own) > CHARGED_POINTS; again++)
+        found = charge_without_limit(cell);
+    expect(!found.error && found.page <= found.own + CHARGED_POINTS && found.page >= found.least - CHARGED_POINTS,
+           "without a limit, --kinds %u %s --differ %s --wait-every %u --wait %s --streams %u: the page says %.2f %%, "
+           "the kernels took %.2f (%.2f at least)",
+           cell->kinds, us, cell->differ, cell->wait_every, cell->wait, cell->streams, found.page, found.own,
+           found.least);
+}
+
 /* The simulated driver's prices are charged, and where there are none, nothing is. */
 static void test_costs(void)
 {
@@ -330,6 +387,10 @@ void test_mix(void)
         struct cell cell = throw_cell(&seed);
         test_cell(&cell);
     }
+    /* Several processes without an arbiter measure one another's slices, whatever is measured how often. */
+    for (size_t i = 0; i < FIXED; i++)
+        if (fixed[i].processes == 1)
+            test_charged(&fixed[i]);
     if (!on_real_gpu)
         test_costs();
 }

@@ -18,6 +18,7 @@ const KINDS = {
     lines: [
       { label: "used", colour: "used", fill: "used-fill", of: (p) => p.core_percent },
       { label: "limit", colour: "limit", stepped: true, dash: [7, 4], css: "dashed", digits: 0, of: (p) => p.core_limit_percent },
+      { label: "guaranteed", colour: "request", stepped: true, dash: [2, 4], css: "dotted", digits: 0, of: (p) => p.core_request_percent },
       { label: "throttled", colour: "throttled", width: 1.25, of: (p) => p.throttled_percent },
     ],
   },
@@ -138,6 +139,8 @@ export class Charts {
   add(key, point) {
     const points = this.points.get(key);
     if (!points) return;
+    // Agents do not know the guarantee; a change of it comes with the next series.
+    if (points.length) point.core_request_percent ??= points.at(-1).core_request_percent;
     if (points.length === 0 || point.at > points.at(-1).at) points.push(point); // older ones come with the next series
     while (points.length && points[0].at < point.at - this.window) points.shift();
   }

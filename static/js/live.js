@@ -199,12 +199,14 @@ function does(control) {
   return [control.getAttribute("formaction") ?? form?.getAttribute("action"), name, value, dataset.opens, ariaLabel ?? textContent].join(" ");
 }
 
+// A button keeps the focus after its work: it does not mean that somebody types.
 function inUse(form) {
-  return form.contains(document.activeElement) || dirty(form) || form.querySelector("[role=alert]") !== null; // or refused
+  const active = document.activeElement;
+  return (form.contains(active) && !active.matches("button")) || dirty(form) || form.querySelector("[role=alert]") !== null; // or refused
 }
 
 function dirty(form) {
-  return [...form.elements].some((field) => field.type === "number" && field.value !== field.defaultValue);
+  return [...form.elements].some((field) => field.matches("input:not([type=hidden])") && field.value !== field.defaultValue);
 }
 
 function announced() {

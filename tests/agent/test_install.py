@@ -89,6 +89,17 @@ async def test_a_refused_token_leaves_the_machine_as_it_was(machine: InstalledMa
     assert kept == {"var/lib/gpucloud-agent", "var/lib/gpucloud-agent/agent.json"}
 
 
+async def test_the_unit_knows_the_authority_that_the_installation_trusted(
+    machine: InstalledMachine, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit has no environment of the shell that installs it."""
+    authority = machine.root / "etc/authority.pem"
+    authority.write_text("")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    assert (await machine.run_copied_line())[0] == 0
+    assert f"SSL_CERT_FILE={authority}\n" in (machine.root / "etc/gpucloud-agent.env").read_text()
+
+
 async def test_without_systemd_it_says_how_to_start_the_agent(stage: Stage, run_dir: Path, control: Control) -> None:
     machine = InstalledMachine(run_dir, stage)
     code, words = await machine.run_copied_line()

@@ -18,6 +18,9 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 
+# Django's name for the cookie of a session.
+SESSION = "sessionid"
+
 expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
 
@@ -33,6 +36,12 @@ class Visitor:
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(f"{self.page.url}: {message.text}")
+
+    def enter(self, platform: Platform) -> None:
+        """Open the overview, and sign in if the session of an earlier visit has ended."""
+        self.page.goto("/")
+        if self.page.get_by_role("button", name="Sign in").count():
+            self.sign_in(platform)
 
     def sign_in(self, platform: Platform) -> None:
         """Sign in through the form, as people do."""
@@ -54,13 +63,22 @@ def chrome(chromium_path: str) -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def sessions() -> dict[str, str]:
+    """Return each platform's last session: the form and the password's hash take seconds each time."""
+    return {}
+
+
 @pytest.fixture
-def visitor(chrome: Browser, platform: Platform) -> Iterator[Visitor]:
+def visitor(chrome: Browser, platform: Platform, sessions: dict[str, str]) -> Iterator[Visitor]:
     """Return a signed-in visitor; check at the end that there were no errors."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
+    if session := sessions.get(platform.url):
+        context.add_cookies([{"name": SESSION, "value": session, "url": platform.url}])
     visitor = Visitor(context.new_page())
-    visitor.sign_in(platform)
+    visitor.enter(platform)
+    sessions[platform.url] = next(one["value"] for one in context.cookies() if one["name"] == SESSION)
     yield visitor
     context.close()
     assert not visitor.complaints

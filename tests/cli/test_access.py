@@ -8,14 +8,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
-from gpucloud_cli import access, amounts
-from gpucloud_cli.commands.claims import RESIZED
+from deploy import command_schema
+from gpucloud_cli import access, amounts, fields
 from gpucloud_cli.failures import Exit, Failure, Problem, Usage, exit_code
 from gpucloud_cli.fields import CLAIM_FIELDS
-from gpucloud_cli.resources import TABLE, Resource
+from gpucloud_cli.main import build
+from gpucloud_cli.resources import BY_NAME, TABLE, Resource
 from tests.cli.commands import Shell
 from tests.platform import ROOT, Platform
 
@@ -152,30 +154,160 @@ def operation(path: str, method: str) -> dict[str, Any]:
     return found
 
 
-def body_of(path: str, method: str) -> dict[str, Any]:
-    found = operation(path, method)["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    return schema(found.rpartition("/")[2])
-
-
 @pytest.mark.parametrize("resource", TABLE, ids=lambda resource: resource.name)
-def test_every_name_in_the_table_is_the_apis(resource: Resource) -> None:
-    """Columns, fields and filters: an unknown name would show nothing, or be refused."""
+def test_every_column_is_the_apis(resource: Resource) -> None:
+    """An unknown name would show nothing."""
     path = resource.path.replace("{parent}", "{name}" if resource.parent == "pool" else "{slug}")
-    listed = operation(path, "get")
-    assert {field.name for field in resource.filters} <= {one["name"] for one in listed["parameters"]}
-    page = listed["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    page = operation(path, "get")["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
     item = schema(page.rpartition("/")[2])["results"]["items"]["$ref"]
-    shown = {column.partition(".")[0] for column in resource.columns} | {resource.key}
+    shown = {column.partition(".")[0] for column in (*resource.columns, *resource.wide)} | {resource.key}
     assert shown <= set(schema(item.rpartition("/")[2]))
-    if resource.previews:
-        assert "dry_run" in {one["name"] for one in operation(path, "post")["parameters"]}
-    if "create" in resource.verbs:
-        assert {field.name for field in resource.fields} <= set(body_of(path, "post"))
 
 
-def test_every_field_of_a_claim_is_the_apis() -> None:
-    assert {field.name for field in CLAIM_FIELDS} <= set(body_of("claims/", "post"))
-    assert {field.name for field in RESIZED} <= set(body_of("claims/{uid}/", "patch"))
+def test_the_commands_fields_are_made_from_the_document() -> None:
+    """Regenerate them with `make openapi`."""
+    written = command_schema.WRITTEN.read_text(encoding="utf-8")
+    assert written == command_schema.render((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+
+
+def test_an_option_has_the_types_bounds_and_choices_of_the_api() -> None:
+    pool = {field.name: field.kind for field in BY_NAME["pool"].fields}
+    assert isinstance(pool["sharing_policy"], click.Choice)
+    assert "weighted" in pool["sharing_policy"].choices
+    assert isinstance(pool["parts"], click.IntRange)
+    assert (pool["parts"].min, pool["parts"].max) == (1, 16)
+    assert pool["patience_seconds"].name == "duration|none"
+    with pytest.raises(click.BadParameter, match="no JSON object"):
+        pool["rebalance_bounds"].convert("5", None, None)
+    assert pool["rebalance_bounds"].convert('{"floor": 5}', None, None) == {"floor": 5}
+
+
+def test_what_a_field_is_depends_on_its_operation() -> None:
+    """A word for null is offered only where null is more than not giving the option."""
+    claim = {field.name: field.kind.name for field in CLAIM_FIELDS}
+    assert claim["pool"] == "text"
+    quota = {field.name: field for field in BY_NAME["quota"].fields}
+    assert (quota["pool"].kind.name, quota["hard"].kind.name) == ("text|all", "amount|unlimited")
+    assert quota["hard"].required
+    assert {field.name for field in BY_NAME["quota"].changes} == {"hard", "borrowing_limit", "lending_limit"}
+
+
+METHODS = {
+    "list": ("GET", ""), "show": ("GET", "{}/"), "create": ("POST", ""), "change": ("PATCH", "{}/"),
+    "remove": ("DELETE", "{}/"),
+}  # fmt: skip
+OF_THE_TABLE = {
+    f"{METHODS[verb][0]} {resource.pattern}{METHODS[verb][1]}": f"{resource.name} {verb}"
+    for resource in TABLE
+    for verb in resource.verbs
+}
+COMMANDS = OF_THE_TABLE | {
+    "POST claims/": "claim create",
+    "PATCH claims/{}/": "claim resize",
+    "DELETE claims/{}/": "claim release",
+    "POST claims/{}/renew/": "claim renew",
+    "GET claims/{}/env/": "claim env",
+    "PATCH gpus/{}/": "gpu cordon",
+    "POST gpus/{}/clear/": "gpu clear",
+    "GET gpus/{}/processes/": "gpu processes",
+    "POST invitations/": "user invite",
+    "GET me/": "whoami",
+    "POST nodes/": "node add",
+    "POST nodes/{}/drain/": "node drain",
+    "GET nodes/{}/drift/": "node drift",
+    "POST nodes/{}/enrolment/": "node enrol",
+    "POST nodes/{}/forget/": "node forget",
+    "POST nodes/{}/lift-fence/": "node lift-fence",
+    "POST nodes/{}/repair/": "node repair",
+    "GET pools/{}/calendar/": "reservation calendar",
+    "GET pools/{}/consolidation/": "pool consolidate",
+    "POST pools/{}/rebalance/": "pool rebalance",
+    "POST proposals/{}/accept/": "proposal accept",
+    "POST proposals/{}/dismiss/": "proposal dismiss",
+    **{
+        f"POST quota-requests/{{}}/{act}/": f"quota-request {act}"
+        for act in ("accept", "approve", "counter", "deny", "forward", "withdraw")
+    },
+    "GET reports/efficiency/": "report efficiency",
+    "GET reports/usage/": "report usage",
+    "POST reservations/": "reservation create",
+    "POST reservations/{}/release/": "reservation release",
+    "POST tokens/": "token create",
+    "DELETE tokens/{}/": "token revoke",
+    "POST tokens/{}/rotate/": "token rotate",
+    "POST users/{}/password-reset/": "user reset-password",
+    "GET webhooks/{}/deliveries/": "webhook deliveries",
+    "POST webhooks/{}/deliveries/{}/redeliver/": "webhook redeliver",
+    "POST webhooks/{}/rotate/": "webhook rotate",
+    "POST webhooks/{}/test/": "webhook test",
+}
+# Operations for which `gpucloud api` has to serve, by the beginning of their paths.
+WITHOUT_A_COMMAND = {
+    "POST claims/{}/release/": "`claim release` deletes, which is the same",
+    "DELETE reservations/{}/": "`reservation release` posts, which is the same",
+    "GET clusters/{}/": "what a cluster's connection, namespaces, pods and quotas are is for its page",
+    "POST clusters/{}/": "namespaces are bound, and pods are imported, on the cluster's page",
+    "PATCH clusters/{}/namespaces/": "as above",
+    "DELETE clusters/{}/namespaces/": "as above",
+    "POST clusters/join/": "agents of a cluster's nodes call it",
+    "POST nodes/enrol/": "agents call it",
+    "PATCH me/": "a person's time zone matters on pages only",
+    "GET me/sessions/": "browsers have sessions",
+    "DELETE me/sessions/": "browsers have sessions",
+    "GET me/tokens/": "a personal token is made after signing in, on My account",
+    "POST me/tokens/": "as above",
+    "GET quotas/{}/ledger/": "a quota's page has it",
+    "GET scheduler-configuration/": "printed by manage.py and on the cluster's page",
+    "POST scheduler-configuration/": "as above",
+    "GET utilization/": "`top` and `describe` show the latest; a page shows charts",
+    "GET webhook-configuration/": "printed by manage.py and on the cluster's page",
+}
+# Fields that a command does not have as an option.
+OTHERWISE = {
+    "wait": "the command's `--wait` waits itself, over several requests",
+    "GET claims/{}/env/ as": "`-o json` and the table",
+    "PATCH gpus/{}/ cordoned": "`gpu cordon`, `gpu uncordon`",
+    "PATCH nodes/{}/ cordoned": "`node cordon`, `node uncordon`",
+    "PATCH users/{}/ active": "`user activate`, `user deactivate`",
+    "GET reports/efficiency/ range": "`--range`, which is a word of Python",
+    "GET reports/usage/ from": "`--from`, which is a word of Python",
+    "GET reports/usage/ after": "the command reads all pages",
+    "GET reports/usage/ limit": "as above",
+    "GET webhooks/{}/deliveries/ kind": "few kinds are delivered to one address",
+}
+
+
+def found_command(name: str) -> click.Command:
+    found: click.Command = build()
+    for word in name.split():
+        assert isinstance(found, click.Group)
+        assert word in found.commands, f"there is no command {name!r}"
+        found = found.commands[word]
+    return found
+
+
+@pytest.mark.parametrize("asked", fields.schema())
+def test_the_command_can_do_what_the_api_can(asked: str) -> None:
+    """Add a command for a new operation, or a reason; the fields of the table's commands come by themselves."""
+    reason = max((start for start in WITHOUT_A_COMMAND if asked.startswith(start)), default=None)
+    if asked not in COMMANDS:
+        assert reason, f"no command for {asked}: COMMANDS or WITHOUT_A_COMMAND"
+        return
+    parameters = {str(one.name).rstrip("_") for one in found_command(COMMANDS[asked]).params}
+    settable = parameters | {f"{name}_seconds" for name in parameters} | {f"{name}_at" for name in parameters}
+    missing = set(fields.schema()[asked]) - settable - fields.OF_EVERY_LIST - OTHERWISE.keys()
+    missing -= {name for name in missing if f"{asked} {name}" in OTHERWISE}
+    assert not missing, f"`gpucloud {COMMANDS[asked]}` cannot set {', '.join(sorted(missing))}"
+
+
+def test_no_reason_is_left_over() -> None:
+    every = fields.schema()
+    assert all(asked in every for asked in COMMANDS)
+    for start in WITHOUT_A_COMMAND:
+        assert any(asked.startswith(start) and asked not in COMMANDS for asked in every), start
+    for said in OTHERWISE:
+        asked, _, name = said.rpartition(" ")
+        assert any(name in every[one] for one in ([asked] if asked else every)), said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

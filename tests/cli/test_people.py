@@ -124,9 +124,9 @@ def test_an_unknown_tenant_pool_or_node_is_wrong_usage(olga: Shell, line: str) -
 
 
 def test_errors_name_the_commands_options(max_: Shell, olga: Shell, tenant: str) -> None:
-    ended = max_.run("claim", "create", "--core", "10", "--memory", "1GiB", "--priority", "9999", "--affinity", "a b")
+    ended = max_.run("claim", "create", "--core", "10", "--memory", "1GiB", "--name", "x" * 64, "--affinity", "a b")
     assert ended.code == 2
-    assert re.search(r"^  --priority: ", ended.err, re.MULTILINE), ended
+    assert re.search(r"^  --name: ", ended.err, re.MULTILINE), ended
     assert re.search(r"^  --affinity: ", ended.err, re.MULTILINE), ended
     missing = max_.run("claim", "create", "--core", "10")
     assert (missing.code, "Give --memory: " in missing.err) == (2, True), missing

@@ -10,6 +10,8 @@ GONE_ROUND = {
     "Django": ("5.2", "compiled_queries, cursors, serving, database (decisions 0012, 0017)"),
     "psycopg": ("3.3", "cursors, database"),
     "psycopg-pool": ("3.3", "database"),
+    "djangorestframework": ("3.18", "optional_libraries"),
+    "drf-spectacular": ("0.30", "optional_libraries"),
     "whitenoise": ("6.12", "static_files"),
     "uvicorn": ("0.54", "gpucloud/server/protocol.py (decision 0050)"),
 }

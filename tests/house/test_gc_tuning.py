@@ -19,6 +19,7 @@ def restore_collector() -> Iterator[None]:
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
+    gc.enable()
 
 
 def test_startup_objects_are_not_collected_and_are_freed_when_dropped() -> None:
@@ -29,3 +30,11 @@ def test_startup_objects_are_not_collected_and_are_freed_when_dropped() -> None:
     assert not any(found is known for found in gc.get_objects())
     known.clear()
     assert dropped() is None
+
+
+def test_nothing_is_collected_while_a_server_starts() -> None:
+    gc_tuning.pause_collections()
+    assert not gc.isenabled()
+    gc_tuning.freeze_startup_objects()
+    assert gc.isenabled()
+    assert gc.get_threshold() == gc_tuning.SERVING

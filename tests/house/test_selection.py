@@ -1,5 +1,6 @@
 """The selections of `make test` and `make test-fast`."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,14 @@ def test_tests_that_run_in_a_suite_of_their_own_are_where_it_looks(mark: str) ->
     ]
     assert marked
     assert not [file for file in marked if not file.startswith(tuple(f"{place}/" for place in PLACES[mark]))]
+
+
+def test_each_chapter_by_the_clock_is_in_one_lane() -> None:
+    suite = ROOT / "libvcuda" / "build" / "tests" / "suite"
+    listed = subprocess.run([suite, "--list"], capture_output=True, text=True, check=True).stdout
+    timed = {line.split()[0] for line in listed.splitlines() if line.endswith("(by the clock)")}
+    lanes = [chapter for chapters in run.TIMED.values() for chapter in chapters.split()]
+    assert sorted(lanes) == sorted(timed), "tests/run.py, TIMED"
 
 
 @pytest.mark.django_db(transaction=True)

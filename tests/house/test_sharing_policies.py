@@ -11,7 +11,7 @@ import yaml
 
 from agent import wire
 from apps.quotas.models.pool import SharingPolicy
-from gpucloud_cli import fields
+from gpucloud_cli.fields import choices
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,17 +50,34 @@ def names_in_docs() -> list[str]:
 
 def names_in_openapi() -> list[str]:
     """Return the choices of a pool's sharing policy in the API's description."""
-    schemas = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))["components"]["schemas"]
-    return list(schemas["SharingPolicyEnum"]["enum"])
+    document = (ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8")
+    return list(yaml.load(document, Loader=yaml.CSafeLoader)["components"]["schemas"]["SharingPolicyEnum"]["enum"])
+
+
+def names_in_api_docs() -> list[str]:
+    """Return the first column of the table of policies in docs/api.md."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    table = text[text.index("| policy | alone on the GPU") :].partition("\n\n")[0]
+    return re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+
+
+def names_in_pagectl() -> list[str]:
+    """Return the names in pagectl's help."""
+    text = (ROOT / "libvcuda" / "tools" / "pagectl.c").read_text(encoding="utf-8")
+    found = re.search(r"policies: ([\w ]+)\\n", text)
+    assert found
+    return found.group(1).split()
 
 
 PLACES = {
     "enum vcuda_policy (libvcuda/include/vcuda_pages.h)": names_in_the_enum,
     "vcuda_policy_name (libvcuda/pages/limits.c), by abi.json": names_in_c,
     "SharingPolicy (apps/quotas/models/pool.py)": lambda: list(SharingPolicy.values),
-    "cli/gpucloud_cli/fields.py": lambda: list(fields.POLICIES.choices),
+    "cli/gpucloud_cli/schema.json": lambda: list(choices("POST pools/", "sharing_policy")),
     "benchmarks/shim/pages.py": names_in_benchmarks,
     "docs/shim.md": names_in_docs,
+    "docs/api.md": names_in_api_docs,
+    "libvcuda/tools/pagectl.c, usage": names_in_pagectl,
     "docs/openapi.yaml": names_in_openapi,
 }
 # Limits pages hold a policy's number, which these derive from the order.

@@ -5,13 +5,18 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from apps.nodes.models import Node
+from apps.nodes.models import Node, Sample
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import claim_secret
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
-from tests.cast import GIB, Cast, Machine, give, placed
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from tests.cast import GIB, Cast, Machine, ask, give, placed
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 
 NEW = {
@@ -64,13 +69,67 @@ def test_what_was_put_on_other_gpus_later_does_not_say_how_long_a_resize_took(
     assert "Applied in" not in text
 
 
-def test_a_resize_sends_only_what_the_person_changed(cast: Cast, machine: Machine, browser: SignIn) -> None:
+def test_whoever_resizes_second_is_told_of_the_first_and_puts_only_what_was_typed_in_its_place(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
     claim, _ = placed(cast, machine)
     typed = resize(claim, core_limit=60)
-    Claim.objects.filter(pk=claim.pk).update(memory_mib=2 * GIB)  # meanwhile, by somebody else
-    browser("max").post(f"/claims/{claim.uid}/resize/", typed)
+    resize_claim(principal=cast.member, claim=claim, changes=ClaimChanges(memory_mib=2 * GIB))
+    answer = browser("anna").post(f"/claims/{claim.uid}/resize/", typed)
+    page = " ".join(answer.content.decode().split())
+    assert answer.status_code == 200
+    assert "Changed by user:max" in page
+    assert "It is now: request 30 %, limit 30 %, memory 2 GiB." in page
+    claim.refresh_from_db()
+    assert (claim.core_limit, claim.memory_mib) == (30, 2 * GIB)
+    # Sent again as the form now is.
+    form = answer.context["form"]
+    again = {name: form.data[name] for name in (*form.fields, *(f"initial-{name}" for name in form.fields))}
+    assert (again["core_limit"], again["memory_mib"]) == ("60", "2 GiB")
+    assert browser("anna").post(f"/claims/{claim.uid}/resize/", again).status_code == 302
     claim.refresh_from_db()
     assert (claim.core_limit, claim.memory_mib) == (60, 2 * GIB)
+
+
+def test_memory_below_its_use_is_warned_of_in_gib_before(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, assignment = placed(cast, machine)
+    used_bytes = 6 * GIB << 20
+    keep([Sample(assignment_uid=assignment.uid, at=timezone.now(), core_percent=5, memory_bytes=used_bytes)])
+    path, typed = f"/claims/{claim.uid}/resize/", resize(claim, memory_mib=4 * GIB)
+    answer = browser("max").post(path, typed)
+    page = " ".join(answer.content.decode().split())
+    assert answer.status_code == 200
+    assert "Its programs use 6 GiB on one GPU now. With 4 GiB," in page
+    assert "until they have freed 2 GiB" in page
+    claim.refresh_from_db()
+    assert claim.memory_mib == 8 * GIB
+    # The answer is for this amount: a smaller one is asked about again.
+    lower = resize(claim, memory_mib=2 * GIB) | {"below_use": str(4 * GIB)}
+    assert browser("max").post(path, lower).status_code == 200
+    assert browser("max").post(path, typed | {"below_use": str(4 * GIB)}).status_code == 302
+    claim.refresh_from_db()
+    assert claim.memory_mib == 4 * GIB
+
+
+def test_memory_above_its_use_is_not_warned_of(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, assignment = placed(cast, machine)
+    keep([Sample(assignment_uid=assignment.uid, at=timezone.now(), core_percent=5, memory_bytes=GIB << 20)])
+    assert browser("max").post(f"/claims/{claim.uid}/resize/", resize(claim, memory_mib=2 * GIB)).status_code == 302
+
+
+def test_the_resize_panel_follows_the_state_while_its_form_stays(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    def panel() -> str:
+        answer = browser("max").get(f"/claims/{claim.uid}/", headers={"HX-Request": "true"}).content.decode()
+        return answer.partition('<div id="resize-state" hx-swap-oob="innerHTML">')[2].partition("</div>")[0]
+
+    claim = ask(cast)
+    assert "Changes the request of the waiting claim." in panel()
+    run_round(cast.pool)
+    machine.obey()
+    assert "in force within a second" in panel()
+    assert "up to 100 % core and 24 GiB" in panel()
+    release_claim(principal=SYSTEM, claim=Claim.objects.get(pk=claim.pk))
+    assert "it cannot be resized any more" in panel()
 
 
 def test_a_resize_that_the_gpu_has_no_room_for_is_refused_in_words(

@@ -9,7 +9,11 @@ from django.utils import timezone
 from apps.console.nodes.drain import heartbeat
 from apps.nodes.models import Node, UsageMinute
 from apps.nodes.models.rolled import WHOLE_GPU
+from apps.nodes.services.nodes import change_node
 from apps.nodes.services.telemetry.levels import MINUTE, floor
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.reclaiming.draining import drain_node
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 
@@ -58,3 +62,22 @@ def test_a_heartbeat_tells_whole_minutes_from_parts_and_silence(cast: Cast, mach
         UsageMinute.objects.create(at=end - timedelta(minutes=minutes), samples=samples, **facts)
     found = heartbeat(Node.objects.get(name="gpu1"), now=now)
     assert (found.minutes, found.minutes_with_frames) == (["whole", "part", "silent"], 2)
+
+
+def test_a_draining_node_shows_how_many_claims_have_left(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claims = [placed(cast, machine)[0] for _ in range(3)]
+    drain_node(principal=SYSTEM, node=machine.node, grace_seconds=600)
+    olga = browser("olga")
+    for page in ("/nodes/gpu1/", "/nodes/", "/"):
+        assert "Draining 0/3" in olga.get(page).content.decode(), page
+    release_claim(principal=SYSTEM, claim=claims[0])
+    machine.obey()
+    for page in ("/nodes/gpu1/", "/nodes/?state=draining", "/"):
+        assert "Draining 1/3" in olga.get(page).content.decode(), page
+    assert "Draining" not in _rows(olga.get("/nodes/?state=cordoned").content.decode())
+    change_node(principal=SYSTEM, node=machine.node, cordoned=False)
+    assert "Draining 1/3" not in olga.get("/nodes/gpu1/").content.decode()
+
+
+def _rows(page: str) -> str:
+    return page.partition("<tbody>")[2].partition("</tbody>")[0]

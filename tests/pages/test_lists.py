@@ -160,6 +160,7 @@ def test_the_database_knows_a_nodes_state_as_the_page_does(cast: Cast) -> None:
     for name, values in {
         "last_seen_at": (None, now - timedelta(hours=1), now + timedelta(hours=1)),
         "cordoned": (False, True),
+        "draining_at": (None, now),
         "fenced_at": (None, now),
         "returning_frame": (None, 7),
         "unhealthy": ("", "XID 79"),
@@ -167,7 +168,7 @@ def test_the_database_knows_a_nodes_state_as_the_page_does(cast: Cast) -> None:
         facts = [{**one, name: value} for one in facts for value in values]
     Node.objects.bulk_create(Node(name=f"n{at}", pool=cast.pool, **one) for at, one in enumerate(facts))
     found = Node.objects.annotate(said=state_now())
-    assert len(found) == 48
+    assert len(found) == 96
     assert {node.name: node.said for node in found} == {node.name: node.state for node in found}
     assert {node.state for node in found} == set(STATES) == set(READY)
 

@@ -4,15 +4,19 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.utils import timezone
 
+from apps.console.overview import fleet_map
+from apps.console.overview.attention import notices
 from apps.console.overview.capacity import room_of
-from apps.console.overview.fleet_map import Cell, read_fleet_map
+from apps.console.overview.fleet_map import read_fleet_map
 from apps.console.shell.measurements import Use, use_of_gpus
 from apps.nodes.models import FleetMinute, Gpu, Node, Sample
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services import tenants
 from tests.cast import GIB, Cast, Machine, placed
 from tests.measurements import keep
 from tests.pages.conftest import SignIn
@@ -66,20 +70,19 @@ def test_a_gpu_that_ails_is_not_ready(cast: Cast, machine: Machine) -> None:
 
 
 def test_a_share_with_more_memory_is_told_beside_one_with_more_core() -> None:
-    node = Node(last_seen_at=timezone.now())
     sizes = [(90, 100), (40, 50), (100, 500), (20, 20)]
     gpus = [device(core, used) for core, used in sizes]
-    (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
+    (room,) = room_of([(gpu, 1) for gpu in gpus])
     # 10 % with 900 MiB is less of both than 60 % with 950.
     assert room.fits == [(80, 980)]
     gpus[3] = device(20, 600)
-    (room,) = room_of([(node, [Cell(gpu, Use()) for gpu in gpus])])
+    (room,) = room_of([(gpu, 1) for gpu in gpus])
     assert room.fits == [(80, 400), (60, 950)]
 
 
 def test_a_gpu_that_a_pod_uses_without_a_claim_is_not_wholly_free() -> None:
     gpus = [device(0, 0, outside) for outside in (0, 30)]
-    (room,) = room_of([(Node(last_seen_at=timezone.now()), [Cell(gpu, Use()) for gpu in gpus])])
+    (room,) = room_of([(gpu, 1) for gpu in gpus])
     assert (room.gpus, room.whole) == (2, 1)
 
 
@@ -92,11 +95,22 @@ def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, mac
         Node.objects.create(name=f"more{number}", pool=cast.pool)
     page = text(browser("olga").get("/"))
     assert page.count('class="strip"') == 13
-    # Means of its four GPUs, and of the one with samples.
-    assert '10 % <span class="visually-hidden">of core allocated,</span><small>30 % used</small>' in page
+    # Both are means of its four GPUs, of which one reports.
+    assert '10 % <span class="visually-hidden">of core allocated,</span><small>8 % used</small>' in page
     assert page.count("its agent has not connected") == 12
     assert '<path class="cell-leased" d="M0 10h9v-4.0h-9z" />' in page
     assert '<path class="cell-used" d="M2 10h5v-3.0h-5z" />' in page
+
+
+def test_use_and_allocation_are_parts_of_the_same_gpus(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=40)
+    assert "no GPU reports its use" in text(browser("olga").get("/"))
+    gpu = Gpu.objects.get(core_used=40)
+    keep([Sample(gpu_id=gpu.pk, at=timezone.now(), core_percent=40, memory_bytes=0)])
+    totals = read_fleet_map(SYSTEM).totals
+    # One of four GPUs is 40 % allocated, and all of that is used.
+    assert (totals.core_leased_percent, totals.core_used_percent, totals.gpus_silent) == (10, 10, 3)
+    assert "10 % used now; 3 GPUs not reporting" in text(browser("olga").get("/"))
 
 
 def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, machine: Machine) -> None:
@@ -117,3 +131,35 @@ def test_used_now_is_the_mean_of_the_last_seconds_that_were_heard(cast: Cast, ma
     # Too old for the present, or never heard.
     assert third.uuid not in use
     assert silent.uuid not in use
+
+
+def test_a_fleet_too_large_to_be_drawn_is_summed_up_by_pool(
+    cast: Cast, machine: Machine, browser: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways of reading it agree."""
+    placed(cast, machine, core_request=40)
+    gpu = Gpu.objects.get(core_used=40)
+    keep([Sample(gpu_id=gpu.pk, at=timezone.now(), core_percent=30, memory_bytes=GIB << 20)])
+    Machine("gpu2", tenants.create_pool(principal=SYSTEM, name="other"))
+    Gpu.objects.filter(node__name="gpu2", index=1).update(unhealthy="XID 79")
+    Gpu.objects.filter(node__name="gpu2", index=2).update(present=False)
+    for name in ("gpu3", "gpu4"):
+        Machine(name, cast.pool)
+    Node.objects.filter(name="gpu3").update(cordoned=True)
+    Node.objects.filter(name="gpu4").update(last_seen_at=timezone.now() - timedelta(hours=1))
+    small = read_fleet_map(SYSTEM)
+    monkeypatch.setattr(fleet_map, "MOST_DRAWN", 3)
+    large = read_fleet_map(SYSTEM)
+    assert large.totals == small.totals
+    assert large.node_count == small.node_count == 4
+    assert {(row.model, row.gpus, row.whole, *row.fits) for row in room_of(large.free)} == {
+        (row.model, row.gpus, row.whole, *row.fits) for row in room_of(small.free)
+    }
+    assert {notice.title for notice in notices(SYSTEM, large)} == {notice.title for notice in notices(SYSTEM, small)}
+    assert [(one.pool, one.nodes, one.totals.gpus) for one in large.pools] == [("default", 3, 12), ("other", 1, 3)]
+    # Drawn are those with problems alone.
+    assert [node.name for node, _ in large.nodes] == ["gpu3", "gpu4", "gpu2"]
+    page = text(browser("olga").get("/"))
+    assert '<a href="/nodes/?pool=other">other</a>' in page
+    assert "All 4 nodes" in page
+    assert page.count('class="cell"') == 0

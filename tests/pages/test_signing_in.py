@@ -375,7 +375,7 @@ def test_what_has_ended_is_dropped(client: Client) -> None:
 )
 def test_whose_session_ended_before_a_form_was_sent_comes_back_to_the_form(db: None, page: str, back: str) -> None:
     answer = Client().post("/prices/5/remove/", headers={"Referer": page})
-    assert answer.headers["Location"] == f"/sign-in/?next={back}"
+    assert answer.headers["Location"] == f"/sign-in/?next={back}&ended=1"
 
 
 @pytest.mark.parametrize(
@@ -389,4 +389,4 @@ def test_whose_session_ended_before_a_form_was_sent_comes_back_to_the_form(db: N
 def test_a_stranger_with_headers_of_their_own_is_asked_to_sign_in(db: None, said: dict[str, str]) -> None:
     answer = Client().get("/", headers=said)
     assert answer.status_code in (302, 401)
-    assert "/sign-in/?next=/" in {answer.headers.get("Location"), answer.headers.get("HX-Redirect")}
+    assert "/sign-in/?next=/&ended=1" in {answer.headers.get("Location"), answer.headers.get("HX-Redirect")}

@@ -65,7 +65,7 @@ def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cas
 
 def test_a_fragment_for_nobody_sends_the_whole_page_to_the_sign_in(cast: Cast) -> None:
     answer = Client().get("/claims/", headers=HTMX)
-    assert (answer.status_code, answer["HX-Redirect"]) == (401, "/sign-in/?next=/claims/")
+    assert (answer.status_code, answer["HX-Redirect"]) == (401, "/sign-in/?next=/claims/&ended=1")
 
 
 def test_signing_in_leads_to_where_one_wanted_to_be(cast: Cast) -> None:

@@ -72,6 +72,7 @@ def totals() -> dict[tuple[str, tuple[str, ...], str | None], float]:
     return {(count.name, count.values, count.part): count.amount for count in counters.read()}
 
 
+@pytest.mark.slow
 def test_what_processes_count_is_there_when_they_have_ended() -> None:
     for process in [run(PROGRAM) for _ in range(3)]:
         assert process.wait(60) == 0
@@ -84,6 +85,7 @@ def test_what_processes_count_is_there_when_they_have_ended() -> None:
     assert found["gpucloud_took", (), "sum"] == pytest.approx(37.5)
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_write_what_its_parent_counted() -> None:
     assert run(FORK).wait(60) == 0
     assert totals() == {("gpucloud_tried", ("parent",), None): 7, ("gpucloud_tried", ("child",), None): 2}
@@ -105,6 +107,7 @@ def test_what_redis_does_not_take_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert totals() == {("gpucloud_tried", ("me",), None): 4}
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_after_redis_ends_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "unix:///nonexistent/valkey.sock")
     ended = subprocess.run(

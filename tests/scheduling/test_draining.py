@@ -43,7 +43,7 @@ def test_claims_are_told_leave_and_are_placed_elsewhere(cast: Cast, machine: Mac
     hooks.create(
         principal=SYSTEM, tenant=cast.acme, url="https://hooks.example.org/x", events=["claim.preemption_notice"]
     )
-    assert drain(cast, grace_seconds=60).body["state"] == "cordoned"
+    assert drain(cast, grace_seconds=60).body["state"] == "draining"
     turn()
     claim.refresh_from_db()
     assert (claim.state, claim.reasons[0]["code"]) == ("active", "drained")

@@ -43,11 +43,13 @@ def built(directory: Path, source: Path = SOURCES, flags: str = CHECKED) -> Path
     return directory / "libplacement.so"
 
 
+@pytest.mark.slow
 def test_the_kernel_reads_and_writes_only_what_is_its_own(tmp_path: Path) -> None:
     done = walk(built(tmp_path), 60)
     assert done.stdout == "walked\n", done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_control_a_kernel_that_reads_too_far_is_found_out(tmp_path: Path) -> None:
     copy = shutil.copytree(SOURCES, tmp_path / "kernel", ignore=shutil.ignore_patterns("build"))
     code = (copy / "kernel.c").read_text()

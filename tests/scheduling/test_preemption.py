@@ -237,6 +237,7 @@ def test_what_only_waits_and_is_charged_goes_first_and_at_once(lab: Lab) -> None
     assert_books_agree()
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_cut_off_anywhere_is_made_good_by_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill it before each of its steps in turn."""
     claim = lab.wants()

@@ -59,6 +59,7 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(LIBRARY))
 
 
+@pytest.mark.slow
 @given(claims=tiered, ceiling=hundredths)
 @settings(max_examples=500)
 def test_the_arbiter_computes_the_same_shares(library: ctypes.CDLL, claims: list[Terms], ceiling: int) -> None:

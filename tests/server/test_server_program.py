@@ -99,8 +99,11 @@ print(*sys.modules)
 """
 # Placement, clusters, OpenID sign-ins and webhooks load them when needed.
 NOT_AT_THE_START = {"numpy", "kubernetes", "authlib", "joserfc", "httpx", "rich", "oauthlib", "scipy", "pynvml"}
+# REST framework and Django load them if they are installed; see gpucloud/fastpath/optional_libraries.py.
+NOT_AT_THE_START |= {"requests", "pygments", "jinja2", "charset_normalizer"}
 
 
+@pytest.mark.slow
 def test_a_server_starts_without_the_libraries_that_few_of_its_requests_need() -> None:
     """They were a fifth of the processor time of a start, and of its memory."""
     done = subprocess.run(

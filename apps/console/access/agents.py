@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.core.validators import RegexValidator
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -13,7 +14,7 @@ from apps.console.shell.export import facts_of
 from apps.console.shell.fields import one_of
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm, name_field
-from apps.console.shell.lists.columns import column, named, number
+from apps.console.shell.lists.columns import column, number
 from apps.console.shell.lists.filters import ListFilter, Search, pools
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page
@@ -49,12 +50,12 @@ class AgentList(ListPage):
     model, filters, template_name = Node, AgentFilter, "access/list.html"
     title, subtitle = _("Agents"), _("The agents of the nodes, and their enrolment")
     operators_only = True
-    first = (Key("last_seen_at"), Key(natural_key("name")))
+    first = (Key("last_seen_at"), Key(F("natural_name")))
     columns = [
-        named(_("Node")),
+        column(_("Node"), "name", Key(F("natural_name"), nullable=False)),
         column(_("State")),
-        column(_("Agent"), "agent", natural_key("agent_version"), natural_key("name")),
-        column(_("Driver"), "driver", natural_key("driver_version"), natural_key("name"), css="wide"),
+        column(_("Agent"), "agent", natural_key("agent_version"), F("natural_name")),
+        column(_("Driver"), "driver", natural_key("driver_version"), F("natural_name"), css="wide"),
         number(_("Last heartbeat"), "seen", "last_seen_at"),
         number(_("Enrolled"), "enrolled", "enrolled_at", css="wide num"),
         column(_("Enrolment command"), css="wide num"),

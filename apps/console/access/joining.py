@@ -5,9 +5,8 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import login
 from django.contrib.auth.forms import SetPasswordForm
-from django.contrib.auth.views import PasswordResetConfirmView
+from django.contrib.auth.views import INTERNAL_RESET_SESSION_TOKEN, PasswordResetConfirmView
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -20,11 +19,10 @@ from django.views.decorators.http import require_http_methods
 from kombu.exceptions import OperationalError
 
 from apps.console.access.account import password_field
-from apps.console.shell.sign_in import BACKEND
+from apps.console.shell.sign_in import begin_session
 from apps.quotas.authentication import source_of
 from apps.quotas.models import User
-from apps.quotas.principals import of_user
-from apps.quotas.services import accounts, attempts, invitations, mail, people
+from apps.quotas.services import accounts, attempts, invitations, mail, people, resets
 from apps.quotas.services.attempts import TooManyAttempts
 from apps.quotas.services.tenants import NameTaken
 from apps.quotas.tasks import send_reset_link
@@ -98,10 +96,10 @@ def accept(request: HttpRequest, secret: str) -> HttpResponse:
         if request.method == "POST" and form.is_valid():
             user = _accept(request, secret, form)
             if user is not None:
-                login(request, user, backend=BACKEND)
+                begin_session(request, user)
                 people.record_sign_in(user=user, method="invitation", source_ip=source_of(request))
                 return redirect("overview")
-    except invitations.InvitationEnded:
+    except (invitations.InvitationEnded, accounts.Inactive):
         return ended(request)
     except accounts.LocalAccountsOff as error:
         return message_page(request, gettext(error.title), gettext(error.detail), status=409)
@@ -157,8 +155,9 @@ class NewPasswordForm(SetPasswordForm):  # type: ignore[type-arg]
 
     def save(self, commit: bool = True) -> Any:
         """Store the password, end all sessions, and record it."""
-        principal = of_user(self.user, source_ip=self.source_ip)  # type: ignore[attr-defined]
-        return accounts.set_password(principal=principal, user=self.user, password=self.cleaned_data["new_password1"])
+        facts = {"token": self.token, "source_ip": self.source_ip}  # type: ignore[attr-defined]
+        user: Any = self.user
+        return resets.use_link(user=user, password=self.cleaned_data["new_password1"], **facts)
 
 
 class SetPassword(PasswordResetConfirmView):
@@ -174,8 +173,9 @@ class SetPassword(PasswordResetConfirmView):
         return user if user is not None and user.is_active and settings.LOCAL_ACCOUNTS else None
 
     def get_form(self, form_class: Any = None) -> Any:
-        """Return the form, with the visitor's address for the audit log."""
+        """Return the form, with the link's token, and the visitor's address for the audit log."""
         form = super().get_form(form_class)
+        form.token = self.request.session.get(INTERNAL_RESET_SESSION_TOKEN, "")  # type: ignore[attr-defined]
         form.source_ip = source_of(self.request)  # type: ignore[attr-defined]
         return form
 
@@ -183,6 +183,8 @@ class SetPassword(PasswordResetConfirmView):
         """Set the password."""
         try:
             answer = super().form_valid(form)
+        except resets.LinkEnded:
+            return ended(self.request)
         except GpucloudError as error:
             return message_page(self.request, gettext(error.title), gettext(error.detail), status=409)
         messages.success(self.request, gettext("Your password is set. Sign in with it."))

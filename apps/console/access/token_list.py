@@ -21,7 +21,6 @@ from apps.quotas.models import Role, Token
 from apps.quotas.models.token import SOON
 from apps.quotas.principals import Principal
 from apps.quotas.services.tokens import revoke
-from gpucloud.web.natural_order import natural_key
 
 
 def _alive() -> Q:
@@ -53,7 +52,7 @@ class TokenList(ListPage):
     pick_field = "key"
     columns = [
         named(_("Token")),
-        column(_("Of"), "tenant", natural_key("tenant__slug")),
+        column(_("Of"), "tenant", F("tenant__natural_name")),
         column(_("State")),
         column(_("Role"), "role", "role"),
         number(_("Created"), "created", "pk", css="wide num"),

@@ -1,8 +1,10 @@
 """Changes of a claim from its page: new limits while it runs, a renewed lease, its release."""
 
 import uuid
+from typing import Any
 
 from django.contrib import messages
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -10,16 +12,17 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.console.claims.claim_forms import ResizeForm, SuggestionForm
-from apps.console.claims.claims import claim_context, find, resize_form, room
+from apps.console.claims.claims import claim_context, find, last_resizes, memory_in_use, resize_form
 from apps.console.shell.forms import describe_error
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.leases import renew_claim
-from apps.scheduling.services.claims.lifecycle import limits, release_claim
+from apps.scheduling.services.claims.lifecycle import limits, locked, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import Conflict, GpucloudError
+from gpucloud.web.tags import mib, percent
 
 
 @require_http_methods(["GET", "POST"])
@@ -29,25 +32,45 @@ def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     claim = find(principal, uid)
     if request.method == "GET":
         return _answer(request, principal, claim, resize_form(claim))
-    form = ResizeForm(request.POST, initial=limits(claim))
+    form, noted = ResizeForm(request.POST, initial=limits(claim)), dict[str, Any]()
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changes))
+            noted = _resize_or_note(request, principal, claim, form)
         except GpucloudError as error:
             form.refuse(error)
         else:
             claim = find(principal, uid)
-            form = resize_form(claim)
-    return _answer(request, principal, claim, form)
+            form = form if noted else resize_form(claim)
+    return _answer(request, principal, claim, form, **noted)
 
 
-def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: ResizeForm) -> HttpResponse:
+@transaction.atomic
+def _resize_or_note(request: HttpRequest, principal: Principal, claim: Claim, form: ResizeForm) -> dict[str, Any]:
+    """Resize the claim, or return what its reader must know before: a foreign change, or memory below its use."""
+    claim_now = locked(claim)
+    if form.is_outdated(limits(claim_now)):
+        form.rebase(limits(claim_now))
+        return {"conflict": last_resizes([claim]).get(str(claim.uid)), "said": _describe(limits(claim_now))}
+    memory = form.changes.get("memory_mib")
+    in_use = memory_in_use(claim) if memory else 0
+    if memory and memory < in_use and request.POST.get("below_use") != str(memory):
+        return {"below_use": {"memory_mib": memory, "in_use": in_use, "over": in_use - memory}}
+    resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changes))
+    return {}
+
+
+def _describe(present: dict[str, int]) -> str:
+    words = _("request {0}, limit {1}, memory {2}")
+    return words.format(percent(present["core_request"]), percent(present["core_limit"]), mib(present["memory_mib"]))
+
+
+def _answer(request: HttpRequest, principal: Principal, claim: Claim, form: ResizeForm, **noted: Any) -> HttpResponse:
     refused = form.is_bound
     if not wants_fragment(request) and not refused:
         return redirect("claim", uid=claim.uid)
-    shown = {**claim_context(claim, principal), "form": form, "room": room(claim), "answered": not refused}
+    shown = {**claim_context(claim, principal), "form": form, "answered": not refused, **noted}
     template = "claims/_resize.html" if wants_fragment(request) else "claims/resize.html"
-    return render(request, template, shown, status=422 if refused else 200)
+    return render(request, template, shown, status=422 if form.errors else 200)
 
 
 @require_POST

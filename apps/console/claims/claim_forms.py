@@ -1,5 +1,6 @@
 """Forms of the claims' pages: a new claim, new limits."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,10 @@ class ClaimForm(MoreForm, TenantForm):
 
 
 class ResizeForm(ServiceForm):
-    """The three limits that change live. Only changed ones are sent: another person may have changed the rest."""
+    """The three limits that change live, each with the value that its reader saw.
+
+    Only changed ones are sent. If another person changed one meanwhile, the reader is told first.
+    """
 
     core_request = number(
         _("Core request"), most=100, help_text=_("Percent of the GPU, guaranteed."), show_hidden_initial=True
@@ -157,6 +161,25 @@ class ResizeForm(ServiceForm):
     def changes(self) -> dict[str, Any]:
         """The changed limits, for the service."""
         return {name: self.cleaned_data[name] for name in self.changed_data}
+
+    def is_outdated(self, present: Mapping[str, int]) -> bool:
+        """Return whether the claim has other limits than those that the reader saw."""
+        seen = {name: self.data.get(self.add_initial_prefix(name)) for name in self.fields}
+        return any(text is not None and self._parse(name, text) != present[name] for name, text in seen.items())
+
+    def _parse(self, name: str, text: str) -> Any:
+        try:
+            return self.fields[name].clean(text)
+        except forms.ValidationError:
+            return None
+
+    def rebase(self, present: Mapping[str, int]) -> None:
+        """Show the present limits where nothing was typed; what was typed stays, and applies when it is sent again."""
+        changed, data = self.changed_data, dict(self.data.items())
+        for name, field in self.fields.items():
+            shown = str(field.prepare_value(present[name]))
+            data |= {self.add_initial_prefix(name): shown} | ({} if name in changed else {name: shown})
+        self.data = data
 
 
 class SuggestionForm(forms.Form):

@@ -19,7 +19,6 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import release_claim
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
-from gpucloud.web.natural_order import natural_key
 
 COLUMNS = [
     "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
@@ -85,7 +84,7 @@ class ClaimList(ListPage):
         column(_("State"), "state", rank(STATES, F("state"))),
         column(_("Core now"), "core", "core_request", word="core"),
         column(_("Memory now"), "memory", "memory_mib", css="wide", word="memory"),
-        column(_("Where"), "node", Subquery(PLACES.values(key=natural_key("gpu__node__name"))[:1]), css="wide"),
+        column(_("Where"), "node", Subquery(PLACES.values(key=F("gpu__node__natural_name"))[:1]), css="wide"),
         column(_("Owner"), "owner", "created_by", css="wide"),
         number(_("Created"), "created", "pk", css="wide num"),
     ]

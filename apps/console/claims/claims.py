@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from apps.console.claims.claim_forms import ResizeForm
+from apps.console.claims.guarantees import find_missed
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
@@ -47,7 +48,6 @@ def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
     more = {
         "chart": chart_of_claim(claim),
         "form": resize_form(claim),
-        "room": room(claim),
         "snippets": snippets(claim, server=server),
     }
     return render(request, "claims/claim.html", {**shown, **more})
@@ -93,6 +93,8 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "place": find_place(claim),
         "round": placed_by(claim) if principal.is_operator else None,
         "resizable": claim.waiting or claim.state in PLACED,
+        "room": room(claim),
+        "missed": find_missed(claim, live),
     }
 
 
@@ -136,6 +138,12 @@ def last_change(event: AuditEvent | None, live: list[Assignment]) -> dict[str, A
 def resize_form(claim: Claim) -> ResizeForm:
     """Return the resize form with the present limits."""
     return ResizeForm(initial=limits(claim))
+
+
+def memory_in_use(claim: Claim) -> int:
+    """Return the MiB that its programs use now, on the GPU where they use most."""
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    return round(max((use.memory_mib or 0 for use in use_of_assignments(live).values()), default=0))
 
 
 def room(claim: Claim) -> dict[str, int] | None:

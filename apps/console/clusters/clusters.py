@@ -59,7 +59,7 @@ class ClusterList(ListPage):
     columns = [
         named(_("Cluster")),
         column(_("State"), "state", *first),
-        column(_("Pool"), "pool", natural_key("pool__name"), natural_key("name")),
+        column(_("Pool"), "pool", F("pool__natural_name"), natural_key("name")),
         number(_("Namespaces")),
         number(_("Containers")),
         column(_("Placed by"), "placement", "placement", css="wide"),

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.export import facts_of
 from apps.console.shell.lists.bulk import Action, NothingToDo
-from apps.console.shell.lists.columns import SavedView, column, named, number, rank
+from apps.console.shell.lists.columns import SavedView, column, number, rank
 from apps.console.shell.lists.filters import (
     MOST_CHOICES,
     Choice,
@@ -30,10 +30,9 @@ from apps.nodes.models.node import STATES, state_now
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
-from apps.scheduling.services.reclaiming.draining import drain_node, leaving
+from apps.scheduling.services.reclaiming.draining import attach_progress, drain_node, leaving
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
-from gpucloud.web.natural_order import natural_key
 
 CARRYING = Gpu.objects.filter(Q(core_used__gt=0) | Q(memory_used_mib__gt=0), node=OuterRef("pk"))
 PROBLEMS = ("lost", "fenced", "unhealthy")
@@ -70,10 +69,10 @@ class NodeList(ListPage):
     model, filters, template_name = Node, NodeFilter, "nodes/list.html"
     title, subtitle = _("Nodes"), _("GPU nodes")
     operators_only, shared, refresh_seconds, pick_field = True, True, 5, "name"
-    first = (rank(STATES, state_now()), Key(natural_key("name")))
+    first = (rank(STATES, state_now()), Key(F("natural_name")))
     columns = [
-        named(_("Node")),
-        column(_("State"), "state", rank(STATES, state_now()), natural_key("name")),
+        column(_("Node"), "name", Key(F("natural_name"), nullable=False)),
+        column(_("State"), "state", rank(STATES, state_now()), F("natural_name")),
         number(_("GPUs"), "gpus", _of_gpus(Count("pk"))),
         column(_("Core allocated"), "core", _of_gpus(Sum("core_used")), word="leased"),
         column(_("Memory allocated"), "memory", _of_gpus(Sum("memory_used_mib")), css="wide", word="leased"),
@@ -82,6 +81,7 @@ class NodeList(ListPage):
     views = [
         SavedView(_("All")),
         SavedView(_("Problems"), "state=problems"),
+        SavedView(_("Draining"), "state=draining"),
         SavedView(_("Cordoned"), "state=cordoned"),
         SavedView(_("Without claims"), "idle=1"),
     ]
@@ -100,6 +100,11 @@ class NodeList(ListPage):
             memory_leased=Sum("gpus__memory_used_mib", filter=present, default=0),
             memory_total=Sum("gpus__memory_mib", filter=present, default=0),
         )  # fmt: skip
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the progress of drains."""
+        attach_progress(rows)
+        return rows
 
     def facts(self, row: Any) -> Any:
         """Return the node with its pool's name."""
@@ -169,7 +174,7 @@ class GpuFilter(ListFilter):
         },
     )
     pool = pools("node__pool")
-    node = Named(_("Node"), "node", lambda principal: Node.objects.order_by(natural_key("name")))
+    node = Named(_("Node"), "node", lambda principal: Node.objects.order_by(F("natural_name")))
     model = Text(_("Model"), "model__icontains")
     label = Labelled("node__labels")
     idle = Flag(_("Without claims"), Q(core_used=0, memory_used_mib=0))
@@ -181,13 +186,13 @@ class GpuList(ListPage):
     model, filters, template_name = Gpu, GpuFilter, "gpus/list.html"
     title, subtitle = _("GPUs"), _("Devices of the nodes")
     operators_only, shared, refresh_seconds = True, True, 15
-    by_node = (Key(natural_key("node__name")), Key("index"))
+    by_node = (Key(F("node__natural_name")), Key("index"))
     first = (Key("present"), Key(Exact(F("unhealthy"), Value(""))), Key("cordoned", descending=True), *by_node)
     columns = [
         column(_("GPU"), "gpu", *by_node),
         column(_("State"), "state", *first),
         column(_("Model"), "model", "model", *by_node, css="wide"),
-        column(_("Pool"), "pool", natural_key("node__pool__name"), *by_node, css="wide"),
+        column(_("Pool"), "pool", F("node__pool__natural_name"), *by_node, css="wide"),
         column(_("Core allocated"), "core", "core_used", word="leased"),
         column(_("Memory allocated"), "memory", "memory_used_mib", word="leased"),
     ]

@@ -21,6 +21,7 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
+from apps.scheduling.services.reclaiming.draining import attach_progress
 
 REPORTS = 8
 
@@ -74,6 +75,7 @@ def repair(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
 
 
 def _context(node: Node) -> dict[str, Any]:
+    attach_progress([node])
     gpus = list(node.gpus.select_related("health").prefetch_related("conditions"))
     live = list(
         Assignment.objects.filter(gpu__node=node)

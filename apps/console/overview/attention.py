@@ -1,16 +1,16 @@
 """Problems, worst first: the first panel of the overview."""
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from django.db.models import F, Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from apps.console.overview.fleet_map import Fleet
+from apps.console.overview.notices import MOST, READ, Notice, grouped
 from apps.console.tenants.quotas import RESOURCE_WORDS
 from apps.nodes.models import GpuHealth, Node
 from apps.nodes.models.node import FRESH
@@ -22,58 +22,41 @@ from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import Idle
 from apps.scheduling.services.charging.shortages import refresh_quota_reasons
-from gpucloud.web.badges import Tone
 from gpucloud.web.tags import amount
 
-# A list that needs scrolling hides what it should show; the claims page has the rest.
-MOST: Final = 6
 # A push is in force within 100 ms; after this time an operator should check.
 SLOW: Final = timedelta(seconds=5)
 # Of a webhook's server: longer than a restart takes.
 LONG: Final = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """One problem to look at."""
-
-    tone: Tone
-    icon: str
-    title: str
-    detail: str
-    url: str
-    since: datetime | None = None
-
-
 def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
     """Return up to six notices of each kind, of nodes, claims, webhooks, requests, idle and queued claims.
 
-    `fleet`: the fleet as it was read; None for readers without access to nodes.
+    Equal ones are one notice that names their objects. `fleet`: the fleet as it was read; None for readers without
+    access to nodes.
     """
-    found = _node_notices(fleet) if fleet is not None else []
-    found += _unreachable_notices(principal)
-    found += [*_assignment_notices(principal), *_webhook_notices(principal), *_request_notices(principal)]
-    return [*found, *_idle_notices(principal), *_queued_notices(principal)]
+    nodes = _node_notices(fleet) if fleet is not None else []
+    kinds = [_unreachable_notices(principal), _assignment_notices(principal), _webhook_notices(principal)]
+    kinds += [_request_notices(principal), _idle_notices(principal), _queued_notices(principal)]
+    found = [grouped(kind) for kind in nodes] + [grouped(kind, most=READ) for kind in kinds]
+    return [notice for kind in found for notice in kind[:MOST]]
 
 
-def _node_notices(fleet: Fleet) -> list[Notice]:
-    nodes = [node for node, _cells in fleet.nodes]
-    gpus = [(node, cell.gpu) for node, cells in fleet.nodes for cell in cells]
+def _node_notices(fleet: Fleet) -> list[list[Notice]]:
+    nodes, gpus = fleet.troubled, fleet.troubled_gpus
     gone = [node for node in nodes if not node.online]
     fenced = [node for node in nodes if node.fenced_at is not None]
     ill = [node for node in nodes if node.unhealthy]
     sick = [(node, gpu) for node, gpu in gpus if gpu.unhealthy]
     missing = [(node, gpu) for node, gpu in gpus if not gpu.present and node.online]
     return [
-        *(_lost_notice(node) for node in gone[:MOST]),
-        *(_fenced_notice(node) for node in fenced[:MOST]),
-        *(_unhealthy_notice(_("Node {0}").format(node.name), node.unhealthy, node) for node in ill[:MOST]),
-        *(
-            _unhealthy_notice(_("GPU {0} of {1}").format(gpu.index, node.name), gpu.unhealthy, node)
-            for node, gpu in sick[:MOST]
-        ),
-        *(_missing_notice(node, gpu) for node, gpu in missing[:MOST]),
-        *(_memory_notice(health) for health in _with_lost_memory()),
+        [_lost_notice(node) for node in gone],
+        [_fenced_notice(node) for node in fenced],
+        [_unhealthy_node_notice(node) for node in ill],
+        [_unhealthy_gpu_notice(node, gpu) for node, gpu in sick],
+        [_missing_notice(node, gpu) for node, gpu in missing],
+        [_memory_notice(health) for health in _with_lost_memory()],
     ]
 
 
@@ -93,31 +76,42 @@ def _memory_notice(health: GpuHealth) -> Notice:
 
 def _missing_notice(node: Node, gpu: GpuRow) -> Notice:
     title, detail = _("GPU {0} of {1} is gone"), _("The agent no longer sees it; nothing new is placed on it.")
-    return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, reverse("node", args=[node.name]))
+    name, url = f"{node.name} GPU {gpu.index}", reverse("node", args=[node.name])
+    return Notice("bad", "cpu", title.format(gpu.index, node.name), detail, url, name=name, many=_("{0} GPUs are gone"))
 
 
 def _lost_notice(node: Node) -> Notice:
     url = reverse("node", args=[node.name])
     if node.last_seen_at is None:
         detail = _("Run the command that its creation answered on the machine, or make a new enrolment token.")
-        return Notice(
-            "warn", "hourglass", _("Node {0} awaits its agent").format(node.name), detail, url, node.created_at
-        )
+        title, many = _("Node {0} awaits its agent").format(node.name), _("{0} nodes await their agent")
+        return Notice("warn", "hourglass", title, detail, url, node.created_at, node.name, many)
     detail = _("No heartbeat. Programs keep their last limits, and claims keep their allocation.")
-    return Notice("bad", "plug-connected-x", _("Node {0} is lost").format(node.name), detail, url, node.last_seen_at)
+    title, many = _("Node {0} is lost").format(node.name), _("{0} nodes are lost")
+    return Notice("bad", "plug-connected-x", title, detail, url, node.last_seen_at, node.name, many)
 
 
 def _fenced_notice(node: Node) -> Notice:
     detail = _("{0} It takes no new claims until the fence is lifted.").format(node.fenced_why)
-    title = _("Node {0} is fenced").format(node.name)
-    return Notice("bad", "alert-triangle", title, detail, reverse("node", args=[node.name]), node.fenced_at)
+    title, many = _("Node {0} is fenced").format(node.name), _("{0} nodes are fenced")
+    url = reverse("node", args=[node.name])
+    return Notice("bad", "alert-triangle", title, detail, url, node.fenced_at, node.name, many)
 
 
-def _unhealthy_notice(what: str, words: str, node: Node) -> Notice:
-    detail = _("{0}: nothing new is placed on it; the claims on it are left.").format(words)
-    return Notice(
-        "bad", "alert-triangle", _("{0} is unhealthy").format(what), detail, reverse("node", args=[node.name])
-    )
+UNHEALTHY = gettext_lazy("{0}: nothing new is placed on it; the claims on it are left.")
+
+
+def _unhealthy_node_notice(node: Node) -> Notice:
+    title, many = _("{0} is unhealthy").format(_("Node {0}").format(node.name)), _("{0} nodes are unhealthy")
+    detail, url = UNHEALTHY.format(node.unhealthy), reverse("node", args=[node.name])
+    return Notice("bad", "alert-triangle", title, detail, url, name=node.name, many=many)
+
+
+def _unhealthy_gpu_notice(node: Node, gpu: GpuRow) -> Notice:
+    what = _("GPU {0} of {1}").format(gpu.index, node.name)
+    title, many, name = _("{0} is unhealthy").format(what), _("{0} GPUs are unhealthy"), f"{node.name} GPU {gpu.index}"
+    detail, url = UNHEALTHY.format(gpu.unhealthy), reverse("node", args=[node.name])
+    return Notice("bad", "alert-triangle", title, detail, url, name=name, many=many)
 
 
 def _assignment_notices(principal: Principal) -> list[Notice]:
@@ -128,22 +122,30 @@ def _assignment_notices(principal: Principal) -> list[Notice]:
         .exclude(state=AssignmentState.RELEASED)
         .select_related("claim__tenant", "gpu__node")
     )
-    return [_assignment_notice(row) for row in rows[:MOST]]
+    return [_assignment_notice(row) for row in rows[:READ]]
 
 
 def _assignment_notice(row: Assignment) -> Notice:
     where = f"{row.gpu.node.name} GPU {row.gpu.index}"
     common: dict[str, Any] = {"url": reverse("claim", args=[row.claim.uid]), "since": row.updated_at}
+    common["name"] = str(row.claim)
     if row.state == AssignmentState.FAILED:
         detail = row.reason or _("The agent gave no reason.")
-        return Notice("bad", "circle-x", _("{0} failed on {1}").format(row.claim, where), detail, **common)
+        return Notice(
+            "bad",
+            "circle-x",
+            _("{0} failed on {1}").format(row.claim, where),
+            detail,
+            **common,
+            many=_("{0} shares of claims failed"),
+        )
     if row.state == AssignmentState.OVER_LIMIT:
         detail = row.reason or _("It holds more memory than its limit; its next allocation fails.")
-        return Notice(
-            "bad", "alert-triangle", _("{0} is over its limit on {1}").format(row.claim, where), detail, **common
-        )
+        title, many = _("{0} is over its limit on {1}").format(row.claim, where), _("{0} claims are over their limit")
+        return Notice("bad", "alert-triangle", title, detail, **common, many=many)
     detail = _("The agent has not confirmed the last change; it is sent again until it does.")
-    return Notice("warn", "refresh", _("{0} is not in force on {1}").format(row.claim, where), detail, **common)
+    title, many = _("{0} is not in force on {1}").format(row.claim, where), _("{0} shares of claims are not in force")
+    return Notice("warn", "refresh", title, detail, **common, many=many)
 
 
 def _unreachable_notices(principal: Principal) -> list[Notice]:
@@ -163,8 +165,10 @@ def _unreachable_notices(principal: Principal) -> list[Notice]:
             detail,
             reverse("claim", args=[row.claim.uid]),
             row.gpu.node.last_seen_at,
+            str(row.claim),
+            _("{0} claims are unreachable"),
         )
-        for row in rows[:MOST]
+        for row in rows[:READ]
     ]
 
 
@@ -216,7 +220,7 @@ def _idle_notices(principal: Principal) -> list[Notice]:
     idle = Claim.objects.visible_to(principal).filter(idle_since__isnull=False).select_related("tenant")
     # The claim that is released first comes first.
     rows = idle.order_by(F("idle_release_at").asc(nulls_last=True), "idle_since", "pk")
-    return [_idle_notice(claim) for claim in rows[:MOST]]
+    return [_idle_notice(claim) for claim in rows[:READ]]
 
 
 def _idle_notice(claim: Claim) -> Notice:
@@ -230,7 +234,8 @@ def _idle_notice(claim: Claim) -> Notice:
     else:
         end = _("Release the claim if you no longer need it.")
     title = (_("{0} is unused") if unused else _("{0} is idle")).format(claim)
-    return Notice("warn", "player-pause", title, f"{what} {end}", reverse("claim", args=[claim.uid]), claim.idle_since)
+    many, url = _("{0} claims are unused") if unused else _("{0} claims are idle"), reverse("claim", args=[claim.uid])
+    return Notice("warn", "player-pause", title, f"{what} {end}", url, claim.idle_since, str(claim), many)
 
 
 def _queued_notices(principal: Principal) -> list[Notice]:
@@ -244,7 +249,9 @@ def _queued_notices(principal: Principal) -> list[Notice]:
             _("{0} waits").format(claim),
             "; ".join(reason["detail"] for reason in claim.reasons) + ".",
             reverse("claim", args=[claim.uid]),
-            claim.created_at,
+            claim.waiting_since,
+            str(claim),
+            _("{0} claims wait"),
         )
-        for claim in refresh_quota_reasons(list(waiting.select_related("pool").order_by("-priority", "pk")[:MOST]))
+        for claim in refresh_quota_reasons(list(waiting.select_related("pool").order_by("-priority", "pk")[:READ]))
     ]

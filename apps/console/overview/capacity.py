@@ -4,8 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from apps.console.overview.fleet_map import Cell
-from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
 from apps.nodes.services.gpu_rows import GpuRow
 
@@ -20,20 +18,21 @@ class Room:
     fits: list[tuple[int, int]]
 
 
-def room_of(nodes: Iterable[tuple[Node, list[Cell]]]) -> list[Room]:
-    """Return by model, for schedulable GPUs, the shares that no other share exceeds in both core and memory."""
-    found: dict[str, list[GpuRow]] = defaultdict(list)
-    for node, cells in nodes:
-        ready = node.state == "ready"
-        for gpu in (cell.gpu for cell in cells if cell.gpu.present):
-            found[gpu.model] += [gpu] if ready and gpu.state == "ready" else []
+def room_of(free: Iterable[tuple[GpuRow, int]]) -> list[Room]:
+    """Return by model, for GPUs that take claims, the shares that no other share exceeds in both core and memory.
+
+    `free`: GPUs, and how many are equal to each.
+    """
+    found: dict[str, list[tuple[GpuRow, int]]] = defaultdict(list)
+    for gpu, number in free:
+        found[gpu.model].append((gpu, number))
     return [_room(model, gpus) for model, gpus in found.items()]
 
 
-def _room(model: str, gpus: list[GpuRow]) -> Room:
-    free = [(gpu.core_free, gpu.memory_free_mib) for gpu in gpus]
-    whole = sum(share == (WHOLE, gpu.memory_mib) for share, gpu in zip(free, gpus, strict=True))
-    return Room(model, len(gpus), whole, _largest(free))
+def _room(model: str, gpus: list[tuple[GpuRow, int]]) -> Room:
+    free = [((gpu.core_free, gpu.memory_free_mib), gpu, number) for gpu, number in gpus]
+    whole = sum(number for share, gpu, number in free if share == (WHOLE, gpu.memory_mib))
+    return Room(model, sum(number for _, number in gpus), whole, _largest(share for share, _, _ in free))
 
 
 def _largest(free: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

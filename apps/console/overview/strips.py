@@ -12,7 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from apps.console.overview.fleet_map import Cell
+from apps.console.overview.fleet_map import Cell, Fleet
 from apps.nodes.models import Node
 from gpucloud.web.tags import percent
 from gpucloud.web.tags import state as state_label
@@ -28,15 +28,15 @@ COLUMNS: Final = """\
 NO_COLUMNS: Final = '<span class="strip-number"><small>{}</small></span>'
 
 
-def strips_of(nodes: Sequence[tuple[Node, list[Cell]]]) -> SafeString:
+def strips_of(fleet: Fleet) -> SafeString:
     """Return the items of a list; nothing if the nodes are few enough to be drawn large."""
-    if len(nodes) <= MOST_LARGE:
+    if fleet.node_count <= MOST_LARGE:
         return SafeString()
-    return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in nodes))
+    return format_html_join("\n", STRIP, (_strip(node, cells) for node, cells in fleet.nodes))
 
 
 def _strip(node: Node, cells: list[Cell]) -> tuple[str, ...]:
-    shown = state_label(node.state) if node.state != "ready" else ""
+    shown = state_label(node.state, node.drain_progress) if node.state != "ready" else ""
     return reverse("node", args=[node.name]), node.name, shown, _columns(cells) if cells else _no_columns()
 
 
@@ -55,7 +55,7 @@ def _columns(cells: list[Cell]) -> SafeString:
         _path(5, [part or 0 for part in used]),
         percent(sum(leased) / len(leased)),
         _("of core allocated,"),
-        _("%(used)s used") % {"used": percent(sum(heard) / len(heard))} if heard else _("no data"),
+        _("%(used)s used") % {"used": percent(sum(heard) / len(used))} if heard else _("no data"),
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.db import transaction
-from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Count, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -20,7 +20,7 @@ from apps.console.pools.proposals import with_words
 from apps.console.shell.export import facts_of
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import describe_error
-from apps.console.shell.lists.columns import column, named, number
+from apps.console.shell.lists.columns import column, number
 from apps.console.shell.lists.filters import ListFilter, Search
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page
@@ -36,7 +36,6 @@ from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.errors import GpucloudError
 from gpucloud.web.keyset import Key
-from gpucloud.web.natural_order import natural_key
 
 # A preview that needs scrolling hides what it should show.
 MOST = 10
@@ -56,9 +55,9 @@ class PoolList(ListPage):
     model, filters, template_name = Pool, PoolFilter, "pools/list.html"
     title, subtitle = _("Pools"), _("Sets of nodes, and how their GPUs are shared")
     operators_only = True
-    first = (Key(natural_key("name")),)
+    first = (Key(F("natural_name")),)
     columns = [
-        named(_("Pool")),
+        column(_("Pool"), "name", Key(F("natural_name"), nullable=False)),
         number(_("GPUs")),
         column(_("Core allocated"), css="wide"),
         column(_("Sharing"), "sharing", "sharing_policy"),

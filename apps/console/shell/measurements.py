@@ -66,8 +66,22 @@ def chart_of_claim(claim: Claim) -> dict[str, Any]:
     now = timezone.now()
     assignments = [item for item in claim.assignments.all() if item.state != "released"]
     rows = utilization.of_assignments(assignments or claim.assignments.all(), **_window(now))
-    series = [{"key": str(row["assignment"]), **_numbers(row)} for row in rows]
-    return {**_frame(now), "series": series, "marks": _marks(claim, now)}
+    resizes = list(_resizes(claim, now))
+    present = None if claim.best_effort else claim.core_request
+    series = [
+        {"key": str(row["assignment"]), **_numbers(row), "core_request_percent": _guaranteed(row, present, resizes)}
+        for row in rows
+    ]
+    marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in resizes]
+    return {**_frame(now), "series": series, "marks": marks}
+
+
+def _guaranteed(row: Mapping[str, Any], present: int | None, resizes: Iterable[AuditEvent]) -> list[int | None]:
+    """Return the guarantee at each time of the series; `resizes`: those of its window, oldest first."""
+    former = [(event.at.timestamp(), (event.before or {}).get("core_request")) for event in resizes]
+    if present is None:
+        return [None] * len(row["times"])
+    return [next((core for end, core in former if at < end), present) for at in row["times"]]
 
 
 def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
@@ -111,12 +125,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"times": row["times"], **columns}
 
 
-def _marks(claim: Claim, now: datetime) -> list[dict[str, Any]]:
-    """Return the resizes inside the window; every viewer of the claim sees them, without their authors."""
-    events = AuditEvent.objects.filter(
-        object_type="claim", object_id=str(claim.uid), action="claim.resize", at__gte=now - WINDOW
-    )
-    return [{"at": event.at.timestamp(), "label": difference(event)} for event in events]
+def _resizes(claim: Claim, now: datetime) -> Iterable[AuditEvent]:
+    """Return the resizes inside the window, oldest first; viewers of the claim see them without their authors."""
+    mine = AuditEvent.objects.filter(object_type="claim", object_id=str(claim.uid), action="claim.resize")
+    return mine.filter(at__gte=now - WINDOW).order_by("pk")
 
 
 WORDS: Final = {

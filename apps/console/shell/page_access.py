@@ -5,6 +5,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -20,6 +21,8 @@ from apps.quotas.principals import Principal
 from gpucloud.errors import Denied, Missing
 
 P = ParamSpec("P")
+# Parameter of the sign-in page: it says that a session has ended.
+ENDED = "ended=1"
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
 PageView = Callable[Concatenate[HttpRequest, Principal, P], HttpResponseBase]
 
@@ -66,10 +69,14 @@ def _sign_in_first(request: HttpRequest) -> HttpResponse:
         except ValueError:
             back = ""
         login = redirect_to_login(back or "/")
-        return HttpResponse(status=401, headers={"HX-Redirect": login["Location"]})
+        # A script asks only from a page that had a session.
+        return HttpResponse(status=401, headers={"HX-Redirect": f"{login['Location']}&{ENDED}"})
     if request.headers.get("Accept", "").startswith("application/json"):
         return HttpResponse(status=401)
-    return redirect_to_login(request.get_full_path() if request.method in {"GET", "HEAD"} else _came_from(request))
+    login = redirect_to_login(request.get_full_path() if request.method in {"GET", "HEAD"} else _came_from(request))
+    if request.method == "POST" or settings.SESSION_COOKIE_NAME in request.COOKIES:
+        login["Location"] += f"&{ENDED}"
+    return login
 
 
 def _came_from(request: HttpRequest) -> str:

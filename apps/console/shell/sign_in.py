@@ -9,6 +9,7 @@ from django.contrib.auth import login, logout
 from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView
 from django.core import signing
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render, resolve_url
 from django.urls import reverse
@@ -20,7 +21,7 @@ from django.views.decorators.http import require_safe
 
 from apps.quotas.authentication import source_of
 from apps.quotas.models import User
-from apps.quotas.services import attempts, mail, people
+from apps.quotas.services import accounts, attempts, mail, people
 from apps.quotas.services.attempts import TooManyAttempts
 from apps.quotas.services.people import SignOnRefused
 
@@ -75,15 +76,32 @@ class SignIn(LoginView):
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
         """Rotate the session, mark the browser, record the sign-in."""
-        attempts.give_back(**_attempt_key(self.request))
-        answer = super().form_valid(form)
         user = form.get_user()
         assert isinstance(user, User)
-        return _record_sign_in(self.request, user, "password", answer)
+        try:
+            begin_session(self.request, user)
+        except accounts.Inactive:
+            form.add_error(None, SignInForm.error_messages["inactive"])
+            return self.form_invalid(form)
+        attempts.give_back(**_attempt_key(self.request))
+        return _record_sign_in(self.request, user, "password", HttpResponseRedirect(self.get_success_url()))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Add whether single sign-on is available."""
-        return super().get_context_data(**_ways_in(), **kwargs)
+        """Add whether single sign-on is available, and whether a session has ended."""
+        return super().get_context_data(**_ways_in(), ended="ended" in self.request.GET, **kwargs)
+
+
+@transaction.atomic
+def begin_session(request: HttpRequest, user: User) -> None:
+    """Sign the user in, with a stored session. Raises Inactive.
+
+    Deactivation locks the user, too: it comes before, and refuses the sign-in, or after, and ends this session. A
+    session that is stored later would work again after the next activation.
+    """
+    if not User.objects.select_for_update().get(pk=user.pk).is_active:
+        raise accounts.Inactive("This account is switched off: ask an operator.")
+    login(request, user, backend=BACKEND)
+    request.session.save()
 
 
 @never_cache
@@ -115,13 +133,15 @@ def single_sign_on_return(request: HttpRequest) -> HttpResponse:
 
         claims = openid.claims_of(request)
         user = people.admit(issuer=settings.OIDC_ISSUER, claims=claims)
+        wanted = request.session.pop(NEXT, "")
+        logout(request)  # also for the same person: a new session, with its full lifetime
+        begin_session(request, user)
+    except accounts.Inactive as refused:
+        return _refuse(request, SignOnRefused(refused.detail), status=403)
     except TooManyAttempts as refused:
         return _refuse(request, refused, status=429)
     except SignOnRefused as refused:
         return _refuse(request, refused, status=403)
-    wanted = request.session.pop(NEXT, "")
-    logout(request)  # also for the same person: a new session, with its full lifetime
-    login(request, user, backend=BACKEND)
     safe = url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure())
     answer = HttpResponseRedirect(wanted if safe else resolve_url(settings.LOGIN_REDIRECT_URL))
     return _record_sign_in(request, user, "oidc", answer)

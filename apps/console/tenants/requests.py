@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Q
+from django.db.models import F, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
@@ -34,7 +34,6 @@ from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
 from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
-from gpucloud.web.natural_order import natural_key
 
 ASKS, ANSWERS = ("forward", "accept", "withdraw"), ("approve", "counter", "deny")
 
@@ -60,7 +59,7 @@ class RequestList(ListPage):
     model, filters, template_name = QuotaRequest, RequestFilter, "requests/list.html"
     title, subtitle = _("Requests"), _("Tenants’ requests beyond their quotas and budgets, and the answers")
     columns = [
-        column(_("Request"), "tenant", natural_key("tenant__slug"), "resource", "amount"),
+        column(_("Request"), "tenant", F("tenant__natural_name"), "resource", "amount"),
         column(_("State"), "state", "state"),
         column(_("Purpose"), css="wide"),
         column(_("Until"), "until", "until", css="wide"),

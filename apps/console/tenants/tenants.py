@@ -17,7 +17,7 @@ from apps.console.access import tokens
 from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm, name_field
-from apps.console.shell.lists.columns import SavedView, column, named, number
+from apps.console.shell.lists.columns import SavedView, column, number
 from apps.console.shell.lists.filters import Flag, ListFilter, Search, Text
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
@@ -30,7 +30,6 @@ from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.web.keyset import Key
-from gpucloud.web.natural_order import natural_key
 
 QUOTAS = ["resource", "pool", "hard", "used", "borrowed", "lent", "free", "excess"]
 MEMBERS = ["person", "role"]
@@ -86,13 +85,13 @@ class TenantList(ListPage):
 
     model, filters, template_name = Tenant, TenantFilter, "tenants/list.html"
     title, subtitle = _("Tenants"), _("Quota usage by tenant, highest first")
-    first = (Key(FULLEST, descending=True), Key(natural_key("slug")))
+    first = (Key(FULLEST, descending=True), Key(F("natural_name")))
     columns = [
-        named(_("Tenant"), "slug"),
-        column(_("Highest quota usage"), "pressure", FULLEST, natural_key("slug")),
+        column(_("Tenant"), "slug", Key(F("natural_name"), nullable=False)),
+        column(_("Highest quota usage"), "pressure", FULLEST, F("natural_name")),
         number(_("Running")),
         number(_("Waiting")),
-        column(_("Cohort"), "cohort", "cohort", natural_key("slug"), css="wide", word="cohort"),
+        column(_("Cohort"), "cohort", "cohort", F("natural_name"), css="wide", word="cohort"),
         number(_("Weight"), "weight", "weight", css="wide num", word="weight"),
     ]
     views = [SavedView(_("All")), SavedView(_("With waiting claims"), "waiting=1")]

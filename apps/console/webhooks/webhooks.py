@@ -4,7 +4,7 @@ import json
 import uuid
 from typing import Any
 
-from django.db.models import Case, Count, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -28,7 +28,6 @@ from apps.quotas.services.webhooks import addresses, hooks, signing
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key, keyset_page
-from gpucloud.web.natural_order import natural_key
 
 DELIVERIES = [
     "uid", "kind", "state", "attempts", "status_code", "error", "next_attempt_at", "delivered_at", "created_at",
@@ -65,10 +64,10 @@ class WebhookList(ListPage):
     title, subtitle = _("Webhooks"), _("Endpoints that receive events as signed messages")
     admins_only = _("A tenant’s admin sees its webhooks.")
     # The platform's own come before the tenants'.
-    first = (WORST, Key(Coalesce(natural_key("tenant__slug"), Value(""))))
+    first = (WORST, Key(Coalesce(F("tenant__natural_name"), Value(""))))
     columns = [
         column(_("To")),
-        column(_("Of"), "tenant", natural_key("tenant__slug")),
+        column(_("Of"), "tenant", F("tenant__natural_name")),
         column(_("State"), "state", WORST),
         column(_("Events"), css="wide"),
         number(_("Pending deliveries")),

@@ -81,7 +81,8 @@ class NodeSerializer(Strict):
     name = serializers.RegexField(SLUG)
     pool = PoolByName()
     state = serializers.CharField(
-        read_only=True, help_text="`awaiting-agent`, `ready`, `cordoned`, `fenced`, `returning`, `unhealthy` or `lost`."
+        read_only=True,
+        help_text="`awaiting-agent`, `ready`, `cordoned`, `draining`, `fenced`, `returning`, `unhealthy` or `lost`.",
     )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
     draining_at = serializers.DateTimeField(

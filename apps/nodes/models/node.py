@@ -11,7 +11,7 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
-from gpucloud.web.natural_order import natural_key
+from gpucloud.web.natural_order import natural_name
 
 # Three missed samples at 1 Hz are a hiccup; ten seconds without a frame mean that the agent is lost.
 FRESH = timedelta(seconds=10)
@@ -23,7 +23,7 @@ def hint_group(node_id: int) -> str:
 
 
 # States of a node, the worst first.
-STATES = ("lost", "fenced", "unhealthy", "returning", "awaiting-agent", "cordoned", "ready")
+STATES = ("lost", "fenced", "unhealthy", "returning", "awaiting-agent", "draining", "cordoned", "ready")
 
 
 def state_now() -> Case:
@@ -31,6 +31,7 @@ def state_now() -> Case:
     return Case(
         When(last_seen_at=None, then=Value("awaiting-agent")),
         When(last_seen_at__lte=timezone.now() - FRESH, then=Value("lost")),
+        When(draining_at__isnull=False, then=Value("draining")),
         When(cordoned=True, then=Value("cordoned")),
         When(fenced_at__isnull=False, then=Value("fenced")),
         When(returning_frame__isnull=False, then=Value("returning")),
@@ -90,9 +91,13 @@ class Node(Row):
     # Results of its self-check: {"name", "state", "detail", "cure"} each.
     checks = models.JSONField(default=list, db_default=[])
 
+    natural_name = natural_name()
+    # Progress of its drain, on pages that have read it: `3/5` claims have left.
+    drain_progress: object = None
+
     class Meta:
         ordering = ["name"]
-        indexes = [models.Index(natural_key("name"), name="node_natural_name")]
+        indexes = [models.Index(fields=["natural_name"], name="node_by_natural_name")]
 
     def __str__(self) -> str:
         return self.name
@@ -109,6 +114,8 @@ class Node(Row):
             return "awaiting-agent"
         if not self.online:
             return "lost"
+        if self.draining_at is not None:
+            return "draining"
         if self.cordoned:
             return "cordoned"
         if self.fenced_at is not None:

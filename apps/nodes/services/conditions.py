@@ -54,6 +54,7 @@ READY = {
     "ready": ("True", "AgentHeard", ""),
     "awaiting-agent": ("Unknown", "NeverConnected", "Its agent has not connected yet."),
     "lost": ("Unknown", "AgentSilent", "No sign of life. Its programs keep their last limits."),
+    "draining": ("False", "Draining", "An operator drains it: it takes no new claims, and those on it leave."),
     "cordoned": ("False", "Cordoned", "An operator cordoned it: it takes no new claims."),
     "fenced": ("False", "Fenced", "It takes no new claims until an operator lifts the fence."),
     "returning": ("False", "Returning", "It takes no new claims until its agent has ended what was moved away."),

@@ -7,6 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import SLUG
+from gpucloud.web.natural_order import natural_name
 
 DEFAULT = "default"
 MOST_PARTS = 16
@@ -138,6 +139,8 @@ class Pool(Row):
     unused_seconds = models.PositiveIntegerField(null=True)
     # Time of the last search for idle claims; it changes without a new version.
     idle_looked_at = models.DateTimeField(null=True, editable=False)
+
+    natural_name = natural_name()
 
     class Meta:
         ordering = ["name"]

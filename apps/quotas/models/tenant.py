@@ -8,6 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row
+from gpucloud.web.natural_order import natural_name
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
@@ -52,6 +53,7 @@ class Tenant(Row):
     name = models.CharField(max_length=200)
     weight = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(1000)])
     cohort = models.CharField(max_length=63, null=True, blank=True, validators=[RegexValidator(SLUG)])
+    natural_name = natural_name("slug")
     members = models.ManyToManyField(User, through="Membership", related_name="tenants")
 
     objects = TenantQuerySet.as_manager()

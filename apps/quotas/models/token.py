@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from apps.quotas.models.row import Row
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
+from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
@@ -70,6 +71,7 @@ class Token(Row):
 
     class Meta:
         ordering = ["pk"]
+        indexes = [models.Index(natural_key("name"), "id", name="token_natural")]
         constraints = [
             models.CheckConstraint(
                 condition=Q(personal=False) | Q(tenant=None, user__isnull=False), name="token_personal_has_owner"

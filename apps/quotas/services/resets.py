@@ -16,9 +16,11 @@ from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 
 from apps.quotas.models import User
-from apps.quotas.principals import Principal
+from apps.quotas.principals import Principal, of_user
 from apps.quotas.services import accounts, attempts, audit, mail
+from apps.quotas.services.invitations import ENDED
 from apps.quotas.services.tenants import refuse_beyond
+from gpucloud.errors import Missing
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,25 @@ def make_link(*, principal: Principal, user: User) -> tuple[str, datetime]:
         raise accounts.SignsInElsewhere(f"{user.get_username()} has no password here: reset it at the provider.")
     audit.record(principal=principal, action="person.reset_link", object_type="person", object_id=user.get_username())
     return _path(user), timezone.now() + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT)
+
+
+class LinkEnded(Missing):
+    """The link was used or has expired, or its account was deactivated."""
+
+    code = "reset-link-ended"
+    title = "This link does not work"
+
+
+@transaction.atomic
+def use_link(*, user: User, token: str, password: str, source_ip: str | None) -> User:
+    """Set the password by a link's token, and end all sessions. Raises LinkEnded, LocalAccountsOff, ValidationError.
+
+    The token is checked on the locked user: of two that use it at once, the second finds another password.
+    """
+    user = User.objects.select_for_update().get(pk=user.pk)
+    if not user.is_active or not default_token_generator.check_token(user, token):
+        raise LinkEnded(ENDED)
+    return accounts.set_password(principal=of_user(user, source_ip=source_ip), user=user, password=password)
 
 
 def send_link(*, address: str, base_url: str) -> int:

@@ -2,6 +2,7 @@
 
 import uuid
 from datetime import datetime
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from django.contrib.postgres.fields import ArrayField
@@ -11,6 +12,7 @@ from django.db.models import F, Q
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Row
 from apps.scheduling.models.reservation import Reservation
+from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
     from apps.quotas.principals import Principal
@@ -146,6 +148,7 @@ class Claim(Row):
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
             models.Index(fields=["pool", "-id"], name="claim_of_pool"),
             models.Index(fields=["name", "-id"], name="claim_by_name"),
+            models.Index(natural_key("name"), "id", name="claim_natural", condition=~Q(state="released")),
             # Few claims of a long history are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
@@ -238,6 +241,15 @@ class Claim(Row):
     def shown_state(self) -> str:
         """Its state for pages: `unknown` while its node is lost."""
         return "unknown" if self.unreachable_since is not None else self.state
+
+    @property
+    def waiting_since(self) -> datetime | None:
+        """The beginning of its present wait, not before its `start_at`; None if it does not wait."""
+        if not self.waiting:
+            return None
+        waits = takewhile(lambda entry: entry[0] in WAITING, reversed(self.timeline))
+        begin = min((datetime.fromisoformat(at) for _, at in waits), default=self.created_at)
+        return max(begin, self.start_at) if self.start_at else begin
 
     @property
     def waiting(self) -> bool:

@@ -16,6 +16,8 @@ from benchmarks.shim.sampling import Spread
 from benchmarks.shim.stage import BUILD, Stage
 
 ROUNDS, QUICK_ROUNDS = 5, 2
+# A quick run does one loop in ten.
+QUICK_SHARE = 10
 LIMITED_PERCENT = 90
 ENOUGH_MEMORY = 8 << 30
 MODES = ("bare", "unlimited", "limited")
@@ -64,7 +66,8 @@ def once(stage: Stage, claim: Claim | None) -> Figures:
     """Run one process; return [median, least] nanoseconds of each call."""
     cpu = max(os.sched_getaffinity(0))
     began = time.monotonic_ns()
-    process = stage.start([BUILD / "tests" / "bench_calls", "--began", str(began), "--cpu", str(cpu)], claim)
+    quick = ["--share", str(QUICK_SHARE)] if stage.quick else []
+    process = stage.start([BUILD / "tests" / "bench_calls", "--began", str(began), "--cpu", str(cpu), *quick], claim)
     said = process.finish(60)[-1]
     return {name: value if isinstance(value, list) else [value, value] for name, value in said.items()}
 

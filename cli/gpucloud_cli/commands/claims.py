@@ -1,17 +1,18 @@
 """`claim create|resize|release|renew|env|exec`."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from gpucloud_cli import claiming, output
 from gpucloud_cli.addressing import find_claim
-from gpucloud_cli.amounts import DURATION, SIZE, duration_text
+from gpucloud_cli.amounts import DURATION, duration_text
 from gpucloud_cli.api import Api
 from gpucloud_cli.child import become
 from gpucloud_cli.failures import Failure, Usage, WaitRanOut, exit_code
-from gpucloud_cli.fields import CLAIM_FIELDS, Field
+from gpucloud_cli.fields import body_fields
 from gpucloud_cli.options import (
     Invocation,
     body,
@@ -22,11 +23,8 @@ from gpucloud_cli.options import (
     tenant_of,
 )
 
-RESIZED = (
-    *(field for field in CLAIM_FIELDS if field.name in {"core_request", "core_limit", "class", "weight", "rebalance"}),
-    Field("memory_mib", SIZE, "device memory on each GPU, like 8GiB", flag="--memory"),
-)
-LEASE = Field("lease_seconds", DURATION, "released unless renewed in time (`claim renew`)", flag="--lease")
+CREATED = tuple(replace(field, required=False) for field in body_fields("POST claims/", "claim"))
+RESIZED = body_fields("PATCH claims/{}/", "claim")
 # The server's limit on one request's wait; a longer wait polls again.
 LONGEST_WAIT_SECONDS = 300
 
@@ -45,7 +43,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="show the effect; change 
 
 
 @click.command()
-@field_options((Field("name", help="a display name"), *CLAIM_FIELDS, LEASE))
+@field_options(CREATED)
 @WAIT
 @DRY_RUN
 @click.option("--uid", "only_uid", is_flag=True, help="print the uid only")
@@ -58,7 +56,7 @@ def create(invocation: Invocation, /, wait: int | None, dry_run: bool, only_uid:
     """
     if dry_run and only_uid:
         raise Usage("--dry-run makes no claim, so there is no uid to print.")
-    wanted = body((Field("name"), *CLAIM_FIELDS, LEASE), given)
+    wanted = body(CREATED, given)
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
         claim = api.post("claims/", wanted, dry_run=True if dry_run else None).body

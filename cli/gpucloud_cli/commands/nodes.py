@@ -1,44 +1,49 @@
-"""`node add|enrol|cordon|uncordon|drain|lift-fence|forget|drift|repair`, and `gpu cordon|uncordon|clear`."""
+"""`node add|enrol` with a one-time token, and `gpu cordon|uncordon` by NODE/INDEX."""
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Failure, Usage
-from gpucloud_cli.options import Invocation, output_options, pass_invocation
+from gpucloud_cli.fields import body_fields
+from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 NODE, GPU = BY_NAME["node"], BY_NAME["gpu"]
+DEFAULT_POOL = "default"
+ADDED = tuple(
+    replace(field, required=False, help=f"{field.help}; default: {DEFAULT_POOL}") if field.name == "pool" else field
+    for field in body_fields("POST nodes/", "node", key="name")
+)
 
 
 def join(root: click.Group) -> None:
     """Add the commands to the tree."""
     group = root.commands["node"]
     assert isinstance(group, click.Group)
-    for command in (add, enrol, cordon, uncordon, drain, lift_fence, forget, drift, repair):
+    for command in (add, enrol):
         group.add_command(command)
     gpus = root.commands["gpu"]
     assert isinstance(gpus, click.Group)
-    for command in (cordon_gpu, uncordon_gpu, clear):
+    for command in (cordon_gpu, uncordon_gpu):
         gpus.add_command(command)
 
 
 @click.command()
-@click.argument("name")
-@click.option("--pool", default="default", show_default=True, help="a pool's name")
+@field_options(ADDED)
 @output_options
 @pass_invocation
-def add(invocation: Invocation, name: str, pool: str) -> None:
+def add(invocation: Invocation, /, **given: Any) -> None:
     """Add a node; print the command for its machine, with the node's one-time enrolment token.
 
     Example: gpucloud node add gpu-7 --pool default
     """
     with invocation.api() as api:
-        _enrolment(invocation, api.post("nodes/", {"name": name, "pool": pool}).body)
+        _enrolment(invocation, api.post(NODE.path, {"pool": DEFAULT_POOL, **body(ADDED, given)}).body)
 
 
 @click.command()
@@ -52,59 +57,6 @@ def enrol(invocation: Invocation, name: str) -> None:
     """
     with invocation.api() as api:
         _enrolment(invocation, api.post(f"{path_of(NODE, None, name)}enrolment/", {}).body)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def cordon(invocation: Invocation, name: str) -> None:
-    """Cordon a node: it takes no new claims, and running claims stay.
-
-    Example: gpucloud node cordon gpu-7
-    """
-    _cordon(invocation, name, cordoned=True)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def uncordon(invocation: Invocation, name: str) -> None:
-    """Uncordon a node: it takes new claims again.
-
-    Example: gpucloud node uncordon gpu-7
-    """
-    _cordon(invocation, name, cordoned=False)
-
-
-@click.command()
-@click.argument("name")
-@click.option("--grace", "grace_seconds", type=DURATION, help="the time that claims have to end, like 10m")
-@click.option("--dry-run", is_flag=True, help="show which claims would move, and where to; change nothing")
-@output_options
-@pass_invocation
-def drain(invocation: Invocation, name: str, grace_seconds: int | None, dry_run: bool) -> None:
-    """Drain a node: it takes no new claims, and its claims return to the queue; `uncordon` ends that.
-
-    Example: gpucloud node drain gpu-7 --grace 10m
-    """
-    with invocation.api() as api:
-        path, body = f"{path_of(NODE, None, name)}drain/", {"grace_seconds": grace_seconds}
-        invocation.show(api.post(path, body, dry_run=dry_run or None).body)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def lift_fence(invocation: Invocation, name: str) -> None:
-    """Lift a node's fence: it takes new claims again after a fence for unclaimed GPU processes.
-
-    Example: gpucloud node lift-fence gpu-7
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(NODE, None, name)}lift-fence/", {}).body)
 
 
 @click.command("cordon")
@@ -130,63 +82,6 @@ def uncordon_gpu(invocation: Invocation, gpu: str) -> None:
     Example: gpucloud gpu uncordon gpu-7/3
     """
     _cordon_gpu(invocation, gpu, cordoned=False)
-
-
-@click.command()
-@click.argument("uuid")
-@output_options
-@pass_invocation
-def clear(invocation: Invocation, uuid: str) -> None:
-    """Clear a GPU's XID error after a reset.
-
-    Example: gpucloud gpu clear GPU-5f3b…
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(GPU, None, uuid)}clear/", {}).body)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def forget(invocation: Invocation, name: str) -> None:
-    """Forget a lost node: release its claims, and refuse its agent.
-
-    Example: gpucloud node forget gpu-7
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(NODE, None, name)}forget/", {}).body)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def drift(invocation: Invocation, name: str) -> None:
-    """Show a node's drift: its desired state, its actual state, and manual changes on the machine.
-
-    Example: gpucloud node drift gpu-7
-    """
-    with invocation.api() as api:
-        invocation.show(api.get(f"{path_of(NODE, None, name)}drift/").body)
-
-
-@click.command()
-@click.argument("name")
-@output_options
-@pass_invocation
-def repair(invocation: Invocation, name: str) -> None:
-    """Repair a node's drift: its agent undoes manual changes on the machine.
-
-    Example: gpucloud node repair gpu-7
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(NODE, None, name)}repair/", {}).body)
-
-
-def _cordon(invocation: Invocation, name: str, *, cordoned: bool) -> None:
-    with invocation.api() as api:
-        invocation.show(api.patch(path_of(NODE, None, name), {"cordoned": cordoned}).body)
 
 
 def _cordon_gpu(invocation: Invocation, name: str, *, cordoned: bool, dry_run: bool = False) -> None:

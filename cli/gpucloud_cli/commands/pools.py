@@ -1,4 +1,4 @@
-"""`pool rebalance|consolidate`, `proposal accept|dismiss`, and `queue list` over all pools."""
+"""`pool rebalance|consolidate`, and `queue list` over all pools."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import first, limits, path_of
 
-POOL, PROPOSAL, QUEUE = BY_NAME["pool"], BY_NAME["proposal"], BY_NAME["queue"]
+POOL, QUEUE = BY_NAME["pool"], BY_NAME["queue"]
 CHANGES = ("claim", "tenant", "claim_name", "kind", "state", "explanation")
 PLANS = ("waiting_claim", "moves", "cost_mib", "frees", "explanation")
 WAITING = (
@@ -28,7 +28,6 @@ def join(root: click.Group) -> None:
     """Add the commands to the tree."""
     for group, commands in {
         "pool": (rebalance, consolidate),
-        "proposal": (accept, dismiss),
         "queue": (list_queue,),
     }.items():
         found = root.commands[group]
@@ -80,34 +79,6 @@ def _explain(
         invocation.show(rows, columns=columns)
     else:
         output.say(found["explanation"])
-
-
-@click.command()
-@click.argument("uid")
-@output_options
-@pass_invocation
-def accept(invocation: Invocation, *, uid: str) -> None:
-    """Accept a proposal: it is applied.
-
-    Example: gpucloud proposal accept 0198c1ab-…
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(PROPOSAL, None, uid)}accept/", {}).body)
-
-
-@click.command()
-@click.argument("uid")
-@click.option("--words", help="the reason")
-@output_options
-@pass_invocation
-def dismiss(invocation: Invocation, *, uid: str, words: str | None) -> None:
-    """Dismiss a proposal: the claim stays as it is.
-
-    Example: gpucloud proposal dismiss 0198c1ab-… --words "still training"
-    """
-    with invocation.api() as api:
-        body = {} if words is None else {"words": words}
-        invocation.show(api.post(f"{path_of(PROPOSAL, None, uid)}dismiss/", body).body)
 
 
 @click.command("list")

@@ -5,10 +5,10 @@ from typing import Any
 import click
 
 from gpucloud_cli import output
+from gpucloud_cli.fields import choice
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 
-GROUPS = click.Choice(["person", "claim", "tenant", "pool"])
-RANGES = click.Choice(["day", "week", "30days"])
+GROUPS, RANGES = choice("GET reports/efficiency/", "by"), choice("GET reports/efficiency/", "range")
 HOURS = ("gpu_hours_reserved", "gpu_hours_used", "gpu_hours_unused", "percent")
 COLUMNS = {"claim": ("name", "kind", "tenant", "pool", "owner", *HOURS, "uid")}
 COSTS = ("gpu_hours_reserved", "cost_reserved", "gpu_hours_unpriced")

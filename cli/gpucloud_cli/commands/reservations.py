@@ -1,4 +1,4 @@
-"""`reservation create|release|calendar`."""
+"""`reservation create|calendar`."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,21 +8,15 @@ import click
 
 from gpucloud_cli.amounts import IN
 from gpucloud_cli.failures import Problem, Usage
-from gpucloud_cli.fields import CLAIM_FIELDS, RESERVED_FIELDS, Field
+from gpucloud_cli.fields import body_fields
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation, tenant_of
 from gpucloud_cli.resources import BY_NAME
-from gpucloud_cli.verbs import path_of
 
 RESERVATION = BY_NAME["reservation"]
-SIZE = {"core_request", "memory_mib", "gpu_count", "gpu_model", "tenant", "pool"}
-NEEDED = {"core_request", "memory_mib", "end_at"}
+# The tenant is the token's only one unless given.
 BOOKED = tuple(
-    replace(field, required=field.name in NEEDED)
-    for field in (
-        *(field for field in CLAIM_FIELDS if field.name in SIZE),
-        *RESERVED_FIELDS,
-        Field("weekly_until", IN, "repeat every week until this time, or like 60d from now; all or none"),
-    )
+    replace(field, required=field.required and field.name != "tenant")
+    for field in body_fields("POST reservations/", "reservation")
 )
 
 
@@ -30,7 +24,7 @@ def join(root: click.Group) -> None:
     """Add the commands to the tree."""
     group = root.commands["reservation"]
     assert isinstance(group, click.Group)
-    for command in (create, release, calendar):
+    for command in (create, calendar):
         group.add_command(command)
 
 
@@ -48,19 +42,6 @@ def create(invocation: Invocation, /, dry_run: bool, **given: Any) -> None:
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
         invocation.show(api.post(RESERVATION.path, wanted, dry_run=dry_run or None).body)
-
-
-@click.command()
-@click.argument("uid")
-@output_options
-@pass_invocation
-def release(invocation: Invocation, *, uid: str) -> None:
-    """Release a reservation, before it begins or before it ends, with the claims in it; may be repeated.
-
-    Example: gpucloud reservation release 0198c1ab-…
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{path_of(RESERVATION, None, uid)}release/", {}).body)
 
 
 @click.command()

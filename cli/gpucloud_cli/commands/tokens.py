@@ -6,14 +6,15 @@ from typing import Any
 import click
 
 from gpucloud_cli import access, output
-from gpucloud_cli.amounts import DURATION, IN
 from gpucloud_cli.failures import Failure
-from gpucloud_cli.fields import ROLES
-from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
+from gpucloud_cli.fields import body_fields
+from gpucloud_cli.options import Invocation, body, connection_options, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 TOKEN = BY_NAME["token"]
+CREATED = body_fields("POST tokens/", "token", key="name")
+ROTATED = body_fields("POST tokens/{}/rotate/", "token")
 OUT = click.option("--out", type=click.Path(path_type=Path), help="write it to this file (mode 0600), not to stdout")
 
 
@@ -27,51 +28,33 @@ def join(root: click.Group) -> None:
 
 
 @click.command()
-@click.argument("name")
-@click.option("--tenant", help="a tenant's slug; default: the whole platform (operators)")
-@click.option("--role", type=ROLES, help="the role; default: member")
-@click.option("--scope", "scopes", multiple=True, help="a scope, like claims:write; may be repeated; default: all")
-@click.option("--cidr", "cidrs", multiple=True, help="a network that may use it; may be repeated")
-@click.option("--expires", type=IN, help="a time in ISO 8601, or like 90d from now")
+@field_options(CREATED)
 @OUT
 @output_options
 @pass_invocation
-def create(
-    invocation: Invocation,
-    *,
-    name: str,
-    tenant: str | None,
-    role: str | None,
-    scopes: tuple[str, ...],
-    cidrs: tuple[str, ...],
-    expires: str | None,
-    out: Path | None,
-) -> None:
+def create(invocation: Invocation, /, out: Path | None, **given: Any) -> None:
     """Create a token; it is shown this once.
 
     Example: gpucloud token create ci --tenant vision --scope claims:write --expires 90d
     """
-    body = {"name": name, "tenant": tenant}
-    more = {"role": role, "scopes": list(scopes), "cidrs": list(cidrs), "expires_at": expires}
     with invocation.api() as api:
-        token = api.post("tokens/", body | {key: value for key, value in more.items() if value}).body
+        token = api.post(TOKEN.path, body(CREATED, given)).body
     _show_once(invocation, token, out)
 
 
 @click.command()
 @click.argument("key")
-@click.option("--overlap", type=DURATION, help="how long the old token stays valid; default: 1d; 0: end it at once")
+@field_options(ROTATED)
 @OUT
 @output_options
 @pass_invocation
-def rotate(invocation: Invocation, *, key: str, overlap: int | None, out: Path | None) -> None:
+def rotate(invocation: Invocation, /, key: str, out: Path | None, **given: Any) -> None:
     """Rotate a token: create a token like it, and end the old one after the overlap.
 
     Example: gpucloud token rotate KEY --overlap 1d
     """
-    body = {} if overlap is None else {"overlap_seconds": overlap}
     with invocation.api() as api:
-        token = api.post(f"{path_of(TOKEN, None, key)}rotate/", body).body
+        token = api.post(f"{path_of(TOKEN, None, key)}rotate/", body(ROTATED, given)).body
     _show_once(invocation, token, out)
 
 

@@ -1,4 +1,4 @@
-"""`user invite|deactivate|activate|reset-password`, and `member create` for people without an account."""
+"""`user invite|reset-password`, and `member create` for people without an account."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import click
 
 from gpucloud_cli import output
 from gpucloud_cli.failures import Problem, Usage
-from gpucloud_cli.fields import ROLES
-from gpucloud_cli.options import Invocation, output_options, pass_invocation
+from gpucloud_cli.fields import ROLES, body_fields
+from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 
 USER, MEMBER = BY_NAME["user"], BY_NAME["member"]
+INVITED = body_fields("POST invitations/", "invitation", without=("username", "operator"))
 
 
 def join(root: click.Group) -> None:
@@ -19,64 +20,33 @@ def join(root: click.Group) -> None:
     users, members = root.commands["user"], root.commands["member"]
     assert isinstance(users, click.Group)
     assert isinstance(members, click.Group)
-    for command in (invite, deactivate, activate, reset_password):
+    for command in (invite, reset_password):
         users.add_command(command)
     members.add_command(create_member, "create")
 
 
 @click.command()
 @click.argument("username", default="")
-@click.option("--email", default="", help="the mail address, which receives the link if the server sends mail")
-@click.option("--tenant", help="the tenant to join; default: none (operators)")
-@click.option("--role", type=ROLES, default="member", help="the role in the tenant; default: member")
+@field_options(INVITED)
 @click.option("--operator", is_flag=True, help="invite an operator of the platform")
 @output_options
 @pass_invocation
-def invite(invocation: Invocation, /, **given: Any) -> None:
+def invite(invocation: Invocation, /, username: str, operator: bool, **given: Any) -> None:
     """Invite a person: print a link that works once.
 
     Example: gpucloud user invite ada --tenant vision --role member
     """
-    _invite(invocation, given)
+    _invite(invocation, {"username": username, "operator": operator, **body(INVITED, given)})
 
 
-def _invite(invocation: Invocation, body: dict[str, Any]) -> None:
+def _invite(invocation: Invocation, wanted: dict[str, Any]) -> None:
     with invocation.api() as api:
-        made = api.post("invitations/", body).body
+        made = api.post("invitations/", wanted).body
     if invocation.structured:
         invocation.show(made)
         return
     output.say(f"send this link; it works once, until {made['expires_at']}:")
     click.echo(made["link"])
-
-
-def _switch(invocation: Invocation, username: str, *, active: bool) -> None:
-    with invocation.api() as api:
-        invocation.show(api.patch(path_of(USER, None, username), {"active": active}).body)
-
-
-@click.command()
-@click.argument("username")
-@output_options
-@pass_invocation
-def deactivate(invocation: Invocation, username: str) -> None:
-    """Deactivate a user: end their sessions and revoke their tokens.
-
-    Example: gpucloud user deactivate ada
-    """
-    _switch(invocation, username, active=False)
-
-
-@click.command()
-@click.argument("username")
-@output_options
-@pass_invocation
-def activate(invocation: Invocation, username: str) -> None:
-    """Activate a user again.
-
-    Example: gpucloud user activate ada
-    """
-    _switch(invocation, username, active=True)
 
 
 @click.command("reset-password")
@@ -109,14 +79,14 @@ def create_member(invocation: Invocation, username: str, tenant: str, role: str,
 
     Example: gpucloud member create ada --tenant vision --role member
     """
-    body = {"username": username, "role": role}
+    wanted = {"username": username, "role": role}
     try:
         with invocation.api() as api:
-            invocation.show(api.post(path_of(MEMBER, tenant), body).body)
+            invocation.show(api.post(path_of(MEMBER, tenant), wanted).body)
     except Problem as problem:
         if problem.status != 400 or "username" not in (problem.facts.get("errors") or {}):
             raise
         if not invites:
             hint = f"gpucloud user invite {username} --tenant {tenant} --role {role}"
             raise Usage(f"There is no active user {username}. Invite them: {hint}") from problem
-        _invite(invocation, body | {"tenant": tenant})
+        _invite(invocation, wanted | {"tenant": tenant})

@@ -9,6 +9,7 @@ import click
 from gpucloud_cli import output
 from gpucloud_cli.api import PAGE, Api
 from gpucloud_cli.failures import Failure
+from gpucloud_cli.fields import choice
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
@@ -59,7 +60,7 @@ def _first_attempt(api: Api, uid: str, made: dict[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.argument("uid")
-@click.option("--state", type=click.Choice(["pending", "delivered", "failed"]), help="list this state only")
+@click.option("--state", type=choice("GET webhooks/{}/deliveries/", "state"), help="list this state only")
 @click.option("--all", "everything", is_flag=True, help=f"list all, not only the last {PAGE}")
 @output_options
 @pass_invocation

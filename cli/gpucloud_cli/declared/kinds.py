@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud_cli import amounts
-from gpucloud_cli.fields import AUDIT, FAILOVER, IDLE_RULES, LIMITED, PLACEMENT, POLICIES, RESOURCES, ROLES
+from gpucloud_cli.fields import schema
 
 API_VERSION = "gpucloud.io/v1"
 
@@ -97,93 +97,41 @@ class Kind:
     versioned: bool = True
 
 
-POOL = Kind(
-    "pool",
-    "pools/",
-    ("name",),
-    {
-        "name": text,
-        "description": text,
-        "sharing_policy": one_of(tuple(POLICIES.choices)),
-        "core_ceiling": number,
-        "parts": number,
-        "placement_policy": one_of(tuple(PLACEMENT.choices)),
-        "core_overcommit_percent": number_or_null,
-        "memory_overcommit_percent": number_or_null,
-        "audit_policy": one_of(tuple(AUDIT.choices)),
-        "idle_rule": one_of(tuple(IDLE_RULES.choices)),
-        "idle_seconds": duration,
-        "unused_seconds": duration_or_null,
-        "idle_grace_seconds": duration,
-        "failover_policy": one_of(tuple(FAILOVER.choices)),
-        "failover_after_seconds": duration,
-        "repair_drift": truth,
-        "lend_reserved": truth,
-        "reclaim_idle": truth,
-        "preemption_grace_seconds": duration_or_null,
-        "preempt_by_priority": truth,
-        "patience_seconds": duration_or_null,
-    },
-    frozenset({"name"}),
-    "name",
-)
-TENANT = Kind(
-    "tenant",
-    "tenants/",
-    ("slug",),
-    {"slug": text, "name": text, "weight": number, "cohort": text_or_null},
-    frozenset({"slug"}),
-    "slug",
-)
-QUOTA = Kind(
-    "quota",
-    "quotas/",
-    ("pool", "resource"),
-    {
-        "pool": text_or_null,
-        "resource": one_of(tuple(RESOURCES.choices)),
-        "hard": limit,
-        "borrowing_limit": limit,
-        "lending_limit": limit,
-    },
-    frozenset({"resource", "hard"}),
-    "id",
-    listed="quotas",
-)
-MEMBER = Kind(
-    "member",
-    "tenants/{tenant}/members/",
-    ("username",),
-    {"username": text, "role": one_of(tuple(ROLES.choices))},
-    frozenset({"username", "role"}),
-    "username",
-    listed="members",
-    versioned=False,
-)
-LIMIT_RANGE = Kind(
-    "limit-range",
-    "limit-ranges/",
-    ("pool", "field"),
-    {
-        "pool": text_or_null,
-        "field": one_of(tuple(LIMITED.choices)),
-        "minimum": limit,
-        "maximum": limit,
-        "default": limit,
-    },
-    frozenset({"field"}),
-    "id",
-    listed="limit_ranges",
-)
-MEMBER_LIMIT = Kind(
-    "member-limit",
-    "member-limits/",
-    ("member", "resource"),
-    {"member": text_or_null, "resource": one_of(tuple(RESOURCES.choices)), "hard": limit},
-    frozenset({"resource", "hard"}),
-    "id",
-    listed="member_limits",
-)
+def _check(name: str, facts: Mapping[str, Any]) -> Check:
+    """Return the check of a field of the API."""
+    kind, null = facts["type"], facts.get("nullable", False)
+    if "enum" in facts:
+        return one_of(tuple(facts["enum"]))
+    if facts.get("format") == "int64":
+        return limit
+    if name.endswith("_seconds"):
+        return duration_or_null if null else duration
+    if kind == "integer":
+        return number_or_null if null else number
+    if kind == "boolean":
+        return truth
+    return text_or_null if null else text
+
+
+def _kind(name: str, path: str, named_by: tuple[str, ...], key: str, **more: Any) -> Kind:
+    """Return a kind with the fields of a new object of the API."""
+    facts = {
+        field: found
+        for field, found in schema()[f"POST {path.replace('{tenant}', '{}')}"].items()
+        # The document around it names the tenant; a file has no fields within fields.
+        if found.get("in") != "query" and field != "tenant" and found["type"] not in {"object", "array"}
+    }
+    fields = {field: _check(field, found) for field, found in facts.items()}
+    required = frozenset(field for field, found in facts.items() if found.get("required"))
+    return Kind(name, path, named_by, fields, required, key, **more)
+
+
+POOL = _kind("pool", "pools/", ("name",), "name")
+TENANT = _kind("tenant", "tenants/", ("slug",), "slug")
+QUOTA = _kind("quota", "quotas/", ("pool", "resource"), "id", listed="quotas")
+MEMBER = _kind("member", "tenants/{tenant}/members/", ("username",), "username", listed="members", versioned=False)
+LIMIT_RANGE = _kind("limit-range", "limit-ranges/", ("pool", "field"), "id", listed="limit_ranges")
+MEMBER_LIMIT = _kind("member-limit", "member-limits/", ("member", "resource"), "id", listed="member_limits")
 DOCUMENTS = {"Pool": POOL, "Tenant": TENANT}
 WITHIN_TENANTS = (QUOTA, MEMBER, LIMIT_RANGE, MEMBER_LIMIT)
 

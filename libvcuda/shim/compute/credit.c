@@ -102,20 +102,79 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     return credit;
 }
 
+/* A hole: a time before the frontier that nothing was charged for. Its end, modulo 18 minutes, and its length share a
+ * word, so that any process can take from it in one step. */
+#define HOLE_END_BITS 40
+#define HOLE_UNIT_NS 64
+#define HOLE_MOST_NS ((1ull << (64 - HOLE_END_BITS)) * HOLE_UNIT_NS - HOLE_UNIT_NS)
+
+static uint64_t hole_word(uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t length = end_ns - start_ns < HOLE_MOST_NS ? end_ns - start_ns : HOLE_MOST_NS;
+    return length / HOLE_UNIT_NS << HOLE_END_BITS | (end_ns & ((1ull << HOLE_END_BITS) - 1));
+}
+
+/* Find the bounds of a hole whose end is not later than `frontier`. */
+static void hole_bounds(uint64_t word, uint64_t frontier, uint64_t *start_ns, uint64_t *end_ns)
+{
+    uint64_t mask = (1ull << HOLE_END_BITS) - 1;
+    *end_ns = frontier - ((frontier - word) & mask);
+    *start_ns = *end_ns - (word >> HOLE_END_BITS) * HOLE_UNIT_NS;
+}
+
+/* Keep the new hole in the place of a used one, or of the oldest. */
+static void add_hole(struct vcuda_bucket *bucket, uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t word[VCUDA_HOLES], from, to, earliest = UINT64_MAX;
+    unsigned place = 0;
+    for (unsigned i = 0; i < VCUDA_HOLES; i++) {
+        word[i] = __atomic_load_n(&bucket->holes[i], __ATOMIC_RELAXED);
+        hole_bounds(word[i], end_ns, &from, &to);
+        to = to > from ? to : 0;
+        if (to < earliest) {
+            earliest = to;
+            place = i;
+        }
+    }
+    __atomic_compare_exchange_n(&bucket->holes[place], &word[place], hole_word(start_ns, end_ns), 0, __ATOMIC_SEQ_CST,
+                                __ATOMIC_RELAXED);
+}
+
+/* Take up to `wanted_ns` of the hole's time between start and end; return how much it had. The rest of the hole remains
+ * on one side: what lies on the other side is lost. */
+static uint64_t take_from_hole(uint64_t *hole, uint64_t frontier, uint64_t start_ns, uint64_t end_ns,
+                               uint64_t wanted_ns)
+{
+    uint64_t word = __atomic_load_n(hole, __ATOMIC_SEQ_CST), taken, rest;
+    do {
+        uint64_t from, to;
+        hole_bounds(word, frontier, &from, &to);
+        uint64_t begin = from > start_ns ? from : start_ns, end = to < end_ns ? to : end_ns;
+        if (end <= begin)
+            return 0;
+        taken = end - begin < wanted_ns ? end - begin : wanted_ns;
+        rest = begin - from > to - begin - taken ? hole_word(from, begin) : hole_word(begin + taken, to);
+    } while (!__atomic_compare_exchange_n(hole, &word, rest, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return taken;
+}
+
 /* Charge work that took `spent_ns` between start and end. Streams and processes of the claim overlap, and no moment of
  * the GPU is charged twice. Idle time within the interval may still be charged to other work in it, so `busy_until_ns`
- * advances by the time spent. */
+ * advances by the time spent. A short piece of work that ends within a long one is charged first, and leaves a hole
+ * before it: the long one, found later, is charged for that. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
     uint64_t frontier = __atomic_load_n(&bucket->busy_until_ns, __ATOMIC_SEQ_CST), begin, spent;
     do {
-        if (end_ns <= frontier)
-            return;
         begin = frontier > start_ns ? frontier : start_ns;
-        spent = end_ns - begin < spent_ns ? end_ns - begin : spent_ns;
-    } while (!__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, begin + spent, 0, __ATOMIC_SEQ_CST,
-                                          __ATOMIC_SEQ_CST));
+        spent = end_ns <= begin ? 0 : end_ns - begin < spent_ns ? end_ns - begin : spent_ns;
+    } while (spent && !__atomic_compare_exchange_n(&bucket->busy_until_ns, &frontier, begin + spent, 0,
+                                                   __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    if (spent && frontier && begin > frontier)
+        add_hole(bucket, frontier, begin);
+    for (unsigned i = 0; i < VCUDA_HOLES && spent < spent_ns && start_ns < frontier; i++)
+        spent += take_from_hole(&bucket->holes[i], frontier, start_ns, end_ns, spent_ns - spent);
     __atomic_fetch_add(&shim_usage(slot)->gpu_time_ns, spent, __ATOMIC_RELAXED);
     if (debit)
         __atomic_fetch_sub(&bucket->credit_ns, (int64_t)spent, __ATOMIC_SEQ_CST);

@@ -120,12 +120,13 @@ int duration_of(struct origin *origin, const struct meter_lane *lane, const stru
     /* The clock was not set yet: the start event waited, though its times do not show it. */
     out->vague |= length <= added;
     length -= length > added ? added : length;
-    if (burst->alone && burst->start && waited < IDLE_NS + CLOCK_NS && !out->vague)
+    out->single = burst->start && burst->launches == 1 && waited < IDLE_NS + CLOCK_NS && (burst->alone || burst->idle);
+    if (out->single && !out->vague)
         length = without_late_end(origin, burst, elapsed, length, &out->vague);
     out->end_ns = end;
     out->start_ns = end - length;
     out->backlogged = begun > (double)burst->closed_ns + BEHIND_NS;
-    double idle = out->backlogged || burst->alone ? 0 : idle_in(burst, begun);
+    double idle = out->backlogged || burst->alone || (out->single && !out->vague) ? 0 : idle_in(burst, begun);
     uint32_t gaps = out->backlogged ? burst->launches - 1 : burst->behind;
     idle += gaps * duration_gap(origin);
     out->busy_ns = length > idle ? length - idle : 0;

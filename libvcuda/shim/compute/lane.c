@@ -1,8 +1,12 @@
 /* Lanes: one per stream. The launching thread finds and fills it; any thread that retires empties it. */
 #include "lane.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define LINE 64
+_Static_assert(offsetof(struct meter_lane, context) == LINE, "a launch without events needs one cache line");
 
 struct meter_lane *lanes[LANES];
 uint32_t lane_count;
@@ -78,9 +82,10 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     uint32_t n = __atomic_load_n(&lane_count, __ATOMIC_RELAXED);
     int new = n < LANES;
     if (new) {
-        lane = calloc(1, sizeof *lane);
-        if (lane)
-            lane->busy = 1;
+        if (posix_memalign((void **)&lane, LINE, sizeof *lane) != 0)
+            return NULL;
+        memset(lane, 0, sizeof *lane);
+        lane->busy = 1;
     } else {
         lane = recycle();
     }
@@ -93,6 +98,9 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->thread = thread;
     lane->slot = slot;
     lane->epoch = 0;
+    lane->rare = 0;
+    lane->calm = 0;
+    lane->dry_at = UINT64_MAX;
     lane_set_free_at(lane, 0);
     lane->skip = lane->skip_given = 0;
     __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);

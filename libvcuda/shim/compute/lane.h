@@ -54,6 +54,12 @@ static inline void lane_note_queue(struct meter_lane *lane, uint64_t next, uint6
     if (queued < lane->now.least_ns)
         lane->now.least_ns = queued;
 }
+/* Return a number that changes with each launch that is counted in bursts or goes without events. */
+static inline uint64_t lane_position(const struct meter_lane *lane)
+{
+    return (uint64_t)__atomic_load_n(&lane->head, __ATOMIC_RELAXED) << 32 |
+           __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
+}
 uint64_t lane_inflight(const struct meter_lane *lane); /* closed and not yet retired, as predicted; ns */
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);

@@ -62,7 +62,7 @@ CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, co
     if (!lane || lane->stream != lane_stream(stream, per_thread) ||
         lane->epoch != __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE))
         return begin_slow(t, stream, per_thread, kernel, blocks, 0);
-    t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
+    t->kernel = predict_kernel(kernel, blocks, lane->rare, &t->predicted_ns, &t->known);
     if (skips(t, lane)) {
         t->lane = NULL;
         return CUDA_SUCCESS;
@@ -128,11 +128,11 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     if (slot < 0 || meter_capturing(stream, per_thread))
         return result;
     t->slot = slot;
-    if (!predicted)
-        t->kernel = predict_kernel(kernel, blocks, &t->predicted_ns, &t->known);
     struct meter_lane *lane = lane_of(context, lane_stream(stream, per_thread), slot, 1);
     if (!lane)
         return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
+    if (!predicted)
+        t->kernel = predict_kernel(kernel, blocks, lane->rare, &t->predicted_ns, &t->known);
     if (__atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_take(lane)) {
         if (goes_on(t, lane)) {
             t->lane = lane;

@@ -30,6 +30,7 @@ struct meter_burst {
     uint64_t skipped_ns, skipping_since_ns;
     uint64_t skipped_counted_ns; /* the part of it that stands in inflight_ns */
     uint8_t alone;               /* one launch, measured by itself */
+    uint8_t idle;                /* it began after the program had waited for everything in the stream */
     uint8_t contended;           /* other claims may have had the GPU in between */
     uint8_t kinds;
     struct {
@@ -41,26 +42,30 @@ struct meter_burst {
 
 /* One stream. The thread that holds `busy` owns its launching side; the meter's lock protects its retiring side. */
 struct meter_lane {
-    CUcontext context;
+    /* A launch without events needs these: one cache line, as the driver's launch leaves little of ours in the cache. */
     CUstream stream;
-    uint64_t thread; /* the thread of a per-thread default stream */
-    int slot;
-    int busy;
     unsigned epoch;            /* the value of shim.hot_epoch with which launches may skip the slow path; 0: never */
-    int open;                  /* `now` has launches, or may get some */
-    int ended;                 /* the stream has been destroyed; its handle may be used again */
+    int rare;                  /* few launches are measured: see burst.c */
     const uint64_t *turn_word; /* `ends_ns` of this GPU's turn, and its value when `now` was admitted */
     uint64_t turn;
-    int64_t left_ns;           /* rest of the work for which `now` was admitted */
-    uint32_t left;             /* launches until an end event is due */
-    uint32_t skip, skip_given; /* launches that need no events: those left, and those given */
     uint64_t skip_left_ns;     /* the most predicted work that may skip events */
-    uint64_t skip_counted_ns;  /* its part of inflight_ns */
     uint64_t skipped_ns;       /* predicted time of those since the last burst */
+    uint32_t skip, skip_given; /* launches that need no events: those left, and those given */
+    int busy;
+    int open; /* `now` has launches, or may get some */
+    CUcontext context;
+    uint64_t thread; /* the thread of a per-thread default stream */
+    int slot;
+    int ended;                /* the stream has been destroyed; its handle may be used again */
+    int64_t left_ns;          /* rest of the work for which `now` was admitted */
+    uint32_t left;            /* launches until an end event is due */
+    uint32_t calm;            /* bursts in a row at whose ends the stream was almost done */
+    uint64_t skip_counted_ns; /* the part of skip_left_ns in inflight_ns */
     uint64_t skipping_since_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t gap, event_gap;           /* duration_gap, duration_event_gap */
+    uint64_t dry_at;                   /* lane_position() when the program had last waited for the stream */
     uint64_t other_ns, other_launches; /* launched meanwhile by threads that found the lane busy */
     struct meter_burst now;
     uint32_t head, tail; /* ring[tail..head): closed, not yet retired */
@@ -81,15 +86,20 @@ struct admission;
 /* Before and after a launch. `begin` waits for credit or a turn; an error is the result of the launch. */
 CUresult meter_begin(struct meter_ticket *ticket, CUstream stream, int per_thread, const void *kernel, uint64_t blocks);
 void meter_end(struct meter_ticket *ticket, CUresult result);
-/* Before and after the program waits for one stream; pass the result of `before` to `after`. */
-uint32_t meter_before_wait(CUstream stream, int per_thread);
-void meter_after_wait(CUstream stream, int per_thread, uint32_t seen);
-void meter_before_wait_all(void); /* for any other wait */
+/* Before and after the program waits for one stream. */
+struct meter_wait {
+    struct meter_lane *lane; /* NULL: nothing to learn from its end */
+    uint64_t position;       /* lane_position() when it began */
+    int closed;              /* it ended a burst, or there was nothing to end */
+    int begun;
+};
+void meter_begin_wait(struct meter_wait *wait, CUstream stream, int per_thread);
+void meter_end_wait(const struct meter_wait *wait, CUresult result);
+/* The same for any other wait for the GPU; pass the result to the second. */
+int meter_begin_wait_all(void);
+void meter_end_wait_all(int begun);
 /* Prepare for the end of a stream: nothing of ours may be put into it afterwards. */
 void meter_before_end(CUstream stream);
-/* Before and after any wait for the GPU: the page reports that a thread waits. */
-int meter_wait_begins(void);
-void meter_wait_ends(int begun);
 int meter_capturing(CUstream stream, int per_thread);
 /* Begin a burst with the admitted work. The caller owns the lane. `alone`: it will be one launch. */
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone);
@@ -129,6 +139,7 @@ struct duration {
     double start_ns, end_ns; /* CLOCK_MONOTONIC */
     double busy_ns;          /* part of that time: kernels alone, without the gaps between them */
     int backlogged;          /* the GPU had work all the time: busy_ns is exact */
+    int single;              /* one launch on an idle stream, so busy_ns is its time */
     int vague;               /* too uncertain to learn from */
 };
 /* Return the time from the end of a kernel to the beginning of one that waits behind it, ns; and the same with an event
@@ -158,6 +169,8 @@ CUevent origin_record(struct origin *origin, const struct meter_lane *lane);
 void origin_return(struct origin *origin, CUevent event);
 /* `dry`: the stream has nothing to do, so the burst gets a start event of its own. */
 void origin_begin(struct origin *origin, struct meter_burst *burst, struct meter_lane *lane, int dry);
+/* Return 1 if the distance of empty events has been measured often enough. */
+int origin_is_sure(const struct origin *origin);
 void origin_discard(struct origin *origin, struct meter_burst *burst); /* it will never be measured */
 /* Compute the time between the two events around a finished burst, ns, and its end on CLOCK_MONOTONIC. Return 0 if the
  * driver gives no times. Its base, if it has one, becomes the origin. */
@@ -170,8 +183,8 @@ void origin_probe(struct origin *origin, const struct meter_lane *lane);
 void origin_restart(void);
 
 /* ---- predict.c ---- */
-/* Return the kernel's entry. `known`: 0 if the launch must be measured by itself. */
-uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known);
+/* Return the kernel's entry. `rare`: it is seldom measured. `known`: 0 if the launch must be measured by itself. */
+uint16_t predict_kernel(const void *kernel, uint64_t blocks, int rare, uint64_t *predicted_ns, int *known);
 /* Learn from a finished burst; one that is neither alone nor backlogged is ignored. */
 void predict_learn(const struct meter_burst *burst, const struct duration *took);
 /* Register a kernel that waits for its peers on other GPUs, as NCCL's kernels do. */

@@ -22,6 +22,9 @@
 #define RENEW_NS 4000000000ull
 /* Sixteen were too few: processes on a slow host measured 1.5 to 1.8 us on an H200, where it is 1.28. */
 #define OVERHEAD_LOOKS 256
+/* The first kernels of a program are all measured by themselves. Later ones are not: their time is surer without a third
+ * event before them. */
+#define OVERHEAD_LOOKS_ALONE 16
 /* An event may happen this long before the call that records it has returned. */
 #define RETURN_NS 3000.0
 /* A probe (record an event, poll until it is seen) takes some microseconds on an idle stream; one that took longer was
@@ -117,12 +120,17 @@ void origin_begin(struct origin *o, struct meter_burst *burst, struct meter_lane
     }
     if (!dry)
         return;
-    if (o->overheads < OVERHEAD_LOOKS) {
+    if (o->overheads < (burst->alone ? OVERHEAD_LOOKS_ALONE : OVERHEAD_LOOKS)) {
         burst->zero = origin_record(o, lane);
         o->overheads++;
     }
     burst->start = origin_record(o, lane);
     burst->started_ns = shim_now();
+}
+
+int origin_is_sure(const struct origin *o)
+{
+    return o->overheads >= OVERHEAD_LOOKS;
 }
 
 void origin_discard(struct origin *o, struct meter_burst *burst)

@@ -25,6 +25,12 @@
  * change, so this is repeated now and then for ever. */
 #define ALONE_FIRST 3
 #define ALONE_EVERY 256
+/* Where bursts are measured rarely (burst.c), no sooner than after 34 to 67 ms, counted in units of 34: each measurement
+ * costs the program about 10 us. Not every few seconds: one is off by as much as a fifth, and the first ones, one right
+ * after the other, all too low. */
+#define RARE_UNITS 2
+#define UNIT_SHIFT 25
+#define RARE_LOOK 64 /* launches between two looks at the clock */
 /* One measurement moves a prediction by this part. A disturbed one (by an interrupt, a page fault, a foreign slice) is
  * longer, never shorter: so at most twice the prediction is believed at once. */
 #define WEIGHT_ALONE 0.25
@@ -54,7 +60,8 @@ static struct entry {
     uint32_t alone_ns;    /* measured by itself */
     uint32_t launches;
     uint32_t alone_at;  /* launches at which it is measured by itself again */
-    uint32_t samples;   /* number of such measurements */
+    uint16_t unit;      /* the time of the last such measurement */
+    uint16_t samples;   /* number of those, or the most that there is room for */
     uint32_t spread_ns; /* mean distance of those from alone_ns */
 } entries[SETS * WAYS];
 
@@ -91,6 +98,11 @@ static uint64_t about(uint64_t blocks)
     return blocks >> shift << shift;
 }
 
+static uint16_t unit_now(void)
+{
+    return (uint16_t)(shim_now() >> UNIT_SHIFT);
+}
+
 /* Choose the next measurement at no fixed distance: a program that repeats itself in step with it would always be
  * measured at the same place. */
 static void measure_again(struct entry *e, uint32_t launches)
@@ -98,6 +110,7 @@ static void measure_again(struct entry *e, uint32_t launches)
     uint32_t thrown = (launches ^ (uint32_t)e->key) * 2654435761u >> 24;
     uint32_t distance = ALONE_EVERY / 2 + thrown % ALONE_EVERY;
     __atomic_store_n(&e->alone_at, launches + (launches < distance ? launches : distance), __ATOMIC_RELAXED);
+    __atomic_store_n(&e->unit, unit_now(), __ATOMIC_RELAXED);
 }
 
 /* Return 1 if the arguments decide how long its launches take, as with a matrix product that always has a block for
@@ -108,7 +121,18 @@ static int varies(const struct entry *e)
            __atomic_load_n(&e->spread_ns, __ATOMIC_RELAXED) > __atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED) / VARIED;
 }
 
-uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted_ns, int *known)
+/* Return 1 if the kernel is due for a measurement by itself. */
+static int is_due(struct entry *e, uint32_t launches, int rare)
+{
+    if ((int32_t)(launches - __atomic_load_n(&e->alone_at, __ATOMIC_RELAXED)) < 0)
+        return 0;
+    if (!rare || (uint16_t)(unit_now() - __atomic_load_n(&e->unit, __ATOMIC_RELAXED)) >= RARE_UNITS)
+        return 1;
+    __atomic_store_n(&e->alone_at, launches + RARE_LOOK, __ATOMIC_RELAXED);
+    return 0;
+}
+
+uint16_t predict_kernel(const void *kernel, uint64_t blocks, int rare, uint64_t *predicted_ns, int *known)
 {
     static _Thread_local uint64_t before; /* key of the thread's last launch */
     blocks = about(blocks);
@@ -123,7 +147,7 @@ uint16_t predict_kernel(const void *kernel, uint64_t blocks, uint64_t *predicted
     __atomic_store_n(&e->launches, launches, __ATOMIC_RELAXED);
     *predicted_ns = ns ? ns : UNKNOWN_NS;
     *known = ns != 0 && launches > ALONE_FIRST;
-    if (__builtin_expect((int32_t)(launches - __atomic_load_n(&e->alone_at, __ATOMIC_RELAXED)) >= 0, 0)) {
+    if (__builtin_expect(is_due(e, launches, rare), 0)) {
         *known = 0;
         measure_again(e, launches);
     }
@@ -148,7 +172,8 @@ static double load(const uint32_t *word)
 static void learn_alone(struct entry *e, double seen, int contended)
 {
     double old = load(&e->nanoseconds), alone = load(&e->alone_ns), spread = load(&e->spread_ns);
-    uint32_t samples = __atomic_fetch_add(&e->samples, 1, __ATOMIC_RELAXED);
+    uint16_t samples = __atomic_load_n(&e->samples, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->samples, samples < UINT16_MAX ? samples + 1 : samples, __ATOMIC_RELAXED);
     int early = samples < SURE_SAMPLES;
     if (old == 0 || (early && seen * NEAR < alone)) {
         set(&e->alone_ns, seen);
@@ -203,12 +228,15 @@ void predict_learn(const struct meter_burst *burst, const struct duration *took)
 {
     if (!burst->kinds || !burst->predicted_ns || !burst->launches)
         return;
+    struct entry *e = &entries[burst->kind[0].kernel];
     if (burst->alone && burst->launches == 1) {
-        struct entry *e = &entries[burst->kind[0].kernel];
         if (!took->vague || (took->busy_ns > 0 && !__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED)))
             learn_alone(e, took->busy_ns, burst->contended);
         else
             __atomic_store_n(&e->alone_at, __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + SOON, __ATOMIC_RELAXED);
+    } else if (took->single) {
+        if (!took->vague)
+            learn_alone(e, took->busy_ns, burst->contended);
     } else if (took->backlogged && !burst->contended) {
         learn_together(burst, took->busy_ns);
     }

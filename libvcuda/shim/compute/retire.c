@@ -136,6 +136,8 @@ static int retire_one(struct meter_lane *lane)
     if (!result && origin) {
         if (duration_of(origin, lane, burst, &took)) {
             predict_learn(burst, &took);
+            if (took.backlogged)
+                __atomic_store_n(&lane->calm, 0, __ATOMIC_RELAXED);
             note_end(lane->slot, (uint64_t)took.end_ns);
         } else {
             /* Its origin is gone (meter_restart): take the predicted time. */

@@ -8,8 +8,10 @@
 #define PROBE_NS 100000000ull
 /* The interval after a probe that was behind other work. */
 #define PROBE_AGAIN_NS 10000000ull
-/* Far longer than the launches without events between two bursts take. */
+/* Far longer than the launches without events between two bursts take. Where they are rare (burst.c), the page is never
+ * behind by more; shorter than the time for which the watcher stays quick. */
 #define SKIPS_STALE_NS 5000000ull
+#define SKIPS_STALE_RARE_NS 30000000ull
 
 /* Count work in flight as predicted: its events may lie on both sides of the pause. */
 void meter_restart(void)
@@ -109,7 +111,8 @@ static int has_stale_skips(const struct meter_lane *lane)
 {
     return !__atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
            __atomic_load_n(&lane->skip_counted_ns, __ATOMIC_RELAXED) &&
-           shim_now() - __atomic_load_n(&lane->skipping_since_ns, __ATOMIC_RELAXED) > SKIPS_STALE_NS;
+           shim_now() - __atomic_load_n(&lane->skipping_since_ns, __ATOMIC_RELAXED) >
+               (__atomic_load_n(&lane->rare, __ATOMIC_RELAXED) ? SKIPS_STALE_RARE_NS : SKIPS_STALE_NS);
 }
 
 /* Cover launches of other threads before leaving a lane. */

@@ -16,12 +16,6 @@ uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
     return shim_mode() == SHIM_ACTIVE && copy_is_on_gpu(to) && copy_is_on_gpu(from) ? bytes : 0;
 }
 
-int copy_wait_begins(void)
-{
-    meter_before_wait_all();
-    return meter_wait_begins();
-}
-
 #define ROW LIST(to, from, bytes)
 COPIES(cuMemcpyHtoD_v2, 0, LIST(CUdeviceptr to, const void *from, size_t bytes), ROW)
 COPIES(cuMemcpyDtoH_v2, 0, LIST(void *to, CUdeviceptr from, size_t bytes), ROW)

@@ -13,9 +13,9 @@
         struct meter_ticket ticket;                                                                                    \
         uint64_t counted = size;                                                                                       \
         if (!counted) {                                                                                                \
-            int begun = (waits) ? copy_wait_begins() : 0;                                                              \
+            int begun = (waits) ? meter_begin_wait_all() : 0;                                                          \
             CUresult passed = real.name call;                                                                          \
-            meter_wait_ends(begun);                                                                                    \
+            meter_end_wait_all(begun);                                                                                 \
             return passed;                                                                                             \
         }                                                                                                              \
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)&real.name, 1 + (counted >> 20));         \
@@ -43,7 +43,5 @@
 int copy_is_on_gpu(CUdeviceptr pointer);
 /* Return the bytes to count for a copy from pointer to pointer, or 0. */
 uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
-/* Begin a wait for all launched work; pass the result to meter_wait_ends. */
-int copy_wait_begins(void);
 
 #endif

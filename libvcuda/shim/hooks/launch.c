@@ -4,13 +4,16 @@
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
     CUresult name params                                                                                               \
     {                                                                                                                  \
-        NEED_REAL(name);                                                                                               \
+        /* Found with all others before the first context: nothing else is to be read on the way of a launch. */       \
+        if (__builtin_expect(!real.name, 0))                                                                           \
+            NEED_REAL(name);                                                                                           \
         struct meter_ticket ticket;                                                                                    \
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)kernel, blocks);                          \
         if (__builtin_expect(result != CUDA_SUCCESS, 0))                                                               \
             return result;                                                                                             \
         result = real.name call;                                                                                       \
-        meter_end(&ticket, result);                                                                                    \
+        if (ticket.lane)                                                                                               \
+            meter_end(&ticket, result);                                                                                \
         return result;                                                                                                 \
     }
 
@@ -37,12 +40,10 @@ LAUNCH(cuGraphLaunch_ptsz, 1, exec, 0, stream, (CUgraphExec exec, CUstream strea
     CUresult name(CUstream stream)                                                                                     \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
-        uint32_t seen = meter_before_wait(stream, per_thread);                                                         \
-        int begun = meter_wait_begins();                                                                               \
+        struct meter_wait wait;                                                                                        \
+        meter_begin_wait(&wait, stream, per_thread);                                                                   \
         CUresult result = real.name(stream);                                                                           \
-        meter_wait_ends(begun);                                                                                        \
-        if (!result)                                                                                                   \
-            meter_after_wait(stream, per_thread, seen);                                                                \
+        meter_end_wait(&wait, result);                                                                                 \
         return result;                                                                                                 \
     }
 WAIT_STREAM(cuStreamSynchronize, 0)
@@ -52,10 +53,9 @@ WAIT_STREAM(cuStreamSynchronize_ptsz, 1)
     CUresult name params                                                                                               \
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
-        meter_before_wait_all();                                                                                       \
-        int begun = meter_wait_begins();                                                                               \
+        int begun = meter_begin_wait_all();                                                                            \
         CUresult result = real.name call;                                                                              \
-        meter_wait_ends(begun);                                                                                        \
+        meter_end_wait_all(begun);                                                                                     \
         return result;                                                                                                 \
     }
 WAIT(cuCtxSynchronize, (void), ())

@@ -1,29 +1,46 @@
 """Detection of a pod's format; a malformed pod makes a reader fail with a message only."""
 
 import contextlib
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apps.clusters.admission.manifests import WORDS
 from apps.clusters.formats import FORMATS, format_of
 from apps.clusters.formats.asks import Unreadable
 from tests.clusters.formats.pods import container_with, pod
 
+PODS = [
+    (container_with(core=30, memory=4), "gpu-manager"),
+    (container_with(gpu=1), "HAMi"),
+    (container_with(aliyun=2), "gpushare"),
+    ({}, None),
+]
 
-@pytest.mark.parametrize(
-    ("container", "name"),
-    [
-        (container_with(core=30, memory=4), "gpu-manager"),
-        (container_with(gpu=1), "HAMi"),
-        (container_with(aliyun=2), "gpushare"),
-        ({}, None),
-    ],
-)
+
+@pytest.mark.parametrize(("container", "name"), PODS)
 def test_a_pod_is_known_by_its_resources(container: dict[str, Any], name: str | None) -> None:
     found = format_of(pod({}, container))
     assert (found and found.NAME) == name
+
+
+def test_every_format_with_resources_has_a_pod_above() -> None:
+    assert {format_.NAME for format_ in FORMATS if format_.RESOURCES} <= {name for _, name in PODS}, "PODS"
+
+
+def test_the_webhooks_see_the_pods_of_every_format() -> None:
+    unseen = [name for format_ in FORMATS for name in format_.RESOURCES if not name.startswith(WORDS)]
+    assert not unseen, "apps/clusters/admission/manifests.py, WORDS"
+
+
+def test_the_page_says_what_becomes_of_each_format() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    table = page[page.index("| written for |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| ([\w-]+) \|", table, re.MULTILINE)[1:] == [format_.NAME for format_ in FORMATS]
 
 
 def test_a_sharepod_is_known_by_its_annotations() -> None:

@@ -42,7 +42,7 @@ def number(title: "StrPromise | str", key: str = "", *by: Any, css: str = "num",
 
 def named(title: "StrPromise | str", key: str = "name", path: str = "") -> Column:
     """Return a column of names in natural order."""
-    return column(title, key, natural_key(path or key))
+    return column(title, key, Key(natural_key(path or key), nullable=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,12 @@ class Owner(django_filters.CharFilter):
             yield "", gettext("All")
             if principal.is_operator:
                 yield PLATFORM, gettext("the platform")
-            yield from ((slug, slug) for slug in administered_tenants(principal).values_list("slug", flat=True))
+            slugs = administered_tenants(principal).values_list("slug", flat=True)
+            # As many as the widget needs to see that they are too many for a choice; and the chosen one.
+            few, chosen = list(slugs[: MOST_CHOICES + 1]), self.parent.data.get(self.field_name, "")
+            if chosen not in few and chosen.isprintable():
+                few += slugs.filter(slug=chosen)
+            yield from ((slug, slug) for slug in few)
 
         return forms.ChoiceField(label=self.label, required=False, widget=self.extra["widget"], choices=choices)
 

@@ -15,16 +15,22 @@ MIB = 1 << 20
 FRESH = timedelta(minutes=2)
 COLUMNS = ("core_used", "core_leased", "memory_used", "memory_leased")
 
+# Use and allocation are parts of all present GPUs: those that did not report count as unused. A minute of GPUs that are
+# gone since is part of those that reported.
 SUMS = f"""
 INSERT INTO nodes_fleetminute (at, gpus, core_used, memory_used, core_leased, memory_leased)
-SELECT used.at, used.gpus, used.core, coalesce(used.memory, 0), leased.core, leased.memory
+SELECT used.at, used.gpus, used.core / greatest(used.gpus, present.gpus),
+    100 * used.memory / nullif(greatest(used.whole, present.memory), 0), leased.core, leased.memory
 FROM (
-    SELECT minute.at, count(*), avg(minute.core),
-        100 * sum(minute.memory::float8) / nullif(sum(gpu.memory_mib::float8 * {MIB}), 0)
+    SELECT minute.at, count(*), sum(minute.core), coalesce(sum(minute.memory::float8), 0),
+        sum(gpu.memory_mib::float8 * {MIB})
     FROM nodes_usageminute AS minute JOIN nodes_gpu AS gpu ON gpu.id = minute.gpu_id
     WHERE minute.at >= %(begin)s AND minute.at < %(end)s AND minute.uid = %(whole)s
     GROUP BY minute.at
-) AS used (at, gpus, core, memory)
+) AS used (at, gpus, core, memory, whole)
+CROSS JOIN (
+    SELECT count(*), coalesce(sum(memory_mib::float8 * {MIB}), 0) FROM nodes_gpu WHERE present
+) AS present (gpus, memory)
 LEFT JOIN (
     SELECT avg(core_used)::float8, 100 * sum(memory_used_mib)::float8 / nullif(sum(memory_mib), 0)
     FROM nodes_gpu WHERE present

@@ -83,6 +83,14 @@ SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
     WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
 ) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
 """  # noqa: S608 - likewise
+# The same, summed up by pool: of the newest frame of each node alone, since 2,000 nodes send 10,000 frames in a mean.
+NOW_OF_POOL = f"""
+SELECT node.pool_id, count(*), sum(item.core), sum(item.memory) / {MIB} FROM nodes_node AS node
+CROSS JOIN LATERAL (
+    SELECT gpu_ids, gpu_core, gpu_memory FROM nodes_usageframe
+    WHERE node_id = node.id AND at >= %(begin)s ORDER BY at DESC LIMIT 1
+) AS frame CROSS JOIN LATERAL {GPU} GROUP BY node.pool_id
+"""  # noqa: S608 - likewise
 # Power of each board.
 POWER = """
 SELECT item.gpu_id, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(item.watts ORDER BY at)
@@ -132,6 +140,21 @@ def now_of_gpus(nodes: Collection[int], *, since: datetime, mean: timedelta) -> 
     with connection.cursor() as cursor:
         cursor.execute(NOW_OF_GPU, said)
         return {gpu_id: (core, float(memory)) for gpu_id, core, memory in cursor.fetchall()}
+
+
+class PoolUse(NamedTuple):
+    """The measured GPUs of a pool: their number, the sum of their percents, and the sum of their MiB."""
+
+    gpus: int
+    core_percent: float
+    memory_mib: float
+
+
+def now_of_pools(*, since: datetime) -> dict[int, PoolUse]:
+    """Return the present use by pool (primary key), of nodes with a sample after `since`."""
+    with connection.cursor() as cursor:
+        cursor.execute(NOW_OF_POOL, {"begin": since})
+        return {pool: PoolUse(gpus, core, float(memory)) for pool, gpus, core, memory in cursor.fetchall()}
 
 
 def power_of_gpus(nodes: Collection[int], *, since: datetime) -> dict[int, tuple[list[float], list[float]]]:

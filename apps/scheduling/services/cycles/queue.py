@@ -287,7 +287,10 @@ def attach_places(seen: QueueSnapshot, uids: Sequence[str]) -> list[Claim]:
     """Return the claims, in this order, each with its `position` and `place` set."""
     claims = [seen.claims[uid] for uid in uids]
     refresh_quota_reasons(claims)
+    # For `waiting_since`: the snapshot, which has every waiting claim, leaves them out.
+    timelines = dict(Claim.objects.filter(pk__in=[claim.pk for claim in claims]).values_list("pk", "timeline"))
     for claim in claims:
+        claim.timeline = timelines.get(claim.pk, [])
         position = seen.positions.get(str(claim.uid))
         claim.place = Place(position, len(seen.waiting), _estimate(seen, claim))  # type: ignore[attr-defined]
         claim.position = position  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The fields of a node on which the state of its GPUs depends.
-OF_NODE = ("name", "cordoned", "unhealthy", "fenced_at", "last_seen_at", "returning_frame")
+OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame")
 # A link between two GPUs: their uuids, and the kind of link.
 Pair = tuple[str, str, str]
 LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)

@@ -8,13 +8,14 @@ Members of a group go together, wherever they are: one alone would never be plac
 moved by its cluster.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Node
@@ -130,6 +131,31 @@ def _note(claim: Claim, what: str, **facts: object) -> None:
         tenant=claim.tenant,
         after={"why": WHY, **facts},
     )
+
+
+class Progress(NamedTuple):
+    """The progress of a drain: claims that have left the node since its beginning, and all that were to leave."""
+
+    left: int
+    claims: int
+
+    def __str__(self) -> str:
+        return f"{self.left}/{self.claims}"
+
+
+def attach_progress(nodes: Iterable[Node]) -> None:
+    """Set `drain_progress` of the nodes that drain; one query, and none if no node drains."""
+    draining = {node.pk: node for node in nodes if node.draining_at is not None}
+    if not draining:
+        return
+    live = ~Q(state=AssignmentState.RELEASED)
+    here = Assignment.objects.filter(live | Q(updated_at__gte=F("gpu__node__draining_at")), gpu__node__in=draining)
+    claims = here.filter(claim__pod__isnull=True).order_by().values_list("gpu__node", "claim")
+    found: dict[int, list[bool]] = {pk: [] for pk in draining}
+    for node, _claim, stays in claims.annotate(stays=Count("pk", filter=live)):
+        found[node].append(not stays)
+    for pk, gone in found.items():
+        draining[pk].drain_progress = Progress(sum(gone), len(gone))
 
 
 def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:

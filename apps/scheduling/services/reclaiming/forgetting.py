@@ -4,6 +4,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.nodes.models import Node
+from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging
@@ -65,4 +66,8 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
 
 def _refuse_online(node: Node) -> None:
     if node.online:
-        raise NodeOnline(f"Node {node.name} is online: cordon it and release its claims.", node=node.name)
+        raise NodeOnline(
+            f"Node {node.name} is online or was until {FRESH.seconds} seconds ago. If it works, cordon it and release "
+            f"its claims. If its agent is uninstalled, try again in {FRESH.seconds} seconds.",
+            node=node.name,
+        )
