@@ -9,6 +9,7 @@ Valkey, server, worker, beat, browser and agents share the machine.
 import argparse
 import asyncio
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def main() -> None:
             from benchmarks.pages import filling  # noqa: PLC0415 - models, once apps are loaded
 
             filled = filling.furnish(nodes)
-            filling.history(arguments.days)
+            if arguments.days:
+                filling.history(arguments.days)
             return filled
 
         # The measuring client sends more requests than a person.
@@ -49,7 +51,8 @@ def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
 
     tables = []
     parts = arguments.parts.split(",")
-    found = paint.query_costs(addresses(**filling.sample())) if "paint" in parts else {}
+    chosen = [path for path in addresses(**filling.sample()) if re.search(arguments.pages, path)]
+    found = paint.query_costs(chosen) if "paint" in parts else {}
     if "paint" in parts:
         with chrome() as browser:
             tables.append(paint.paint_rows(browser, ready, found, arguments.times))
@@ -70,7 +73,8 @@ def measure(ready: Stage, arguments: argparse.Namespace) -> list[list[Row]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-pages", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=200, help="of 8 GPUs with two claims each (200)")
-    parser.add_argument("--days", type=int, default=30, help="days of roll-ups (30)")
+    parser.add_argument("--days", type=int, default=30, help="days of roll-ups (30; 0: none)")
+    parser.add_argument("--pages", default="", help="the addresses that are opened: a regular expression (all)")
     parser.add_argument("--parts", default=",".join(PARTS), help="paint,living,dashboards,lists")
     parser.add_argument("--times", type=int, default=5, help="how often each page is opened (5)")
     parser.add_argument("--minutes", type=float, default=30.0, help="that the overview stays open (30)")

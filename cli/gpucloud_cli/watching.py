@@ -36,13 +36,13 @@ class ClaimWatch(threading.Thread):
     def run(self) -> None:
         """Look until `stop`, or until the claim has ended."""
         while self.cause is None and not self._over.wait(LOOK_SECONDS):
-            self.look()
+            self.read_claim()
 
     def stop(self) -> None:
         """End the thread."""
         self._over.set()
 
-    def look(self) -> None:
+    def read_claim(self) -> None:
         """Read the claim once; a server that does not answer is no news."""
         with self._reading:
             if self.cause is not None:

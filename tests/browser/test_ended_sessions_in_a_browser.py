@@ -71,5 +71,5 @@ def test_the_resize_panel_follows_the_claim_while_one_types(visitor: Visitor, pl
     expect(page.locator("#change")).to_contain_text("memory 512 → 768 MiB")
     write(page, "Memory", "1 GiB")
     platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
-    expect(page.locator("#resize-state")).to_contain_text("it cannot be resized any more")
+    expect(page.locator("#resize-state")).to_contain_text("can no longer be resized")
     expect(page.get_by_role("textbox", name="Memory", exact=True)).to_have_value("1 GiB")

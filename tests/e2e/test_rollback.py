@@ -16,7 +16,7 @@ from django.conf import settings
 from deploy.embedded.postgres import PostgresMissing, binary
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-# Before nine migrations of three apps; GPUCLOUD_UPGRADE_FROM names another version.
+# Before many migrations of three apps; GPUCLOUD_UPGRADE_FROM names another version.
 FORMER = os.environ.get("GPUCLOUD_UPGRADE_FROM", "f94cd304")
 DATABASE = "rollback"
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 40
 LINES_OF_A_TEMPLATE = 120
+COLUMNS_OF_A_TEMPLATE = 160
+NO_VERBS = {"told", "said", "held", "asked", "shown", "took", "look", "alone", "kept", "due", "returned"}
 NAMELESS = {"utils", "util", "helpers", "common", "manager", "misc"}
 # The NVML header is NVIDIA's; the OpenAPI document is generated.
 NOT_OURS = ("static/vendor/", "static/css/tabler.css", "docs/openapi.yaml")
@@ -52,6 +54,28 @@ def test_no_file_is_longer_than_can_be_read_at_once() -> None:
         if (count := lines(file)) > LINES_OF_A_FILE
     }
     assert not long
+
+
+def test_no_line_of_a_template_is_wider_than_a_screen() -> None:
+    wide = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in list_files(".html")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > COLUMNS_OF_A_TEMPLATE
+    ]
+    assert not wide
+
+
+def test_functions_are_named_by_verbs() -> None:
+    """A bare participle or adjective says nothing about what a function does."""
+    found = [
+        f"{file.relative_to(ROOT)}: {function.name}"
+        for file in list_files(".py")
+        if not str(file.relative_to(ROOT)).startswith("tests/")
+        for function in functions(file)
+        if function.name in NO_VERBS
+    ]
+    assert not found
 
 
 def test_no_template_is_longer_than_can_be_seen_at_once() -> None:

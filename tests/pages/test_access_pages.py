@@ -212,7 +212,7 @@ def test_a_budget_is_asked_for_from_the_page_of_limits_and_approved(cast: Cast, 
     row = QuotaRequest.objects.get()
     olga = browser("olga")
     assert "acme requests 1500 more GPU-hours" in text(olga.get("/"))
-    assert "1500 more GPU-hours each month" in text(olga.get("/requests/"))
+    assert "+1500 GPU-hours each month" in text(olga.get("/requests/"))
     page = text(olga.get(f"/requests/{row.uid}/"))
     assert "Each month: a budget of 1,500 GPU-hours; 0.00 are spent." in page
     assert "It is the tenant’s first budget of this period" in page

@@ -123,13 +123,13 @@ def test_the_resize_panel_follows_the_state_while_its_form_stays(cast: Cast, mac
         return answer.partition('<div id="resize-state" hx-swap-oob="innerHTML">')[2].partition("</div>")[0]
 
     claim = ask(cast)
-    assert "Changes the request of the waiting claim." in panel()
+    assert "Changes the request of the queued claim." in panel()
     run_round(cast.pool)
     machine.obey()
-    assert "in force within a second" in panel()
-    assert "up to 100 % core and 24 GiB" in panel()
+    assert "within a second, without a restart" in panel()
+    assert "up to 100 % core, 24 GiB" in panel()
     release_claim(principal=SYSTEM, claim=Claim.objects.get(pk=claim.pk))
-    assert "it cannot be resized any more" in panel()
+    assert "can no longer be resized" in panel()
 
 
 def test_a_resize_that_the_gpu_has_no_room_for_is_refused_in_words(

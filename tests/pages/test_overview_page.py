@@ -97,7 +97,7 @@ def test_a_large_fleet_is_drawn_as_strips_and_a_small_one_is_not(cast: Cast, mac
     assert page.count('class="strip"') == 13
     # Both are means of its four GPUs, of which one reports.
     assert '10 % <span class="visually-hidden">of core allocated,</span><small>8 % used</small>' in page
-    assert page.count("its agent has not connected") == 12
+    assert page.count("the agent has not connected") == 12
     assert '<path class="cell-leased" d="M0 10h9v-4.0h-9z" />' in page
     assert '<path class="cell-used" d="M2 10h5v-3.0h-5z" />' in page
 

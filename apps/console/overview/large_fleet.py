@@ -6,7 +6,7 @@ The database sums up. To read 16,000 GPUs, and to draw a cell for each, takes se
 from collections import defaultdict
 from typing import Any, Final
 
-from django.db.models import Case, Count, Exists, Expression, F, OuterRef, Q, Sum, Value, When
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, Sum, Value, When
 from django.db.models.lookups import Exact
 from django.utils import timezone
 
@@ -23,14 +23,15 @@ MOST_STRIPS: Final = 24
 # The size of a share; GPUs that are equal in these are counted, not read.
 SIZES: Final = ("model", "memory_mib", "core_used", "core_outside", "memory_used_mib", "memory_outside_mib")
 WELL: Final = Q(present=True, cordoned=False, unhealthy="")
+ILL: Final = ~Q(unhealthy="") | Q(present=False)
 
 
 def read_large_fleet(nodes: int) -> Fleet:
-    """Read the fleet in nine queries. `nodes`: their number."""
-    pools = _read_pools()
-    troubled, sick = _read_troubled()
+    """Read the fleet in seven queries. `nodes`: their number."""
+    pools, troubled = _read_pools(), _read_troubled()
+    drawn, sick = _read_gpus(troubled)
     return Fleet(
-        nodes=_window(troubled),
+        nodes=drawn,
         totals=_sum(pools),
         node_count=nodes,
         troubled=troubled,
@@ -96,26 +97,27 @@ def _sum(pools: list[PoolShare]) -> Totals:
     )
 
 
-def _read_troubled() -> tuple[list[Node], list[tuple[Node, GpuRow]]]:
-    """Return the nodes with a problem, the worst first, and the GPUs with one of their own."""
-    ill: Any = Gpu.objects.filter(~Q(unhealthy="") | Q(present=False))
-    sick: Any = Exact(state_now(), Value("ready"))
-    found = Node.objects.only(*OF_NODE).prefetch_related("pool").annotate(state_now=state_now())
-    found = found.filter(~Q(state_now="ready") | Exists(ill.filter(node=OuterRef("pk"))))
-    worst: Expression = Case(When(sick, then=Value(1)), default=Value(0))
-    nodes = list(found.order_by(worst, F("natural_name")))
+def _read_troubled() -> list[Node]:
+    """Return the nodes with a problem of their own or of a GPU, the former first."""
+    found: Any = Node.objects.only(*OF_NODE).annotate(state_now=state_now())
+    found = found.filter(~Q(state_now="ready") | Exists(Gpu.objects.filter(ILL, node=OuterRef("pk"))))
+    own = Case(When(Exact(F("state_now"), Value("ready")), then=Value(1)), default=Value(0))
+    nodes = list(found.order_by(own, F("natural_name")))
     attach_progress(nodes)
-    by_key = {node.pk: node for node in nodes}
-    return nodes, [(by_key[gpu.node_id], gpu) for gpu in gpu_rows(ill) if gpu.node_id in by_key]
+    return nodes
 
 
-def _window(troubled: list[Node]) -> list[tuple[Node, list[Cell]]]:
-    shown = troubled[:MOST_STRIPS]
-    rows = gpu_rows(Gpu.objects.filter(node__in=shown))
-    use, cells = use_of_gpus(rows) if rows else {}, defaultdict[int, list[Cell]](list)
+def _read_gpus(troubled: list[Node]) -> tuple[list[tuple[Node, list[Cell]]], list[tuple[Node, GpuRow]]]:
+    """Return the nodes that are drawn, with their cells; and every GPU with a problem, with its node."""
+    shown, by_key = troubled[:MOST_STRIPS], {node.pk: node for node in troubled}
+    rows = [row for row in gpu_rows(Gpu.objects.filter(ILL | Q(node__in=shown))) if row.node_id in by_key]
+    drawn = {node.pk for node in shown}
+    use = use_of_gpus([row for row in rows if row.node_id in drawn]) if drawn else {}
+    cells: dict[int, list[Cell]] = defaultdict(list)
     for row in rows:
         cells[row.node_id].append(Cell(row, use.get(row.uuid, NOTHING)))
-    return [(node, cells[node.pk]) for node in shown]
+    sick = [(by_key[row.node_id], row) for row in rows if row.unhealthy or not row.present]
+    return [(node, cells[node.pk]) for node in shown], sick
 
 
 def _read_free() -> list[tuple[GpuRow, int]]:

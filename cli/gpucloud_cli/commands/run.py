@@ -143,7 +143,7 @@ class ClaimedRun:
         if self._watch is None:
             return code
         self._watch.stop()
-        self._watch.look()
+        self._watch.read_claim()
         return code if self._watch.cause is None else Exit.CLAIM_ENDED
 
     def _sleep(self, seconds: float) -> None:

@@ -133,7 +133,8 @@ def _resize_loans(claim: Claim, *, resized: bool) -> None:
         borrowing.lend(claim, 0)
     if claim.borrowed_core and resized and not borrowing.borrow_other(claim, claim.core_request):
         raise NoRoom(
-            f"Lent core exceeded: the claim runs on core of others, and less than {claim.core_request} % is lent",
+            f"Lent core exceeded: the claim runs on core that others lend, and less than {claim.core_request} % "
+            "is lent",
             core_request=claim.core_request,
         )
 

@@ -127,7 +127,7 @@ class PoolCache:
     def has_due_claims(self, *, now: float) -> bool:
         """Return True if a claim's start time or pause has passed, or reasons are to be rewritten."""
         failed = (until for _, until in self._failed.values())
-        return self.rewriting.due or any(at <= now for at in (*self._early.values(), *failed))
+        return self.rewriting.is_due or any(at <= now for at in (*self._early.values(), *failed))
 
     def find_first_refused(self) -> WaitingClaim | None:
         """Return the most urgent, then oldest, single claim for which there is no room; None if there is none."""

@@ -36,7 +36,7 @@ class Rewriting:
         self._outdated = True
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if reasons may be outdated, and the pause after the last rewriting is over."""
         return self._outdated and time.monotonic() >= self._not_before
 

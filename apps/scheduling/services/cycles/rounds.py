@@ -76,7 +76,7 @@ def _place_borrowers(cache: PoolCache, fence: Callable[[], None]) -> Iterator[No
 
 def _rewrite_reasons(cache: PoolCache, fence: Callable[[], None]) -> Iterator[None]:
     """Rewrite outdated reasons, a bounded number at a time: other pools' rounds run in between."""
-    if cache.rewriting.due:
+    if cache.rewriting.is_due:
         for changed in cache.rewriting.run(lambda: list(cache.refused_claims()), fence=fence):
             for key in changed:
                 cache.mark_answered(key)

@@ -110,9 +110,8 @@ def _end(seen: Claim, node: Node) -> bool:
         return False
     _note(claim, "preempt", node=node.name, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=WHY)
-    return end_assignments(
-        claim, reasons=[{"code": "drained", "gpus": 0, "detail": f"{WHY}: the claim is queued again"}]
-    )
+    detail = f"{WHY}: the claim is queued again"
+    return end_assignments(claim, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
 
 
 def _must_go(seen: Claim, node: Node) -> Claim | None:
