@@ -250,3 +250,10 @@ def test_a_node_a_pool_and_a_tenant_are_described(olga: Shell, max_: Shell, tena
     for kind in ("tenant", "pool", "node"):
         ended = olga.run(kind, "describe", "no-such")
         assert (ended.code, ended.err) == (2, f"gpucloud: There is no {kind} no-such that you may see.\n")
+
+
+def test_a_gpus_cordon_is_previewed_and_changes_nothing(olga: Shell) -> None:
+    node = olga.data("node", "list")[-1]["name"]
+    seen = olga.data("gpu", "cordon", f"{node}/3", "--dry-run")
+    assert (seen["dry_run"], seen["cordoned"], seen["last"]) == (True, True, False)
+    assert olga.data("gpu", "show", seen["uuid"])["cordoned"] is False

@@ -13,7 +13,7 @@ from apps.nodes.services.nodes import change_node
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.services.claims.lifecycle import release_claim
-from apps.scheduling.services.reclaiming.draining import drain_node
+from apps.scheduling.services.reclaiming.draining import drain_node, drive
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 
@@ -39,6 +39,18 @@ def test_a_node_is_drained_after_a_look_at_who_moves(cast: Cast, machine: Machin
     node = Node.objects.get(name="gpu1")
     assert (node.cordoned, node.drain_grace_seconds) == (True, 120)
     assert "Draining since" in text(olga.get("/nodes/gpu1/"))
+
+
+def test_a_member_reads_the_notice_of_a_drain_on_the_claims_page(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, _ = placed(cast, machine, name="train-7")
+    max_ = browser("max")
+    assert "Preemption notice" not in text(max_.get(f"/claims/{claim.uid}/"))
+    node = Node.objects.get(name="gpu1")
+    drain_node(principal=SYSTEM, node=node, grace_seconds=600)
+    drive()
+    page = text(max_.get(f"/claims/{claim.uid}/"))
+    assert "Preemption notice" in page
+    assert "Its node is being drained: at " in page
 
 
 def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -99,3 +99,17 @@ def test_the_page_previews_the_cordon_and_does_it(cast: Cast, machine: Machine, 
 def test_the_last_gpu_of_its_model_is_pointed_out(cast: Cast, machine: Machine, browser: SignIn) -> None:
     cordon(cast, machine, 1, 2, 3)
     assert "It is the last schedulable" in browser("olga").get(f"/gpus/{gpu_uuid('gpu1', 0)}/").content.decode()
+
+
+def test_a_dry_run_counts_what_the_cordon_affects_and_changes_nothing(cast: Cast, machine: Machine) -> None:
+    _, item = placed(cast, machine, core_request=30)
+    ask(cast, core_request=60)
+    path = f"gpus/{item.gpu.uuid}/"
+    answer = cast.olga.patch(f"{path}?dry_run=true", {"cordoned": True})
+    counts = {"claims": 1, "waiting": 1, "reservations": 0, "last": False}
+    assert (answer.status, answer.body) == (200, {"dry_run": True, "uuid": item.gpu.uuid, "cordoned": True, **counts})
+    assert cast.anna.patch(f"{path}?dry_run=true", {"cordoned": True}).status == 403
+    assert cast.olga.patch(f"{path}?dry_run=true", {"cordoned": "perhaps"}).status == 400
+    item.gpu.refresh_from_db()
+    assert not item.gpu.cordoned
+    assert not AuditEvent.objects.filter(action="gpu.cordon").exists()

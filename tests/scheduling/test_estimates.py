@@ -92,7 +92,7 @@ def test_an_estimate_from_time_limits_says_what_it_counts() -> None:
     estimate = from_time_limits(500, running=3, ahead=1, now=0)
     assert (estimate.at, estimate.basis) == (500, "time-limits")
     assert "3 claims that run, with 1 claim ahead" in estimate.detail
-    assert "next round" in from_time_limits(0, running=3, ahead=0, now=0).detail
+    assert "next scheduling cycle" in from_time_limits(0, running=3, ahead=0, now=0).detail
 
 
 def test_a_rate_counts_what_was_large_enough_and_what_goes_first() -> None:
@@ -106,7 +106,7 @@ def test_too_few_are_no_rate_and_it_is_said_why() -> None:
     freed = [Release(0, Request(1, 50, 1))] * 2
     estimate = from_recent_rate(Ask((claim(9, 40),)), [], freed, since=0, now=24 * HOUR)
     assert (estimate.at, estimate.basis) == (None, "none")
-    assert "in the last 24 hours only 2 claims of at least its size ended" in estimate.detail
+    assert "in the last 24 hours only 2 claims of at least this size ended" in estimate.detail
 
 
 gpu_states = st.lists(

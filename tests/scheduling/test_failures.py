@@ -131,7 +131,7 @@ def test_the_queue_and_reclaim_do_not_ask_the_core_of_it_either(
     bad, waits = ask(cast, core_request=UNLUCKY), ask(cast, gpu_count=2, core_request=100, time_limit_seconds=60)
     go(PoolCache(cast.pool))
     first, second = (cast.olga.get(f"claims/{claim.uid}/").body for claim in (bad, waits))
-    assert "failed over it" in first["estimate"]["detail"]
+    assert "Set aside" in first["estimate"]["detail"]
     assert first["queue_position"] is None
     assert second["state"] == "assigned"
     row, *_ = cast.olga.get("pools/default/queue/").body["results"]

@@ -90,7 +90,7 @@ def test_else_from_how_often_as_much_was_given_back_lately(cast: Cast, machine: 
     estimate = document(cast, refusals(cast, core_request=80))["estimate"]
     assert estimate["basis"] == "recent-rate"
     assert moment(estimate["at"]) == pytest.approx(timezone.now().timestamp() + 6 * 3600, abs=60)
-    assert "In the last 24 hours 4 claims of at least its size ended" in estimate["detail"]
+    assert "In the last 24 hours 4 claims of at least this size ended" in estimate["detail"]
 
 
 def test_else_there_is_none_and_it_is_said_why(cast: Cast, machine: Machine) -> None:

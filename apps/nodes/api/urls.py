@@ -10,6 +10,5 @@ urlpatterns = [
     path("nodes/<slug:name>/", views.NodeDetail.as_view()),
     path("nodes/<slug:name>/enrolment/", views.NodeEnrolment.as_view()),
     path("gpus/", views.GpuList.as_view()),
-    path("gpus/<slug:uuid>/", views.GpuDetail.as_view()),
     path("gpus/<slug:uuid>/processes/", views.GpuProcesses.as_view()),
 ]

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from apps.nodes.api import serializers
 from apps.nodes.models import Gpu, GpuHealth, Node
-from apps.nodes.services import bundle, gpus, nodes
+from apps.nodes.services import bundle, nodes
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
@@ -153,22 +153,6 @@ class GpuView(ApiView):
     lookup_key = "uuid"
     read_scope, write_scope = "nodes:read", "nodes:write"
     operator_methods = CHANGES
-
-
-class GpuDetail(GpuView):
-    """One GPU."""
-
-    def get(self, request: Request, uuid: str) -> Response:
-        """Show a GPU."""
-        return self.answer(self.find(uuid))
-
-    def patch(self, request: Request, uuid: str) -> Response:
-        """Cordon or uncordon a GPU."""
-        gpu = self.find(uuid)
-        values = self.parse_body(request)
-        versions = etags.if_match(request)
-        gpus.cordon_gpu(principal=self.principal, gpu=gpu, versions=versions, **values)
-        return self.answer(self.find(uuid))
 
 
 class GpuProcesses(GpuView):

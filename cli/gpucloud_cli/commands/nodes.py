@@ -61,14 +61,15 @@ def enrol(invocation: Invocation, name: str) -> None:
 
 @click.command("cordon")
 @click.argument("gpu")
+@click.option("--dry-run", is_flag=True, help="show how many claims and reservations this affects; change nothing")
 @output_options
 @pass_invocation
-def cordon_gpu(invocation: Invocation, gpu: str) -> None:
+def cordon_gpu(invocation: Invocation, gpu: str, dry_run: bool) -> None:
     """Cordon a GPU, given as NODE/INDEX or by its uuid: it takes no new claims, and running claims stay.
 
     Example: gpucloud gpu cordon gpu-7/3
     """
-    _cordon_gpu(invocation, gpu, cordoned=True)
+    _cordon_gpu(invocation, gpu, cordoned=True, dry_run=dry_run)
 
 
 @click.command("uncordon")
@@ -83,10 +84,10 @@ def uncordon_gpu(invocation: Invocation, gpu: str) -> None:
     _cordon_gpu(invocation, gpu, cordoned=False)
 
 
-def _cordon_gpu(invocation: Invocation, name: str, *, cordoned: bool) -> None:
+def _cordon_gpu(invocation: Invocation, name: str, *, cordoned: bool, dry_run: bool = False) -> None:
     with invocation.api() as api:
         path = path_of(GPU, None, _uuid_of(api, name))
-        invocation.show(api.patch(path, {"cordoned": cordoned}).body)
+        invocation.show(api.patch(path, {"cordoned": cordoned}, dry_run=dry_run or None).body)
 
 
 def _uuid_of(api: Api, name: str) -> str:
