@@ -86,7 +86,7 @@ class Person(Visitor):
         """Check the page that is open: accessible in both themes, no wider than its window."""
         found = []
         for theme in ("light", "dark"):
-            self.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            self.page.emulate_media(color_scheme=theme)
             expect(self.page.locator("html")).to_have_attribute("data-bs-theme", theme)
             found += violations(self.page)
         assert found == [], self.page.url

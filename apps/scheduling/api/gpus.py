@@ -10,10 +10,10 @@ from rest_framework.response import Response
 from apps.nodes.api.serializers import GpuSerializer
 from apps.nodes.api.views import GpuView
 from apps.nodes.services import gpus
-from apps.quotas.api.serializers import Strict
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from gpucloud.api import etags
+from gpucloud.api.serializers import Strict
 
 
 class CordonPreviewSerializer(Strict):
