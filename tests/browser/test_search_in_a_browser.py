@@ -64,11 +64,11 @@ def test_escape_closes_and_a_slash_in_a_field_is_a_slash(visitor: Visitor) -> No
 def test_a_word_says_what_it_means_until_escape(visitor: Visitor, axe: str) -> None:
     page = visitor.page
     page.goto("/nodes/")
-    word = page.get_by_role("button", name="What is “Leased”?").first
+    word = page.get_by_role("button", name="What is “Allocated”?").first
     word.focus()
     page.keyboard.press("Enter")
     meaning = page.locator(".meaning:popover-open")
-    expect(meaning).to_contain_text("Nothing is ever promised twice")
+    expect(meaning).to_contain_text("No share is allocated twice")
     # An open popover stays while the page refreshes.
     page.wait_for_timeout(6000)
     expect(meaning).to_be_visible()
