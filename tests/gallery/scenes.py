@@ -42,7 +42,7 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("queue", "/queue/?pool=shared", "Waiting claims, with reasons in numbers and estimates of their start."),
         Scene("reservations", f"/reservations/?week={tomorrow():%Y-%m-%d}", "The week of a pool, a row for each GPU."),
         Scene("requests", "/requests/?state=all", "Requests for more quota, and their answers."),
-        Scene("tenants", "/tenants/", "Tenants, the fullest quotas first."),
+        Scene("tenants", "/tenants/", "Quota usage by tenant, highest first."),
         Scene("tenant", f"/tenants/{claim['tenant']}/", "One tenant: quotas, GPU-hours, people, tokens."),
         Scene(
             "limits", "/tenants/acme/limits/", "Limits of members, limit ranges of claims, and budgets of GPU-hours."
@@ -51,7 +51,7 @@ def scenes(platform: Platform) -> list[Scene]:
         Scene("reports", "/reports/", "GPU-hours and their cost by tenant, pool and model."),
         Scene("prices", "/prices/", "Prices of a GPU-hour by model, with their first day."),
         Scene("audit", "/audit/", "All changes: person, address, before and after."),
-        Scene("nodes", "/nodes/", "All machines, with the leased part of each."),
+        Scene("nodes", "/nodes/", "GPU nodes, with the allocated part of each."),
         Scene("node", f"/nodes/{where['node']}/", "One machine: the claims on each of its GPUs, and its health."),
         Scene("gpu", f"/gpus/{where['gpu_uuid']}/", "The claims on one GPU, with forms that resize them."),
         Scene("pool", "/pools/shared/", "The settings of a pool, each with an explanation."),
