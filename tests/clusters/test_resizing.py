@@ -100,7 +100,7 @@ def test_whole_gpus_give_a_part_away_and_take_it_back_while_it_is_free(
     placed(cast, machine, name="between", core_request=30, core_limit=30, memory_mib=256)
     state, facts = resizing.of_container(follow(whole, core="100"))
     assert state == "refused"
-    assert "percent of core" in facts["reason"]
+    assert "GPU capacity exceeded" in facts["reason"]
     follow(whole, core="70")
     assert shares(whole)[0] == 70
 

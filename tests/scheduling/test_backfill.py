@@ -90,7 +90,7 @@ def test_passing_says_until_when_the_room_is_kept() -> None:
     walked = walk(fleet, [claim(1, 80), claim(2, 50)], [running(fleet, 1, 50, 100, ["g0"])])
     answer = [decision.answer for decision in walked][1]
     assert isinstance(answer, Refused)
-    assert "fits there at 1970-01-01 00:01:40 UTC" in answer.reasons[0].detail
+    assert "which starts at 1970-01-01 00:01:40 UTC" in answer.reasons[0].detail
 
 
 def test_two_that_pass_share_what_the_head_does_not_need() -> None:
