@@ -28,7 +28,7 @@ FAILURES, NO_TESTS = 1, 5
 FEW = 4
 AGAIN = ", again"
 # More than the minimum of two cores: tests wait for agents, browsers and restarts for half of their time and more.
-PROCESSES, PLATFORMS = "5", "4"
+PROCESSES, PLATFORMS = "5", "3"
 CLOCK = "C, by the clock"
 # The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each; the
 # three lanes last as long as one another, and use a fifth of one together.

@@ -166,4 +166,4 @@ def cordon(page: Page, word: str) -> None:
     page.keyboard.press("Escape")
     expect(button).to_be_focused()
     page.keyboard.press("Enter")
-    press(page, page.get_by_role("dialog").get_by_role("button", name=f"{word} it"))
+    press(page, page.get_by_role("dialog").get_by_role("button", name=f"{word} node"))

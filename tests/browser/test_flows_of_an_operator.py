@@ -42,7 +42,7 @@ def test_a_node_is_drained_after_a_look_and_uncordoned_again(visitor: Visitor, p
     press(page, page.get_by_role("button", name="Preview"))
     expect(page.locator("#preview")).to_contain_text("requeued 10 min later")
     press(page, page.get_by_role("button", name="Drain node"))
-    expect(page.locator("h1 [data-state]")).to_have_text("Cordoned")
+    expect(page.locator("h1 [data-state]")).to_contain_text("Draining")
     until(lambda: told(platform, claim), seconds=20, what="the claim to be told")
     press(page, page.get_by_role("button", name="Uncordon…"))
     press(page, page.get_by_role("button", name="Uncordon node"))

@@ -37,7 +37,7 @@ def test_a_webhook_is_made_tried_and_removed(visitor: Visitor) -> None:
 
     press(page, page.get_by_role("button", name="Remove…"))
     expect(page.get_by_role("dialog")).to_contain_text("cannot be undone")
-    press(page, page.get_by_role("button", name="Remove"))
+    press(page, page.get_by_role("dialog").get_by_role("button", name="Remove"))
     expect(page.get_by_role("status").filter(has_text="is removed")).to_be_visible()
 
 
