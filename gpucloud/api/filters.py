@@ -3,8 +3,15 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import Manager, QuerySet, Subquery
-from django_filters.rest_framework import BooleanFilter, CharFilter, DjangoFilterBackend, FilterSet, IsoDateTimeFilter
+from django.db.models import Manager, Model, QuerySet, Subquery
+from django_filters.rest_framework import (
+    BooleanFilter,
+    CharFilter,
+    DjangoFilterBackend,
+    Filter,
+    FilterSet,
+    IsoDateTimeFilter,
+)
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -18,6 +25,16 @@ class Changed(FilterSet):
     """Filters for rows that record when they last changed."""
 
     updated_since = IsoDateTimeFilter(field_name="updated_at", lookup_expr="gte")
+
+
+def filters_of(model: type[Model], *columns: str, base: type[FilterSet] = Changed, **more: str | Filter) -> Any:
+    """Return the filters of a list: columns of the model, and more by name, a lookup such as `pool__name` or a filter.
+
+    `base` has the filters that many lists share.
+    """
+    named = {name: CharFilter(field_name=item) if isinstance(item, str) else item for name, item in more.items()}
+    meta = type("Meta", (), {"model": model, "fields": list(columns)})
+    return type(f"{model.__name__}Filter", (base,), {**named, "Meta": meta})
 
 
 class Named(CharFilter):

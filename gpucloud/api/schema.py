@@ -82,6 +82,10 @@ class Schema(AutoSchema):
             found.append(_header("Idempotency-Key", IDEMPOTENCY_KEY))
         return found
 
+    def get_response_serializers(self) -> Any:
+        """Return the serializer of answers, which some views have beside that of bodies."""
+        return (self.method != "GET" and getattr(self.view, "answer_class", None)) or super().get_response_serializers()
+
     def _is_list_view(self, serializer: Any = None) -> bool:
         listed = getattr(self.view, "lists", False) or isinstance(serializer, ListSerializer)
         return self.method == "GET" and listed

@@ -4,7 +4,12 @@ import copy
 from functools import cache
 from typing import Any
 
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, PolymorphicProxySerializer
 from rest_framework import serializers
+from rest_framework.request import Request
+
+from gpucloud.api.shown import Columns
 
 # The JSON type of each kind of field. The framework would accept "0" and false as 0, and 1 as "1".
 TYPES: list[tuple[tuple[type[serializers.Field[Any, Any, Any, Any]], ...], type, str]] = [
@@ -28,6 +33,15 @@ TYPES: list[tuple[tuple[type[serializers.Field[Any, Any, Any, Any]], ...], type,
 class Strict(serializers.Serializer[Any]):
     """A serializer that rejects unknown fields and wrong types: a misspelt limit must not become no limit."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Put columns in their places; `from_` and `class_` are fields whose names are keywords of Python."""
+        super().__init_subclass__(**kwargs)
+        found: dict[str, Any] = {}
+        for name, field in cls._declared_fields.items():
+            found.pop(name.rstrip("_"), None)
+            found.update(field.fields() if isinstance(field, Columns) else {name.rstrip("_"): field})
+        cls._declared_fields = found
+
     def get_fields(self) -> dict[str, Any]:
         """Return a shallow copy of each declared field, and of nested fields.
 
@@ -50,6 +64,54 @@ class Strict(serializers.Serializer[Any]):
             _refuse_names(self, data)
             _refuse_types(self, data)
         return super().to_internal_value(data)
+
+
+class Question(Strict):
+    """The parameters of a query, in which numbers and switches come as text."""
+
+    @classmethod
+    def read(cls, request: Request) -> dict[str, Any]:
+        """Return the query's parameters. Raises ValidationError."""
+        question = cls(data=request.query_params.dict())
+        question.is_valid(raise_exception=True)
+        values: dict[str, Any] = question.validated_data
+        return values
+
+    @classmethod
+    def parameters(cls) -> list[OpenApiParameter]:
+        """Return the parameters for the API's document."""
+        return [_parameter(name, field) for name, field in cls().fields.items()]
+
+    def to_internal_value(self, data: Any) -> Any:
+        return super().to_internal_value({name: self._typed(name, text) for name, text in data.items()})
+
+    def _typed(self, name: str, text: str) -> Any:
+        field = self.fields.get(name)
+        if isinstance(field, serializers.BooleanField):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        # The interpreter refuses numbers of thousands of digits.
+        is_number = text.isascii() and text.isdecimal() and len(text) < 16
+        return int(text) if is_number and isinstance(field, serializers.IntegerField) else text
+
+
+QUERY_TYPES: list[tuple[Any, OpenApiTypes]] = [
+    (serializers.BooleanField, OpenApiTypes.BOOL),
+    (serializers.IntegerField, OpenApiTypes.INT),
+    (serializers.DateTimeField, OpenApiTypes.DATETIME),
+    (serializers.UUIDField, OpenApiTypes.UUID),
+    (serializers.Field, OpenApiTypes.STR),
+]
+
+
+def _parameter(name: str, field: Any) -> OpenApiParameter:
+    kind = next(found for fields, found in QUERY_TYPES if isinstance(field, fields))
+    choices = list(field.choices) if isinstance(field, serializers.ChoiceField) else None
+    return OpenApiParameter(name, kind, enum=choices, description=str(field.help_text or ""))
+
+
+def either(name: str, *kinds: Any) -> PolymorphicProxySerializer:
+    """Return the answer of a change or of its preview, which both are 200."""
+    return PolymorphicProxySerializer(component_name=name, serializers=kinds, resource_type_field_name=None)
 
 
 @cache

@@ -13,6 +13,7 @@ from apps.clusters.models import Cluster
 from apps.clusters.services import configurations
 from apps.quotas.api.views import CHANGES, ApiView
 from apps.quotas.idempotency import idempotent
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
 
 TLS_FILES = {"ca_file": "caFile", "cert_file": "certFile", "key_file": "keyFile"}
@@ -101,17 +102,15 @@ class ConfigurationSerializer(Strict):
 class ConvertedSerializer(Strict):
     """A configuration in its other form."""
 
-    configuration = serializers.JSONField(read_only=True)
-    left_out = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="Fields that the other form does not have."
-    )
+    configuration = shown.json()
+    left_out = shown.texts("Fields that the other form does not have.")
 
 
 class WebhooksSerializer(Strict):
     """The two webhook configurations."""
 
     configurations = serializers.ListField(child=serializers.JSONField(), read_only=True)
-    reason = serializers.CharField(read_only=True, help_text="Reason why there are none; empty if there are.")
+    reason = shown.text("Reason why there are none; empty if there are.")
 
 
 def _parameters(kind: type[Strict]) -> list[OpenApiParameter]:

@@ -11,6 +11,7 @@ from apps.clusters.api.clusters import ClusterView
 from apps.clusters.formats import gpushare
 from apps.clusters.importing.taking_over import take_over
 from apps.scheduling.api.claims import DRY_RUN, dry_run
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
 
 
@@ -28,18 +29,16 @@ class ImportSerializer(Strict):
 class LeftSerializer(Strict):
     """An object that is not taken over, with the reason."""
 
-    about = serializers.CharField(read_only=True)
-    why = serializers.CharField(read_only=True)
+    about = shown.text()
+    why = shown.text()
 
 
 class ImportReportSerializer(Strict):
     """Objects created by an import, or by its rehearsal."""
 
-    dry_run = serializers.BooleanField(read_only=True)
-    made = serializers.ListField(child=serializers.CharField(), read_only=True)
-    kept = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="Objects that existed already."
-    )
+    dry_run = shown.flag()
+    made = shown.texts()
+    kept = shown.texts("Objects that existed already.")
     left = LeftSerializer(many=True, read_only=True)
 
 

@@ -12,6 +12,7 @@ from apps.clusters.services import joining
 from apps.nodes.api.serializers import KEY_DIGEST
 from apps.quotas.api.views import ApiView
 from apps.quotas.authentication import source_of
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
 
 
@@ -25,8 +26,8 @@ class JoinSerializer(Strict):
     key_digest = serializers.RegexField(
         KEY_DIGEST, write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
     )
-    node_uid = serializers.UUIDField(source="uid", read_only=True)
-    node_name = serializers.CharField(source="name", read_only=True)
+    node_uid = shown.uid(source="uid")
+    node_name = shown.text(source="name")
 
 
 class Join(ApiView):

@@ -3,19 +3,20 @@
 from typing import Any
 
 from django.shortcuts import get_object_or_404
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.clusters.models import Cluster, NamespaceBinding
 from apps.clusters.services import bindings
+from apps.quotas.api.methods import changes, lists, removes, shows
 from apps.quotas.api.serializers import TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api import shown
+from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Strict
+from gpucloud.api.shown import Columns
 
 LABEL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
@@ -23,7 +24,7 @@ LABEL_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 class BindingSerializer(Strict):
     """Namespaces, and the tenant that pays for their pods."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
+    id = shown.integer(source="pk")
     namespace = serializers.RegexField(
         LABEL_NAME, allow_null=True, default=None, help_text="Name of one namespace; give it or a selector."
     )
@@ -34,24 +35,14 @@ class BindingSerializer(Strict):
         help_text="All namespaces with these labels; empty: all. A binding by name wins, then the oldest.",
     )
     tenant = TenantBySlug()
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(NamespaceBinding, "version", "created_at", "updated_at")
 
 
 class BindingChangeSerializer(BindingSerializer):
     """Changeable fields of a binding."""
 
-    namespace = serializers.CharField(read_only=True, allow_null=True)  # type: ignore[assignment]
+    namespace = shown.text(null=True)
     selector = serializers.DictField(read_only=True, allow_null=True)
-
-
-class BindingFilter(Changed):
-    """Bindings by namespace."""
-
-    class Meta:
-        model = NamespaceBinding
-        fields = ["namespace", "updated_since"]
 
 
 class BindingView(ApiView):
@@ -73,11 +64,8 @@ class BindingView(ApiView):
 class BindingList(BindingView, ListMixin):
     """A cluster's bindings."""
 
-    filterset_class = BindingFilter
-
-    def get(self, request: Request, name: str) -> Response:
-        """List the cluster's bindings of namespaces to tenants."""
-        return self.list_page(self.get_queryset())
+    filterset_class = filters_of(NamespaceBinding, "namespace")
+    get = lists("List the cluster's bindings of namespaces to tenants.")
 
     @idempotent
     def post(self, request: Request, name: str) -> Response:
@@ -91,22 +79,16 @@ class BindingList(BindingView, ListMixin):
 class BindingDetail(BindingView):
     """One binding."""
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer of the method: the namespaces of a binding never change."""
-        return BindingChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+    serializer_classes = {"PATCH": BindingChangeSerializer}
 
-    def get(self, request: Request, name: str, pk: int) -> Response:
-        """Show a binding."""
-        return self.answer(self.find(pk))
-
-    def patch(self, request: Request, name: str, pk: int) -> Response:
-        """Charge new pods to another tenant; running pods stay charged as they are (operators)."""
-        binding, values = self.find(pk), self.parse_body(request, partial=True)
-        versions = etags.if_match(request)
-        return self.answer(bindings.change(principal=self.principal, binding=binding, versions=versions, **values))
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, name: str, pk: int) -> Response:
-        """Remove a binding: new pods are charged to nobody, running pods stay charged (operators)."""
-        bindings.unbind(principal=self.principal, binding=self.find(pk), versions=etags.if_match(request))
-        return Response(status=204)
+    get = shows("Show a binding.")
+    patch = changes(
+        bindings.change,
+        "binding",
+        "Charge new pods to another tenant; running pods stay charged as they are (operators).",
+    )
+    delete = removes(
+        bindings.unbind,
+        "binding",
+        "Remove a binding: new pods are charged to nobody, running pods stay charged (operators).",
+    )

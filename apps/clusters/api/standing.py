@@ -3,33 +3,31 @@
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.clusters.api.clusters import ClusterView
 from apps.clusters.services import connections, quota_drift
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
 
 
 class MissingSerializer(Strict):
     """A permission that is missing in the cluster."""
 
-    verb = serializers.CharField(read_only=True)
-    resource = serializers.CharField(read_only=True)
-    group = serializers.CharField(read_only=True, help_text="API group; empty: the core group.")
-    purpose = serializers.CharField(read_only=True, help_text="Purpose of the permission.")
+    verb = shown.text()
+    resource = shown.text()
+    group = shown.text("API group; empty: the core group.")
+    purpose = shown.text("Purpose of the permission.")
 
 
 class TriedSerializer(Strict):
     """Result of a connection check."""
 
-    reached = serializers.BooleanField(read_only=True)
-    reason = serializers.CharField(read_only=True, help_text="Reason why it was not reached; empty if it was.")
-    kubernetes_version = serializers.CharField(read_only=True)
-    answer_seconds = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Response time of the first request."
-    )
+    reached = shown.flag()
+    reason = shown.text("Reason why it was not reached; empty if it was.")
+    kubernetes_version = shown.text()
+    answer_seconds = shown.number("Response time of the first request.", null=True)
     missing = MissingSerializer(
         many=True, read_only=True, help_text="Permissions that the account does not have there."
     )
@@ -38,32 +36,28 @@ class TriedSerializer(Strict):
 class AmountSerializer(Strict):
     """One resource of one namespace; null: not limited."""
 
-    namespace = serializers.CharField(read_only=True)
-    tenant = serializers.CharField(read_only=True)
-    resource = serializers.CharField(read_only=True, help_text="Name in the ResourceQuota.")
-    wanted = serializers.IntegerField(read_only=True, allow_null=True, help_text="Amount by the tenant's quotas.")
-    there = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Amount in the ResourceQuota `gpucloud`."
-    )
-    used = serializers.IntegerField(read_only=True, allow_null=True, help_text="Usage that Kubernetes counts.")
-    in_step = serializers.BooleanField(read_only=True)
+    namespace = shown.text()
+    tenant = shown.text()
+    resource = shown.text("Name in the ResourceQuota.")
+    wanted = shown.integer("Amount by the tenant's quotas.", null=True)
+    there = shown.integer("Amount in the ResourceQuota `gpucloud`.", null=True)
+    used = shown.integer("Usage that Kubernetes counts.", null=True)
+    in_step = shown.flag()
 
 
 class NeverCountedSerializer(Strict):
     """An amount in a ResourceQuota that Kubernetes never counts."""
 
-    namespace = serializers.CharField(read_only=True)
-    quota = serializers.CharField(read_only=True)
-    resource = serializers.CharField(read_only=True)
+    namespace = shown.text()
+    quota = shown.text()
+    resource = shown.text()
 
 
 class ClusterQuotasSerializer(Strict):
     """ResourceQuotas compared with tenants' quotas."""
 
-    synced = serializers.BooleanField(
-        read_only=True, help_text="`sync_quotas` of the cluster: differences are corrected within seconds."
-    )
-    reason = serializers.CharField(read_only=True, help_text="Reason why the cluster did not answer; empty if it did.")
+    synced = shown.flag("`sync_quotas` of the cluster: differences are corrected within seconds.")
+    reason = shown.text("Reason why the cluster did not answer; empty if it did.")
     amounts = AmountSerializer(many=True, read_only=True)
     never_counted = NeverCountedSerializer(many=True, read_only=True)
 

@@ -8,10 +8,13 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.nodes.models import Node
+from apps.nodes.models.gpu import Gpu
 from apps.nodes.services.conditions import of_node
 from apps.quotas.api.serializers import PoolByName
 from apps.quotas.models.tenant import SLUG
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
+from gpucloud.api.shown import Columns
 
 LABEL_NAME = r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?\Z"
 LABEL_VALUE = r"^([a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?\Z"
@@ -41,87 +44,67 @@ class LabelsField(serializers.DictField):
 class ConditionSerializer(Strict):
     """A condition, as in Kubernetes."""
 
-    type = serializers.CharField(read_only=True, help_text="`ClockInSync`: good when its status is `True`.")
-    status = serializers.CharField(read_only=True, help_text="`True`, `False` or `Unknown`.")
-    reason = serializers.CharField(read_only=True, help_text="One word; `Xid79` for an XID error.")
-    message = serializers.CharField(read_only=True)
-    since = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Time by the node's clock.")
-    unschedulable = serializers.BooleanField(read_only=True, help_text="No new claims while it holds.")
+    type = shown.text("`ClockInSync`: good when its status is `True`.")
+    status = shown.text("`True`, `False` or `Unknown`.")
+    reason = shown.text("One word; `Xid79` for an XID error.")
+    message = shown.text()
+    since = shown.time("Time by the node's clock.", null=True)
+    unschedulable = shown.flag("No new claims while it holds.")
 
 
 class CheckSerializer(Strict):
     """A result of the agent's self-check."""
 
-    name = serializers.CharField(read_only=True)
-    state = serializers.ChoiceField(
-        ["ok", "warning", "failed"], read_only=True, help_text="`failed`: limits would not hold."
-    )
-    detail = serializers.CharField(read_only=True, help_text="Finding.")
-    cure = serializers.CharField(read_only=True, allow_null=True, help_text="Instruction how to fix it.")
+    name = shown.text()
+    state = shown.choice(["ok", "warning", "failed"], "`failed`: limits would not hold.")
+    detail = shown.text("Finding.")
+    cure = shown.text("Instruction how to fix it.", null=True)
 
 
 class DriftSerializer(Strict):
     """A file or limit of a claim that differs from what the agent wrote."""
 
-    kind = serializers.CharField(
-        read_only=True,
-        help_text="`files-lost`, `usage-damaged`, `limits-changed`, `limits-unreadable`, `directory-unknown` or "
-        "`library-other`.",
+    kind = shown.text(
+        "`files-lost`, `usage-damaged`, `limits-changed`, `limits-unreadable`, `directory-unknown` or `library-other`."
     )
-    claim_uid = serializers.UUIDField(read_only=True)
-    detail = serializers.CharField(read_only=True)
-    mendable = serializers.BooleanField(read_only=True, help_text="True if the agent can repair it.")
-    since = serializers.FloatField(read_only=True, help_text="Seconds since 1970, by the node's clock.")
+    claim_uid = shown.uid()
+    detail = shown.text()
+    mendable = shown.flag("True if the agent can repair it.")
+    since = shown.number("Seconds since 1970, by the node's clock.")
 
 
 class NodeSerializer(Strict):
     """A node."""
 
-    uid = serializers.UUIDField(read_only=True)
+    uid = shown.uid()
     name = serializers.RegexField(SLUG)
     pool = PoolByName()
-    state = serializers.CharField(
-        read_only=True,
-        help_text="`awaiting-agent`, `ready`, `cordoned`, `draining`, `fenced`, `returning`, `unhealthy` or `lost`.",
+    state = shown.text(
+        "`awaiting-agent`, `ready`, `cordoned`, `draining`, `fenced`, `returning`, `unhealthy` or `lost`."
     )
     cordoned = serializers.BooleanField(default=False, help_text="Takes no new claims; those on it stay.")
-    draining_at = serializers.DateTimeField(
-        read_only=True,
-        allow_null=True,
-        help_text="Time since when its claims get notice and leave; ends with the cordon.",
-    )
+    draining_at = shown.time("Time since when its claims get notice and leave; ends with the cordon.", null=True)
     labels = LabelsField(
         required=False, help_text="Labels for the `node_selector` of claims; a change replaces all of them."
     )
-    unhealthy = serializers.CharField(read_only=True, help_text="Reason why it accepts no new claims; empty: healthy.")
-    fenced_at = serializers.DateTimeField(
-        read_only=True,
-        allow_null=True,
-        help_text="Time since when it accepts no new claims; an operator lifts the fence.",
-    )
-    fenced_why = serializers.CharField(read_only=True)
+    unhealthy = shown.text("Reason why it accepts no new claims; empty: healthy.")
+    fenced_at = shown.time("Time since when it accepts no new claims; an operator lifts the fence.", null=True)
+    fenced_why = shown.text()
     conditions = serializers.SerializerMethodField(help_text="Conditions of the node itself; `Ready` first.")
     repair_drift = serializers.BooleanField(
         default=True,
         help_text=_("Repair foreign changes on the machine at once; else on request."),
     )
     drifted = serializers.SerializerMethodField(help_text="Number of such changes that are not repaired.")
-    simulated = serializers.BooleanField(read_only=True)
-    arbiter = serializers.BooleanField(
-        read_only=True, help_text="True if its agent has an arbiter, without which the claims of a GPU get no turns."
-    )
-    hostname = serializers.CharField(read_only=True)
-    agent_version = serializers.CharField(read_only=True)
-    driver_version = serializers.CharField(read_only=True)
-    last_seen_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    simulated = shown.flag()
+    arbiter = shown.flag("True if its agent has an arbiter, without which the claims of a GPU get no turns.")
+    columns_1 = Columns(Node, "hostname", "agent_version", "driver_version", "last_seen_at")
     checks = CheckSerializer(
         many=True,
         read_only=True,
         help_text="The agent's self-check when it last connected; operators see it. `agent check` runs it anew.",
     )
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(Node, "version", "created_at", "updated_at")
 
     def get_drifted(self, node: Node) -> int:
         """Return the number of drifts; the drift route lists them."""
@@ -143,8 +126,8 @@ class NodeSerializer(Strict):
 class NewNodeSerializer(NodeSerializer):
     """Fields of a new node."""
 
-    cordoned = serializers.BooleanField(read_only=True)
-    repair_drift = serializers.BooleanField(read_only=True)
+    cordoned = shown.flag()
+    repair_drift = shown.flag()
 
     def validate_name(self, value: str) -> str:
         """Refuse names that are routes."""
@@ -156,17 +139,14 @@ class NewNodeSerializer(NodeSerializer):
 class NodeWithEnrolmentSerializer(NodeSerializer):
     """A new node with its enrolment token, which is shown only once."""
 
-    enrolment_token = serializers.CharField(read_only=True, help_text="Valid once, for 24 hours.")
-    command = serializers.CharField(
-        read_only=True,
-        help_text="Command for the machine's root: fetches the agent, verifies its digest, enrols.",
-    )
+    enrolment_token = shown.text("Valid once, for 24 hours.")
+    command = shown.text("Command for the machine's root: fetches the agent, verifies its digest, enrols.")
 
 
 class NodeChangeSerializer(NodeSerializer):
     """Changeable fields of a node."""
 
-    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    name = shown.text()
     cordoned = serializers.BooleanField()
     repair_drift = serializers.BooleanField()
 
@@ -181,79 +161,60 @@ class EnrolSerializer(Strict):
     key_digest = serializers.RegexField(
         KEY_DIGEST, write_only=True, help_text="SHA-256 of the secret that the agent made for itself."
     )
-    node_uid = serializers.UUIDField(source="uid", read_only=True)
-    node_name = serializers.CharField(source="name", read_only=True)
+    node_uid = shown.uid(source="uid")
+    node_name = shown.text(source="name")
 
 
 class GpuHealthSerializer(Strict):
     """The latest health readings of a GPU. Null: its card or driver does not have this reading."""
 
-    reported_at = serializers.DateTimeField(read_only=True, help_text="Agents report every 30 seconds.")
-    temperature_celsius = serializers.FloatField(read_only=True, allow_null=True)
-    ecc_corrected = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Memory errors that ECC corrected since the driver was loaded."
-    )
-    ecc_uncorrected = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Memory errors that it could not correct."
-    )
-    last_xid = serializers.IntegerField(read_only=True, allow_null=True, help_text="The last XID error, of any cause.")
-    last_xid_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Time by the node's clock.")
-    last_xid_meaning = serializers.CharField(read_only=True)
-    last_xid_cure = serializers.CharField(
-        read_only=True, help_text="`program` (a fix of the program), `time` or `reset`; empty: none, or not known."
-    )
-    sm_active_percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Part of the SMs with work, mean of 30 seconds (GPM)."
-    )
-    tensor_active_percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Part of the time with tensor operations (GPM)."
-    )
-    dram_active_percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Used part of the memory bandwidth (GPM)."
-    )
+    reported_at = shown.time("Agents report every 30 seconds.")
+    temperature_celsius = shown.number(null=True)
+    ecc_corrected = shown.integer("Memory errors that ECC corrected since the driver was loaded.", null=True)
+    ecc_uncorrected = shown.integer("Memory errors that it could not correct.", null=True)
+    last_xid = shown.integer("The last XID error, of any cause.", null=True)
+    last_xid_at = shown.time("Time by the node's clock.", null=True)
+    last_xid_meaning = shown.text()
+    last_xid_cure = shown.text("`program` (a fix of the program), `time` or `reset`; empty: none, or not known.")
+    sm_active_percent = shown.number("Part of the SMs with work, mean of 30 seconds (GPM).", null=True)
+    tensor_active_percent = shown.number("Part of the time with tensor operations (GPM).", null=True)
+    dram_active_percent = shown.number("Used part of the memory bandwidth (GPM).", null=True)
 
 
 class GpuProcessSerializer(Strict):
     """A process on a GPU."""
 
-    pid = serializers.IntegerField(read_only=True)
-    command = serializers.CharField(read_only=True, help_text="`?`: the agent cannot see the process.")
-    memory_mib = serializers.IntegerField(read_only=True, allow_null=True)
-    claim = serializers.UUIDField(read_only=True, allow_null=True, help_text="Null: it belongs to no claim.")
+    pid = shown.integer()
+    command = shown.text("`?`: the agent cannot see the process.")
+    memory_mib = shown.integer(null=True)
+    claim = shown.uid("Null: it belongs to no claim.", null=True)
 
 
 class GpuProcessesSerializer(Strict):
     """The processes on a GPU, as last reported."""
 
-    reported_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Null: never.")
+    reported_at = shown.time("Null: never.", null=True)
     processes = GpuProcessSerializer(many=True, read_only=True)
 
 
 class GpuSerializer(Strict):
     """A GPU and its allocated share."""
 
-    uuid = serializers.CharField(read_only=True)
-    node = serializers.CharField(source="node.name", read_only=True)
-    pool = serializers.CharField(source="node.pool.name", read_only=True)
-    index = serializers.IntegerField(read_only=True)
-    model = serializers.CharField(read_only=True)
-    state = serializers.CharField(read_only=True, help_text="`missing`, `cordoned`, `unhealthy` or `ready`.")
-    present = serializers.BooleanField(read_only=True)
+    uuid = shown.text()
+    node = shown.text(source="node.name")
+    pool = shown.text(source="node.pool.name")
+    columns_1 = Columns(Gpu, "index", "model")
+    state = shown.text("`missing`, `cordoned`, `unhealthy` or `ready`.")
+    present = shown.flag()
     cordoned = serializers.BooleanField(help_text="Takes no new claims; those on it stay.")
-    unhealthy = serializers.CharField(read_only=True, help_text="Reason why it accepts no new claims; empty: healthy.")
+    unhealthy = shown.text("Reason why it accepts no new claims; empty: healthy.")
     conditions = ConditionSerializer(many=True, read_only=True)
     health = GpuHealthSerializer(read_only=True, allow_null=True, help_text="Null: never reported.")
-    memory_mib = serializers.IntegerField(read_only=True)
-    memory_used_mib = serializers.IntegerField(read_only=True, help_text="Allocated to assignments.")
-    memory_free_mib = serializers.IntegerField(read_only=True)
-    core_used = serializers.IntegerField(read_only=True, help_text="Percent allocated to assignments.")
-    core_free = serializers.IntegerField(read_only=True)
-    core_outside = serializers.IntegerField(
-        read_only=True, help_text="Percent that pods use without a claim, or before they have one; not free."
-    )
-    memory_outside_mib = serializers.IntegerField(
-        read_only=True, help_text="MiB that pods use without a claim, or before they have one; not free."
-    )
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    memory_mib = shown.integer()
+    memory_used_mib = shown.integer("Allocated to assignments.")
+    memory_free_mib = shown.integer()
+    core_used = shown.integer("Percent allocated to assignments.")
+    core_free = shown.integer()
+    core_outside = shown.integer("Percent that pods use without a claim, or before they have one; not free.")
+    memory_outside_mib = shown.integer("MiB that pods use without a claim, or before they have one; not free.")
+    changed = Columns(Gpu, "version", "created_at", "updated_at")

@@ -3,7 +3,6 @@
 from typing import Any
 
 from django.http import HttpRequest
-from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
@@ -12,26 +11,17 @@ from rest_framework.response import Response
 from apps.nodes.api import serializers
 from apps.nodes.models import Gpu, GpuHealth, Node
 from apps.nodes.services import bundle, nodes
+from apps.quotas.api.methods import changes, lists, shows
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.authentication import source_of
 from apps.quotas.idempotency import idempotent
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api.filters import filters_of
 
 
 def enrolment_command(request: HttpRequest | Request, token: str) -> str:
     """Return the command to copy to the machine."""
     return bundle.command(server=request.build_absolute_uri("/").rstrip("/"), token=token)
-
-
-class NodeFilter(Changed):
-    """Nodes by name and pool."""
-
-    pool = filters.CharFilter(field_name="pool__name")
-
-    class Meta:
-        model = Node
-        fields = ["name", "pool", "cordoned", "updated_since"]
 
 
 class NodeView(ApiView):
@@ -56,15 +46,10 @@ class NodeView(ApiView):
 class NodeList(NodeView, ListMixin):
     """Nodes: machines with an agent."""
 
-    filterset_class = NodeFilter
+    filterset_class = filters_of(Node, "name", "cordoned", pool="pool__name")
+    serializer_classes = {"POST": serializers.NewNodeSerializer}
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer of the method: a new node has fewer fields."""
-        return serializers.NewNodeSerializer if self.request.method == "POST" else super().get_serializer_class()
-
-    def get(self, request: Request) -> Response:
-        """List nodes."""
-        return self.list_page(self.get_queryset())
+    get = lists("List nodes.")
 
     @extend_schema(responses={201: serializers.NodeWithEnrolmentSerializer})
     @idempotent
@@ -77,20 +62,10 @@ class NodeList(NodeView, ListMixin):
 class NodeDetail(NodeView):
     """One node."""
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer of the method: the name of a node never changes."""
-        return serializers.NodeChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+    serializer_classes = {"PATCH": serializers.NodeChangeSerializer}
 
-    def get(self, request: Request, name: str) -> Response:
-        """Show a node."""
-        return self.answer(self.find(name))
-
-    def patch(self, request: Request, name: str) -> Response:
-        """Cordon, uncordon, or move an empty node to another pool."""
-        node = self.find(name)
-        values = self.parse_body(request, partial=True)
-        versions = etags.if_match(request)
-        return self.answer(nodes.change_node(principal=self.principal, node=node, versions=versions, **values))
+    get = shows("Show a node.")
+    patch = changes(nodes.change_node, "node", "Cordon, uncordon, or move an empty node to another pool.")
 
 
 class NodeEnrolment(NodeView):
@@ -121,28 +96,16 @@ class Enrol(ApiView):
         return Response(self.get_serializer(node).data)
 
 
-class GpuFilter(Changed):
-    """GPUs by location and model."""
-
-    node = filters.CharFilter(field_name="node__name")
-    pool = filters.CharFilter(field_name="node__pool__name")
-
-    class Meta:
-        model = Gpu
-        fields = ["node", "pool", "model", "index", "present", "cordoned", "updated_since"]
-
-
 class GpuList(ListMixin):
     """GPUs."""
 
     queryset = Gpu.objects.select_related("node__pool", "health").prefetch_related("conditions")
     serializer_class = serializers.GpuSerializer
-    filterset_class = GpuFilter
+    filterset_class = filters_of(
+        Gpu, "model", "index", "present", "cordoned", node="node__name", pool="node__pool__name"
+    )
     read_scope = "nodes:read"
-
-    def get(self, request: Request) -> Response:
-        """List GPUs and their allocated share."""
-        return self.list_page(self.get_queryset())
+    get = lists("List GPUs and their allocated share.")
 
 
 class GpuView(ApiView):

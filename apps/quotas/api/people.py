@@ -12,11 +12,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import people_serializers, serializers
-from apps.quotas.api.tokens import TokenFilter, show_once
+from apps.quotas.api.methods import lists
+from apps.quotas.api.tokens import TOKEN_FILTERS, show_once
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Invitation, Token, User
 from apps.quotas.services import accounts, invitations, mail, resets, tokens
+from gpucloud.api.filters import filters_of
 
 
 def with_roles(users: QuerySet[User]) -> QuerySet[User]:
@@ -24,32 +26,25 @@ def with_roles(users: QuerySet[User]) -> QuerySet[User]:
     return users.prefetch_related("memberships__tenant", "identities").order_by("username")
 
 
-class UserFilter(filters.FilterSet):
-    """Users by name, state and tenant."""
-
-    active = filters.BooleanFilter(field_name="is_active")
-    operator = filters.BooleanFilter(field_name="is_operator")
-    tenant = filters.CharFilter(field_name="tenants__slug")
-
-    class Meta:
-        model = User
-        fields = ["username", "active", "operator", "tenant"]
-
-
 class UserList(ListMixin):
     """Users."""
 
     serializer_class = people_serializers.UserSerializer
-    filterset_class = UserFilter
+    filterset_class = filters_of(
+        User,
+        "username",
+        base=filters.FilterSet,
+        active=filters.BooleanFilter(field_name="is_active"),
+        operator=filters.BooleanFilter(field_name="is_operator"),
+        tenant="tenants__slug",
+    )
     read_scope = "users:read"
 
     def get_queryset(self) -> Any:
         """Return the rows visible to the caller."""
         return User.visible_to(self.principal).prefetch_related("memberships__tenant", "identities")
 
-    def get(self, request: Request) -> Response:
-        """List users: all to an operator, the members of their tenants to admins, themselves to others."""
-        return self.list_page(self.get_queryset())
+    get = lists("List users: all to an operator, the members of their tenants to admins, themselves to others.")
 
 
 class UserDetail(ApiView):
@@ -105,30 +100,15 @@ class PasswordReset(ApiView):
         return Response(self.get_serializer(body).data, status=201, headers={"Cache-Control": "no-store"})
 
 
-class InvitationFilter(filters.FilterSet):
-    """Invitations by tenant."""
-
-    tenant = filters.CharFilter(field_name="tenant__slug")
-
-    class Meta:
-        model = Invitation
-        fields = ["tenant", "username", "email"]
-
-
 class InvitationList(ListMixin):
     """Invitations."""
 
     serializer_class = people_serializers.InvitationSerializer
-    filterset_class = InvitationFilter
+    filterset_class = filters_of(Invitation, "username", "email", base=filters.FilterSet, tenant="tenant__slug")
     read_scope, write_scope = "users:read", "users:write"
+    queryset = Invitation.objects.select_related("tenant")
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Invitation.objects.visible_to(self.principal).select_related("tenant")
-
-    def get(self, request: Request) -> Response:
-        """List invitations; their links are never shown again."""
-        return self.list_page(self.get_queryset())
+    get = lists("List invitations; their links are never shown again.")
 
     @extend_schema(responses={201: people_serializers.NewInvitationSerializer})
     @idempotent
@@ -150,10 +130,7 @@ class InvitationDetail(ApiView):
     lookup_key = "uid"
     read_scope, write_scope = "users:read", "users:write"
     tagged = False
-
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Invitation.objects.visible_to(self.principal).select_related("tenant")
+    queryset = Invitation.objects.select_related("tenant")
 
     def get(self, request: Request, uid: object) -> Response:
         """Show an invitation, without its link."""
@@ -240,7 +217,7 @@ class MyTokens(ListMixin):
 
     serializer_class = people_serializers.PersonalTokenSerializer
     read_scope, write_scope = "tokens:read", "tokens:write"
-    filterset_class = TokenFilter
+    filterset_class = TOKEN_FILTERS
 
     def get_queryset(self) -> Any:
         """Return the caller's personal tokens."""

@@ -9,23 +9,25 @@ from rest_framework import serializers
 
 from apps.quotas.api.serializers import TenantBySlug, TokenSerializer
 from apps.quotas.models import Role, User
+from apps.quotas.models.people import Invitation
 from apps.quotas.services.invitations import MOST_DAYS, VALID_DAYS
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api.shown import Columns
 
 
 class UserSerializer(Strict):
     """A user."""
 
-    username = serializers.CharField(read_only=True)
-    email = serializers.CharField(read_only=True)
+    columns = Columns(User, "username", "email")
     active = serializers.BooleanField(
         source="is_active", help_text="False: their sessions have ended, and their tokens are revoked."
     )
     operator = serializers.BooleanField(source="is_operator", help_text="Runs the platform.")
     roles = serializers.SerializerMethodField(help_text="Role by tenant; the caller's tenants only.")
     single_sign_on = serializers.SerializerMethodField(help_text="True if the identity provider signs them in.")
-    created_at = serializers.DateTimeField(source="date_joined", read_only=True)
-    last_seen_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    created_at = shown.time(source="date_joined")
+    last_seen_at = shown.time(null=True)
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
     def get_roles(self, user: User) -> dict[str, str]:
@@ -42,14 +44,14 @@ class UserSerializer(Strict):
 class LinkSerializer(Strict):
     """A link that is shown once and works once."""
 
-    link = serializers.CharField(read_only=True)
-    expires_at = serializers.DateTimeField(read_only=True)
+    link = shown.text()
+    expires_at = shown.time()
 
 
 class InvitationSerializer(Strict):
     """An invitation, without its link."""
 
-    uid = serializers.UUIDField(read_only=True)
+    uid = shown.uid()
     username = serializers.CharField(
         max_length=150,
         default="",
@@ -66,12 +68,8 @@ class InvitationSerializer(Strict):
     days = StrictInteger(
         min_value=1, max_value=MOST_DAYS, default=VALID_DAYS, write_only=True, help_text="Days until it expires."
     )
-    state = serializers.CharField(read_only=True, help_text="`open`, `used`, `revoked` or `expired`.")
-    created_by = serializers.CharField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    expires_at = serializers.DateTimeField(read_only=True)
-    used_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    revoked_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    state = shown.text("`open`, `used`, `revoked` or `expired`.")
+    columns = Columns(Invitation, "created_by", "created_at", "expires_at", "used_at", "revoked_at")
 
     def validate_email(self, address: str) -> str:
         """Accept a mail address or an empty text; the document cannot say so of an EmailField."""
@@ -89,8 +87,8 @@ class InvitationSerializer(Strict):
 class NewInvitationSerializer(InvitationSerializer):
     """A new invitation: its link is shown only once."""
 
-    link = serializers.CharField(read_only=True)
-    mailed = serializers.BooleanField(read_only=True, help_text="True if the mail server accepted the mail.")
+    link = shown.text()
+    mailed = shown.flag("True if the mail server accepted the mail.")
 
 
 class MeChangeSerializer(Strict):
@@ -104,16 +102,16 @@ class MeChangeSerializer(Strict):
 class SessionSerializer(Strict):
     """A session of the caller."""
 
-    id = serializers.CharField(read_only=True)
-    started_at = serializers.DateTimeField(read_only=True)
-    last_seen_at = serializers.DateTimeField(read_only=True)
+    id = shown.text()
+    started_at = shown.time()
+    last_seen_at = shown.time()
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True, help_text="Address at the sign-in.")
-    browser = serializers.CharField(read_only=True)
-    current = serializers.BooleanField(read_only=True)
+    browser = shown.text()
+    current = shown.flag()
 
 
 class PersonalTokenSerializer(TokenSerializer):
     """A token with its owner's own rights."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, allow_null=True)  # type: ignore[assignment]
-    role = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    tenant = shown.text(null=True, source="tenant.slug")
+    role = shown.text()

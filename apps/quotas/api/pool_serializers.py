@@ -15,9 +15,12 @@ from apps.quotas.models.pool import (
     FailoverPolicy,
     IdleRule,
     PlacementPolicy,
+    Pool,
 )
 from apps.quotas.models.tenant import SLUG
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api.shown import Columns
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -202,12 +205,10 @@ class PoolSerializer(Strict):
         default=600,
         help_text=_("Seconds between notice and release of an idle claim; a claim that is used meanwhile stays."),
     )
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(Pool, "version", "created_at", "updated_at")
 
 
 class PoolChangeSerializer(PoolSerializer):
     """Changeable fields of a pool."""
 
-    name = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    name = shown.text()

@@ -9,11 +9,16 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.quotas.models import Pool, Resource, Role, Tenant, User
+from apps.quotas.models.audit import AuditEvent
+from apps.quotas.models.quota import LedgerEntry, ResourceQuota
 from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
 from apps.quotas.models.row import MOST_NAME
 from apps.quotas.models.tenant import SLUG
+from apps.quotas.models.token import Token
 from apps.quotas.principals import SCOPES, Principal
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api.shown import Columns
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 
@@ -66,15 +71,13 @@ class TenantSerializer(Strict):
     name = serializers.CharField(max_length=MOST_NAME, required=False, help_text="For people; the slug unless given.")
     weight = StrictInteger(min_value=1, max_value=1000, default=1)
     cohort = serializers.RegexField(SLUG, allow_null=True, default=None)
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(Tenant, "version", "created_at", "updated_at")
 
 
 class TenantChangeSerializer(TenantSerializer):
     """Changeable fields of a tenant."""
 
-    slug = serializers.CharField(read_only=True)  # type: ignore[assignment]
+    slug = shown.text()
 
 
 class MemberSerializer(Strict):
@@ -98,43 +101,37 @@ def amount_field(name: str, null: str, *, least: int = 0, **more: Any) -> Strict
 class QuotaSerializer(Strict):
     """A quota: a tenant's limit of one resource."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
+    id = shown.integer(source="pk")
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
     resource = serializers.ChoiceField(choices=Resource.choices)
     hard = amount_field("hard", "unlimited")
     borrowing_limit = amount_field("borrowing_limit", "all that is lent", default=None)
     lending_limit = amount_field("lending_limit", "all of it", default=None)
-    used = serializers.IntegerField(read_only=True)
-    borrowed = serializers.IntegerField(read_only=True, help_text="Used above `hard`.")
-    lent = serializers.IntegerField(read_only=True, help_text="Idle part of `hard` that others of the cohort use.")
-    free = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Amount that can still be charged. Null: no bound."
-    )
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    used = shown.integer()
+    borrowed = shown.integer("Used above `hard`.")
+    lent = shown.integer("Idle part of `hard` that others of the cohort use.")
+    free = shown.integer("Amount that can still be charged. Null: no bound.", null=True)
+    changed = Columns(ResourceQuota, "version", "created_at", "updated_at")
 
 
 class QuotaChangeSerializer(QuotaSerializer):
     """Changeable fields of a quota."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
-    pool = serializers.CharField(source="pool.name", read_only=True, allow_null=True)  # type: ignore[assignment]
-    resource = serializers.ChoiceField(choices=Resource.choices, read_only=True)
+    tenant = shown.text(source="tenant.slug")
+    pool = shown.text(null=True, source="pool.name")
+    resource = shown.choice(Resource.choices)
 
 
 class LedgerSerializer(Strict):
     """One change of a quota's amounts."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
-    at = serializers.DateTimeField(read_only=True)
-    kind = serializers.CharField(read_only=True)
-    amount = serializers.IntegerField(read_only=True)
-    used = serializers.IntegerField(read_only=True)
-    hard = serializers.IntegerField(read_only=True, allow_null=True)
-    claim = serializers.UUIDField(source="claim_uid", read_only=True, allow_null=True)
-    actor = serializers.CharField(read_only=True)
+    id = shown.integer(source="pk")
+    at = shown.time()
+    kind = shown.text()
+    columns = Columns(LedgerEntry, "amount", "used", "hard")
+    claim = shown.uid(null=True, source="claim_uid")
+    actor = shown.text()
 
 
 # Each network is compared at every request of the token.
@@ -151,19 +148,15 @@ def _cidr(value: str) -> None:
 class TokenSerializer(Strict):
     """A token, without its secret."""
 
-    key = serializers.CharField(read_only=True)
+    key = shown.text()
     name = serializers.CharField(max_length=MOST_NAME)
     tenant = TenantBySlug(allow_null=True, default=None, help_text="Null: the whole platform (operators only).")
     role = serializers.ChoiceField(
         choices=Role.choices, default=Role.MEMBER, help_text="In the tenant; means nothing for a personal token."
     )
-    personal = serializers.BooleanField(read_only=True, help_text="True: it has its owner's own rights.")
-    owner = serializers.CharField(
-        source="user.username",
-        read_only=True,
-        default=None,
-        allow_null=True,
-        help_text="The person on whose behalf it acts; null: none.",
+    personal = shown.flag("True: it has its owner's own rights.")
+    owner = shown.text(
+        "The person on whose behalf it acts; null: none.", null=True, source="user.username", default=None
     )
     scopes = serializers.ListField(
         child=serializers.ChoiceField(choices=[(scope, scope) for scope in SCOPES]),
@@ -175,11 +168,7 @@ class TokenSerializer(Strict):
         child=serializers.CharField(max_length=50, validators=[_cidr]), max_length=MOST_NETWORKS, default=list
     )
     expires_at = serializers.DateTimeField(allow_null=True, default=None)
-    revoked_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    last_used_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    columns = Columns(Token, "revoked_at", "last_used_at", "version", "created_at", "updated_at")
 
     def validate_expires_at(self, value: Any) -> Any:
         """Refuse times in the past."""
@@ -191,7 +180,7 @@ class TokenSerializer(Strict):
 class NewTokenSerializer(TokenSerializer):
     """A new token: its text is shown only once."""
 
-    token = serializers.CharField(read_only=True)
+    token = shown.text()
 
 
 class RotationSerializer(Strict):
@@ -208,40 +197,29 @@ class RotationSerializer(Strict):
 class AuditSerializer(Strict):
     """An audit event."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
-    at = serializers.DateTimeField(read_only=True)
-    actor = serializers.CharField(read_only=True)
-    action = serializers.CharField(read_only=True)
-    object_type = serializers.CharField(read_only=True)
-    object_id = serializers.CharField(read_only=True)
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, default=None, allow_null=True)
-    before = serializers.JSONField(read_only=True, allow_null=True)
-    after = serializers.JSONField(read_only=True, allow_null=True)
+    id = shown.integer(source="pk")
+    columns_1 = Columns(AuditEvent, "at", "actor", "action", "object_type", "object_id")
+    tenant = shown.text(null=True, source="tenant.slug", default=None)
+    columns_2 = Columns(AuditEvent, "before", "after")
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
-    position = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Position in the chain; null for about a second, until it is sealed."
-    )
-    digest = serializers.CharField(
-        read_only=True, allow_null=True, help_text="SHA-256 of this event and the digest of the one before it."
-    )
+    position = shown.integer("Position in the chain; null for about a second, until it is sealed.", null=True)
+    digest = shown.text("SHA-256 of this event and the digest of the one before it.", null=True)
 
 
 class OwnTokenSerializer(Strict):
     """The caller's token, so that a program can renew it in time."""
 
-    key = serializers.CharField(read_only=True)
-    name = serializers.CharField(read_only=True)
-    expires_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    columns = Columns(Token, "key", "name", "expires_at")
 
 
 class MeSerializer(Strict):
     """The caller."""
 
-    name = serializers.CharField(read_only=True)
+    name = shown.text()
     token = serializers.SerializerMethodField(help_text="Null for a session.")
     username = serializers.SerializerMethodField(help_text="The person; null for a token without one.")
     time_zone = serializers.SerializerMethodField(help_text="Of times on the person's pages; empty: UTC.")
-    operator = serializers.BooleanField(source="is_operator", read_only=True)
+    operator = shown.flag(source="is_operator")
     scopes = serializers.SerializerMethodField()
     roles = serializers.SerializerMethodField(help_text="Role by tenant; an operator needs none.")
 

@@ -9,55 +9,24 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import pool_serializers, serializers
+from apps.quotas.api.methods import changes, creates, lists, removes, shows
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Membership, Pool, Tenant
 from apps.quotas.services import tenants
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed
-
-
-class TenantFilter(Changed):
-    """Tenants by name and cohort."""
-
-    class Meta:
-        model = Tenant
-        fields = ["slug", "cohort", "updated_since"]
-
-
-class MemberFilter(filters.FilterSet):
-    """Members by name and role."""
-
-    username = filters.CharFilter(field_name="user__username")
-
-    class Meta:
-        model = Membership
-        fields = ["username", "role"]
-
-
-class PoolFilter(Changed):
-    """Pools by name."""
-
-    class Meta:
-        model = Pool
-        fields = ["name", "updated_since"]
+from gpucloud.api.filters import filters_of
 
 
 class TenantList(ListMixin):
     """Tenants."""
 
     serializer_class = serializers.TenantSerializer
-    filterset_class = TenantFilter
+    filterset_class = filters_of(Tenant, "slug", "cohort")
     read_scope, write_scope = "tenants:read", "tenants:write"
     operator_methods = CHANGES
+    queryset = Tenant.objects.all()
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Tenant.objects.visible_to(self.principal)
-
-    def get(self, request: Request) -> Response:
-        """List tenants."""
-        return self.list_page(self.get_queryset())
+    get = lists("List tenants.")
 
     @idempotent
     def post(self, request: Request) -> Response:
@@ -73,35 +42,18 @@ class TenantDetail(ApiView):
     serializer_class = serializers.TenantChangeSerializer
     lookup_key = "slug"
     read_scope, write_scope = "tenants:read", "tenants:write"
+    queryset = Tenant.objects.all()
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Tenant.objects.visible_to(self.principal)
-
-    def get(self, request: Request, slug: str) -> Response:
-        """Show a tenant."""
-        return self.answer(self.find(slug))
-
-    def patch(self, request: Request, slug: str) -> Response:
-        """Change name, weight or cohort."""
-        tenant = self.find(slug)
-        values = self.parse_body(request, partial=True)
-        return self.answer(
-            tenants.change_tenant(principal=self.principal, tenant=tenant, versions=etags.if_match(request), **values)
-        )
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, slug: str) -> Response:
-        """Remove a tenant that never had a quota."""
-        tenants.delete_tenant(principal=self.principal, tenant=self.find(slug), versions=etags.if_match(request))
-        return Response(status=204)
+    get = shows("Show a tenant.")
+    patch = changes(tenants.change_tenant, "tenant", "Change name, weight or cohort.")
+    delete = removes(tenants.delete_tenant, "tenant", "Remove a tenant that never had a quota.")
 
 
 class MemberList(ListMixin):
     """Members of a tenant."""
 
     serializer_class = serializers.MemberSerializer
-    filterset_class = MemberFilter
+    filterset_class = filters_of(Membership, "role", base=filters.FilterSet, username="user__username")
     read_scope, write_scope = "tenants:read", "tenants:write"
 
     def get_queryset(self) -> Any:
@@ -148,15 +100,8 @@ class PoolList(ListMixin):
 
     serializer_class = pool_serializers.PoolSerializer
     queryset = Pool.objects.all()
-    filterset_class = PoolFilter
+    filterset_class = filters_of(Pool, "name")
     read_scope, write_scope = "nodes:read", "nodes:write"
     operator_methods = CHANGES
-
-    def get(self, request: Request) -> Response:
-        """List pools."""
-        return self.list_page(self.get_queryset())
-
-    @idempotent
-    def post(self, request: Request) -> Response:
-        """Create a pool."""
-        return self.answer(tenants.create_pool(principal=self.principal, **self.parse_body(request)), status=201)
+    get = lists("List pools.")
+    post = creates(tenants.create_pool, "Create a pool.")

@@ -1,46 +1,32 @@
 """/tokens/ and /audit/."""
 
-from typing import Any
-
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api import serializers
+from apps.quotas.api.methods import lists, removes, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import AuditEvent, Tenant, Token, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import tokens
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed, Named
+from gpucloud.api.filters import Named, filters_of
 
-
-class TokenFilter(Changed):
-    """Tokens by tenant, name and role."""
-
-    tenant = filters.CharFilter(field_name="tenant__slug")
-
-    class Meta:
-        model = Token
-        fields = ["tenant", "name", "role", "updated_since"]
+TOKEN_FILTERS = filters_of(Token, "name", "role", tenant="tenant__slug")
 
 
 class TokenList(ListMixin):
     """API tokens."""
 
     serializer_class = serializers.TokenSerializer
-    filterset_class = TokenFilter
+    filterset_class = TOKEN_FILTERS
     read_scope, write_scope = "tokens:read", "tokens:write"
+    queryset = Token.objects.select_related("tenant", "user")
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Token.objects.visible_to(self.principal).select_related("tenant", "user")
-
-    def get(self, request: Request) -> Response:
-        """List tokens; their secrets are never shown again."""
-        return self.list_page(self.get_queryset())
+    get = lists("List tokens; their secrets are never shown again.")
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
@@ -56,20 +42,10 @@ class TokenDetail(ApiView):
     serializer_class = serializers.TokenSerializer
     lookup_key = "key"
     read_scope, write_scope = "tokens:read", "tokens:write"
+    queryset = Token.objects.select_related("tenant", "user")
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Token.objects.visible_to(self.principal).select_related("tenant", "user")
-
-    def get(self, request: Request, key: str) -> Response:
-        """Show a token, without its secret."""
-        return self.answer(self.find(key))
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, key: str) -> Response:
-        """Revoke a token immediately."""
-        tokens.revoke(principal=self.principal, token=self.find(key), versions=etags.if_match(request))
-        return Response(status=204)
+    get = shows("Show a token, without its secret.")
+    delete = removes(tokens.revoke, "token", "Revoke a token immediately.")
 
 
 class TokenRotation(ApiView):
@@ -78,10 +54,7 @@ class TokenRotation(ApiView):
     serializer_class = serializers.RotationSerializer
     lookup_key = "key"
     write_scope = "tokens:write"
-
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Token.objects.visible_to(self.principal)
+    queryset = Token.objects.all()
 
     @extend_schema(responses={201: serializers.NewTokenSerializer})
     @idempotent
@@ -109,29 +82,22 @@ def show_once(token: Token, text: str) -> Response:
     return Response(body, status=201, headers={"ETag": etags.etag(token.version), "Cache-Control": "no-store"})
 
 
-class AuditFilter(filters.FilterSet):
-    """Audit events by tenant, actor, object and time."""
-
-    tenant = Named(Tenant.objects, "slug")
-    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
-    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
-
-    class Meta:
-        model = AuditEvent
-        fields = ["tenant", "actor", "action", "object_type", "object_id", "since", "until"]
-
-
 class AuditList(ListMixin):
     """The audit log."""
 
     serializer_class = serializers.AuditSerializer
-    filterset_class = AuditFilter
+    filterset_class = filters_of(
+        AuditEvent,
+        "actor",
+        "action",
+        "object_type",
+        "object_id",
+        base=filters.FilterSet,
+        tenant=Named(Tenant.objects, "slug"),
+        since=filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte"),
+        until=filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt"),
+    )
     read_scope = "audit:read"
+    queryset = AuditEvent.objects.select_related("tenant")
 
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return AuditEvent.objects.visible_to(self.principal).select_related("tenant")
-
-    def get(self, request: Request) -> Response:
-        """List audit events, newest first."""
-        return self.list_page(self.get_queryset())
+    get = lists("List audit events, newest first.")

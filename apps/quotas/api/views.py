@@ -32,6 +32,13 @@ class ApiView(GenericAPIView[Any]):
     # must not execute the change.
     change_parameters: ClassVar[Mapping[str, frozenset[str]]] = {}
 
+    # The serializer of answers to changes, and the path of the row below /api/v1 that these name; "": they name none.
+    answer_class: ClassVar[Any] = None
+    address: ClassVar[str] = ""
+
+    # Serializers of single methods, where the view has several; its `serializer_class` is for the others.
+    serializer_classes: ClassVar[Mapping[str, Any]] = {}
+
     # Methods for operators only, refused to others before their body is read.
     operator_methods: ClassVar[frozenset[str]] = frozenset()
 
@@ -70,9 +77,22 @@ class ApiView(GenericAPIView[Any]):
         principal: Principal = self.request.user  # type: ignore[assignment]
         return principal
 
+    def get_queryset(self) -> Any:
+        """Return the rows of `queryset`; of a model whose rows belong to tenants, those that the caller may see."""
+        rows: Any = super().get_queryset()
+        return rows.visible_to(self.principal) if hasattr(rows, "visible_to") else rows
+
+    def get_serializer_class(self) -> Any:
+        """Return the serializer of the method."""
+        return self.serializer_classes.get(self.request.method or "") or super().get_serializer_class()
+
     def find(self, key: object) -> Any:
         """Return the object with this key if the caller may see it; else 404."""
         return get_object_or_404(self.get_queryset(), **{self.lookup_key: key})
+
+    def find_named(self) -> Any:
+        """Return the object that the URL names; its part of the URL is called as the key."""
+        return self.find(self.kwargs[self.lookup_key.rpartition("__")[2]])
 
     def parse_body(self, request: Request, *, partial: bool = False) -> dict[str, Any]:
         """Return the body, validated by the view's serializer. Raises ValidationError (400)."""
@@ -93,6 +113,14 @@ class ApiView(GenericAPIView[Any]):
         return Response(
             self.get_serializer(row).data, status=status, headers={"ETag": etags.etag(getattr(row, "version", 1))}
         )
+
+    def respond(self, row: Any, *, status: int = 200) -> Response:
+        """Return the response to a change of the row, with its address."""
+        kind = self.answer_class or self.get_serializer_class()
+        headers = {"ETag": etags.etag(getattr(row, "version", 1))}
+        if self.address:
+            headers["Location"] = "/api/v1" + self.address.format(row=row)
+        return Response(kind(row, context=self.get_serializer_context()).data, status=status, headers=headers)
 
 
 class ListMixin(ApiView):

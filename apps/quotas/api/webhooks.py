@@ -4,27 +4,27 @@ import json
 from typing import Any
 
 from django.shortcuts import get_object_or_404
-from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.quotas.api.methods import changes, lists, removes, shows
 from apps.quotas.api.serializers import TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import EventKind, Webhook, WebhookDelivery
-from apps.quotas.models.webhook import DeliveryState
 from apps.quotas.services.webhooks import hooks
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api import etags, shown
+from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Strict
+from gpucloud.api.shown import Columns
 
 
 class WebhookSerializer(Strict):
     """An address and its subscribed events."""
 
-    uid = serializers.UUIDField(read_only=True)
+    uid = shown.uid()
     tenant = TenantBySlug(
         allow_null=True, default=None, help_text="Null: the whole platform (operators only). Never changes."
     )
@@ -41,83 +41,44 @@ class WebhookSerializer(Strict):
     enabled = serializers.BooleanField(
         default=True, help_text="False: new events are skipped, and pending deliveries wait."
     )
-    disabled_reason = serializers.CharField(
-        read_only=True,
-        allow_null=True,
-        help_text="Reason why it was disabled automatically; enable it again when that is fixed.",
+    disabled_reason = shown.text(
+        "Reason why it was disabled automatically; enable it again when that is fixed.", null=True
     )
-    failures = serializers.IntegerField(read_only=True, help_text="Number of consecutive failed attempts.")
-    failing_since = serializers.DateTimeField(
-        read_only=True,
-        allow_null=True,
-        help_text="Time of the first failure in a row; after three days it is disabled.",
-    )
-    not_before = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="Time of the next attempt after a failure."
-    )
-    rotated_at = serializers.DateTimeField(
-        read_only=True,
-        allow_null=True,
-        help_text="Time of the last rotation; for a day the previous secret signs as well.",
-    )
-    created_by = serializers.CharField(read_only=True)
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    failures = shown.integer("Number of consecutive failed attempts.")
+    failing_since = shown.time("Time of the first failure in a row; after three days it is disabled.", null=True)
+    not_before = shown.time("Time of the next attempt after a failure.", null=True)
+    rotated_at = shown.time("Time of the last rotation; for a day the previous secret signs as well.", null=True)
+    columns = Columns(Webhook, "created_by", "version", "created_at", "updated_at")
 
 
 class WebhookChangeSerializer(WebhookSerializer):
     """Changeable fields of a webhook."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True, allow_null=True)  # type: ignore[assignment]
+    tenant = shown.text(null=True, source="tenant.slug")
 
 
 class NewWebhookSerializer(WebhookSerializer):
     """A webhook with its signing secret, which is shown only once."""
 
-    secret = serializers.CharField(read_only=True, allow_null=True, help_text="Null in a repeated answer.")
+    secret = shown.text("Null in a repeated answer.", null=True)
 
 
 class DeliverySerializer(Strict):
     """One message to a webhook, with its result."""
 
-    uid = serializers.UUIDField(read_only=True)
-    kind = serializers.CharField(read_only=True, help_text="One of the webhook's events, or `webhook.test`.")
-    state = serializers.ChoiceField(choices=DeliveryState.choices, read_only=True)
-    attempts = serializers.IntegerField(read_only=True)
-    next_attempt_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    status_code = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="Status of the last response; null: none."
-    )
-    error = serializers.CharField(read_only=True, allow_null=True, help_text="Error of the last attempt.")
-    delivered_at = serializers.DateTimeField(read_only=True, allow_null=True)
+    uid = shown.uid()
+    kind = shown.text("One of the webhook's events, or `webhook.test`.")
+    columns_1 = Columns(WebhookDelivery, "state", "attempts", "next_attempt_at")
+    status_code = shown.integer("Status of the last response; null: none.", null=True)
+    error = shown.text("Error of the last attempt.", null=True)
+    delivered_at = shown.time(null=True)
     payload = serializers.SerializerMethodField(help_text="The body, as JSON.")
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(WebhookDelivery, "version", "created_at", "updated_at")
 
     def get_payload(self, row: WebhookDelivery) -> dict[str, Any]:
         """Return the body: `type`, `timestamp` and `data`."""
         body: dict[str, Any] = json.loads(row.body)
         return body
-
-
-class WebhookFilter(Changed):
-    """Webhooks by tenant and state."""
-
-    tenant = filters.CharFilter(field_name="tenant__slug")
-
-    class Meta:
-        model = Webhook
-        fields = ["tenant", "enabled", "updated_since"]
-
-
-class DeliveryFilter(Changed):
-    """Deliveries by state and kind."""
-
-    class Meta:
-        model = WebhookDelivery
-        fields = ["state", "kind", "updated_since"]
 
 
 class WebhookView(ApiView):
@@ -126,10 +87,7 @@ class WebhookView(ApiView):
     serializer_class: Any = WebhookSerializer
     lookup_key = "uid"
     read_scope, write_scope = "webhooks:read", "webhooks:write"
-
-    def get_queryset(self) -> Any:
-        """Return the rows visible to the caller."""
-        return Webhook.objects.visible_to(self.principal).select_related("tenant")
+    queryset = Webhook.objects.select_related("tenant")
 
     def show_once(self, hook: Webhook, secret: str) -> Response:
         """Return the webhook with its secret, which is shown once."""
@@ -144,11 +102,8 @@ class WebhookView(ApiView):
 class WebhookList(WebhookView, ListMixin):
     """Webhooks."""
 
-    filterset_class = WebhookFilter
-
-    def get(self, request: Request) -> Response:
-        """List webhooks (a tenant's admins); their secrets are never shown again."""
-        return self.list_page(self.get_queryset())
+    filterset_class = filters_of(Webhook, "enabled", tenant="tenant__slug")
+    get = lists("List webhooks (a tenant's admins); their secrets are never shown again.")
 
     @extend_schema(responses={201: NewWebhookSerializer})
     @idempotent
@@ -161,22 +116,9 @@ class WebhookDetail(WebhookView):
     """One webhook."""
 
     serializer_class: Any = WebhookChangeSerializer
-
-    def get(self, request: Request, uid: str) -> Response:
-        """Show a webhook, without its secret."""
-        return self.answer(self.find(uid))
-
-    def patch(self, request: Request, uid: str) -> Response:
-        """Change a webhook's address or events, or enable it again."""
-        hook = self.find(uid)
-        values, versions = self.parse_body(request, partial=True), etags.if_match(request)
-        return self.answer(hooks.change(principal=self.principal, hook=hook, versions=versions, **values))
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, uid: str) -> Response:
-        """Remove a webhook and its pending messages."""
-        hooks.delete(principal=self.principal, hook=self.find(uid), versions=etags.if_match(request))
-        return Response(status=204)
+    get = shows("Show a webhook, without its secret.")
+    patch = changes(hooks.change, "hook", "Change a webhook's address or events, or enable it again.")
+    delete = removes(hooks.delete, "hook", "Remove a webhook and its pending messages.")
 
 
 class WebhookRotation(WebhookView):
@@ -210,7 +152,7 @@ class DeliveryList(ListMixin):
     """A webhook's deliveries."""
 
     serializer_class = DeliverySerializer
-    filterset_class = DeliveryFilter
+    filterset_class = filters_of(WebhookDelivery, "state", "kind")
     read_scope = "webhooks:read"
 
     def get_queryset(self) -> Any:

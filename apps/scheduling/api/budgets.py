@@ -3,40 +3,36 @@
 from typing import Any
 
 from django.utils import timezone
-from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
-from rest_framework.request import Request
-from rest_framework.response import Response
 
+from apps.quotas.api.methods import changes, creates, lists, removes, shows
 from apps.quotas.api.serializers import TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
-from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Budget
 from apps.quotas.models.budget import HOUR_PLACES, Period
 from apps.quotas.services import budgets
 from apps.scheduling.services.charging.budgets import counted_standing, standing_of
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed
+from gpucloud.api import shown
+from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Strict
+from gpucloud.api.shown import Columns
 
 
 class StandingSerializer(Strict):
     """The hours spent in the present period."""
 
-    starts_at = serializers.DateTimeField(read_only=True)
-    ends_at = serializers.DateTimeField(read_only=True)
-    as_of = serializers.DateTimeField(
-        read_only=True, help_text="The time of the count: now for one budget, minutes ago in lists."
-    )
-    gpu_hours_spent = serializers.CharField(read_only=True)
-    percent = serializers.IntegerField(read_only=True, help_text="Rounded down; from 100 on nothing new is granted.")
+    starts_at = shown.time()
+    ends_at = shown.time()
+    as_of = shown.time("The time of the count: now for one budget, minutes ago in lists.")
+    gpu_hours_spent = shown.text()
+    percent = shown.integer("Rounded down; from 100 on nothing new is granted.")
 
 
 class BudgetSerializer(Strict):
     """The GPU-hours that a tenant may reserve in each period."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
+    id = shown.integer(source="pk")
     tenant = TenantBySlug()
     period = serializers.ChoiceField(choices=Period.choices)
     starts_at = serializers.DateTimeField(allow_null=True, default=None, help_text="With the period `custom` only.")
@@ -45,9 +41,7 @@ class BudgetSerializer(Strict):
         max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".'
     )
     current = serializers.SerializerMethodField(help_text="The present period; null if there is none.")
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    changed = Columns(Budget, "version", "created_at", "updated_at")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check the times: they belong to `custom`, which has both."""
@@ -70,66 +64,37 @@ class BudgetSerializer(Strict):
 class BudgetChangeSerializer(BudgetSerializer):
     """The fields of a budget that can be changed."""
 
-    tenant = serializers.CharField(source="tenant.slug", read_only=True)  # type: ignore[assignment]
-    period = serializers.ChoiceField(choices=Period.choices, read_only=True)
-    starts_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    ends_at = serializers.DateTimeField(read_only=True, allow_null=True)
-
-
-class BudgetFilter(Changed):
-    """Budgets by tenant, period and time of change."""
-
-    tenant = filters.CharFilter(field_name="tenant__slug")
-
-    class Meta:
-        model = Budget
-        fields = ["tenant", "period", "updated_since"]
+    tenant = shown.text(source="tenant.slug")
+    period = shown.choice(Period.choices)
+    starts_at = shown.time(null=True)
+    ends_at = shown.time(null=True)
 
 
 class BudgetView(ApiView):
     """The common part of budget views."""
 
     read_scope, write_scope = "quotas:read", "quotas:write"
-
-    def get_queryset(self) -> Any:
-        """Return the budgets that the caller may see."""
-        return Budget.objects.visible_to(self.principal).select_related("tenant").prefetch_related("periods")
+    queryset = Budget.objects.select_related("tenant").prefetch_related("periods")
 
 
 class BudgetList(BudgetView, ListMixin):
     """Budgets: GPU-hours for a period."""
 
     serializer_class = BudgetSerializer
-    filterset_class = BudgetFilter
-
-    def get(self, request: Request) -> Response:
-        """List budgets, with the hours spent of each as last counted."""
-        return self.list_page(self.get_queryset())
-
-    @idempotent
-    def post(self, request: Request) -> Response:
-        """Create a tenant's budget of GPU-hours. Hours reserved in the present period count."""
-        return self.answer(budgets.create_budget(principal=self.principal, **self.parse_body(request)), status=201)
+    filterset_class = filters_of(Budget, "period", tenant="tenant__slug")
+    get = lists("List budgets, with the hours spent of each as last counted.")
+    post = creates(
+        budgets.create_budget, "Create a tenant's budget of GPU-hours. Hours reserved in the present period count."
+    )
 
 
 class BudgetDetail(BudgetView):
     """One budget."""
 
     serializer_class = BudgetChangeSerializer
+    get = shows("Show a budget, and the hours spent of it now.")
 
-    def get(self, request: Request, pk: int) -> Response:
-        """Show a budget, and the hours spent of it now."""
-        return self.answer(self.find(pk))
-
-    def patch(self, request: Request, pk: int) -> Response:
-        """Set another amount. The warnings of the present period begin anew."""
-        budget = self.find(pk)
-        values = {"gpu_hours": budget.gpu_hours, **self.parse_body(request, partial=True)}
-        versions = etags.if_match(request)
-        return self.answer(budgets.change_budget(principal=self.principal, budget=budget, versions=versions, **values))
-
-    @extend_schema(responses={204: None})
-    def delete(self, request: Request, pk: int) -> Response:
-        """Remove the budget: the tenant is no longer bounded by it."""
-        budgets.delete_budget(principal=self.principal, budget=self.find(pk), versions=etags.if_match(request))
-        return Response(status=204)
+    patch = changes(
+        budgets.change_budget, "budget", "Set another amount. The warnings of the present period begin anew."
+    )
+    delete = removes(budgets.delete_budget, "budget", "Remove the budget: the tenant is no longer bounded by it.")

@@ -15,6 +15,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.quotas.api.methods import lists, orders, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -31,7 +32,7 @@ from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed, Named
+from gpucloud.api.filters import Changed, Named, filters_of
 from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
@@ -112,10 +113,7 @@ class ClaimView(ApiView):
     serializer_class: Any = serializers.ClaimSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
-
-    def get_queryset(self) -> Any:
-        """Return the claims that the caller may see, with the rows that an answer shows."""
-        return Claim.objects.visible_to(self.principal).select_related(*SHOWN).prefetch_related(ASSIGNMENTS)
+    queryset = Claim.objects.select_related(*SHOWN).prefetch_related(ASSIGNMENTS)
 
     def find(self, key: object) -> Claim:
         """Return the claim with this uid if the caller may see it; else raise 404."""
@@ -240,13 +238,7 @@ class ClaimRelease(ClaimView):
 class ClaimRenew(ClaimView):
     """The lease of a claim."""
 
-    @extend_schema(request=None, responses={200: serializers.ClaimSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Renew the claim's lease: it runs anew from now."""
-        self.without_body(request)
-        versions = etags.if_match(request)
-        return self.respond(renew_claim(principal=self.principal, claim=self.named(uid), versions=versions))
+    post = orders(renew_claim, "claim", "Renew the claim's lease: it runs anew from now.")
 
 
 class ClaimEnv(ClaimView):
@@ -270,19 +262,6 @@ class ClaimEnv(ClaimView):
         return Response(self.get_serializer(facts).data, headers={"Cache-Control": "no-store"})
 
 
-class AssignmentFilter(Live):
-    """Assignments by claim, tenant, node, GPU, state and time of change."""
-
-    claim = filters.UUIDFilter(field_name="claim__uid")
-    tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
-    node = filters.CharFilter(field_name="gpu__node__name")
-    gpu = filters.CharFilter(field_name="gpu__uuid")
-
-    class Meta:
-        model = Assignment
-        fields = ["claim", "tenant", "node", "gpu", "state", "live", "updated_since"]
-
-
 class AssignmentView(ApiView):
     """The common part of assignment views."""
 
@@ -299,16 +278,19 @@ class AssignmentView(ApiView):
 class AssignmentList(AssignmentView, ListMixin):
     """Assignments: vGPUs."""
 
-    filterset_class = AssignmentFilter
-
-    def get(self, request: Request) -> Response:
-        """List assignments."""
-        return self.list_page(self.get_queryset())
+    filterset_class = filters_of(
+        Assignment,
+        "state",
+        base=Live,
+        claim=filters.UUIDFilter(field_name="claim__uid"),
+        tenant=Named(Tenant.objects, "slug", field_name="claim__tenant"),
+        node="gpu__node__name",
+        gpu="gpu__uuid",
+    )
+    get = lists("List assignments.")
 
 
 class AssignmentDetail(AssignmentView):
     """One assignment."""
 
-    def get(self, request: Request, uid: str) -> Response:
-        """Show an assignment."""
-        return self.answer(self.find(uid))
+    get = shows("Show an assignment.")

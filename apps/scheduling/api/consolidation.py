@@ -1,63 +1,61 @@
 """The view of /pools/{name}/consolidation/: moves of claims, and what they would free."""
 
+from dataclasses import asdict
 from typing import Any
 
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool
-from apps.scheduling.core.consolidation import MoveBounds
-from apps.scheduling.services.rebalancing.consolidation import ConsolidationPlan, proposals
-from gpucloud.api.serializers import Strict
+from apps.scheduling.core.consolidation import Move, MoveBounds
+from apps.scheduling.models import Claim
+from apps.scheduling.services.rebalancing.consolidation import proposals
+from gpucloud.api import shown
+from gpucloud.api.serializers import Question, Strict
 
 
 class MoveSerializer(Strict):
     """A move of one claim from its GPUs to others of the pool."""
 
-    claim = serializers.UUIDField(read_only=True)
-    claim_name = serializers.CharField(read_only=True)
-    tenant = serializers.CharField(read_only=True)
-    from_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
-    to_gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
-    cost_mib = serializers.IntegerField(read_only=True, help_text="Device memory in use, which would be copied.")
-    state = serializers.ChoiceField(choices=["proposed"], read_only=True, help_text="Nothing applies moves yet.")
+    claim = shown.uid()
+    claim_name = shown.text()
+    tenant = shown.text()
+    from_gpus = shown.texts()
+    to_gpus = shown.texts()
+    cost_mib = shown.integer("Device memory in use, which would be copied.")
+    state = shown.choice(["proposed"], "Nothing applies moves yet.")
 
 
 class PlanSerializer(Strict):
     """Moves in their order, and the GPUs that are free after them."""
 
-    waiting_claim = serializers.UUIDField(
-        read_only=True,
-        allow_null=True,
-        help_text="The waiting claim that could start. Null: no particular one.",
-    )
+    waiting_claim = shown.uid("The waiting claim that could start. Null: no particular one.", null=True)
     moves = MoveSerializer(many=True, read_only=True)
-    frees = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="GPUs that would be wholly free, and are not now."
-    )
-    cost_mib = serializers.IntegerField(read_only=True)
-    explanation = serializers.CharField(read_only=True)
+    frees = shown.texts("GPUs that would be wholly free, and are not now.")
+    cost_mib = shown.integer()
+    explanation = shown.text()
 
 
 class ConsolidationSerializer(Strict):
     """Plans, each by itself: one that is applied may make the others void."""
 
-    pool = serializers.CharField(read_only=True)
+    pool = shown.text()
     plans = PlanSerializer(many=True, read_only=True)
-    explanation = serializers.CharField(
-        read_only=True, allow_null=True, help_text="Why there are no plans; null where there are."
+    explanation = shown.text("Why there are no plans; null where there are.", null=True)
+
+
+class PlanQuestion(Question):
+    """The bounds of plans."""
+
+    most_moves = serializers.IntegerField(
+        min_value=1, max_value=32, default=4, help_text="Of one plan; 4 unless given, 32 at most."
     )
-
-
-class QuestionSerializer(serializers.Serializer[Any]):
-    """The bounds of plans; from a query, so numbers come as text."""
-
-    most_moves = serializers.IntegerField(min_value=1, max_value=32, default=4)
-    most_memory_mib = serializers.IntegerField(min_value=1, max_value=1 << 40, default=256 * 1024)
+    most_memory_mib = serializers.IntegerField(
+        min_value=1, max_value=1 << 40, default=256 * 1024, help_text="Of one plan; 262144 unless given."
+    )
 
 
 class PoolConsolidation(ApiView):
@@ -68,41 +66,25 @@ class PoolConsolidation(ApiView):
     lookup_key = "name"
     read_scope = "nodes:read"
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("most_moves", OpenApiTypes.INT, description="Of one plan; 4 unless given, 32 at most."),
-            OpenApiParameter("most_memory_mib", OpenApiTypes.INT, description="Of one plan; 262144 unless given."),
-        ]
-    )
+    @extend_schema(parameters=PlanQuestion.parameters())
     def get(self, request: Request, name: str) -> Response:
         """Show the moves that would let waiting claims start or free whole GPUs, and their cost (operators)."""
         pool = self.find(name)
-        if unknown := set(request.query_params) - {"most_moves", "most_memory_mib"}:
-            raise serializers.ValidationError({name: ["Unknown parameter."] for name in sorted(unknown)})
-        question = QuestionSerializer(data=request.query_params.dict())
-        question.is_valid(raise_exception=True)
-        found = proposals(principal=self.principal, pool=pool, bounds=MoveBounds(**question.validated_data))
-        plans = [_plan_document(item) for item in found.plans]
-        return Response({"pool": pool.name, "plans": plans, "explanation": found.why})
-
-
-def _plan_document(item: ConsolidationPlan) -> dict[str, Any]:
-    plan = item.plan
-    return {
-        "waiting_claim": item.claim and str(item.claim.uid),
-        "moves": [
+        bounds = MoveBounds(**PlanQuestion.read(request))
+        found = proposals(principal=self.principal, pool=pool, bounds=bounds)
+        plans = [
             {
-                "claim": move.claim,
-                "claim_name": item.claims[move.claim].name,
-                "tenant": item.claims[move.claim].tenant.slug,
-                "from_gpus": list(move.from_gpus),
-                "to_gpus": list(move.to_gpus),
-                "cost_mib": move.cost_mib,
-                "state": move.state,
+                "waiting_claim": item.claim and item.claim.uid,
+                "moves": [_move_document(move, item.claims[move.claim]) for move in item.plan.moves],
+                "frees": item.plan.frees,
+                "cost_mib": item.plan.cost_mib,
+                "explanation": item.explanation,
             }
-            for move in plan.moves
-        ],
-        "frees": list(plan.frees),
-        "cost_mib": plan.cost_mib,
-        "explanation": item.explanation,
-    }
+            for item in found.plans
+        ]
+        body = {"pool": pool.name, "plans": plans, "explanation": found.why}
+        return Response(ConsolidationSerializer(body).data)
+
+
+def _move_document(move: Move, claim: Claim) -> dict[str, Any]:
+    return {**asdict(move), "claim_name": claim.name, "tenant": claim.tenant.slug}

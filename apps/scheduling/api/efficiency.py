@@ -4,7 +4,7 @@ from typing import Any
 
 from django.http import Http404
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -14,62 +14,49 @@ from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.api.reports import CsvRenderer
 from apps.scheduling.services.accounting.efficiency import GROUPS, MOST_ROWS, RANGES, Scope, efficiency
-from gpucloud.api.serializers import Strict
+from gpucloud.api import shown
+from gpucloud.api.serializers import Question, Strict
 
 
 class AllocatedHoursSerializer(Strict):
     """Allocated and used GPU-hours."""
 
-    gpu_hours_reserved = serializers.FloatField(read_only=True, help_text="Allocated: core_request × GPUs × time.")
-    gpu_hours_used = serializers.FloatField(read_only=True, help_text="Measured.")
-    gpu_hours_unused = serializers.FloatField(
-        read_only=True, help_text="Allocated less used; negative where more was used, up to the core limit."
-    )
-    percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Used of what was allocated; null where nothing was."
-    )
+    gpu_hours_reserved = shown.number("Allocated: core_request × GPUs × time.")
+    gpu_hours_used = shown.number("Measured.")
+    gpu_hours_unused = shown.number("Allocated less used; negative where more was used, up to the core limit.")
+    percent = shown.number("Used of what was allocated; null where nothing was.", null=True)
 
 
 class EfficiencyRowSerializer(AllocatedHoursSerializer):
     """A person, a claim or reservation, a tenant or a pool."""
 
-    name = serializers.CharField(read_only=True, help_text="A person as in `created_by`, without their token.")
-    kind = serializers.ChoiceField(
-        choices=["claim", "reservation"], read_only=True, allow_null=True, help_text="With `by=claim` only."
-    )
-    uid = serializers.UUIDField(read_only=True, allow_null=True, help_text="With `by=claim` only.")
-    tenant = serializers.CharField(read_only=True, allow_null=True, help_text="With `by=claim` only.")
-    pool = serializers.CharField(read_only=True, allow_null=True, help_text="With `by=claim` only.")
-    owner = serializers.CharField(read_only=True, allow_null=True, help_text="`created_by`, with `by=claim` only.")
+    name = shown.text("A person as in `created_by`, without their token.")
+    kind = shown.choice(["claim", "reservation"], "With `by=claim` only.", null=True)
+    uid = shown.uid("With `by=claim` only.", null=True)
+    tenant = shown.text("With `by=claim` only.", null=True)
+    pool = shown.text("With `by=claim` only.", null=True)
+    owner = shown.text("`created_by`, with `by=claim` only.", null=True)
 
 
 class TrendSerializer(AllocatedHoursSerializer):
     """An hour or a day (UTC)."""
 
-    at = serializers.DateTimeField(read_only=True, help_text="Its beginning.")
+    at = shown.time("Its beginning.")
 
 
 class EfficiencySerializer(Strict):
     """The efficiency of a range: rows with the most unused GPU-hours first."""
 
-    start = serializers.DateTimeField(read_only=True)
-    to = serializers.DateTimeField(read_only=True)
-    counted_until = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="The time of the last count; it runs every five minutes."
-    )
-    by = serializers.ChoiceField(choices=list(GROUPS), read_only=True)
-    range = serializers.ChoiceField(choices=list(RANGES), read_only=True)
-    step_seconds = serializers.IntegerField(read_only=True, help_text="Length of a span of `trend`.")
+    from_ = shown.time()
+    to = shown.time()
+    counted_until = shown.time("The time of the last count; it runs every five minutes.", null=True)
+    by = shown.choice(list(GROUPS))
+    range = shown.choice(list(RANGES))
+    step_seconds = shown.integer("Length of a span of `trend`.")
     rows = EfficiencyRowSerializer(many=True, read_only=True)
-    more = serializers.BooleanField(read_only=True, help_text="True if `limit` left rows out; the totals have all.")
+    more = shown.flag("True if `limit` left rows out; the totals have all.")
     trend = TrendSerializer(many=True, read_only=True)
     total = AllocatedHoursSerializer(read_only=True)
-
-    def get_fields(self) -> dict[str, Any]:
-        """Return the fields with `from`, which is a Python keyword and cannot be declared above."""
-        fields = super().get_fields()
-        fields.pop("start")
-        return {"from": serializers.DateTimeField(read_only=True), **fields}
 
 
 class EfficiencyCsvRenderer(CsvRenderer):
@@ -78,31 +65,17 @@ class EfficiencyCsvRenderer(CsvRenderer):
     row, shared = EfficiencyRowSerializer, ("from", "to", "range")
 
 
-class QuestionSerializer(Strict):
+class EfficiencyQuestion(Question):
     """The parameters of the report."""
 
-    by = serializers.ChoiceField(choices=list(GROUPS), default="person")
-    range = serializers.ChoiceField(choices=list(RANGES), default="week")
-    tenant = serializers.CharField(required=False)
-    pool = serializers.CharField(required=False)
-    person = serializers.CharField(required=False)
-    limit = serializers.RegexField(r"^[0-9]{1,4}$", default=str(MOST_ROWS))
-
-    def validate_limit(self, value: str) -> int:
-        """Check the number of rows."""
-        if not 1 <= int(value) <= MOST_ROWS:
-            raise serializers.ValidationError(f"From 1 to {MOST_ROWS}.")
-        return int(value)
-
-
-PARAMETERS = [
-    OpenApiParameter("by", OpenApiTypes.STR, enum=list(GROUPS), description="A row for each of these."),
-    OpenApiParameter("range", OpenApiTypes.STR, enum=list(RANGES), description="24 hours, or 7 or 30 days (UTC)."),
-    OpenApiParameter("tenant", OpenApiTypes.STR, description="Only this tenant; else all that you may see."),
-    OpenApiParameter("pool", OpenApiTypes.STR, description="Only this pool."),
-    OpenApiParameter("person", OpenApiTypes.STR, description="Only what this person made: `user:anna`."),
-    OpenApiParameter("limit", OpenApiTypes.INT, description=f"The number of rows, {MOST_ROWS} at most."),
-]
+    by = serializers.ChoiceField(choices=list(GROUPS), default="person", help_text="A row for each of these.")
+    range = serializers.ChoiceField(choices=list(RANGES), default="week", help_text="24 hours, or 7 or 30 days (UTC).")
+    tenant = serializers.CharField(required=False, help_text="Only this tenant; else all that you may see.")
+    pool = serializers.CharField(required=False, help_text="Only this pool.")
+    person = serializers.CharField(required=False, help_text="Only what this person made: `user:anna`.")
+    limit = serializers.IntegerField(
+        min_value=1, max_value=MOST_ROWS, default=MOST_ROWS, help_text=f"The number of rows, {MOST_ROWS} at most."
+    )
 
 
 class EfficiencyReport(ApiView):
@@ -115,14 +88,12 @@ class EfficiencyReport(ApiView):
     pagination_class = None
 
     @extend_schema(
-        parameters=PARAMETERS,
+        parameters=EfficiencyQuestion.parameters(),
         responses={(200, "application/json"): EfficiencySerializer, (200, "text/csv"): OpenApiTypes.STR},
     )
     def get(self, request: Request) -> Response:
         """Show allocated less used GPU-hours by person, claim, tenant or pool, and their trend."""
-        question = QuestionSerializer(data=dict(request.query_params.items()))
-        question.is_valid(raise_exception=True)
-        values = question.validated_data
+        values = EfficiencyQuestion.read(request)
         tenant = _named(Tenant.objects.visible_to(self.principal), slug=values.get("tenant"))
         pool = _named(Pool.objects.all(), name=values.get("pool"))
         report = efficiency(

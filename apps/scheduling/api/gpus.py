@@ -2,54 +2,42 @@
 
 from dataclasses import asdict
 
-from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
-from rest_framework import serializers
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.nodes.api.serializers import GpuSerializer
 from apps.nodes.api.views import GpuView
 from apps.nodes.services import gpus
+from apps.quotas.api.methods import shows
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
-from gpucloud.api import etags
-from gpucloud.api.serializers import Strict
+from gpucloud.api import etags, shown
+from gpucloud.api.serializers import Strict, either
 
 
 class CordonPreviewSerializer(Strict):
     """The effects of cordoning a GPU."""
 
-    dry_run = serializers.BooleanField(read_only=True)
-    uuid = serializers.CharField(read_only=True)
-    cordoned = serializers.BooleanField(read_only=True, help_text="The requested value.")
-    claims = serializers.IntegerField(read_only=True, help_text="Claims on the GPU; they stay and keep running.")
-    waiting = serializers.IntegerField(
-        read_only=True, help_text="Queued claims that fit the free share of the GPU now: they wait for another one."
+    dry_run = shown.flag()
+    uuid = shown.text()
+    cordoned = shown.flag("The requested value.")
+    claims = shown.integer("Claims on the GPU; they stay and keep running.")
+    waiting = shown.integer("Queued claims that fit the free share of the GPU now: they wait for another one.")
+    reservations = shown.integer(
+        "Booked reservations on the GPU: they get another one when they begin, if there is one."
     )
-    reservations = serializers.IntegerField(
-        read_only=True,
-        help_text="Booked reservations on the GPU: they get another one when they begin, if there is one.",
-    )
-    last = serializers.BooleanField(
-        read_only=True, help_text="True if no other GPU of the model takes new claims in the pool."
-    )
+    last = shown.flag("True if no other GPU of the model takes new claims in the pool.")
 
 
-GPU_OR_PREVIEW = PolymorphicProxySerializer(
-    component_name="GpuOrCordonPreview",
-    serializers=[GpuSerializer, CordonPreviewSerializer],
-    resource_type_field_name=None,
-)
+GPU_OR_PREVIEW = either("GpuOrCordonPreview", GpuSerializer, CordonPreviewSerializer)
 
 
 class GpuDetail(GpuView):
     """One GPU."""
 
     change_parameters = {"PATCH": frozenset({"dry_run"})}
-
-    def get(self, request: Request, uuid: str) -> Response:
-        """Show a GPU."""
-        return self.answer(self.find(uuid))
+    get = shows("Show a GPU.")
 
     @extend_schema(parameters=[DRY_RUN], responses={200: GPU_OR_PREVIEW})
     def patch(self, request: Request, uuid: str) -> Response:

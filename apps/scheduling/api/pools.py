@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from rest_framework.request import Request
-from rest_framework.response import Response
-
 from apps.quotas.api import pool_serializers as serializers
+from apps.quotas.api.methods import changes, shows
 from apps.quotas.api.views import CHANGES, ApiView
 from apps.quotas.models import Pool
 from apps.scheduling.services.claims.sharing import change_pool
-from gpucloud.api import etags
 
 
 class PoolDetail(ApiView):
@@ -20,18 +17,11 @@ class PoolDetail(ApiView):
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
     operator_methods = CHANGES
+    serializer_classes = {"PATCH": serializers.PoolChangeSerializer}
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer: a change has no name, as a pool's name never changes."""
-        return serializers.PoolChangeSerializer if self.request.method == "PATCH" else super().get_serializer_class()
-
-    def get(self, request: Request, name: str) -> Response:
-        """Show a pool."""
-        return self.answer(self.find(name))
-
-    def patch(self, request: Request, name: str) -> Response:
-        """Change how its GPUs are shared, live: running programs follow within one push to each node."""
-        pool = self.find(name)
-        values = self.parse_body(request, partial=True)
-        versions = etags.if_match(request)
-        return self.answer(change_pool(principal=self.principal, pool=pool, versions=versions, **values))
+    get = shows("Show a pool.")
+    patch = changes(
+        change_pool,
+        "pool",
+        "Change how its GPUs are shared, live: running programs follow within one push to each node.",
+    )

@@ -8,6 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.quotas.api.methods import answers, lists, orders, shows
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -16,51 +17,34 @@ from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.models import Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
 from apps.scheduling.services.rebalancing import proposals
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed, Named
+from gpucloud.api import shown
+from gpucloud.api.filters import Named, filters_of
 from gpucloud.api.serializers import Strict
+from gpucloud.api.shown import Columns
 
 
 class FoundSerializer(Strict):
     """A change of one claim, and its reason."""
 
-    claim = serializers.UUIDField(source="claim.uid", read_only=True)
-    claim_name = serializers.CharField(source="claim.name", read_only=True)
-    tenant = serializers.CharField(source="claim.tenant.slug", read_only=True)
-    kind = serializers.ChoiceField(choices=ProposalKind.choices, read_only=True)
-    policy = serializers.CharField(
-        read_only=True, help_text="The policy; `waking`: by the claim's telemetry, between runs."
-    )
+    claim = shown.uid(source="claim.uid")
+    claim_name = shown.text(source="claim.name")
+    tenant = shown.text(source="claim.tenant.slug")
+    kind = shown.choice(ProposalKind.choices)
+    policy = shown.text("The policy; `waking`: by the claim's telemetry, between runs.")
     before = serializers.DictField(child=serializers.IntegerField(), read_only=True)
     after = serializers.DictField(child=serializers.IntegerField(), read_only=True)
-    explanation = serializers.CharField(read_only=True)
+    explanation = shown.text()
     numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="The measurements.")
-    state = serializers.ChoiceField(choices=ProposalState.choices, read_only=True)
-    words = serializers.CharField(read_only=True, help_text="Why it failed, expired or was dismissed.")
+    state = shown.choice(ProposalState.choices)
+    words = shown.text("Why it failed, expired or was dismissed.")
 
 
 class ProposalSerializer(FoundSerializer):
     """A change that was proposed or applied."""
 
-    uid = serializers.UUIDField(read_only=True)
-    pool = serializers.CharField(source="pool.name", read_only=True)
-    decided_by = serializers.CharField(read_only=True, allow_null=True)
-    decided_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
-
-
-class ProposalFilter(Changed):
-    """Proposals by pool, tenant, claim, kind, state and time of change."""
-
-    pool = Named(Pool.objects, "name")
-    tenant = Named(Tenant.objects, "slug", field_name="claim__tenant")
-    claim = filters.UUIDFilter(field_name="claim__uid")
-
-    class Meta:
-        model = Proposal
-        fields = ["pool", "tenant", "claim", "kind", "state", "updated_since"]
+    uid = shown.uid()
+    pool = shown.text(source="pool.name")
+    columns = Columns(Proposal, "decided_by", "decided_at", "version", "created_at", "updated_at")
 
 
 class ProposalView(ApiView):
@@ -69,45 +53,35 @@ class ProposalView(ApiView):
     serializer_class: Any = ProposalSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
+    queryset = Proposal.objects.select_related("pool", "claim__tenant")
 
-    def get_queryset(self) -> Any:
-        """Return the proposals that the caller may see."""
-        return Proposal.objects.visible_to(self.principal).select_related("pool", "claim__tenant")
-
-    def respond(self, proposal: Proposal) -> Response:
-        """Return a response with the proposal as it is now."""
-        headers = {"ETag": etags.etag(proposal.version), "Location": f"/api/v1/proposals/{proposal.uid}/"}
-        return Response(ProposalSerializer(proposal).data, headers=headers)
+    answer_class, address = ProposalSerializer, "/proposals/{row.uid}/"
 
 
 class ProposalList(ProposalView, ListMixin):
     """Proposals of the rebalancer, and changes that it applied."""
 
-    filterset_class = ProposalFilter
-
-    def get(self, request: Request) -> Response:
-        """List proposals, newest first."""
-        return self.list_page(self.get_queryset())
+    filterset_class = filters_of(
+        Proposal,
+        "kind",
+        "state",
+        pool=Named(Pool.objects, "name"),
+        tenant=Named(Tenant.objects, "slug", field_name="claim__tenant"),
+        claim=filters.UUIDFilter(field_name="claim__uid"),
+    )
+    get = lists("List proposals, newest first.")
 
 
 class ProposalDetail(ProposalView):
     """One proposal."""
 
-    def get(self, request: Request, uid: str) -> Response:
-        """Show a proposal."""
-        return self.answer(self.find(uid))
+    get = shows("Show a proposal.")
 
 
 class ProposalAccept(ProposalView):
     """The acceptance of a proposal."""
 
-    @extend_schema(request=None, responses={200: ProposalSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Apply it now, as a PATCH of the claim would (members, operators)."""
-        self.without_body(request)
-        versions = etags.if_match(request)
-        return self.respond(proposals.accept(principal=self.principal, proposal=self.find(uid), versions=versions))
+    post = orders(proposals.accept, "proposal", "Apply it now, as a PATCH of the claim would (members, operators).")
 
 
 class DismissalSerializer(Strict):
@@ -120,27 +94,21 @@ class ProposalDismiss(ProposalView):
     """The dismissal of a proposal."""
 
     serializer_class: Any = DismissalSerializer
-
-    @extend_schema(responses={200: ProposalSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Leave the claim as it is, for the cool-down at least (members, operators)."""
-        proposal, values, versions = self.find(uid), self.parse_body(request), etags.if_match(request)
-        return self.respond(proposals.dismiss(principal=self.principal, proposal=proposal, versions=versions, **values))
+    post = answers(
+        proposals.dismiss, "proposal", "Leave the claim as it is, for the cool-down at least (members, operators)."
+    )
 
 
 class RunSerializer(Strict):
     """A run of the rebalancer."""
 
-    pool = serializers.CharField(source="pool.name", read_only=True)
-    mode = serializers.ChoiceField(source="pool.rebalance_mode", choices=RebalanceMode.choices, read_only=True)
-    policy = serializers.ChoiceField(source="pool.rebalance_policy", choices=RebalancePolicy.choices, read_only=True)
-    dry_run = serializers.BooleanField(read_only=True)
-    considered = serializers.IntegerField(read_only=True, help_text="The number of claims considered.")
+    pool = shown.text(source="pool.name")
+    mode = shown.choice(RebalanceMode.choices, source="pool.rebalance_mode")
+    policy = shown.choice(RebalancePolicy.choices, source="pool.rebalance_policy")
+    dry_run = shown.flag()
+    considered = shown.integer("The number of claims considered.")
     changes = FoundSerializer(many=True, source="proposals", read_only=True)
-    explanation = serializers.CharField(
-        source="why", read_only=True, allow_null=True, help_text="Why there are no changes; null where there are."
-    )
+    explanation = shown.text("Why there are no changes; null where there are.", null=True, source="why")
 
 
 class PoolRebalance(ApiView):

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema
-from rest_framework import serializers
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -16,31 +15,29 @@ from apps.quotas.services import quotas
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
 from apps.scheduling.services.previews.quota_changes import preview
-from gpucloud.api import etags
-from gpucloud.api.serializers import Strict
+from gpucloud.api import etags, shown
+from gpucloud.api.serializers import Strict, either
 
 
 class OverSerializer(Strict):
     """A quota of which more would be held than allowed."""
 
-    tenant = serializers.CharField(read_only=True)
-    pool = serializers.CharField(read_only=True, allow_null=True)
-    resource = serializers.CharField(read_only=True)
-    hard = serializers.IntegerField(read_only=True, allow_null=True)
-    used = serializers.IntegerField(read_only=True)
-    borrowed = serializers.IntegerField(read_only=True)
-    excess = serializers.IntegerField(
-        read_only=True, help_text="The amount held above the limit. Nothing is taken away; it falls as claims end."
-    )
+    tenant = shown.text()
+    pool = shown.text(null=True)
+    resource = shown.text()
+    hard = shown.integer(null=True)
+    used = shown.integer()
+    borrowed = shown.integer()
+    excess = shown.integer("The amount held above the limit. Nothing is taken away; it falls as claims end.")
 
 
 class PreviewedClaimSerializer(Strict):
     """A waiting claim that could start."""
 
-    claim = serializers.UUIDField(read_only=True)
-    tenant = serializers.CharField(read_only=True)
-    name = serializers.CharField(read_only=True)
-    changed = serializers.BooleanField(read_only=True, help_text="Whether the change makes the difference.")
+    claim = shown.uid()
+    tenant = shown.text()
+    name = shown.text()
+    changed = shown.flag("Whether the change makes the difference.")
 
 
 class PendingClaimSerializer(PreviewedClaimSerializer):
@@ -52,22 +49,16 @@ class PendingClaimSerializer(PreviewedClaimSerializer):
 class PreviewSerializer(Strict):
     """The effects of a change of a quota."""
 
-    dry_run = serializers.BooleanField(read_only=True)
+    dry_run = shown.flag()
     quota = QuotaSerializer(read_only=True, allow_null=True, help_text="The quota as it would be; null: removed.")
     over = OverSerializer(many=True, read_only=True)
     runnable = PreviewedClaimSerializer(many=True, read_only=True)
     pending = PendingClaimSerializer(many=True, read_only=True)
-    claims_left_out = serializers.IntegerField(
-        read_only=True, help_text="The number of waiting claims behind the first 200."
-    )
+    claims_left_out = shown.integer("The number of waiting claims behind the first 200.")
 
 
 # Both are 200: a change, or a preview of it.
-CHANGED_OR_PREVIEW = PolymorphicProxySerializer(
-    component_name="QuotaOrPreview",
-    serializers=[QuotaChangeSerializer, PreviewSerializer],
-    resource_type_field_name=None,
-)
+CHANGED_OR_PREVIEW = either("QuotaOrPreview", QuotaChangeSerializer, PreviewSerializer)
 
 
 def quota_document(row: Any) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from django_filters import rest_framework as filters
-from drf_spectacular.utils import PolymorphicProxySerializer, extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.quotas.api.methods import answers, creates, lists, orders, shows
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
@@ -21,16 +21,17 @@ from apps.scheduling.api.budgets import BudgetSerializer
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.quotas import PreviewSerializer, quota_document
 from apps.scheduling.services.previews.quota_changes import preview, preview_of_bounds
-from gpucloud.api import etags
-from gpucloud.api.filters import Changed
-from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api import etags, shown
+from gpucloud.api.filters import filters_of
+from gpucloud.api.serializers import Strict, StrictInteger, either
+from gpucloud.api.shown import Columns
 from gpucloud.errors import GpucloudError
 
 
 class RequestForMoreSerializer(Strict):
     """A request of a tenant for more of one resource, or for GPU-hours of a budget."""
 
-    uid = serializers.UUIDField(read_only=True)
+    uid = shown.uid()
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools, or a budget.")
     resource = serializers.ChoiceField(choices=REQUESTED, help_text="`gpu_hours`: a budget, with `period`.")
@@ -46,20 +47,11 @@ class RequestForMoreSerializer(Strict):
         allow_null=True, default=None, help_text=f"{AMOUNT_HELP['until']} Null: for good."
     )
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
-    state = serializers.ChoiceField(choices=RequestState.choices, read_only=True)
-    offered_amount = serializers.IntegerField(read_only=True, allow_null=True)
-    offered_until = serializers.DateTimeField(read_only=True, allow_null=True)
-    words = serializers.CharField(read_only=True, help_text="The operator's answer.")
-    granted_amount = serializers.IntegerField(read_only=True, allow_null=True)
-    granted_until = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="The time at which the quota falls back."
-    )
-    created_by = serializers.CharField(read_only=True)
-    answered_by = serializers.CharField(read_only=True, allow_null=True)
-    decided_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    version = serializers.IntegerField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
+    columns_1 = Columns(QuotaRequest, "state", "offered_amount", "offered_until")
+    words = shown.text("The operator's answer.")
+    granted_amount = shown.integer(null=True)
+    granted_until = shown.time("The time at which the quota falls back.", null=True)
+    columns_2 = Columns(QuotaRequest, "created_by", "answered_by", "decided_at", "version", "created_at", "updated_at")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check the fields that belong to a budget."""
@@ -141,80 +133,42 @@ class CounterSerializer(WordsSerializer):
     until = serializers.DateTimeField(allow_null=True, default=None, help_text="Null: for good.")
 
 
-class QuotaRequestFilter(Changed):
-    """Requests by tenant, pool, resource, period, state and time of change."""
-
-    tenant = filters.CharFilter(field_name="tenant__slug")
-    pool = filters.CharFilter(field_name="pool__name")
-
-    class Meta:
-        model = QuotaRequest
-        fields = ["tenant", "pool", "resource", "period", "state", "updated_since"]
-
-
 class RequestView(ApiView):
     """The common part of request views."""
 
     serializer_class: Any = RequestForMoreSerializer
     lookup_key = "uid"
     read_scope, write_scope = "quotas:read", "quotas:write"
+    queryset = QuotaRequest.objects.select_related("tenant", "pool")
 
-    def get_queryset(self) -> Any:
-        """Return the requests that the caller may see."""
-        return QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
-
-    def respond(self, row: QuotaRequest, *, status: int = 200) -> Response:
-        """Return a response with the request as it is now."""
-        headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/quota-requests/{row.uid}/"}
-        return Response(RequestForMoreSerializer(row).data, status=status, headers=headers)
-
-    def act_on(self, request: Request, uid: str, act: Callable[..., QuotaRequest], **values: Any) -> Response:
-        """Apply an action to the request in the URL, and return a response with the result."""
-        versions = etags.if_match(request)
-        return self.respond(act(principal=self.principal, request=self.find(uid), versions=versions, **values))
+    answer_class, address = RequestForMoreSerializer, "/quota-requests/{row.uid}/"
 
 
 class RequestList(RequestView, ListMixin):
     """Requests for more quota."""
 
-    filterset_class = QuotaRequestFilter
-
-    def get(self, request: Request) -> Response:
-        """List requests, newest first."""
-        return self.list_page(self.get_queryset())
-
-    @idempotent
-    def post(self, request: Request) -> Response:
-        """Create a request for more of a resource or a budget; a member's waits for its admins, as `requested`."""
-        return self.respond(requests.ask(principal=self.principal, **self.parse_body(request)), status=201)
+    filterset_class = filters_of(QuotaRequest, "resource", "period", "state", tenant="tenant__slug", pool="pool__name")
+    get = lists("List requests, newest first.")
+    post = creates(
+        requests.ask,
+        "Create a request for more of a resource or a budget; a member's waits for its admins, as `requested`.",
+    )
 
 
 class RequestDetail(RequestView):
     """One request."""
 
     serializer_class: Any = RequestForMoreDetailSerializer
-
-    def get(self, request: Request, uid: str) -> Response:
-        """Show a request; to operators with the preview of approving it."""
-        return self.answer(self.find(uid))
+    get = shows("Show a request; to operators with the preview of approving it.")
 
 
-APPROVED_OR_PREVIEW = PolymorphicProxySerializer(
-    component_name="RequestForMoreOrPreview",
-    serializers=[RequestForMoreSerializer, RequestPreviewSerializer],
-    resource_type_field_name=None,
-)
+APPROVED_OR_PREVIEW = either("RequestForMoreOrPreview", RequestForMoreSerializer, RequestPreviewSerializer)
 
 
 class RequestForward(RequestView):
     """The passing on of a member's request to the operators."""
 
-    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Pass a member's request on to the operators (the tenant's admins)."""
-        self.without_body(request)
-        return self.act_on(request, uid, requests.forward)
+    post = orders(requests.forward, "request", "Pass a member's request on to the operators (the tenant's admins).")
 
 
 class RequestApprove(RequestView):
@@ -241,45 +195,34 @@ class RequestDeny(RequestView):
     """The denial of a request by an operator."""
 
     serializer_class: Any = DenialSerializer
-
-    @extend_schema(responses={200: RequestForMoreSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Deny the request, with a reason (operators; the tenant's admins while it is `requested`)."""
-        return self.act_on(request, uid, requests.deny, **self.parse_body(request))
+    post = answers(
+        requests.deny,
+        "request",
+        "Deny the request, with a reason (operators; the tenant's admins while it is `requested`).",
+    )
 
 
 class RequestCounter(RequestView):
     """The counter-offer of an operator."""
 
     serializer_class: Any = CounterSerializer
-
-    @extend_schema(responses={200: RequestForMoreSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Offer another amount or date, which the tenant may accept (operators)."""
-        return self.act_on(request, uid, requests.counter, **self.parse_body(request))
+    post = answers(
+        requests.counter, "request", "Offer another amount or date, which the tenant may accept (operators)."
+    )
 
 
 class RequestAccept(RequestView):
     """The acceptance of an offer by the tenant."""
 
-    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Accept the offer that If-Match names: the quota is raised by it (the tenant's admins)."""
-        self.without_body(request)
-        # The operator may offer something else at any moment.
-        etags.if_match(request, required=True)
-        return self.act_on(request, uid, requests.accept)
+    post = orders(
+        requests.accept,
+        "request",
+        "Accept the offer that If-Match names: the quota is raised by it (the tenant's admins).",
+        tagged=True,
+    )
 
 
 class RequestWithdraw(RequestView):
     """The withdrawal of a request by the tenant."""
 
-    @extend_schema(request=None, responses={200: RequestForMoreSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Withdraw the request (the tenant's admins, and whoever made it)."""
-        self.without_body(request)
-        return self.act_on(request, uid, requests.withdraw)
+    post = orders(requests.withdraw, "request", "Withdraw the request (the tenant's admins, and whoever made it).")

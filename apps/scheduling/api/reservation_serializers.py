@@ -5,13 +5,16 @@ from typing import Any
 from django.utils import timezone
 from rest_framework import serializers
 
+from apps.nodes.models.gpu import Gpu
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.api.serializers import MAX_MEMORY_MIB, NEEDED_HELP, ReasonSerializer
 from apps.scheduling.models import ReservationState
-from apps.scheduling.models.reservation import Ending
-from gpucloud.api.serializers import Strict, StrictInteger
+from apps.scheduling.models.reservation import Ending, Reservation
+from gpucloud.api import shown
+from gpucloud.api.serializers import Question, Strict, StrictInteger
+from gpucloud.api.shown import Columns
 
 DAY = 86400
 HOLDERS = [("claim", "claim"), ("reservation", "reservation"), ("outside", "outside")]
@@ -38,18 +41,16 @@ class RulesSerializer(Strict):
 class ReservedGpuSerializer(Strict):
     """A GPU of a reservation."""
 
-    uuid = serializers.CharField(read_only=True)
-    node = serializers.CharField(source="node.name", read_only=True)
-    index = serializers.IntegerField(read_only=True)
+    uuid = shown.text()
+    node = shown.text(source="node.name")
+    index = shown.integer()
 
 
 class ReservationSerializer(RulesSerializer):
     """A reservation: pieces of GPUs for a window of time."""
 
-    uid = serializers.UUIDField(read_only=True)
-    series = serializers.UUIDField(
-        read_only=True, allow_null=True, help_text="Shared by those that were booked weekly."
-    )
+    uid = shown.uid()
+    series = shown.uid("Shared by those that were booked weekly.", null=True)
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
     gpu_count = StrictInteger(
@@ -68,25 +69,20 @@ class ReservationSerializer(RulesSerializer):
         write_only=True,
         help_text="Booked again every week while it begins before this time, all or none; the answer is the first.",
     )
-    state = serializers.ChoiceField(choices=ReservationState.choices, read_only=True)
+    state = shown.choice(ReservationState.choices)
     claimed = serializers.SerializerMethodField(help_text="Whether a claim was made in it.")
-    ending = serializers.ChoiceField(choices=Ending.choices, read_only=True, allow_null=True)
-    reason = serializers.CharField(read_only=True, allow_null=True, help_text="Why it could not begin on time.")
+    ending = shown.choice(Ending.choices, null=True)
+    reason = shown.text("Why it could not begin on time.", null=True)
     gpus = ReservedGpuSerializer(many=True, read_only=True)
     charged = serializers.DictField(
         child=serializers.IntegerField(), read_only=True, help_text="The amounts charged to quotas beside its claims."
     )
-    started_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    idle_since = serializers.DateTimeField(read_only=True, allow_null=True)
-    lost_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="The time since when its node is silent: it is charged until an "
-        "operator forgets the node, or you release it.",
-    )  # fmt: skip
-    released_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    created_by = serializers.CharField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
-    version = serializers.IntegerField(read_only=True)
+    columns_1 = Columns(Reservation, "started_at", "idle_since")
+    lost_since = shown.time(
+        "The time since when its node is silent: it is charged until an operator forgets the node, or you release it.",
+        null=True,
+    )
+    columns_2 = Columns(Reservation, "released_at", "created_by", "created_at", "updated_at", "version")
 
     def get_claimed(self, row: Any) -> bool:
         """Return True if a claim was made in it."""
@@ -101,78 +97,69 @@ class ReservationSerializer(RulesSerializer):
 class ConflictSerializer(Strict):
     """A hold on room in the window; of another tenant only that it exists, and until when."""
 
-    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
-    tenant = serializers.CharField(read_only=True, allow_null=True)
-    uid = serializers.CharField(read_only=True, allow_null=True)
-    name = serializers.CharField(read_only=True, allow_null=True)
-    gpus = serializers.IntegerField(read_only=True, help_text="The number of GPUs.")
-    until = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Null: without an end.")
-    detail = serializers.CharField(read_only=True)
+    kind = shown.choice(HOLDERS, OUTSIDE)
+    tenant = shown.text(null=True)
+    uid = shown.text(null=True)
+    name = shown.text(null=True)
+    gpus = shown.integer("The number of GPUs.")
+    until = shown.time("Null: without an end.", null=True)
+    detail = shown.text()
 
 
 class WindowSerializer(Strict):
     """A free window."""
 
-    start_at = serializers.DateTimeField(read_only=True)
-    end_at = serializers.DateTimeField(read_only=True)
-    gpus = serializers.ListField(child=serializers.CharField(), read_only=True)
+    start_at = shown.time()
+    end_at = shown.time()
+    gpus = shown.texts()
 
 
 class BookingPreviewSerializer(Strict):
     """The effects of a booking."""
 
-    dry_run = serializers.BooleanField(read_only=True)
-    fits = serializers.BooleanField(read_only=True)
-    detail = serializers.CharField(read_only=True, help_text="The same as text: why not, and what would fit instead.")
-    gpus = serializers.ListField(
-        child=serializers.CharField(), read_only=True, help_text="The GPUs that it would have."
-    )
+    dry_run = shown.flag()
+    fits = shown.flag()
+    detail = shown.text("The same as text: why not, and what would fit instead.")
+    gpus = shown.texts("The GPUs that it would have.")
     reasons = ReasonSerializer(many=True, read_only=True)
     conflicts = ConflictSerializer(many=True, read_only=True)
     windows = WindowSerializer(many=True, read_only=True, help_text="The earliest free ones of this length.")
 
 
 class _FromTo(Strict):
-    """A period; `from` is a Python keyword, so it cannot be declared as a field."""
+    """A period."""
 
-    to = serializers.DateTimeField(read_only=True)
-
-    def get_fields(self) -> dict[str, Any]:
-        """Return the fields with `from`."""
-        return {"from": serializers.DateTimeField(read_only=True), **super().get_fields()}
+    from_ = shown.time()
+    to = shown.time()
 
 
 class IntervalSerializer(_FromTo):
     """An amount of a GPU that is taken for a time."""
 
-    core = serializers.IntegerField(read_only=True)
-    memory_mib = serializers.IntegerField(read_only=True)
+    core = shown.integer()
+    memory_mib = shown.integer()
 
 
 class HoldSerializer(Strict):
     """A hold and its holder; null if that is another tenant's."""
 
-    kind = serializers.ChoiceField(choices=HOLDERS, read_only=True, help_text=OUTSIDE)
-    uid = serializers.CharField(read_only=True, allow_null=True)
-    name = serializers.CharField(read_only=True, allow_null=True)
-    tenant = serializers.CharField(read_only=True, allow_null=True)
-    reservation = serializers.CharField(
-        read_only=True, allow_null=True, help_text="The reservation in which a claim runs."
-    )
-    core = serializers.IntegerField(read_only=True)
-    memory_mib = serializers.IntegerField(read_only=True)
-    start_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    end_at = serializers.DateTimeField(read_only=True, allow_null=True, help_text="Null: without an end.")
+    kind = shown.choice(HOLDERS, OUTSIDE)
+    uid = shown.text(null=True)
+    name = shown.text(null=True)
+    tenant = shown.text(null=True)
+    reservation = shown.text("The reservation in which a claim runs.", null=True)
+    core = shown.integer()
+    memory_mib = shown.integer()
+    start_at = shown.time(null=True)
+    end_at = shown.time("Null: without an end.", null=True)
 
 
 class CalendarGpuSerializer(Strict):
     """The row of a GPU."""
 
-    uuid = serializers.CharField(read_only=True)
-    node = serializers.CharField(read_only=True)
-    index = serializers.IntegerField(read_only=True)
-    model = serializers.CharField(read_only=True)
-    memory_mib = serializers.IntegerField(read_only=True)
+    uuid = shown.text()
+    node = shown.text()
+    columns = Columns(Gpu, "index", "model", "memory_mib")
     intervals = IntervalSerializer(many=True, read_only=True)
     holds = HoldSerializer(many=True, read_only=True)
 
@@ -180,17 +167,14 @@ class CalendarGpuSerializer(Strict):
 class CalendarSerializer(_FromTo):
     """A pool's calendar."""
 
-    pool = serializers.CharField(read_only=True)
+    pool = shown.text()
     gpus = CalendarGpuSerializer(many=True, read_only=True)
-    gpus_left_out = serializers.IntegerField(read_only=True, help_text="Use `node` to show them.")
+    gpus_left_out = shown.integer("Use `node` to show them.")
 
 
-class PeriodSerializer(Strict):
+class CalendarQuestion(Question):
     """The parameters of a calendar."""
 
-    to = serializers.DateTimeField(required=False)
-    node = serializers.CharField(required=False)
-
-    def get_fields(self) -> dict[str, Any]:
-        """Return the fields with `from`."""
-        return {"from": serializers.DateTimeField(required=False), **super().get_fields()}
+    from_ = serializers.DateTimeField(required=False, help_text="Now, unless given.")
+    to = serializers.DateTimeField(required=False, help_text="A week after `from`, unless given; 92 days at most.")
+    node = serializers.CharField(required=False, help_text="Only this node's GPUs.")

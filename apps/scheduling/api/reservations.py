@@ -4,12 +4,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
-from django_filters import rest_framework as filters
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.quotas.api.methods import changes, lists, orders
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -24,22 +23,10 @@ from apps.scheduling.services.reservations.lifecycle import (
     release_reservation,
 )
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed, Named
+from gpucloud.api.filters import Named, filters_of
 
 A_WEEK = timedelta(days=7)
 LAST_WEEK = datetime.max.replace(tzinfo=UTC) - A_WEEK
-
-
-class ReservationFilter(Changed):
-    """Reservations by tenant, pool, GPU, state, name, series and time of change."""
-
-    tenant = Named(Tenant.objects, "slug")
-    pool = Named(Pool.objects, "name")
-    gpu = filters.CharFilter(field_name="gpus__uuid")
-
-    class Meta:
-        model = Reservation
-        fields = ["tenant", "pool", "gpu", "state", "name", "series", "updated_since"]
 
 
 class ReservationView(ApiView):
@@ -49,34 +36,24 @@ class ReservationView(ApiView):
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
 
-    def get_queryset(self) -> Any:
-        """Return the reservations that the caller may see, with the rows that an answer shows."""
-        rows = Reservation.objects.visible_to(self.principal).select_related("tenant", "pool")
-        return rows.prefetch_related("gpus__node")
-
-    def respond(self, row: Reservation, *, status: int = 200) -> Response:
-        """Return a response with the reservation as it is now."""
-        headers = {"ETag": etags.etag(row.version), "Location": f"/api/v1/reservations/{row.uid}/"}
-        body = shapes.ReservationSerializer(row, context=self.get_serializer_context()).data
-        return Response(body, status=status, headers=headers)
-
-    def release(self, request: Request, uid: str) -> Response:
-        """Release the reservation, and return a response with it."""
-        versions = etags.if_match(request)
-        return self.respond(
-            release_reservation(principal=self.principal, reservation=self.find(uid), versions=versions)
-        )
+    queryset = Reservation.objects.select_related("tenant", "pool").prefetch_related("gpus__node")
+    answer_class, address = shapes.ReservationSerializer, "/reservations/{row.uid}/"
 
 
 class ReservationList(ReservationView, ListMixin):
     """Reservations: pieces of GPUs for windows of time."""
 
-    filterset_class = ReservationFilter
+    filterset_class = filters_of(
+        Reservation,
+        "state",
+        "name",
+        "series",
+        tenant=Named(Tenant.objects, "slug"),
+        pool=Named(Pool.objects, "name"),
+        gpu="gpus__uuid",
+    )
     change_parameters = {"POST": frozenset({"dry_run"})}
-
-    def get(self, request: Request) -> Response:
-        """List reservations, newest first; those that are over stay as history."""
-        return self.list_page(self.get_queryset())
+    get = lists("List reservations, newest first; those that are over stay as history.")
 
     @extend_schema(
         parameters=[DRY_RUN], responses={201: shapes.ReservationSerializer, 200: shapes.BookingPreviewSerializer}
@@ -95,42 +72,31 @@ class ReservationList(ReservationView, ListMixin):
 class ReservationDetail(ReservationView):
     """One reservation."""
 
-    def get_serializer_class(self) -> Any:
-        """Return the serializer: a change has only the fields that can be changed."""
-        return shapes.RulesSerializer if self.request.method == "PATCH" else super().get_serializer_class()
+    serializer_classes = {"PATCH": shapes.RulesSerializer}
 
     def get(self, request: Request, uid: str) -> Response:
         """Show a reservation."""
         return self.respond(self.find(uid))
 
-    @extend_schema(responses={200: shapes.ReservationSerializer})
-    def patch(self, request: Request, uid: str) -> Response:
-        """Change its name, its window (once it has begun, its end) or its rules."""
-        row, values, versions = self.find(uid), self.parse_body(request, partial=True), etags.if_match(request)
-        return self.respond(change_reservation(principal=self.principal, reservation=row, versions=versions, **values))
+    patch = changes(
+        change_reservation, "reservation", "Change its name, its window (once it has begun, its end) or its rules."
+    )
 
     @extend_schema(responses={200: shapes.ReservationSerializer})
     def delete(self, request: Request, uid: str) -> Response:
         """Release it, with the claims in it; may be repeated."""
-        return self.release(request, uid)
+        row, versions = self.find(uid), etags.if_match(request)
+        return self.respond(release_reservation(principal=self.principal, reservation=row, versions=versions))
 
 
 class ReservationRelease(ReservationView):
     """Release by POST, for clients that cannot send DELETE."""
 
-    @extend_schema(request=None, responses={200: shapes.ReservationSerializer})
-    @idempotent
-    def post(self, request: Request, uid: str) -> Response:
-        """Release it before its end, with the claims in it; may be repeated."""
-        self.without_body(request)
-        return self.release(request, uid)
-
-
-PERIOD = [
-    OpenApiParameter("from", OpenApiTypes.DATETIME, description="Now, unless given."),
-    OpenApiParameter("to", OpenApiTypes.DATETIME, description="A week after `from`, unless given; 92 days at most."),
-    OpenApiParameter("node", OpenApiTypes.STR, description="Only this node's GPUs."),
-]
+    post = orders(
+        release_reservation,
+        "reservation",
+        "Release it before its end, with the claims in it; may be repeated.",
+    )
 
 
 class PoolCalendar(ApiView):
@@ -143,13 +109,10 @@ class PoolCalendar(ApiView):
     filter_backends = []
     pagination_class = None
 
-    @extend_schema(parameters=PERIOD)
+    @extend_schema(parameters=shapes.CalendarQuestion.parameters())
     def get(self, request: Request, name: str) -> Response:
         """Show each GPU of the pool with its holds over time; their holders only if they are the caller's."""
-        pool = self.find(name)
-        question = shapes.PeriodSerializer(data=dict(request.query_params.items()))
-        question.is_valid(raise_exception=True)
-        values = question.validated_data
+        pool, values = self.find(name), shapes.CalendarQuestion.read(request)
         begin = values.get("from") or timezone.now()
         found = pool_calendar(
             principal=self.principal,

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers as drf
 from rest_framework.exceptions import ValidationError
 from rest_framework.renderers import JSONRenderer
@@ -15,23 +14,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.nodes.models import Gpu
+from apps.quotas.api.methods import lists, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import Tenant
 from apps.scheduling.api import serializers
 from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
 from apps.scheduling.services.accounting import utilization
-from gpucloud.api.serializers import Strict
-
-
-class RoundFilter(filters.FilterSet):
-    """Rounds by pool and time."""
-
-    pool = filters.CharFilter(field_name="pool__name")
-    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
-
-    class Meta:
-        model = Round
-        fields = ["pool", "since"]
+from gpucloud.api.filters import filters_of
+from gpucloud.api.serializers import Question
 
 
 class RoundView(ApiView):
@@ -50,40 +40,44 @@ class RoundView(ApiView):
 class RoundList(RoundView, ListMixin):
     """Rounds of the scheduler."""
 
-    filterset_class = RoundFilter
-
-    def get(self, request: Request) -> Response:
-        """List rounds, newest first."""
-        return self.list_page(self.get_queryset())
+    filterset_class = filters_of(
+        Round,
+        base=filters.FilterSet,
+        pool="pool__name",
+        since=filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte"),
+    )
+    get = lists("List rounds, newest first.")
 
 
 class RoundDetail(RoundView):
     """One round."""
 
     serializer_class = serializers.RoundDetailSerializer
-
-    def get(self, request: Request, pk: int) -> Response:
-        """Show what a round saw and decided."""
-        return self.answer(self.find(pk))
+    get = shows("Show what a round saw and decided.")
 
 
-class WindowSerializer(Strict):
+class WindowQuestion(Question):
     """The parameters of a window."""
 
     claim = drf.UUIDField(required=False)
-    gpu = drf.CharField(required=False)
-    node = drf.CharField(required=False)
+    gpu = drf.CharField(required=False, help_text="A GPU's uuid (operators).")
+    node = drf.CharField(required=False, help_text="A node's name (operators).")
     tenant = drf.CharField(required=False)
-    start = drf.DateTimeField(required=False)
-    end = drf.DateTimeField(required=False)
-    step = drf.IntegerField(min_value=1, max_value=86400, default=None, allow_null=True)
+    from_ = drf.DateTimeField(required=False, help_text="Without it: the latest sample and its age.")
+    to = drf.DateTimeField(required=False)
+    step = drf.IntegerField(
+        min_value=1,
+        max_value=86400,
+        default=None,
+        allow_null=True,
+        help_text="Seconds a point; chosen by the window unless given.",
+    )
 
     def to_internal_value(self, data: Any) -> Any:
-        """Parse the step, as every number in a query is text."""
-        step = str(data.get("step", ""))
-        # The interpreter refuses numbers of thousands of digits.
-        is_number = step.isascii() and step.isdecimal() and len(step) < 10
-        return super().to_internal_value({**data, "step": int(step)} if is_number else data)
+        """Treat an empty moment as none."""
+        return super().to_internal_value(
+            {name: text for name, text in data.items() if text or name not in ("from", "to")}
+        )
 
 
 class Curves(JSONRenderer):
@@ -107,27 +101,11 @@ class Utilization(ApiView):
     serializer_class = serializers.UtilizationSerializer
     read_scope = "utilization:read"
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("claim", OpenApiTypes.UUID),
-            OpenApiParameter("gpu", OpenApiTypes.STR, description="A GPU's uuid (operators)."),
-            OpenApiParameter("node", OpenApiTypes.STR, description="A node's name (operators)."),
-            OpenApiParameter("tenant", OpenApiTypes.STR),
-            OpenApiParameter("from", OpenApiTypes.DATETIME, description="Without it: the latest sample and its age."),
-            OpenApiParameter("to", OpenApiTypes.DATETIME),
-            OpenApiParameter(
-                "step", OpenApiTypes.INT, description="Seconds a point; chosen by the window unless given."
-            ),
-        ]
-    )
+    @extend_schema(parameters=WindowQuestion.parameters())
     def get(self, request: Request) -> Response:
         """Show use against limits of a claim, a GPU, a node or a tenant (name one)."""
-        asked = dict(request.query_params.items())
-        window = {"start": asked.pop("from", None), "end": asked.pop("to", None)}
-        question = WindowSerializer(data=asked | {name: value for name, value in window.items() if value})
-        question.is_valid(raise_exception=True)
-        values = dict(question.validated_data)
-        times = {"start": values.pop("start", None), "end": values.pop("end", None), "step_seconds": values.pop("step")}
+        values = WindowQuestion.read(request)
+        times = {"start": values.pop("from", None), "end": values.pop("to", None), "step_seconds": values.pop("step")}
         if len(values) != 1:
             raise ValidationError({"non_field_errors": ["Name one of claim, gpu, node, tenant."]})
         return Response({"series": self._series(*values.popitem(), times)})

@@ -13,9 +13,12 @@ from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Idle, OverQuota
+from apps.scheduling.models.assignment import Assignment
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota
 from apps.scheduling.services.cycles.replays import gpus_seen
+from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api.shown import Columns
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
 # A claim that should start later than this needs a reservation.
@@ -77,32 +80,33 @@ class ReservationByUid(serializers.UUIDField):
 class ReasonSerializer(Strict):
     """A reason for which a claim waits."""
 
-    code = serializers.CharField(read_only=True)
-    gpus = serializers.IntegerField(read_only=True, help_text="The number of GPUs that this rules out.")
-    detail = serializers.CharField(read_only=True)
+    code = shown.text()
+    gpus = shown.integer("The number of GPUs that this rules out.")
+    detail = shown.text()
 
 
 class AssignmentSerializer(Strict):
     """One claim's share of one GPU."""
 
-    uid = serializers.UUIDField(read_only=True)
-    claim = serializers.UUIDField(source="claim.uid", read_only=True)
-    node = serializers.CharField(source="gpu.node.name", read_only=True)
-    gpu_uuid = serializers.CharField(source="gpu.uuid", read_only=True)
-    gpu_index = serializers.IntegerField(source="gpu.index", read_only=True)
-    gpu_unhealthy = serializers.CharField(
-        source="gpu.unhealthy", read_only=True, help_text="The problem of the GPU; empty: it is healthy."
+    uid = shown.uid()
+    claim = shown.uid(source="claim.uid")
+    node = shown.text(source="gpu.node.name")
+    gpu_uuid = shown.text(source="gpu.uuid")
+    gpu_index = shown.integer(source="gpu.index")
+    gpu_unhealthy = shown.text("The problem of the GPU; empty: it is healthy.", source="gpu.unhealthy")
+    columns = Columns(
+        Assignment,
+        "core_request",
+        "core_limit",
+        "memory_mib",
+        "generation",
+        "observed_generation",
+        "state",
+        "reason",
+        "in_force_at",
+        "created_at",
+        "updated_at",
     )
-    core_request = serializers.IntegerField(read_only=True)
-    core_limit = serializers.IntegerField(read_only=True)
-    memory_mib = serializers.IntegerField(read_only=True)
-    generation = serializers.IntegerField(read_only=True)
-    observed_generation = serializers.IntegerField(read_only=True)
-    state = serializers.ChoiceField(choices=AssignmentState.choices, read_only=True)
-    reason = serializers.CharField(read_only=True, allow_null=True)
-    in_force_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
 
 
 def label_field(help_text: str) -> serializers.RegexField:
@@ -115,7 +119,7 @@ def label_field(help_text: str) -> serializers.RegexField:
 class ClaimSerializer(Strict):
     """A claim: pieces of GPUs, requested by a tenant."""
 
-    uid = serializers.UUIDField(read_only=True)
+    uid = shown.uid()
     tenant = TenantBySlug()
     name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
@@ -172,65 +176,31 @@ class ClaimSerializer(Strict):
         r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", allow_null=True, default=None, help_text=GROUP_HELP
     )
     group_size = StrictInteger(min_value=2, max_value=MOST_OF_A_GROUP, allow_null=True, default=None)
-    state = serializers.ChoiceField(choices=ClaimState.choices, read_only=True)
+    state = shown.choice(ClaimState.choices)
     reasons = ReasonSerializer(many=True, read_only=True)
     estimated_start_at = serializers.SerializerMethodField(
         help_text="The estimated start of a waiting claim; null in lists, and if it cannot be estimated."
     )
-    generation = serializers.IntegerField(read_only=True)
+    generation = shown.integer()
     observed_generation = serializers.SerializerMethodField()
-    created_by = serializers.CharField(read_only=True)
-    created_at = serializers.DateTimeField(read_only=True)
-    updated_at = serializers.DateTimeField(read_only=True)
-    lease_until = serializers.DateTimeField(read_only=True, allow_null=True)
+    columns_1 = Columns(Claim, "created_by", "created_at", "updated_at", "lease_until")
     reachable = serializers.SerializerMethodField(
         help_text="False: its node is lost, so its state is unknown. Null: no GPU carries it."
     )
-    unreachable_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="The last heartbeat of its lost node; null: its node is heard."
-    )
-    lent_core = serializers.IntegerField(
-        read_only=True,
-        help_text="The idle part of core_request that best-effort claims may use until the claim needs it.",
-    )
-    borrowed_core = serializers.IntegerField(
-        read_only=True, help_text="The core that a best-effort claim borrows from others; none of it is guaranteed."
-    )
-    asked_core_limit = serializers.IntegerField(
-        read_only=True,
-        allow_null=True,
-        help_text="The core_limit set before the rebalancer set another one.",
-    )
-    idle_since = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="The time since when, at least, it is idle; null: not idle."
-    )
-    idle_reason = serializers.ChoiceField(
-        choices=Idle.choices,
-        read_only=True,
-        allow_null=True,
-        help_text="`idle`: its programs compute nothing; `unused`: it has none.",
-    )
-    idle_release_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="It is released then, unless it is used before."
-    )
-    yields_at = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text="It runs on room that is reserved from then on, and ends then."
-    )
-    assigned_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    released_at = serializers.DateTimeField(read_only=True, allow_null=True)
-    version = serializers.IntegerField(read_only=True)
-    preempt_at = serializers.DateTimeField(
-        read_only=True,
-        allow_null=True,
-        help_text="The time of its preemption: it then goes back to the queue, or its pod is evicted.",
+    unreachable_since = shown.time("The last heartbeat of its lost node; null: its node is heard.", null=True)
+    lent_core = shown.integer("The idle part of core_request that best-effort claims may use until the claim needs it.")
+    borrowed_core = shown.integer("The core that a best-effort claim borrows from others; none of it is guaranteed.")
+    asked_core_limit = shown.integer("The core_limit set before the rebalancer set another one.", null=True)
+    idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
+    idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
+    idle_release_at = shown.time("It is released then, unless it is used before.", null=True)
+    yields_at = shown.time("It runs on room that is reserved from then on, and ends then.", null=True)
+    columns_2 = Columns(Claim, "assigned_at", "released_at", "version")
+    preempt_at = shown.time(
+        "The time of its preemption: it then goes back to the queue, or its pod is evicted.", null=True
     )
     assignments = AssignmentSerializer(source="present_assignments", many=True, read_only=True)
-
-    def get_fields(self) -> dict[str, Any]:
-        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
-        fields = super().get_fields()
-        fields["class"] = ClassField(required=False)
-        return fields
+    class_ = ClassField(required=False)
 
     def get_estimated_start_at(self, claim: Any) -> str | None:
         """Return None: the estimate is computed for one claim at a time, and lists leave it out."""
@@ -264,10 +234,7 @@ class ResizeSerializer(Strict):
     memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, required=False)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
-
-    def get_fields(self) -> dict[str, Any]:
-        """Return the fields with `class`, which is a Python keyword and cannot be declared above."""
-        return {**super().get_fields(), "class": ClassField(required=False)}
+    class_ = ClassField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse an empty change."""
@@ -281,45 +248,38 @@ class ResizeSerializer(Strict):
 class WaySerializer(Strict):
     """One launch method for a program."""
 
-    name = serializers.CharField(
-        read_only=True, help_text="`exec`, `gpucloud`, `cdi`, `env-file`, `systemd-run` or `systemd-unit`."
-    )
-    title = serializers.CharField(read_only=True, help_text="The name for people.")
-    note = serializers.CharField(read_only=True, help_text="Notes on its use.")
-    line = serializers.CharField(
-        read_only=True, help_text="The lines to copy to the claim's node; replace the words in capitals."
-    )
+    name = shown.text("`exec`, `gpucloud`, `cdi`, `env-file`, `systemd-run` or `systemd-unit`.")
+    title = shown.text("The name for people.")
+    note = shown.text("Notes on its use.")
+    line = shown.text("The lines to copy to the claim's node; replace the words in capitals.")
 
 
 class EnvSerializer(Strict):
     """The environment of a process under the claim."""
 
-    claim = serializers.UUIDField(read_only=True)
-    node = serializers.CharField(read_only=True)
-    agent_socket = serializers.CharField(read_only=True)
-    secret = serializers.CharField(read_only=True, help_text="Proves to the node's agent that you may use the claim.")
+    claim = shown.uid()
+    node = shown.text()
+    agent_socket = shown.text()
+    secret = shown.text("Proves to the node's agent that you may use the claim.")
     env = serializers.DictField(child=serializers.CharField(), read_only=True)
-    command = serializers.CharField(read_only=True, help_text="Run on the node, with `env` set.")
+    command = shown.text("Run on the node, with `env` set.")
     ways = WaySerializer(many=True, read_only=True, help_text="All launch methods; they give the same limits.")
 
 
 class RoundSerializer(Strict):
     """A round of the scheduler."""
 
-    id = serializers.IntegerField(source="pk", read_only=True)
-    pool = serializers.CharField(source="pool.name", read_only=True)
-    at = serializers.DateTimeField(read_only=True)
-    duration_us = serializers.IntegerField(read_only=True)
-    considered = serializers.IntegerField(read_only=True)
-    placed = serializers.IntegerField(read_only=True)
+    id = shown.integer(source="pk")
+    pool = shown.text(source="pool.name")
+    columns = Columns(Round, "at", "duration_us", "considered", "placed")
 
 
 class RoundDetailSerializer(RoundSerializer):
     """A round with what it saw and decided."""
 
     fleet = serializers.SerializerMethodField(help_text="Every GPU of the pool as the round found it.")
-    queue = serializers.JSONField(read_only=True)
-    decisions = serializers.JSONField(read_only=True)
+    queue = shown.json()
+    decisions = shown.json()
 
     def get_fleet(self, done: Round) -> list[dict[str, Any]]:
         """Return the fleet from the snapshot and the changes since."""
@@ -329,9 +289,9 @@ class RoundDetailSerializer(RoundSerializer):
 class SeriesSerializer(Strict):
     """Measurements of one assignment or one GPU; the lists have one length."""
 
-    claim = serializers.UUIDField(read_only=True, allow_null=True)
-    assignment = serializers.UUIDField(read_only=True, allow_null=True)
-    gpu_uuid = serializers.CharField(read_only=True)
+    claim = shown.uid(null=True)
+    assignment = shown.uid(null=True)
+    gpu_uuid = shown.text()
     times = serializers.ListField(child=serializers.FloatField(), help_text="Unix seconds.")
     core_percent = serializers.ListField(child=serializers.FloatField())
     core_limit_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
