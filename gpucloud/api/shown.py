@@ -15,8 +15,9 @@ Field = serializers.Field[Any, Any, Any, Any]
 def _kind(field: type[Field]) -> Callable[..., Any]:
     def shown(help_text: str | None = None, *, null: bool = False, **more: Any) -> Any:
         """Return the field. `more`: `source`, `default`."""
-        optional = {"help_text": help_text} if help_text is not None else {}
-        return field(read_only=True, **optional, **({"allow_null": True} if null else {}), **more)
+        if help_text is not None:
+            more["help_text"] = help_text
+        return field(read_only=True, **({"allow_null": True, **more} if null else more))
 
     return shown
 
@@ -28,8 +29,7 @@ json = _kind(serializers.JSONField)
 
 def texts(help_text: str | None = None) -> Any:
     """Return a field of a list of texts."""
-    optional = {"help_text": help_text} if help_text is not None else {}
-    return serializers.ListField(child=serializers.CharField(), read_only=True, **optional)
+    return _kind(serializers.ListField)(help_text, child=serializers.CharField())
 
 
 def choice(choices: Any, help_text: str | None = None, **more: Any) -> Any:

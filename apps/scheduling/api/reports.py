@@ -49,7 +49,7 @@ class ReportRowSerializer(Strict):
 class ReportTotalSerializer(ReportRowSerializer):
     """The sums of all rows."""
 
-    tenant = pool = gpu_model = owner = claim = name = None  # type: ignore[assignment]
+    tenant = pool = gpu_model = owner = claim = name = None
 
 
 class ReportDaySerializer(Strict):
