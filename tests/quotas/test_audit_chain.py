@@ -18,10 +18,9 @@ from tests.cast import Cast
 def write(count: int, *, actor: str = "system") -> None:
     for number in range(count):
         audit.record(
-            principal=SYSTEM,
-            action="test.write",
-            object_type="test",
-            object_id=f"{actor}/{number}",
+            SYSTEM,
+            "test.write",
+            audit.Named("test", f"{actor}/{number}"),
             before={"é": [1.5, None, {"z": 1, "a": True}]},
             after={"amount": 2**53},
         )

@@ -1,24 +1,15 @@
 """Bindings of namespaces to the tenants that pay for their pods."""
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 from django.db.models import Q
 
 from apps.clusters.models.cluster import Cluster
 from apps.quotas.models import Tenant
-from apps.quotas.models.row import Row
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
+from apps.quotas.models.row import Owned, Row
 
 
-class NamespaceBindingQuerySet(models.QuerySet["NamespaceBinding"]):
+class NamespaceBindingQuerySet(Owned["NamespaceBinding"]):
     """Bindings, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "NamespaceBindingQuerySet":
-        """Return every binding to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class NamespaceBinding(Row):

@@ -40,6 +40,7 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
 class Cluster(Row):
     """One API server. Its credentials are sealed, or those of this process's pod."""
 
+    audited = ("cluster", "name")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     # The pool of its nodes' GPUs; pods are charged there.

@@ -1,26 +1,19 @@
 """Containers of pods that hold GPUs, and their claims."""
 
-from typing import TYPE_CHECKING
-
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
 from apps.clusters.models.cluster import Cluster
 from apps.nodes.models import Node
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.scheduling.models import Claim
 
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
-
-class PodClaimQuerySet(models.QuerySet["PodClaim"]):
+class PodClaimQuerySet(Owned["PodClaim"]):
     """Containers, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "PodClaimQuerySet":
-        """Return every container to an operator, to others those of their tenants' claims."""
-        return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
+    owner = "claim__tenant"
 
     def live(self) -> "PodClaimQuerySet":
         """Return the containers whose pod has not ended."""

@@ -1,23 +1,16 @@
 """SharePods, and their claims."""
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 
 from apps.clusters.models.cluster import Cluster
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.scheduling.models import Claim
 
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
-
-class SharePodQuerySet(models.QuerySet["SharePod"]):
+class SharePodQuerySet(Owned["SharePod"]):
     """SharePods, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "SharePodQuerySet":
-        """Return every SharePod to an operator, to others those of their tenants' claims."""
-        return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
+    owner = "claim__tenant"
 
 
 class SharePod(Row):

@@ -85,10 +85,9 @@ def _lock_row(principal: Principal, binding: NamespaceBinding, versions: etags.V
 
 def _note(row: NamespaceBinding, *, principal: Principal, action: str) -> None:
     audit.record(
-        principal=principal,
-        action=f"namespace.{action}",
-        object_type="namespace",
-        object_id=known_as(row),
+        principal,
+        f"namespace.{action}",
+        audit.Named("namespace", known_as(row)),
         tenant=row.tenant,
         after={"tenant": row.tenant.slug},
     )

@@ -110,10 +110,4 @@ def _lock_row(principal: Principal, cluster: Cluster, versions: etags.Versions) 
 
 def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) -> None:
     """Write the audit log. No hint is sent: `manage.py clusters` polls all clusters each second."""
-    audit.record(
-        principal=principal,
-        action=f"cluster.{action}",
-        object_type="cluster",
-        object_id=cluster.name,
-        after=after or None,
-    )
+    audit.record(principal, f"cluster.{action}", cluster, after=after or None)

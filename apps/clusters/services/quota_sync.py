@@ -115,10 +115,9 @@ def _sync(cluster: Cluster, client: Client, namespace: str, tenant: Tenant, ther
     client.patch(f"{path}/{there.metadata.name}", {"metadata": metadata, "spec": {"hard": {**gone, **due}}})
     if now != before:
         audit.record(
-            principal=cluster.principal,
-            action="namespace.quota_repaired",
-            object_type="namespace",
-            object_id=f"{cluster.name}/{namespace}",
+            cluster.principal,
+            "namespace.quota_repaired",
+            audit.Named("namespace", f"{cluster.name}/{namespace}"),
             tenant=tenant,
             before={"hard": now},
             after={"hard": due},

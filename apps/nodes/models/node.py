@@ -44,6 +44,7 @@ def state_now() -> Case:
 class Node(Row):
     """A machine with an agent. `frame` numbers its desired states; it only orders them."""
 
+    audited = ("node", "name")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")

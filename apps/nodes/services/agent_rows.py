@@ -36,12 +36,5 @@ def record(*, node: Node, limit: Limit, action: str, after: dict[str, Any], tena
         minutes = int(limit.window.total_seconds()) // 60
         detail = f"More than {limit.most} {limit.name} within {minutes} minutes: the rest of them is not recorded."
         action, after, tenant = SUPPRESSED, {"detail": detail, "first": action}, None
-    audit.record(
-        principal=Principal(name=f"agent:{node.name}"),
-        action=action[:60],
-        object_type="node",
-        object_id=node.name,
-        tenant=tenant,
-        after=after,
-    )
+    audit.record(Principal(name=f"agent:{node.name}"), action[:60], node, tenant=tenant, after=after)
     return left > 0

@@ -24,10 +24,6 @@ def cordon_gpu(*, principal: Principal, gpu: Gpu, cordoned: bool, versions: etag
     # The cached queue of a large pool is used only while the versions of its nodes stay.
     Node.objects.select_for_update(no_key=True).get(pk=gpu.node_id).change()
     audit.record(
-        principal=principal,
-        action="gpu.cordon" if cordoned else "gpu.uncordon",
-        object_type="node",
-        object_id=gpu.node.name,
-        after={"gpu": gpu.uuid, "index": gpu.index},
+        principal, "gpu.cordon" if cordoned else "gpu.uncordon", gpu.node, after={"gpu": gpu.uuid, "index": gpu.index}
     )
     return gpu

@@ -62,7 +62,7 @@ def create_node(
     except IntegrityError as error:
         raise NameTaken(f"There is a node {name} already.", name=name) from error
     after = {"pool": pool.name, **({"labels": node.labels} if labels else {})}
-    audit.record(principal=principal, action="node.create", object_type="node", object_id=name, after=after)
+    audit.record(principal, "node.create", audit.Named("node", name), after=after)
     return node, _new_enrolment(node)
 
 
@@ -72,7 +72,7 @@ def renew_enrolment(*, principal: Principal, node: Node, versions: etags.Version
     principal.require_operator()
     node = Node.objects.select_for_update().get(pk=node.pk)
     etags.check(node.version, versions)
-    audit.record(principal=principal, action="node.renew_enrolment", object_type="node", object_id=node.name)
+    audit.record(principal, "node.renew_enrolment", node)
     return node, _new_enrolment(node)
 
 
@@ -97,7 +97,7 @@ def enrol(*, token: str, key_digest: str, source_ip: str | None = None) -> Node:
         return node
     node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now())
     agent = Principal(name=f"agent:{node.name}", source_ip=source_ip)
-    audit.record(principal=agent, action="node.enrol", object_type="node", object_id=node.name)
+    audit.record(agent, "node.enrol", node)
     return node
 
 
@@ -118,7 +118,7 @@ def adopt(*, principal: Principal, node: Node, new: bool, key_digest: str, **fac
     elif not new:
         raise EnrolmentRefused(f"Node {node.name} was forgotten: an operator gives its agent a token of its own.")
     node.change(key_digest=keyed_digest(key_digest), enrolled_at=timezone.now(), **facts)
-    audit.record(principal=principal, action="node.enrol", object_type="node", object_id=node.name)
+    audit.record(principal, "node.enrol", node)
     return node
 
 
@@ -166,9 +166,7 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         more |= {"draining_at": None, "drain_grace_seconds": None}
     node.change(**values, **more)
     after = {name: str(value) for name, value in values.items()}
-    audit.record(
-        principal=principal, action="node.change", object_type="node", object_id=node.name, before=before, after=after
-    )
+    audit.record(principal, "node.change", node, before=before, after=after)
     return node
 
 

@@ -1,21 +1,15 @@
 """The audit log: actor, action, source, and the object before and after. Append-only, by a trigger."""
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 
+from apps.quotas.models.row import Owned
 from apps.quotas.models.tenant import Tenant
 
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
-
-class AuditEventQuerySet(models.QuerySet["AuditEvent"]):
+class AuditEventQuerySet(Owned["AuditEvent"]):
     """Audit events, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "AuditEventQuerySet":
-        """Return all events to an operator, to others those of tenants that they administer."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.with_role("admin"))
+    least_role = "admin"
 
 
 class AuditEvent(models.Model):

@@ -1,15 +1,10 @@
 """Budgets: GPU-hours that a tenant may reserve in a week, in a month, or between two times."""
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 from django.db.models import F, Q
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Tenant
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
 HOUR_PLACES = 3
 # Percent-microseconds of the largest budget; see `apps.scheduling.core.metering`.
@@ -24,17 +19,14 @@ class Period(models.TextChoices):
     CUSTOM = "custom"
 
 
-class BudgetQuerySet(models.QuerySet["Budget"]):
+class BudgetQuerySet(Owned["Budget"]):
     """Budgets, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "BudgetQuerySet":
-        """Return every budget to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class Budget(Row):
     """A tenant's GPU-hours in each period; `starts_at` and `ends_at` for `custom` only."""
 
+    audited = ("budget", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="budgets")
     period = models.CharField(max_length=10, choices=Period)
     starts_at = models.DateTimeField(null=True)

@@ -1,17 +1,12 @@
 """Limits inside a tenant: bounds of one claim's fields and of one member's holdings."""
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 from django.db.models import F, Q
 
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Tenant, User
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
 
 class ClaimField(models.TextChoices):
@@ -35,17 +30,14 @@ MOST: dict[str, int] = {
 }
 
 
-class LimitRangeQuerySet(models.QuerySet["LimitRange"]):
+class LimitRangeQuerySet(Owned["LimitRange"]):
     """Limit ranges, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "LimitRangeQuerySet":
-        """Return all ranges to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class LimitRange(Row):
     """Bounds of one field of a tenant's claims, in one pool or (pool null) in every pool."""
 
+    audited = ("limit-range", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="limit_ranges")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)
     field = models.CharField(max_length=20, choices=ClaimField)
@@ -74,17 +66,14 @@ class LimitRange(Row):
         return f"{self.tenant}/{self.pool or '*'}/{self.field}"
 
 
-class MemberLimitQuerySet(models.QuerySet["MemberLimit"]):
+class MemberLimitQuerySet(Owned["MemberLimit"]):
     """Member limits, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "MemberLimitQuerySet":
-        """Return all limits to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class MemberLimit(Row):
     """Limit of one member for one resource, over all pools; `user` null: every member without a row."""
 
+    audited = ("member-limit", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="member_limits")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+", null=True)
     resource = models.CharField(max_length=20, choices=Resource)

@@ -2,7 +2,7 @@
 
 import uuid
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.contrib.sessions.base_session import AbstractBaseSession
@@ -10,19 +10,14 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Role, Tenant, User
 
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
-
-class InvitationQuerySet(models.QuerySet["Invitation"]):
+class InvitationQuerySet(Owned["Invitation"]):
     """Invitations, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "InvitationQuerySet":
-        """Return all invitations to an operator, to others those into tenants that they administer."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.with_role("admin"))
+    least_role = "admin"
 
     def open(self) -> "InvitationQuerySet":
         """Return the invitations that can be accepted."""
@@ -32,6 +27,7 @@ class InvitationQuerySet(models.QuerySet["Invitation"]):
 class Invitation(Row):
     """An invitation to create an account, by a link that is shown once; only a digest of its secret is stored."""
 
+    audited = ("invitation", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     digest = models.CharField(max_length=64, unique=True)
     # Suggested to the person, who may choose another.

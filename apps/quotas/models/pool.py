@@ -89,6 +89,7 @@ class PlacementPolicy(models.TextChoices):
 class Pool(Row):
     """A named set of nodes; quotas can be given per pool, and all its GPUs share one policy."""
 
+    audited = ("pool", "name")
     name = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     description = models.CharField(max_length=500, blank=True, default="")
     # With database defaults too: a server of the previous version may still be writing.

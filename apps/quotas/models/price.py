@@ -16,6 +16,7 @@ class Price(Row):
     A share costs its part: 30 percent of a GPU for an hour is 0.3 GPU-hours.
     """
 
+    audited = ("price", "pk")
     gpu_model = models.CharField(max_length=200)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="prices", null=True)
     valid_from = models.DateField()

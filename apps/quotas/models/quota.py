@@ -8,7 +8,7 @@ A quota of a tenant in a cohort has a `share` (`apps.quotas.models.cohort`): it 
 `borrowing_limit`, as far as the others leave room. Unlimited quotas neither borrow nor lend.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import models
 from django.db.models import F, Q
@@ -17,19 +17,12 @@ from django.utils.translation import gettext_lazy as _
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Tenant
 
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
-
-class ResourceQuotaQuerySet(models.QuerySet["ResourceQuota"]):
+class ResourceQuotaQuerySet(Owned["ResourceQuota"]):
     """Quotas, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "ResourceQuotaQuerySet":
-        """Return every quota to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 def within(more: Any) -> Q:
@@ -43,6 +36,7 @@ def within(more: Any) -> Q:
 class ResourceQuota(Row):
     """A tenant's limit of one resource, in one pool or (pool null) in all pools together."""
 
+    audited = ("quota", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quotas")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas", null=True)
     resource = models.CharField(max_length=20, choices=Resource)

@@ -1,7 +1,6 @@
 """Quota requests: a tenant's request, an operator's answer, and its result."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import Q
@@ -9,11 +8,8 @@ from django.db.models import Q
 from apps.quotas.models.budget import Period
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Tenant
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
 
 class RequestState(models.TextChoices):
@@ -44,17 +40,14 @@ REQUESTED = [*Resource.choices, (GPU_HOURS, "Gpu Hours")]
 PERIODS = [(one.value, one.label) for one in (Period.MONTH, Period.WEEK)]
 
 
-class QuotaRequestQuerySet(models.QuerySet["QuotaRequest"]):
+class QuotaRequestQuerySet(Owned["QuotaRequest"]):
     """Requests, filtered by principal."""
-
-    def visible_to(self, principal: "Principal") -> "QuotaRequestQuerySet":
-        """Return every request to an operator, to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
 
 class QuotaRequest(Row):
     """A request for more of one resource, or of a budget, with reason and end. `granted_*` is the actual increase."""
 
+    audited = ("quota-request", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quota_requests")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)

@@ -1,8 +1,13 @@
 """Base of most models."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from django.db import models
+
+if TYPE_CHECKING:
+    from apps.quotas.principals import Principal
+
+M = TypeVar("M", bound=models.Model)
 
 # The longest name that a person gives; columns are wider, for what was named before.
 MOST_NAME = 63
@@ -25,3 +30,18 @@ class Row(models.Model):
         self.version += 1
         self.save(update_fields=[*values, "version", "updated_at"])
         return self
+
+
+class Owned(models.QuerySet[M]):
+    """Rows that belong to tenants, filtered by principal."""
+
+    # The lookup of the tenant, and the least role that shows its rows; None: any.
+    owner: ClassVar[str] = "tenant"
+    least_role: ClassVar[str | None] = None
+
+    def visible_to(self, principal: "Principal") -> Self:
+        """Return every row to an operator, to others those of tenants in which they have the role."""
+        if principal.is_operator:
+            return self
+        tenants = principal.roles if self.least_role is None else principal.with_role(self.least_role)
+        return self.filter(**{f"{self.owner}__in": tenants})

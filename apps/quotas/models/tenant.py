@@ -7,7 +7,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from gpucloud.web.natural_order import natural_name
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ SLUG = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 class User(AbstractUser):
     """A person. Operators run the platform; everyone else acts through memberships."""
 
+    audited = ("person", "username")
     is_operator = models.BooleanField(default=False, help_text="May do everything, in every tenant.")
     # Written at most once a minute, by sessions and tokens.
     last_seen_at = models.DateTimeField(null=True, blank=True)
@@ -38,17 +39,16 @@ class User(AbstractUser):
         return cls.objects.filter(pk__in=cls.objects.filter(theirs | mine).values("pk"))
 
 
-class TenantQuerySet(models.QuerySet["Tenant"]):
+class TenantQuerySet(Owned["Tenant"]):
     """Tenants, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "TenantQuerySet":
-        """Return every tenant to an operator, to others those in which they have a role."""
-        return self if principal.is_operator else self.filter(pk__in=principal.roles)
+    owner = "pk"
 
 
 class Tenant(Row):
     """The unit that is charged; owns quotas, members and tokens."""
 
+    audited = ("tenant", "slug")
     slug = models.CharField(max_length=63, unique=True, validators=[RegexValidator(SLUG)])
     name = models.CharField(max_length=200)
     weight = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(1000)])

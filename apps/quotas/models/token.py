@@ -53,6 +53,7 @@ class TokenQuerySet(models.QuerySet["Token"]):
 class Token(Row):
     """A program's credential: inside one tenant, for the platform (operators only), or with its owner's own rights."""
 
+    audited = ("token", "key")
     key = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
     name = models.CharField(max_length=200)

@@ -1,18 +1,14 @@
 """Webhooks: addresses with their subscribed events, and every message to them."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.quotas.models.tenant import Role, Tenant
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
 
 class EventKind(models.TextChoices):
@@ -45,12 +41,10 @@ class EventKind(models.TextChoices):
 TEST = "webhook.test"
 
 
-class WebhookQuerySet(models.QuerySet["Webhook"]):
+class WebhookQuerySet(Owned["Webhook"]):
     """Webhooks, filtered by principal."""
 
-    def visible_to(self, principal: "Principal") -> "WebhookQuerySet":
-        """Return all webhooks to an operator, to others those of tenants that they administer."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.with_role(Role.ADMIN))
+    least_role = Role.ADMIN
 
 
 class Webhook(Row):
@@ -59,6 +53,7 @@ class Webhook(Row):
     The secret is not stored: it is derived from the uid, `secret_number` and SECRET_KEY.
     """
 
+    audited = ("webhook", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="webhooks", null=True)
     url = models.CharField(max_length=2000)

@@ -96,7 +96,7 @@ def set_active(*, principal: Principal, user: User, active: bool) -> User:
     user.save(update_fields=["is_active"])
     ended = {} if active else _end_everything(user)
     action = "person.activate" if active else "person.deactivate"
-    _record(principal, user, action, before={"active": not active}, after={"active": active, **ended})
+    audit.record(principal, action, user, before={"active": not active}, after={"active": active, **ended})
     return user
 
 
@@ -111,7 +111,7 @@ def set_operator(*, principal: Principal, user: User, operator: bool) -> User:
         user.is_operator = operator
         user.save(update_fields=["is_operator"])
         before, after = {"is_operator": not operator}, {"is_operator": operator}
-        _record(principal, user, "person.operator", before=before, after=after)
+        audit.record(principal, "person.operator", user, before=before, after=after)
     return user
 
 
@@ -129,7 +129,7 @@ def set_password(*, principal: Principal, user: User, password: str, keep: str |
     user.set_password(password)
     user.save(update_fields=["password"])
     ended = _end_sessions(user, keep=keep)
-    _record(principal, user, "person.password", after={"sessions_ended": ended})
+    audit.record(principal, "person.password", user, after={"sessions_ended": ended})
     return user
 
 
@@ -148,7 +148,7 @@ def set_time_zone(*, principal: Principal, user: User, name: str) -> User:
     if before != name:
         user.time_zone = name
         user.save(update_fields=["time_zone"])
-        _record(principal, user, "person.change", before={"time_zone": before}, after={"time_zone": name})
+        audit.record(principal, "person.change", user, before={"time_zone": before}, after={"time_zone": name})
     return user
 
 
@@ -164,7 +164,7 @@ def end_sessions(*, principal: Principal, user: User, only: str | None = None, k
     """End one of the user's sessions (by its id), or all but the one with the key `keep`; return their number."""
     ended = _end_sessions(user, only=only, keep=keep)
     if ended:
-        _record(principal, user, "person.sign_out", after={"sessions_ended": ended})
+        audit.record(principal, "person.sign_out", user, after={"sessions_ended": ended})
     return ended
 
 
@@ -222,7 +222,3 @@ def _locked(user: User, *, keeps_operator: bool) -> User:
         if [one.pk for one in operators] == [user.pk]:
             raise LastOperator(f"{user.get_username()} is the last active operator: make another one first.")
     return User.objects.select_for_update().get(pk=user.pk)
-
-
-def _record(principal: Principal, user: User, action: str, **facts: Any) -> None:
-    audit.record(principal=principal, action=action, object_type="person", object_id=user.get_username(), **facts)

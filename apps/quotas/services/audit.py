@@ -1,22 +1,38 @@
 """Writing the audit log."""
 
-from typing import Any
+from typing import Any, NamedTuple
+
+from django.db.models import Model
 
 from apps.quotas.models import AuditEvent, Tenant
 from apps.quotas.principals import Principal
 
 
+class Named(NamedTuple):
+    """An object that is no row of its own, or not yet one: its type and its name."""
+
+    type: str
+    name: object
+
+
 def record(
-    *,
     principal: Principal,
     action: str,
-    object_type: str,
-    object_id: object,
+    row: Model | Named,
+    *,
     tenant: Tenant | None = None,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> AuditEvent:
-    """Record an action in the caller's transaction: no change without its row, no row without its change."""
+    """Record an action in the caller's transaction: no change without its row, no row without its change.
+
+    `tenant` is the row's own unless given. A model's `audited` says how the log names its rows.
+    """
+    if isinstance(row, Named):
+        object_type, object_id = row
+    else:
+        object_type, key = row.audited  # type: ignore[attr-defined]
+        object_id, tenant = getattr(row, key), tenant or getattr(row, "tenant", None)
     return AuditEvent.objects.create(
         actor=principal.actor,
         action=action,

@@ -52,7 +52,7 @@ def create_budget(
         raise NameTaken(
             f"{tenant.slug} already has a budget for this period: change budget {taken.pk}.", budget=taken.pk
         ) from error
-    _note(budget, principal=principal, action="budget.create", after=_facts(budget))
+    audit.record(principal, "budget.create", budget, after=_facts(budget))
     return budget
 
 
@@ -66,7 +66,7 @@ def change_budget(
     before = _facts(budget)
     budget.change(gpu_hours=gpu_hours)
     budget.periods.update(percent_told=0)
-    _note(budget, principal=principal, action="budget.change", before=before, after=_facts(budget))
+    audit.record(principal, "budget.change", budget, before=before, after=_facts(budget))
     return budget
 
 
@@ -75,7 +75,7 @@ def delete_budget(*, principal: Principal, budget: Budget, versions: etags.Versi
     """Remove the budget. Raises PreconditionFailed."""
     principal.require_operator()
     budget = _lock_row(budget, versions)
-    _note(budget, principal=principal, action="budget.delete", before=_facts(budget))
+    audit.record(principal, "budget.delete", budget, before=_facts(budget))
     budget.delete()
 
 
@@ -92,14 +92,3 @@ def _facts(budget: Budget) -> dict[str, Any]:
         "gpu_hours": str(budget.gpu_hours),
         **{name: moment and moment.isoformat() for name, moment in times.items()},
     }
-
-
-def _note(budget: Budget, *, principal: Principal, action: str, **facts: dict[str, Any]) -> None:
-    audit.record(
-        principal=principal,
-        action=action,
-        object_type="budget",
-        object_id=budget.pk,
-        tenant=budget.tenant,
-        **facts,
-    )

@@ -71,7 +71,7 @@ def invite(
         inviter_id=principal.user_id,
         expires_at=timezone.now() + timedelta(days=days),
     )
-    _record(principal, invitation, "invitation.create", after=_facts(invitation))
+    audit.record(principal, "invitation.create", invitation, after=_facts(invitation))
     return invitation, secret
 
 
@@ -90,7 +90,7 @@ def revoke(*, principal: Principal, invitation: Invitation) -> Invitation:
         raise InvitationUsed("The account exists: deactivate it, or remove its roles.", uid=str(invitation.uid))
     if invitation.revoked_at is None:
         invitation.change(revoked_at=timezone.now())
-        _record(principal, invitation, "invitation.revoke")
+        audit.record(principal, "invitation.revoke", invitation)
     return invitation
 
 
@@ -122,7 +122,7 @@ def accept(*, secret: str, username: str, password: str, source_ip: str | None) 
     invitation.change(used_at=timezone.now(), user=user)
     if invitation.tenant is not None:
         tenants.set_member(principal=inviter, tenant=invitation.tenant, user=user, role=invitation.role)
-    _record(of_user(user, source_ip=source_ip), invitation, "invitation.accept", after={"username": username})
+    audit.record(of_user(user, source_ip=source_ip), "invitation.accept", invitation, after={"username": username})
     return user
 
 
@@ -176,16 +176,3 @@ def _facts(invitation: Invitation) -> dict[str, object]:
         "role": "operator" if invitation.operator else invitation.tenant and invitation.role,
         "expires_at": invitation.expires_at.isoformat(),
     }
-
-
-def _record(
-    principal: Principal, invitation: Invitation, action: str, *, after: dict[str, object] | None = None
-) -> None:
-    audit.record(
-        principal=principal,
-        action=action,
-        object_type="invitation",
-        object_id=invitation.uid,
-        tenant=invitation.tenant,
-        after=after,
-    )

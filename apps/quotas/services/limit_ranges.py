@@ -161,11 +161,9 @@ def _facts(row: LimitRange) -> dict[str, int | None]:
 def _note(row: LimitRange, *, principal: Principal, action: str, before: dict[str, int | None] | None) -> None:
     deleted = action.endswith("delete")
     audit.record(
-        principal=principal,
-        action=action,
-        object_type="limit-range",
-        object_id=row.pk,
-        tenant=row.tenant,
+        principal,
+        action,
+        row,
         before=before,
         after=None if deleted else {"pool": row.pool and row.pool.name, "field": row.field, **_facts(row)},
     )

@@ -105,11 +105,9 @@ def _note(row: MemberLimit, *, principal: Principal, action: str, before: dict[s
     member = row.user and row.user.get_username()
     deleted = action.endswith("delete")
     audit.record(
-        principal=principal,
-        action=action,
-        object_type="member-limit",
-        object_id=row.pk,
-        tenant=row.tenant,
+        principal,
+        action,
+        row,
         before=before,
         after=None if deleted else {"member": member, "resource": row.resource, "hard": row.hard},
     )

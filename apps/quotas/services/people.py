@@ -60,13 +60,7 @@ def admit(*, issuer: str, claims: Mapping[str, Any]) -> User:
 
 def record_sign_in(*, user: User, method: str, source_ip: str | None) -> None:
     """Record a sign-in and its method."""
-    audit.record(
-        principal=of_user(user, source_ip=source_ip),
-        action="person.sign_in",
-        object_type="person",
-        object_id=user.get_username(),
-        after={"method": method},
-    )
+    audit.record(of_user(user, source_ip=source_ip), "person.sign_in", user, after={"method": method})
 
 
 def _known(issuer: str, subject: str) -> User | None:
@@ -91,13 +85,7 @@ def _first_time(issuer: str, subject: str, claims: Mapping[str, Any]) -> User:
         # The provider assigns names freely: a name must not open another user's account.
         raise SignOnRefused(f"There is a {name} already who signs in otherwise: ask an operator.")
     Identity.objects.create(user=user, issuer=issuer, subject=subject)
-    audit.record(
-        principal=PROVIDER,
-        action="person.link",
-        object_type="person",
-        object_id=name,
-        after={"issuer": issuer, "subject": subject},
-    )
+    audit.record(PROVIDER, "person.link", audit.Named("person", name), after={"issuer": issuer, "subject": subject})
     return user
 
 

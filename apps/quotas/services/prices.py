@@ -31,7 +31,7 @@ def set_price(
             f"remove price {taken.pk} first, or choose another day.",
             price=taken.pk,
         ) from error
-    audit.record(principal=principal, action="price.set", object_type="price", object_id=price.pk, after=_facts(price))
+    audit.record(principal, "price.set", price, after=_facts(price))
     return price
 
 
@@ -41,9 +41,7 @@ def remove_price(*, principal: Principal, price: Price, versions: etags.Versions
     principal.require_operator()
     price = Price.objects.select_for_update(of=("self",)).select_related("pool").get(pk=price.pk)
     etags.check(price.version, versions)
-    audit.record(
-        principal=principal, action="price.remove", object_type="price", object_id=price.pk, before=_facts(price)
-    )
+    audit.record(principal, "price.remove", price, before=_facts(price))
     price.delete()
 
 

@@ -124,11 +124,9 @@ def _note(quota: ResourceQuota, *, principal: Principal, action: str, before: di
         actor=principal.name,
     )
     audit.record(
-        principal=principal,
-        action=action,
-        object_type="quota",
-        object_id=quota.pk,
-        tenant=quota.tenant,
+        principal,
+        action,
+        quota,
         before=before,
         after={
             "pool": quota.pool and quota.pool.name,

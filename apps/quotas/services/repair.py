@@ -41,10 +41,9 @@ def _sums() -> dict[CohortShare, dict[str, int]]:
 def _note(share: CohortShare, before: dict[str, int], after: dict[str, int], *, principal: Principal) -> None:
     what = {"resource": share.resource, "pool": share.pool and share.pool.name}
     audit.record(
-        principal=principal,
-        action="cohort.repair",
-        object_type="cohort",
-        object_id=share.cohort,
+        principal,
+        "cohort.repair",
+        audit.Named("cohort", share.cohort),
         before={**what, **before},
         after={**what, **after},
     )
@@ -63,13 +62,7 @@ def _repair(quota: ResourceQuota, *, principal: Principal) -> None:
         if amount:
             charging.enter(quota, LedgerEntry.Kind.REPAIR, amount, claim_uid, principal)
     audit.record(
-        principal=principal,
-        action="quota.repair",
-        object_type="quota",
-        object_id=quota.pk,
-        tenant=quota.tenant,
-        before=before,
-        after={"used": quota.used, "borrowed": quota.borrowed},
+        principal, "quota.repair", quota, before=before, after={"used": quota.used, "borrowed": quota.borrowed}
     )
 
 

@@ -345,14 +345,7 @@ def _refuse_past(until: datetime | None) -> None:
 
 def _note(request: QuotaRequest, *, principal: Principal, action: str, **facts: Any) -> None:
     told = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in facts.items()}
-    audit.record(
-        principal=principal,
-        action=f"quota-request.{action}",
-        object_type="quota-request",
-        object_id=request.uid,
-        tenant=request.tenant,
-        after={**_subject(request), **told},
-    )
+    audit.record(principal, f"quota-request.{action}", request, after={**_subject(request), **told})
     if action in DECISIONS:
         asked = {"uid": request.uid, **_subject(request)}
         tell(

@@ -39,7 +39,7 @@ def make_link(*, principal: Principal, user: User) -> tuple[str, datetime]:
         raise accounts.Inactive(f"{user.get_username()} cannot sign in: activate the account first.")
     if not user.has_usable_password() and user.identities.exists():
         raise accounts.SignsInElsewhere(f"{user.get_username()} has no password here: reset it at the provider.")
-    audit.record(principal=principal, action="person.reset_link", object_type="person", object_id=user.get_username())
+    audit.record(principal, "person.reset_link", user)
     return _path(user), timezone.now() + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT)
 
 

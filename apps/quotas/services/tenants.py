@@ -51,10 +51,9 @@ def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1
     except IntegrityError as error:
         raise NameTaken(f"There is a tenant {slug} already.", slug=slug) from error
     audit.record(
-        principal=principal,
-        action="tenant.create",
-        object_type="tenant",
-        object_id=slug,
+        principal,
+        "tenant.create",
+        audit.Named("tenant", slug),
         tenant=tenant,
         after={"slug": slug, "name": name, "weight": weight, "cohort": cohort},
     )
@@ -71,15 +70,7 @@ def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
     if "cohort" in values and values["cohort"] != tenant.cohort:
         cohorts.move(tenant, values["cohort"])
     tenant.change(**values)
-    audit.record(
-        principal=principal,
-        action="tenant.change",
-        object_type="tenant",
-        object_id=tenant.slug,
-        tenant=tenant,
-        before=before,
-        after=values,
-    )
+    audit.record(principal, "tenant.change", tenant, tenant=tenant, before=before, after=values)
     return tenant
 
 
@@ -96,7 +87,7 @@ def delete_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
             f"Tenant {tenant.slug} has a history (quotas or claims) and is kept: set its quotas to 0.",
             slug=tenant.slug,
         ) from error
-    audit.record(principal=principal, action="tenant.delete", object_type="tenant", object_id=tenant.slug)
+    audit.record(principal, "tenant.delete", tenant)
 
 
 def require_parts(pool: Pool) -> None:
@@ -127,13 +118,7 @@ def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
             pool.save()
     except IntegrityError as error:
         raise NameTaken(f"There is a pool {name} already.", name=name) from error
-    audit.record(
-        principal=principal,
-        action="pool.create",
-        object_type="pool",
-        object_id=name,
-        after={"name": name, **facts},
-    )
+    audit.record(principal, "pool.create", audit.Named("pool", name), after={"name": name, **facts})
     return pool
 
 
@@ -158,10 +143,9 @@ def set_member(*, principal: Principal, tenant: Tenant, user: User, role: str) -
         membership.role = role
         membership.save(update_fields=["role"])
     audit.record(
-        principal=principal,
-        action="member.set",
-        object_type="member",
-        object_id=f"{tenant.slug}/{user.get_username()}",
+        principal,
+        "member.set",
+        audit.Named("member", f"{tenant.slug}/{user.get_username()}"),
         tenant=tenant,
         before=before,
         after={"role": role},
@@ -189,10 +173,9 @@ def remove_member(*, principal: Principal, membership: Membership) -> None:
     if present is None:
         return
     audit.record(
-        principal=principal,
-        action="member.remove",
-        object_type="member",
-        object_id=f"{present.tenant.slug}/{present.user.get_username()}",
+        principal,
+        "member.remove",
+        audit.Named("member", f"{present.tenant.slug}/{present.user.get_username()}"),
         tenant=present.tenant,
         before={"role": present.role},
     )

@@ -116,9 +116,7 @@ def _issue(principal: Principal, **facts: Any) -> tuple[Token, str]:
     after = {"name": token.name, "scopes": token.scopes, "role": token.role, "cidrs": token.cidrs, "expires_at": end}
     if token.personal:
         after |= {"role": None, "owner": facts["user"].get_username()}
-    audit.record(
-        principal=principal, action="token.create", object_type="token", object_id=key, tenant=token.tenant, after=after
-    )
+    audit.record(principal, "token.create", audit.Named("token", key), tenant=token.tenant, after=after)
     return token, f"{PREFIX}{key}.{secret}"
 
 
@@ -190,11 +188,9 @@ def rotate(
     before = {"expires_at": token.expires_at and token.expires_at.isoformat()}
     token.change(expires_at=min(end, token.expires_at or end))
     audit.record(
-        principal=principal,
-        action="token.rotate",
-        object_type="token",
-        object_id=token.key,
-        tenant=token.tenant,
+        principal,
+        "token.rotate",
+        token,
         before=before,
         after={"expires_at": token.expires_at.isoformat(), "replaced_by": made[0].key},  # type: ignore[union-attr]
     )
@@ -211,9 +207,7 @@ def revoke(*, principal: Principal, token: Token, versions: etags.Versions = Non
         raise RoleMissing("Revoking this token needs the role admin in its tenant.", role=str(Role.ADMIN))
     if token.revoked_at is None:
         token.change(revoked_at=timezone.now())
-        audit.record(
-            principal=principal, action="token.revoke", object_type="token", object_id=token.key, tenant=token.tenant
-        )
+        audit.record(principal, "token.revoke", token)
     return token
 
 

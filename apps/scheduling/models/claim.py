@@ -10,12 +10,11 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.quotas.models import Pool, Resource, Tenant, User
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.scheduling.models.reservation import Reservation
 from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
     from apps.scheduling.models.assignment import Assignment
 
 
@@ -53,12 +52,8 @@ class Idle(models.TextChoices):
     UNUSED = "unused", "No program has used it"
 
 
-class ClaimQuerySet(models.QuerySet["Claim"]):
+class ClaimQuerySet(Owned["Claim"]):
     """Claims, selected by the principal who asks."""
-
-    def visible_to(self, principal: "Principal") -> "ClaimQuerySet":
-        """Return every claim to an operator; to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
     def live(self) -> "ClaimQuerySet":
         """Return the claims that hold or wait for something."""
@@ -68,6 +63,7 @@ class ClaimQuerySet(models.QuerySet["Claim"]):
 class Claim(Row):
     """One request for pieces of GPUs. `charged_*` is what its tenant's quotas are charged for it at this moment."""
 
+    audited = ("claim", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="claims")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="claims")

@@ -1,17 +1,13 @@
 """Proposals: changes that the rebalancer proposes, or has applied, and their reasons."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models import Pool
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Owned, Row
 from apps.scheduling.models.claim import Claim
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
 
 
 class ProposalKind(models.TextChoices):
@@ -33,17 +29,16 @@ class ProposalState(models.TextChoices):
     FAILED = "failed"
 
 
-class ProposalQuerySet(models.QuerySet["Proposal"]):
+class ProposalQuerySet(Owned["Proposal"]):
     """Proposals, selected by the principal who asks."""
 
-    def visible_to(self, principal: "Principal") -> "ProposalQuerySet":
-        """Return every proposal to an operator; to others those of their tenants' claims."""
-        return self if principal.is_operator else self.filter(claim__tenant__in=principal.roles)
+    owner = "claim__tenant"
 
 
 class Proposal(Row):
     """One change of one claim, from these values to those. `before` and `after` name the claim's own fields."""
 
+    audited = ("proposal", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     claim = models.ForeignKey(Claim, on_delete=models.PROTECT, related_name="proposals")

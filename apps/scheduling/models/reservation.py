@@ -1,7 +1,6 @@
 """Reservations: pieces of GPUs for a window of time, booked before it begins."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import F, Q
@@ -9,10 +8,7 @@ from django.utils.translation import gettext_noop
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Resource, Tenant
-from apps.quotas.models.row import Row
-
-if TYPE_CHECKING:
-    from apps.quotas.principals import Principal
+from apps.quotas.models.row import Owned, Row
 
 
 class ReservationState(models.TextChoices):
@@ -38,12 +34,8 @@ class Ending(models.TextChoices):
 OPEN = (ReservationState.BOOKED, ReservationState.ACTIVE)
 
 
-class ReservationQuerySet(models.QuerySet["Reservation"]):
+class ReservationQuerySet(Owned["Reservation"]):
     """Reservations, selected by the principal who asks."""
-
-    def visible_to(self, principal: "Principal") -> "ReservationQuerySet":
-        """Return every reservation to an operator; to others those of their tenants."""
-        return self if principal.is_operator else self.filter(tenant__in=principal.roles)
 
     def open(self) -> "ReservationQuerySet":
         """Return the reservations that hold room, now or in their window."""
@@ -57,6 +49,7 @@ class Reservation(Row):
     in it.
     """
 
+    audited = ("reservation", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     # Shared by reservations that were booked at once, a week apart.
     series = models.UUIDField(null=True, editable=False)

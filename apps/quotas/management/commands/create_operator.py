@@ -38,13 +38,7 @@ class Command(BaseCommand):
         with transaction.atomic():
             user.set_password(password)
             user.save()
-            audit.record(
-                principal=SYSTEM,
-                action="person.operator",
-                object_type="person",
-                object_id=name,
-                after={"is_operator": True},
-            )
+            audit.record(SYSTEM, "person.operator", audit.Named("person", name), after={"is_operator": True})
             _, text = tokens.create(principal=SYSTEM, name=f"{name}'s first token", tenant=None, user=user)
         self.stderr.write(f"Operator {name} made. The API token, shown only now:")
         self.stdout.write(text)

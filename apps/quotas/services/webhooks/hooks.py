@@ -146,11 +146,4 @@ def _lock_row(principal: Principal, hook: Webhook, versions: etags.Versions) -> 
 
 
 def _note(hook: Webhook, *, principal: Principal, action: str, **after: Any) -> None:
-    audit.record(
-        principal=principal,
-        action=f"webhook.{action}",
-        object_type="webhook",
-        object_id=hook.uid,
-        tenant=hook.tenant,
-        after=after or None,
-    )
+    audit.record(principal, f"webhook.{action}", hook, after=after or None)

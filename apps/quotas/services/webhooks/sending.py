@@ -126,14 +126,7 @@ def _record_failure(hook: Webhook, answer: Answer, now: datetime) -> None:
         why = "Its server answered 410 Gone." if answer.gone else f"It has failed since {since:%Y-%m-%d %H:%M} UTC."
         hook.refresh_from_db()
         hook.change(enabled=False, disabled_reason=why)
-        audit.record(
-            principal=SYSTEM,
-            action="webhook.disable",
-            object_type="webhook",
-            object_id=hook.uid,
-            tenant=hook.tenant,
-            after={"why": why, "error": answer.error},
-        )
+        audit.record(SYSTEM, "webhook.disable", hook, after={"why": why, "error": answer.error})
 
 
 def _keep(hook: Webhook, **values: object) -> None:

@@ -136,14 +136,7 @@ def _tell(budget: Budget, standing: Standing, level: int) -> None:
         "starts_at": standing.starts_at.isoformat(),
         "ends_at": standing.ends_at.isoformat(),
     }
-    audit.record(
-        principal=SYSTEM,
-        action="budget.spent" if level >= 100 else "budget.warning",
-        object_type="budget",
-        object_id=budget.pk,
-        tenant=budget.tenant,
-        after=after,
-    )
+    audit.record(SYSTEM, "budget.spent" if level >= 100 else "budget.warning", budget, after=after)
     tell(EventKind.BUDGET_THRESHOLD, tenant=budget.tenant, budget=budget.pk, **after)
 
 

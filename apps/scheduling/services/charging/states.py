@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from apps.quotas.models import EventKind, Pool, Resource, Tenant
 from apps.quotas.principals import SYSTEM, Principal
-from apps.quotas.services import charging
+from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
@@ -125,6 +125,11 @@ def claim_facts(claim: Claim) -> dict[str, Any]:
 def tell_of(claim: Claim, kind: str, **more: Any) -> None:
     """Record an event of a claim for webhooks, in the caller's transaction."""
     tell(kind, tenant=claim.tenant, claim=claim_facts(claim), **more)
+
+
+def note(claim: Claim, what: str, **facts: object) -> None:
+    """Record in the audit log what the platform itself does to a claim."""
+    audit.record(SYSTEM, f"claim.{what}", claim, after=facts)
 
 
 def move(claim: Claim, state: str, **values: object) -> None:

@@ -40,9 +40,7 @@ def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     node.change(repair_asked_at=timezone.now())
     raise_frames({node.pk})
     kinds = sorted({one["kind"] for one in waiting})
-    audit.record(
-        principal=principal, action="node.repair", object_type="node", object_id=node.name, after={"drifts": kinds}
-    )
+    audit.record(principal, "node.repair", node, after={"drifts": kinds})
     return node
 
 

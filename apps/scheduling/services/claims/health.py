@@ -35,11 +35,9 @@ def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
         good = change.condition.status == GOOD
         for claim in claims if change.recorded else ():
             audit.record(
-                principal=Principal(name=f"agent:{node.name}"),
-                action="claim.gpu_recovered" if good else "claim.gpu_unhealthy",
-                object_type="claim",
-                object_id=claim.uid,
-                tenant=claim.tenant,
+                Principal(name=f"agent:{node.name}"),
+                "claim.gpu_recovered" if good else "claim.gpu_unhealthy",
+                claim,
                 after={
                     "gpu": change.gpu.uuid,
                     "type": change.condition.type,
@@ -63,9 +61,7 @@ def fence_if_wanted(*, node: Node) -> bool:
     if row is None:
         return False
     node.change(fenced_at=timezone.now(), fenced_why=row.message)
-    audit.record(
-        principal=SYSTEM, action="node.fence", object_type="node", object_id=node.name, after={"why": row.message}
-    )
+    audit.record(SYSTEM, "node.fence", node, after={"why": row.message})
     return True
 
 
@@ -81,9 +77,7 @@ def lift_fence(*, principal: Principal, node: Node, versions: etags.Versions = N
     through = max([node.fence_lifted_through_seconds, *told.values_list("since_seconds", flat=True)])
     why = node.fenced_why
     node.change(fenced_at=None, fenced_why="", fence_lifted_through_seconds=through)
-    audit.record(
-        principal=principal, action="node.lift_fence", object_type="node", object_id=node.name, before={"why": why}
-    )
+    audit.record(principal, "node.lift_fence", node, before={"why": why})
     return node
 
 
@@ -100,12 +94,6 @@ def clear_gpu(*, principal: Principal, gpu: Gpu, versions: etags.Versions = None
     if row is None or row.since_seconds <= gpu.cleared_through_seconds:
         return gpu
     gpu.change(cleared_through_seconds=row.since_seconds)
-    audit.record(
-        principal=principal,
-        action="gpu.clear",
-        object_type="node",
-        object_id=gpu.node.name,
-        after={"gpu": gpu.uuid, "reason": row.reason, "detail": row.message},
-    )
+    audit.record(principal, "gpu.clear", gpu.node, after={"gpu": gpu.uuid, "reason": row.reason, "detail": row.message})
     raise_frames({gpu.node_id})
     return gpu

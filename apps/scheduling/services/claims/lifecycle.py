@@ -101,11 +101,9 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
     claim.save()
     audit.record(
-        principal=principal,
-        action="claim.create",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
+        principal,
+        "claim.create",
+        claim,
         after={"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
     events.claim_made_on_commit(claim)
@@ -210,15 +208,7 @@ def release_claim(
     claim = locked(claim, versions)
     if claim.state == ClaimState.RELEASED or (claim.state == ClaimState.RELEASING and claim.preempt_at is None):
         return claim
-    audit.record(
-        principal=principal,
-        action="claim.release",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        before={"state": claim.state},
-        after={"why": why},
-    )
+    audit.record(principal, "claim.release", claim, before={"state": claim.state}, after={"why": why})
     said = f"Released by {principal.name}" if why == ASKED_FOR else f"Released: {why}"
     reasons = [{"code": "released", "gpus": 0, "detail": said}]
     if claim.state == ClaimState.RELEASING:  # it is being preempted, and need not come back to the queue

@@ -66,15 +66,7 @@ def resize_claim(
     # A limit that is set here is what was asked for, whatever the rebalancer made of another.
     asked = claim.asked_core_limit if after["core_limit"] == before["core_limit"] else None
     states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **after)
-    audit.record(
-        principal=principal,
-        action="claim.resize",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        before=before,
-        after=after,
-    )
+    audit.record(principal, "claim.resize", claim, before=before, after=after)
     return claim
 
 

@@ -34,9 +34,7 @@ def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = 
     require_parts(pool)
     require_lending(pool)
     overcommit.refuse(pool, (name for name, ratio in overcommit.RATIOS.items() if ratio in values))
-    audit.record(
-        principal=principal, action="pool.change", object_type="pool", object_id=pool.name, before=before, after=values
-    )
+    audit.record(principal, "pool.change", pool, before=before, after=values)
     if any(values[name] != before[name] for name in SHARING & values.keys()):
         raise_frames(set(Node.objects.filter(pool=pool).values_list("pk", flat=True)))
     return pool

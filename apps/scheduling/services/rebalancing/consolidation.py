@@ -77,13 +77,7 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Search
         found.append(ConsolidationPlan(None, plan, claims))
     result = SearchResult(found, None if found else _nothing(pool, len(sitting), len(head), bounds))
     after = {"most_moves": bounds.most_moves, "most_memory_mib": bounds.most_memory_mib, "plans": len(found)}
-    audit.record(
-        principal=principal,
-        action="pool.consolidation",
-        object_type="pool",
-        object_id=pool.name,
-        after={**after, "why": result.why},
-    )
+    audit.record(principal, "pool.consolidation", pool, after={**after, "why": result.why})
     return result
 
 

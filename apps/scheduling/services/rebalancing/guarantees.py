@@ -57,11 +57,9 @@ def lend(*, principal: Principal, claim: Claim, core: int, why: str) -> Claim:
     borrowing.lend(claim, core)
     states.move(claim, claim.state, rebalanced_at=timezone.now())
     audit.record(
-        principal=principal,
-        action="claim.lend" if core > before else "claim.give-back",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
+        principal,
+        "claim.lend" if core > before else "claim.give-back",
+        claim,
         before={"lent_core": before},
         after={"lent_core": core, "why": why},
     )

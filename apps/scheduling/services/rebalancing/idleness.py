@@ -20,7 +20,6 @@ from apps.nodes.services.telemetry.reading import Series
 from apps.quotas.models import EventKind, Pool
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import audit
 from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import ProposalKind
@@ -143,7 +142,7 @@ def _tell(claim: Claim, step: Step, now: datetime) -> bool:
     seconds = cast(int, rule.unused_seconds if step.reason == "unused" else rule.idle_seconds)
     since = claim.idle_since or now - timedelta(seconds=seconds)
     facts = {"reason": step.reason, "action": step.action, "why": step.why}
-    _note(claim, "idle", **facts, release_at=release_at and release_at.isoformat())
+    states.note(claim, "idle", **facts, release_at=release_at and release_at.isoformat())
     states.tell_of(claim, EventKind.CLAIM_IDLE, **facts, since=since, release_at=release_at)
     states.move(claim, claim.state, idle_since=since, idle_reason=step.reason, idle_release_at=release_at)
     return True
@@ -153,7 +152,7 @@ def _over(claim: Claim, step: Step) -> bool:
     """Record that the claim is used again, or cannot be judged; it gets back what it lent."""
     if claim.idle_since is None:
         return False
-    _note(claim, "awake", why=step.why)
+    states.note(claim, "awake", why=step.why)
     states.tell_of(claim, EventKind.CLAIM_AWAKE, why=step.why)
     states.move(claim, claim.state, **states.NOT_IDLE)
     if claim.lent_core:
@@ -180,17 +179,6 @@ def _lend(claim: Claim, core: int, why: str, *, kind: ProposalKind) -> None:
         pool=claim.pool, claim=claim, kind=kind, policy="idle", before=before, after=after, explanation=why, numbers={}
     )
     mark_decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
-
-
-def _note(claim: Claim, what: str, **facts: object) -> None:
-    audit.record(
-        principal=SYSTEM,
-        action=f"claim.{what}",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        after=facts,
-    )
 
 
 def _shortest(pool: Pool) -> timedelta:

@@ -84,7 +84,9 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         with transaction.atomic():
             found = _plan(pool, now)
             if principal != REBALANCER:
-                _note(found, principal)
+                # Somebody started the run; its changes have rows of their own.
+                counts = {"considered": found.considered, "changes": len(found.proposals), "why": found.why}
+                audit.record(principal, "pool.rebalance", pool, after=counts)
         taken: list[Proposal] = []
         each(found.proposals, partial(_take_into, taken))
         return replace(found, proposals=taken, dry_run=False)
@@ -168,17 +170,6 @@ def _nothing(pool: Pool, seen: Sequence[Observation], now: datetime) -> str:
     rested = f"; {cooling} of them were changed within the cool-down of {bounds.cool_down_seconds} s" if cooling else ""
     how = f"by the policy {pool.rebalance_policy} and the pool's bounds"
     return f"{len(seen)} claims were looked at, and {how} none needs another share{rested}."
-
-
-def _note(found: RunResult, principal: Principal) -> None:
-    """Record that somebody started the run; its changes have rows of their own."""
-    audit.record(
-        principal=principal,
-        action="pool.rebalance",
-        object_type="pool",
-        object_id=found.pool.name,
-        after={"considered": found.considered, "changes": len(found.proposals), "why": found.why},
-    )
 
 
 def _proposal(pool: Pool, claim: Claim, change: Change) -> Proposal:
@@ -292,10 +283,9 @@ def _record_answer(proposal: Proposal, state: str, principal: Principal, words: 
     mark_decided(proposal, state, by=principal.name, words=words)
     proposal.change(**_decision(proposal))
     audit.record(
-        principal=principal,
-        action=f"proposal.{'accept' if state == ProposalState.APPLIED else 'dismiss'}",
-        object_type="proposal",
-        object_id=proposal.uid,
+        principal,
+        f"proposal.{'accept' if state == ProposalState.APPLIED else 'dismiss'}",
+        proposal,
         tenant=proposal.claim.tenant,
         before=proposal.before,
         after={**proposal.after, "words": words},

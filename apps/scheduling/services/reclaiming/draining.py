@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import EventKind, Webhook
-from apps.quotas.principals import SYSTEM, Principal
+from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
@@ -54,13 +54,7 @@ def drain_node(
     node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
     etags.check(node.version, versions)
     node.change(cordoned=True, draining_at=node.draining_at or timezone.now(), drain_grace_seconds=grace_seconds)
-    audit.record(
-        principal=principal,
-        action="node.drain",
-        object_type="node",
-        object_id=node.name,
-        after={"grace_seconds": grace_of(node, grace_seconds)},
-    )
+    audit.record(principal, "node.drain", node, after={"grace_seconds": grace_of(node, grace_seconds)})
     return node
 
 
@@ -96,7 +90,7 @@ def _tell(seen: Claim, node: Node, grace: int) -> bool:
     if claim is None or claim.preempt_at is not None:
         return False
     preempt_at = timezone.now() + timedelta(seconds=grace)
-    _note(claim, "notice", node=node.name, preempt_at=preempt_at.isoformat())
+    states.note(claim, "notice", why=WHY, node=node.name, preempt_at=preempt_at.isoformat())
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=WHY)
     detail = f"{WHY}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
     states.move(claim, claim.state, preempt_at=preempt_at, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
@@ -108,7 +102,7 @@ def _end(seen: Claim, node: Node) -> bool:
     claim = _must_go(seen, node)
     if claim is None or claim.preempt_at is None or claim.preempt_at > timezone.now():
         return False
-    _note(claim, "preempt", node=node.name, state=claim.state)
+    states.note(claim, "preempt", why=WHY, node=node.name, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=WHY)
     detail = f"{WHY}: the claim is queued again"
     return end_assignments(claim, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
@@ -119,17 +113,6 @@ def _must_go(seen: Claim, node: Node) -> Claim | None:
     claim = locked(seen)
     drains = Node.objects.filter(pk=node.pk, draining_at__isnull=False).exists()
     return claim if drains and claim.state in PLACED else None
-
-
-def _note(claim: Claim, what: str, **facts: object) -> None:
-    audit.record(
-        principal=SYSTEM,
-        action=f"claim.{what}",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        after={"why": WHY, **facts},
-    )
 
 
 class Progress(NamedTuple):

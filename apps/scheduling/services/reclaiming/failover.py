@@ -21,8 +21,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.quotas.models.pool import FailoverPolicy
-from apps.quotas.principals import SYSTEM
-from apps.quotas.services import audit, charging
+from apps.quotas.services import charging
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.charging import reservation_charges, states
@@ -99,15 +98,7 @@ def _move(claim: Claim, node: Node, *, requeue: bool) -> None:
         requeue = claim.preempt_at is not None
     words = "requeued" if requeue else "released"
     why = f"Node {node.name} is unreachable since {node.last_seen_at:%Y-%m-%d %H:%M:%S} UTC: {words}"
-    after = {"why": why, "node": node.name, "state": claim.state}
-    audit.record(
-        principal=SYSTEM,
-        action="claim.failover",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        after=after,
-    )
+    states.note(claim, "failover", why=why, node=node.name, state=claim.state)
     reasons = [{"code": "node-lost", "gpus": 0, "detail": why}]
     values: dict[str, Any] = {"reasons": reasons, **states.NOT_PREEMPTED}
     if requeue:

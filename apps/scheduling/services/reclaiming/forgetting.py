@@ -60,7 +60,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     if live.exclude(claim__in=claims).exists():
         raise Conflict(f"A claim was just placed on {node.name}: try again.")
     events.node_forgotten_on_commit(node.pk)
-    audit.record(principal=principal, action="node.forget", object_type="node", object_id=node.name)
+    audit.record(principal, "node.forget", node)
     return node
 
 

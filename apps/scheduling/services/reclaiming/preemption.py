@@ -18,8 +18,6 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import CohortShare, EventKind, Pool
-from apps.quotas.principals import SYSTEM
-from apps.quotas.services import audit
 from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
@@ -103,7 +101,7 @@ def _nominate(plan: Plan, now: datetime) -> bool:
     if claim.nominated_gpus == gpus:
         return False
     if claim.nominated_gpus is None:
-        _note(claim, "nominate", why=plan.found.explanation, gpus=gpus)
+        states.note(claim, "nominate", why=plan.found.explanation, gpus=gpus)
     states.move(claim, claim.state, nominated_gpus=gpus)
     return True
 
@@ -118,7 +116,7 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
     grace = 0 if claim.waiting else nominee.pool.preemption_grace_seconds or 0
     preempt_at = now + timedelta(seconds=grace)
     code, why = _why(claim, nominee)
-    _note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
+    states.note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=why)
     then = "its pod is evicted" if claim.ends_with_its_pod else "it goes back to the queue"
     detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"
@@ -136,7 +134,7 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     if claim.ends_with_its_pod or not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
     code, why = _why(claim, nominee)
-    _note(claim, "preempt", why=why, state=claim.state)
+    states.note(claim, "preempt", why=why, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
     reasons = [{"code": code, "gpus": 0, "detail": f"{why}: the claim is queued again"}]
     if not end_assignments(claim, reasons=reasons):
@@ -157,7 +155,7 @@ def end_with_pod(seen: Claim) -> None:
     claim = Claim.objects.select_related("tenant", "pool", "preempted_for").get(pk=seen.pk)
     if claim.preempted_for is not None:
         (_, why), pod = _why(claim, claim.preempted_for), claim.pod or {}
-        _note(claim, "preempt", why=why, state=claim.state, pod=f"{pod.get('namespace')}/{pod.get('name')}")
+        states.note(claim, "preempt", why=why, state=claim.state, pod=f"{pod.get('namespace')}/{pod.get('name')}")
         states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
 
 
@@ -171,7 +169,7 @@ def _spare(seen: Claim) -> bool:
     claim = _locked(seen)[seen.pk]
     if claim.preempt_at is None or claim.state not in (*PLACED, *WAITING):
         return False
-    _note(claim, "spared", why=SPARED)
+    states.note(claim, "spared", why=SPARED)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_SPARED, why=SPARED)
     states.move(claim, claim.state, reasons=[], **states.NOT_PREEMPTED)
     return True
@@ -193,14 +191,3 @@ def _let_borrow(*, but: Iterable[int]) -> None:
     rows.filter(pk__in=[share.pk for share in over]).update(reclaimed_until=None)
     for cohort in sorted({share.cohort for share in over}):
         events.wake_for_cohort(cohort)
-
-
-def _note(claim: Claim, what: str, **facts: object) -> None:
-    audit.record(
-        principal=SYSTEM,
-        action=f"claim.{what}",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        after=facts,
-    )

@@ -16,7 +16,6 @@ from django.utils import timezone
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services import audit
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.models import Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import PLACED
@@ -243,13 +242,9 @@ def _warn(seen: Claim, yields_at: datetime | None) -> bool:
     claim = locked_claim(seen)
     if claim.state not in PLACED or claim.yields_at != seen.yields_at:
         return False
-    audit.record(
-        principal=SYSTEM,
-        action="claim.notice" if yields_at else "claim.spared",
-        object_type="claim",
-        object_id=claim.uid,
-        tenant=claim.tenant,
-        after={"yields_at": yields_at and yields_at.isoformat(), "why": "the room that it borrows is reserved"},
+    ends_at = yields_at and yields_at.isoformat()
+    states.note(
+        claim, "notice" if yields_at else "spared", yields_at=ends_at, why="the room that it borrows is reserved"
     )
     kind = EventKind.CLAIM_PREEMPTION_NOTICE if yields_at else EventKind.CLAIM_PREEMPTION_SPARED
     states.tell_of(claim, kind, at=yields_at, why="The room that it borrows is reserved; it ends then.")

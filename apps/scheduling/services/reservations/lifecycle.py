@@ -272,15 +272,7 @@ def note(
     **after: Any,
 ) -> None:
     """Write the audit row of a change."""
-    audit.record(
-        principal=principal,
-        action=f"reservation.{action}",
-        object_type="reservation",
-        object_id=reservation.uid,
-        tenant=reservation.tenant,
-        before=before,
-        after=after,
-    )
+    audit.record(principal, f"reservation.{action}", reservation, before=before, after=after)
 
 
 def tell_of(row: Reservation, kind: str, **more: Any) -> None:
