@@ -17,7 +17,7 @@ from apps.nodes.services.gpu_health import take_health
 from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import watching
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
 from apps.scheduling.services.claims.observation import take_observed
@@ -40,7 +40,7 @@ class Gateway:
 
     def carried(self, node_ids: Sequence[int]) -> dict[int, dict[str, Carried]]:
         """Return the assignments on these nodes."""
-        live = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED)
+        live = Assignment.objects.filter(gpu__node__in=node_ids).live()
         found: dict[int, dict[str, Carried]] = defaultdict(dict)
         columns = live.values_list("gpu__node_id", "uid", "gpu_id", "gpu__uuid", "claim__uid")
         for node_id, uid, gpu_id, gpu_uuid, claim_uid in columns:
@@ -75,7 +75,7 @@ class Gateway:
     def health(self, node: Node, frame: wire.Health) -> None:
         """Store the health of the GPUs; open pages read it with their next refresh."""
         uids = {one.claim_uid for one in frame.processes if one.claim_uid is not None}
-        live = Assignment.objects.filter(gpu__node=node, claim__uid__in=uids).exclude(state=AssignmentState.RELEASED)
+        live = Assignment.objects.filter(gpu__node=node, claim__uid__in=uids).live()
         claims = (
             {str(uid): tenant for uid, tenant in live.values_list("claim__uid", "claim__tenant_id")} if uids else {}
         )

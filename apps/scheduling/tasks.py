@@ -39,7 +39,7 @@ UNOBSERVED = timedelta(seconds=5)
 def repair_pushes() -> int:
     """Push again to connected nodes whatever is not observed after 5 s; return the number of nodes."""
     now = timezone.now()
-    unobserved = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
+    unobserved = Assignment.objects.live().filter(
         updated_at__lt=now - UNOBSERVED, observed_generation__lt=F("generation")
     )
     # A released claim's last report may be lost too: its generation is then observed, its state is not.

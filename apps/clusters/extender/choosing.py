@@ -28,7 +28,7 @@ from apps.quotas.models import Tenant
 from apps.quotas.services import charging
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
-from apps.scheduling.services.charging import states
+from apps.scheduling.models.share import amounts
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_placement
@@ -186,7 +186,7 @@ def _by_namespace(pods: Iterable[PodState]) -> Mapping[str, list[PodState]]:
 
 
 def _charged_amounts(request: Request) -> dict[str, int]:
-    return states.amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
+    return amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
 
 
 def _mib(view: View, gpu: GpuState) -> int:

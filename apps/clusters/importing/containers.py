@@ -11,7 +11,7 @@ from apps.clusters.importing.plan import PodWanted
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.services import placing
 from apps.nodes.models import Gpu, Node
-from apps.scheduling.models import AssignmentState, Claim
+from apps.scheduling.models import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ContainerPlan:
     def require_there(self) -> None:
         """Raise NotAsItRuns if the found claim was requeued or moved away from the pod's GPUs."""
         assert self.found is not None
-        there = self.found.assignments.exclude(state=AssignmentState.RELEASED).values_list("gpu_id", flat=True)
+        there = self.found.assignments.live().values_list("gpu_id", flat=True)
         if {gpu.pk for gpu in self.gpus} != set(there):
             raise placing.NotAsItRuns(f"Its claim {self.found.uid} is elsewhere by now: the pod is to end.")
 

@@ -20,7 +20,7 @@ from apps.nodes.models.gpu import WHOLE
 from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.fleet.reserved import read_reserved
 
 # Core and MiB by the GPU's key.
@@ -120,7 +120,7 @@ def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
 
     `which` filters rows with a `gpu`. The annotations of the cluster's own pods show their use.
     """
-    claims = Assignment.objects.filter(which).exclude(state=AssignmentState.RELEASED)
+    claims = Assignment.objects.filter(which).live()
     claims = claims.exclude(claim__container__cluster=cluster)
     pods = PodHold.objects.filter(which).exclude(cluster=cluster)
     found = _sums(claims, "held_core", "held_memory_mib")

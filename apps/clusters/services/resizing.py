@@ -160,7 +160,7 @@ def of_container(row: PodClaim) -> ResizeStatus:
         return ResizeStatus(TellState.REFUSED, facts | {"reason": resize.refusal})
     waiting = [
         one
-        for one in claim.assignments.exclude(state=AssignmentState.RELEASED)
+        for one in claim.assignments.live()
         if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
     ]
     if claim.state == "active" and not waiting:

@@ -23,8 +23,9 @@ from apps.quotas.models import Pool, Resource, ResourceQuota, Tenant
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.scheduling.core.metering import MILLIONTHS, price_at
-from apps.scheduling.services.charging import states
-from apps.scheduling.services.charging.metering import PriceBook, microseconds
+from apps.scheduling.models.share import amounts
+from apps.scheduling.services.charging.metering import PriceBook
+from apps.scheduling.services.fleet.reserved import microseconds
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -159,7 +160,7 @@ class Estimate:
 
 
 def _amounts(*, gpu_count: int, core_request: int, memory_mib: int) -> dict[str, int]:
-    return states.amounts(gpu_count=gpu_count, core=core_request, memory_mib=memory_mib)
+    return amounts(gpu_count=gpu_count, core=core_request, memory_mib=memory_mib)
 
 
 def _typed(form: ClaimForm, name: str) -> Any:

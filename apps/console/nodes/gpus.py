@@ -91,7 +91,7 @@ def _find(principal: Principal, uuid: str) -> Gpu:
 
 
 def _shares(gpu: Gpu) -> Any:
-    live = Assignment.objects.filter(gpu=gpu).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu=gpu).live()
     return live.select_related("claim__tenant", "claim__pool", "gpu__node").order_by("pk")
 
 

@@ -20,7 +20,7 @@ from apps.nodes.models import Node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent, Pool
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment
 from gpucloud.errors import GpucloudError
 
 SETTABLE = ("pool", "repair_drift")
@@ -67,7 +67,7 @@ def settings(request: HttpRequest, principal: Principal, name: str) -> HttpRespo
         if done:
             return redirect("node", name=name)
     refused = form.is_bound and not form.is_valid()
-    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__node=node).live()
     shown |= {"node": _find(name), "form": form, "claims": live.values("claim").distinct().count()}
     return render(request, "nodes/settings.html", shown, status=422 if refused else 200)
 

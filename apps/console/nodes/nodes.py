@@ -19,7 +19,7 @@ from apps.nodes.services.conditions import of_node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 from apps.scheduling.services.reclaiming.draining import attach_progress
 
@@ -78,10 +78,7 @@ def _context(node: Node) -> dict[str, Any]:
     attach_progress([node])
     gpus = list(node.gpus.select_related("health").prefetch_related("conditions"))
     live = list(
-        Assignment.objects.filter(gpu__node=node)
-        .exclude(state=AssignmentState.RELEASED)
-        .select_related("claim__tenant", "gpu__node")
-        .order_by("pk")
+        Assignment.objects.filter(gpu__node=node).live().select_related("claim__tenant", "gpu__node").order_by("pk")
     )
     use, shares = use_of_gpus(gpus), use_of_assignments(live)
     return {

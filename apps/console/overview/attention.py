@@ -119,7 +119,7 @@ def _assignment_notices(principal: Principal) -> list[Notice]:
     wrong = Q(state__in=[AssignmentState.FAILED, AssignmentState.OVER_LIMIT])
     rows = (
         Assignment.objects.filter(slow | wrong, claim__in=Claim.objects.visible_to(principal))
-        .exclude(state=AssignmentState.RELEASED)
+        .live()
         .select_related("claim__tenant", "gpu__node")
     )
     return [_assignment_notice(row) for row in rows[:READ]]
@@ -152,7 +152,7 @@ def _unreachable_notices(principal: Principal) -> list[Notice]:
     """Return the claims of the reader's tenants on lost nodes; operators see the nodes."""
     if principal.is_operator:
         return []
-    lost = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(
+    lost = Assignment.objects.live().filter(
         gpu__node__last_seen_at__lt=timezone.now() - FRESH, claim__in=Claim.objects.visible_to(principal)
     )
     rows = lost.select_related("claim__tenant", "gpu__node").order_by("claim_id", "gpu_id").distinct("claim_id")

@@ -142,7 +142,7 @@ class NodeDrift(NodeView):
         self.principal.require_operator()
         node = self.find(name)
         drifted = {one["claim_uid"] for one in node.drifts}
-        live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+        live = Assignment.objects.filter(gpu__node=node).live()
         rows = live.select_related("claim", "gpu").order_by("pk")
         facts = ("frame", "observed_frame", "repair_drift", "repair_asked_at", "drifts")
         body = {name: getattr(node, name) for name in facts}

@@ -7,9 +7,9 @@ from rest_framework import serializers
 
 from apps.nodes.models.gpu import Gpu
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
-from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.limits import ClaimField
 from apps.quotas.models.row import MOST_NAME
-from apps.scheduling.api.serializers import MAX_MEMORY_MIB, NEEDED_HELP, ReasonSerializer
+from apps.scheduling.api.serializers import NEEDED_HELP, ReasonSerializer, share_field
 from apps.scheduling.models import ReservationState
 from apps.scheduling.models.reservation import Ending, Reservation
 from gpucloud.api import shown
@@ -53,15 +53,9 @@ class ReservationSerializer(RulesSerializer):
     series = shown.uid("Shared by those that were booked weekly.", null=True)
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = StrictInteger(
-        min_value=1, max_value=MOST[ClaimField.GPU_COUNT], required=False, help_text="1 unless given."
-    )
-    core_request = StrictInteger(
-        min_value=1, max_value=100, required=False, help_text=f"Percent of each GPU. {NEEDED_HELP}"
-    )
-    memory_mib = StrictInteger(
-        min_value=1, max_value=MAX_MEMORY_MIB, required=False, help_text=f"On each GPU. {NEEDED_HELP}"
-    )
+    gpu_count = share_field(ClaimField.GPU_COUNT, "1 unless given.")
+    core_request = share_field(ClaimField.CORE_REQUEST, f"Percent of each GPU. {NEEDED_HELP}")
+    memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}")
     gpu_model = serializers.CharField(max_length=200, allow_null=True, default=None)
     weekly_until = serializers.DateTimeField(
         allow_null=True,

@@ -18,7 +18,7 @@ from apps.quotas.api.methods import lists, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import Tenant
 from apps.scheduling.api import serializers
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Round
+from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.accounting import utilization
 from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Question
@@ -117,7 +117,7 @@ class Utilization(ApiView):
             return utilization.of_assignments(assignments.filter(claim=claim), **times)
         if kind == "tenant":
             tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=key)
-            live = assignments.filter(claim__tenant=tenant).exclude(state=AssignmentState.RELEASED)
+            live = assignments.filter(claim__tenant=tenant).live()
             return utilization.of_assignments(live, **times)
         self.principal.require_operator()
         gpus = Gpu.objects.filter(uuid=key) if kind == "gpu" else Gpu.objects.filter(node__name=key)

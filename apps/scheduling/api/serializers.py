@@ -109,6 +109,11 @@ class AssignmentSerializer(Strict):
     )
 
 
+def share_field(name: ClaimField, help_text: str | None = None) -> StrictInteger:
+    """Return a field for one amount of a share; what is left out is the tenant's default, or stays."""
+    return StrictInteger(min_value=1, max_value=MOST[name], required=False, help_text=help_text)
+
+
 def label_field(help_text: str) -> serializers.RegexField:
     """Return a field for a label of a claim."""
     return serializers.RegexField(
@@ -123,18 +128,10 @@ class ClaimSerializer(Strict):
     tenant = TenantBySlug()
     name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = StrictInteger(
-        min_value=1, max_value=MOST[ClaimField.GPU_COUNT], required=False, help_text="1 unless given."
-    )
-    core_request = StrictInteger(
-        min_value=1, max_value=100, required=False, help_text=f"Percent of each GPU, guaranteed. {NEEDED_HELP}"
-    )
-    core_limit = StrictInteger(
-        min_value=1, max_value=100, required=False, help_text="Percent, the ceiling; core_request unless given."
-    )
-    memory_mib = StrictInteger(
-        min_value=1, max_value=MAX_MEMORY_MIB, required=False, help_text=f"On each GPU. {NEEDED_HELP}"
-    )
+    gpu_count = share_field(ClaimField.GPU_COUNT, "1 unless given.")
+    core_request = share_field(ClaimField.CORE_REQUEST, f"Percent of each GPU, guaranteed. {NEEDED_HELP}")
+    core_limit = share_field(ClaimField.CORE_LIMIT, "Percent, the ceiling; core_request unless given.")
+    memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}")
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     gpu_model = serializers.CharField(
@@ -229,9 +226,9 @@ class ClaimSerializer(Strict):
 class ResizeSerializer(Strict):
     """New limits, or another weight or class; fields left out stay."""
 
-    core_request = StrictInteger(min_value=1, max_value=100, required=False)
-    core_limit = StrictInteger(min_value=1, max_value=100, required=False)
-    memory_mib = StrictInteger(min_value=1, max_value=MAX_MEMORY_MIB, required=False)
+    core_request = share_field(ClaimField.CORE_REQUEST)
+    core_limit = share_field(ClaimField.CORE_LIMIT)
+    memory_mib = share_field(ClaimField.MEMORY_MIB)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
     class_ = ClassField(required=False)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import NOTHING, Held, place_all
+from apps.scheduling.core.gangs import place_all
 from apps.scheduling.core.moments import utc
 from apps.scheduling.core.queue import Ask, QueueEntry
 from apps.scheduling.core.refusals import could_help
-from apps.scheduling.core.values import GpuState, Placed, Reason, Refused, Request
+from apps.scheduling.core.values import NOTHING, GpuState, Held, Placed, Reason, Refused, Request
 
 # The releases examined, soonest first. A head that fits after none of them has no plan; examining more would cost a
 # round on forty thousand GPUs more than its placements do.

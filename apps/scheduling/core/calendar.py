@@ -109,7 +109,7 @@ def obstacles(
     taken, until, count = by_gpu(holds), dict[tuple[str, str, str], int](), defaultdict[tuple[str, str, str], int](int)
     for gpu in free_throughout(gpus, holds, begin, end):
         lacks = gpu.core_free < request.core_request or gpu.memory_free_mib < request.memory_mib
-        if not lacks or not _would_do(gpu, request):
+        if not lacks or not gpu.could_carry(request):
             continue
         own = [hold for hold in taken[gpu.uuid] if hold.begin_us < end and hold.end_us > begin]
         standing = [hold for hold in own if not hold.yields and hold.within is None]
@@ -120,11 +120,6 @@ def obstacles(
             until[key] = max(until.get(key, begin), hold.end_us)
     found = [Obstacle(*key, gpus, None if until[key] >= FOREVER else until[key]) for key, gpus in count.items()]
     return sorted(found, key=lambda item: (item.until_us or FOREVER, item.kind, item.holder))
-
-
-def _would_do(gpu: GpuState, request: Request) -> bool:
-    right_model = request.gpu_model is None or gpu.model in request.models
-    return gpu.schedulable and right_model and gpu.memory_mib >= request.memory_mib
 
 
 def windows(

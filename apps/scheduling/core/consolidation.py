@@ -9,15 +9,13 @@ moved from a GPU are those that free enough with the fewest and the smallest mov
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.values import GpuState, Placed, Request
+from apps.scheduling.core.values import NOTHING, GpuState, Held, Placed, Request
 
-Held = Mapping[str, tuple[int, int]]
-NOTHING: Held = {}
 WHOLE = 100
 # More than any plan costs.
 IMPOSSIBLE = 1 << 60
@@ -166,8 +164,7 @@ def _targets(table: _Table, request: Request, bounds: MoveBounds) -> Iterator[li
     wanted = set(request.node_selector)
     selected = {node.name for node in table.fleet.nodes() if wanted <= set(node.labels)}
     for gpu in table.fleet.gpus():
-        suits = (not request.models or gpu.model in request.models) and (not wanted or gpu.node in selected)
-        if gpu.schedulable and suits and gpu.memory_mib >= request.memory_mib:
+        if gpu.could_carry(request) and (not wanted or gpu.node in selected):
             by_node[gpu.node].append(gpu)
     sets = []
     for gpus in by_node.values():

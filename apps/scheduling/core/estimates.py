@@ -13,9 +13,9 @@ from typing import Literal
 
 from apps.scheduling.core.backfill import ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import NOTHING, Held, ready
+from apps.scheduling.core.gangs import ready
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
-from apps.scheduling.core.values import Refused, Request
+from apps.scheduling.core.values import NOTHING, Held, Refused, Request
 from apps.scheduling.core.walk import Walk
 
 # The cost of one forecast: this many claims, simulated over this many moments.

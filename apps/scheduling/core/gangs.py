@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.moments import utc
 from apps.scheduling.core.queue import Ask, QueueEntry
-from apps.scheduling.core.values import Placed, Reason, Refused
-
-Held = Mapping[str, tuple[int, int]]
-NOTHING: Held = {}
+from apps.scheduling.core.values import NOTHING, Held, Placed, Reason, Refused
 
 
 def ready(waiting: Iterable[QueueEntry], *, now: float) -> tuple[list[Ask], dict[str, Refused]]:

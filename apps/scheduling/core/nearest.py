@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import NOTHING, Held
-from apps.scheduling.core.values import Placed, Request
+from apps.scheduling.core.values import NOTHING, Held, Placed, Request
 
 LABELS = ("affinity", "anti_affinity", "exclusion")
 WITHOUT = {

@@ -17,10 +17,8 @@ from typing import Any
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.placement import WHOLE
-from apps.scheduling.core.values import GpuState, Placed, Request
+from apps.scheduling.core.values import NOTHING, Held, Placed, Request
 
-Held = Mapping[str, tuple[int, int]]
-NOTHING: Held = {}
 # Nodes that are tried by themselves.
 MOST_NODES = 32
 # Amounts by the key of a cohort's share: one resource, in one pool or in all.
@@ -251,12 +249,8 @@ def _in_order(
     """
     request, gpus = wanting.request, {gpu.uuid: gpu for gpu in scene.fleet.gpus()}
 
-    def suits(gpu: GpuState) -> bool:
-        right = not request.models or gpu.model in request.models
-        return gpu.schedulable and right and gpu.memory_mib >= request.memory_mib
-
     def helps(item: Holder) -> bool:
-        frees = no_gpu and any(suits(gpus[uuid]) for uuid, _ in item.parts)
+        frees = no_gpu and any(gpus[uuid].could_carry(request) for uuid, _ in item.parts)
         return frees or any(item.amounts.get(key) for key in short)
 
     def turn(item: Holder) -> tuple[Any, ...]:

@@ -1,10 +1,15 @@
 """The values of the core. Core is percent of one GPU, memory is MiB."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 # The problem of a GPU that an operator cordoned, in `GpuState.unhealthy`.
 CORDONED: Final = "cordoned"
+
+# Amounts withheld from a request, by GPU: (core, MiB).
+Held = Mapping[str, tuple[int, int]]
+NOTHING: Held = {}
 
 
 class Label(NamedTuple):
@@ -36,6 +41,11 @@ class GpuState:
     # Amounts used twice, by claims and without one: this much must be given back before any of it is free.
     core_over: int = 0
     memory_over_mib: int = 0
+
+    def could_carry(self, request: "Request") -> bool:
+        """Return True if the GPU, were it free, could carry its share of the request: right model, enough memory."""
+        right_model = not request.models or self.model in request.models
+        return self.schedulable and right_model and self.memory_mib >= request.memory_mib
 
     def with_more(self, core: int, memory_mib: int) -> "GpuState":
         """Return the GPU with this much more free, or less; below zero it is used twice."""

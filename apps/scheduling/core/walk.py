@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from apps.scheduling.core import gangs
 from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, explain_withheld, plan_head
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import NOTHING, Held
 from apps.scheduling.core.queue import Ask, Queue, QueueEntry
-from apps.scheduling.core.values import Placed, Refused, Request
+from apps.scheduling.core.values import NOTHING, Held, Placed, Refused, Request
 
 Answer = tuple[Placed, ...] | Refused
 

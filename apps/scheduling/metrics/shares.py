@@ -12,7 +12,7 @@ from uuid import UUID
 from prometheus_client.core import GaugeMetricFamily
 
 from apps.nodes.models import Sample
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment
 
 MIB = 1 << 20
 POD = ("container_name", "namespace", "node", "pod_name")
@@ -51,7 +51,7 @@ Samples = Mapping[UUID, Sample]
 
 def live(most: int) -> list[Share]:
     """Return the assignments that hold something, at most this many; one query."""
-    rows = Assignment.objects.exclude(state=AssignmentState.RELEASED).order_by("pk")
+    rows = Assignment.objects.live().order_by("pk")
     pod = ("claim__name", "claim__tenant__slug", "gpu__node__name", "claim__uid")
     columns = rows.values_list("uid", *pod, "gpu__index", "core_request", "memory_mib")[:most]
     return [

@@ -21,6 +21,14 @@ class AssignmentState(models.TextChoices):
     FAILED = "failed"
 
 
+class AssignmentQuerySet(models.QuerySet["Assignment"]):
+    """Assignments, some of which are history."""
+
+    def live(self) -> "AssignmentQuerySet":
+        """Return the assignments that hold something."""
+        return self.exclude(state=AssignmentState.RELEASED)
+
+
 class Assignment(Row):
     """Desired limits, their generation, and the generation that the agent reports as in force.
 
@@ -45,6 +53,8 @@ class Assignment(Row):
     state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
     reason = models.CharField(max_length=2000, null=True)
     in_force_at = models.DateTimeField(null=True)
+
+    objects = AssignmentQuerySet.as_manager()
 
     class Meta:
         ordering = ["pk"]

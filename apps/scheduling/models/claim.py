@@ -9,9 +9,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
-from apps.quotas.models import Pool, Resource, Tenant, User
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models import Pool, Tenant, User
+from apps.quotas.models.row import Owned
 from apps.scheduling.models.reservation import Reservation
+from apps.scheduling.models.share import Share
 from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ClaimQuerySet(Owned["Claim"]):
         return self.exclude(state=ClaimState.RELEASED)
 
 
-class Claim(Row):
+class Claim(Share):
     """One request for pieces of GPUs. `charged_*` is what its tenant's quotas are charged for it at this moment."""
 
     audited = ("claim", "uid")
@@ -68,10 +69,7 @@ class Claim(Row):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="claims")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="claims")
     name = models.CharField(max_length=200)
-    gpu_count = models.PositiveSmallIntegerField(default=1)
-    core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
-    memory_mib = models.PositiveBigIntegerField()
     weight = models.PositiveSmallIntegerField(default=1, db_default=1)
     best_effort = models.BooleanField(default=False, db_default=False)
     # False: the rebalancer leaves it alone.
@@ -82,7 +80,6 @@ class Claim(Row):
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     rebalanced_at = models.DateTimeField(null=True)
-    gpu_model = models.CharField(max_length=200, null=True)
     # Labels among the tenant's own claims: on one GPU, on different ones, on GPUs without others.
     affinity = models.CharField(max_length=63, null=True)
     anti_affinity = models.CharField(max_length=63, null=True)
@@ -119,10 +116,6 @@ class Claim(Row):
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
     generation = models.PositiveIntegerField(default=1)
-    charged_core_percent = models.PositiveIntegerField(default=0)
-    charged_memory_mib = models.PositiveBigIntegerField(default=0)
-    charged_vgpus = models.PositiveIntegerField(default=0)
-    charged_gpus = models.PositiveIntegerField(default=0)
     created_by = models.CharField(max_length=200)
     # The member to whose limit it counts: the user who made it, or whose token did.
     user = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
@@ -207,11 +200,6 @@ class Claim(Row):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.name}"
-
-    @property
-    def charged(self) -> dict[str, int]:
-        """The amounts that the tenant's quotas are charged for this claim, by resource."""
-        return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}
 
     @property
     def ends_with_its_pod(self) -> bool:

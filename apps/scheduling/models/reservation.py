@@ -7,8 +7,9 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_noop
 
 from apps.nodes.models import Gpu
-from apps.quotas.models import Pool, Resource, Tenant
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.row import Owned
+from apps.scheduling.models.share import Share
 
 
 class ReservationState(models.TextChoices):
@@ -42,7 +43,7 @@ class ReservationQuerySet(Owned["Reservation"]):
         return self.filter(state__in=OPEN)
 
 
-class Reservation(Row):
+class Reservation(Share):
     """The same share of each of `gpus`, from `start_at` to `end_at`.
 
     While it is active the tenant's quotas are charged for it: `charged_*` is the part that is not charged for a claim
@@ -56,10 +57,6 @@ class Reservation(Row):
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="reservations")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="reservations")
     name = models.CharField(max_length=200)
-    gpu_count = models.PositiveSmallIntegerField(default=1)
-    core_request = models.PositiveSmallIntegerField()
-    memory_mib = models.PositiveBigIntegerField()
-    gpu_model = models.CharField(max_length=200, null=True)
     gpus = models.ManyToManyField(Gpu, related_name="reservations")
     start_at = models.DateTimeField()
     end_at = models.DateTimeField()
@@ -77,10 +74,6 @@ class Reservation(Row):
     idle_checked_at = models.DateTimeField(null=True)
     lost_since = models.DateTimeField(null=True, help_text="Nothing is heard of its machine since; null: it is there.")
     released_at = models.DateTimeField(null=True)
-    charged_core_percent = models.PositiveIntegerField(default=0)
-    charged_memory_mib = models.PositiveBigIntegerField(default=0)
-    charged_vgpus = models.PositiveIntegerField(default=0)
-    charged_gpus = models.PositiveIntegerField(default=0)
     created_by = models.CharField(max_length=200)
 
     objects = ReservationQuerySet.as_manager()
@@ -115,8 +108,3 @@ class Reservation(Row):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.name}"
-
-    @property
-    def charged(self) -> dict[str, int]:
-        """The amounts that the tenant's quotas are charged for it beside its claims, by resource."""
-        return {resource: getattr(self, f"charged_{resource}") for resource in Resource.values}

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from apps.scheduling.core.placement import topology
 from apps.scheduling.core.placement.fragmentation import Prices
-from apps.scheduling.core.placement.plain import Held, decide
+from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import Node
-from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
+from apps.scheduling.core.values import GpuState, Held, NodeState, Placed, Reason, Refused, Request
 
 WHOLE = 100
 

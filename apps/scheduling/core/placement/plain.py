@@ -1,15 +1,13 @@
 """The plain back end: it examines every GPU for every request. Short and obvious, and so the specification."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from apps.scheduling.core.placement.filters import Filter, reasons, removed_by
 from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.policies import POLICIES, Node
 from apps.scheduling.core.placement.topology import Members
-from apps.scheduling.core.values import Label, Placed, Refused, Request
-
-Held = Mapping[str, tuple[int, int]]
+from apps.scheduling.core.values import Held, Label, Placed, Refused, Request
 
 
 def decide(nodes: Iterable[Node], request: Request, policy: str, prices: Prices, held: Held) -> Placed | Refused:

@@ -11,8 +11,8 @@ import numpy as np
 from apps.scheduling.core.placement.board import UNSEEN, Board, Bytes, Int32, Tables, allowed
 from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
 from apps.scheduling.core.placement.fragmentation import Prices
-from apps.scheduling.core.placement.plain import Held, as_placed, draw
-from apps.scheduling.core.values import Label, NodeState, Placed, Refused, Request
+from apps.scheduling.core.placement.plain import as_placed, draw
+from apps.scheduling.core.values import Held, Label, NodeState, Placed, Refused, Request
 
 # The most rows, after which the oldest goes: for 5,000 nodes one takes 200 KiB.
 MOST_ROWS = 256

@@ -23,8 +23,8 @@ from apps.scheduling.services.charging.metering import (
     between,
     gpu_hours,
     metered,
-    microseconds,
 )
+from apps.scheduling.services.fleet.reserved import microseconds
 from gpucloud.errors import Invalid
 
 # A year and its leap day; the ledger of more is a task for a data warehouse.

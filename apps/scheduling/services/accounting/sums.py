@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 
 from apps.quotas.models import CohortShare, ResourceQuota
-from apps.quotas.services import member_limits
 from apps.scheduling.models import Claim
-from apps.scheduling.services.charging import states
-from apps.scheduling.services.charging.shortages import find_shortages
+from apps.scheduling.services.charging.shortages import MemberHoldings, find_shortages
 
 # The amounts used of each quota, taken of each share, and held by the members looked up.
 Saved = tuple[
@@ -20,7 +18,7 @@ class Sums:
     def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
         """Take all quotas of each tenant that is charged here, in key order, with their pools and shares."""
         self.quotas = list(quotas)
-        self._members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
+        self._members = MemberHoldings()
         # Quotas of one share must see one another's charges.
         shares: dict[int, CohortShare] = {}
         for quota in self.quotas:
@@ -29,9 +27,9 @@ class Sums:
 
     def charge(self, claim: Claim) -> None:
         """Charge everything that the claim takes, or nothing. Raises QuotaExceeded."""
-        asked = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        asked = claim.amounts
         wanted = {resource: amount for resource, amount in asked.items() if amount}
-        limits, held = self._member(claim)
+        limits, held = self._members.of(claim)
         quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
         if short := find_shortages(claim, quotas, limits=limits, held=held):
             raise short[0].join(short[1:])
@@ -49,7 +47,7 @@ class Sums:
         return (
             [(quota, quota.used) for quota in self.quotas],
             [(share, share.taken) for share in shares.values()],
-            {key: dict(held) for key, (_, held) in self._members.items()},
+            {key: dict(held) for key, (_, held) in self._members.known.items()},
         )
 
     def undo(self, kept: Saved) -> None:
@@ -60,16 +58,8 @@ class Sums:
         for share, taken in shares:
             share.taken = taken
         # Members looked up since then are dropped, and read anew.
-        self._members = {key: (self._members[key][0], held) for key, held in members.items()}
-
-    def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the limits of the claim's member, and what the member holds, by resource."""
-        key = (claim.tenant_id, claim.user_id)
-        if key not in self._members:
-            limits = member_limits.limits_of(claim.tenant, claim.user_id)
-            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
-            self._members[key] = limits, held
-        return self._members[key]
+        known = self._members.known
+        self._members.known = {key: (known[key][0], held) for key, held in members.items()}
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from apps.scheduling.core.metering import Piece
-from apps.scheduling.services.charging.metering import EPOCH, MICROSECOND, gpu_hours, microseconds
+from apps.scheduling.services.charging.metering import gpu_hours
+from apps.scheduling.services.fleet.reserved import EPOCH, MICROSECOND, microseconds
 
 DAY_US = 86_400 * 10**6
 # The forecast goes on at the mean of so many complete days: every weekday counts once.

@@ -7,7 +7,7 @@ stored for ever, so a period that is over has the same numbers whenever it is re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
@@ -18,11 +18,10 @@ from django.db.models import Q, QuerySet
 from apps.quotas.models import LedgerEntry, Price, Resource
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Entry, Piece, Span, Tariff, meter, tariff
 from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.services.fleet.reserved import microseconds
 
 # The ledger is read for this many claims at once.
 AT_ONCE = 2000
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 HOURS = Decimal("0.000001")
 
 
@@ -37,11 +36,6 @@ class MeteredClaim:
     pool: str
     owner: str
     pieces: list[Piece]
-
-
-def microseconds(moment: datetime) -> int:
-    """Return the moment as microseconds since 1970, exactly."""
-    return (moment - EPOCH) // MICROSECOND
 
 
 def gpu_hours(core_us: int) -> str:

@@ -23,7 +23,6 @@ from gpucloud.errors import Conflict
 Amounts = dict[str, int]
 # A reservation's claims may have no more of these than it has; the number of shares and of whole GPUs may differ.
 BOUNDED = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
-WHOLE_GPU = 100
 
 
 class ReservationNotActive(Conflict):
@@ -38,17 +37,6 @@ class ReservationFull(Conflict):
 
     code = "reservation-full"
     title = "The reservation has no room for this"
-
-
-def full(reservation: Reservation) -> Amounts:
-    """Return the amounts that the reservation charges while it has no claims."""
-    count = reservation.gpu_count
-    return {
-        Resource.CORE_PERCENT: reservation.core_request * count,
-        Resource.MEMORY_MIB: reservation.memory_mib * count,
-        Resource.VGPUS: count,
-        Resource.GPUS: count if reservation.core_request == WHOLE_GPU else 0,
-    }
 
 
 def locked_for(claim: Claim) -> Reservation | None:
@@ -97,7 +85,7 @@ def compute_charge(reservation: Reservation, *, but: Claim | None = None, target
     if but is not None:
         claims = claims.exclude(uid=but.uid)
     borne = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
-    reserved = full(reservation)
+    reserved = reservation.amounts
     left = {resource: amount - int(borne[resource]) for resource, amount in reserved.items()}
     if but is not None and target is not None:
         for resource in BOUNDED:

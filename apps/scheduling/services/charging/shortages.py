@@ -16,7 +16,7 @@ from apps.scheduling.core.nearest import QuotaBounds
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
-from apps.scheduling.services.charging import states
+from apps.scheduling.models.share import amounts
 
 AVAILABLE: dict[str, Any] = {
     "code": "quota-available",
@@ -38,8 +38,7 @@ def find_shortages(
 
     `limits` and `held` are the member's, by resource; `wanted` are other amounts than the claim's own.
     """
-    amounts = wanted or states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
-    asked = {resource: amount for resource, amount in amounts.items() if amount}
+    asked = {resource: amount for resource, amount in (wanted or claim.amounts).items() if amount}
     found: list[QuotaExceeded] = [
         MemberLimitExceeded(resource=resource, hard=limits[resource], used=held[resource], requested=asked[resource])
         for resource in asked
@@ -55,6 +54,22 @@ def find_shortages(
     return found
 
 
+class MemberHoldings:
+    """The limits and the holdings of claims' members, read once for each."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
+
+    def of(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the limits of the claim's member, and what the member holds, by resource."""
+        key = (claim.tenant_id, claim.user_id)
+        if key not in self.known:
+            limits = member_limits.limits_of(claim.tenant, claim.user_id)
+            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
+            self.known[key] = limits, held
+        return self.known[key]
+
+
 class TenantQuotas:
     """The present quotas and member limits of some tenants, without locks."""
 
@@ -63,20 +78,12 @@ class TenantQuotas:
         self._quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
         for quota in rows:
             self._quotas[quota.tenant_id].append(quota)
-        self._members: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
+        self._members = MemberHoldings()
 
     def shortages(self, claim: Claim, wanted: Mapping[str, int] | None = None) -> list[QuotaExceeded]:
         """Return a refusal for everything that the claim's charge is short of, or another charge in its place."""
-        limits, held = self._member(claim)
+        limits, held = self._members.of(claim)
         return find_shortages(claim, self._quotas[claim.tenant_id], limits=limits, held=held, wanted=wanted)
-
-    def _member(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
-        key = (claim.tenant_id, claim.user_id)
-        if key not in self._members:
-            limits = member_limits.limits_of(claim.tenant, claim.user_id)
-            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
-            self._members[key] = limits, held
-        return self._members[key]
 
 
 def waits_for_quota(claim: Claim) -> bool:
@@ -111,7 +118,7 @@ def quota_bounds(claim: Claim, quotas: TenantQuotas) -> QuotaBounds:
     """Return what the claim's quotas allow now, for suggestions."""
 
     def allow(request: Request) -> bool:
-        wanted = states.amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
+        wanted = amounts(gpu_count=request.gpu_count, core=request.core_request, memory_mib=request.memory_mib)
         return not quotas.shortages(claim, wanted)
 
     free = [

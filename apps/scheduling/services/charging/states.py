@@ -13,19 +13,8 @@ from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging import borrowing, reservation_charges
-
-WHOLE_GPU = 100
-
-
-def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
-    """Return the amounts that `gpu_count` shares of this size charge, by resource."""
-    return {
-        Resource.CORE_PERCENT: core * gpu_count,
-        Resource.MEMORY_MIB: memory_mib * gpu_count,
-        Resource.VGPUS: gpu_count,
-        Resource.GPUS: gpu_count if core == WHOLE_GPU else 0,
-    }
 
 
 def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:

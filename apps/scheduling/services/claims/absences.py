@@ -12,7 +12,7 @@ from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind, Tenant
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.charging import states
 
 # Nothing is placed on a node after ten seconds of silence; its loss is announced when it was no restart of its agent.
@@ -51,7 +51,7 @@ def _tell(key: int, now: datetime) -> bool:
     Node.objects.filter(pk=key).update(lost_at=now if lost else None)
     kind = EventKind.NODE_LOST if lost else EventKind.NODE_RETURNED
     facts: dict[str, Any] = {"node": node.name, "pool": node.pool.name, "last_seen_at": seen}
-    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__node=node).live()
     uids = sorted(live.values_list("claim__tenant", "claim__uid").distinct())
     tell(kind, tenant=None, **facts, claims=len(uids))
     for tenant in Tenant.objects.filter(pk__in={key for key, _ in uids}).order_by("pk"):

@@ -75,13 +75,13 @@ def _rows_of(node_ids: list[int]) -> Iterable[Any]:
     """Return the live assignments of these nodes. One node is the case of every push and connecting agent."""
     if len(node_ids) == 1:
         return _rows_of_one(node_ids[0])
-    rows = Assignment.objects.filter(gpu__node__in=node_ids).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    rows = Assignment.objects.filter(gpu__node__in=node_ids).live().order_by("pk")
     return rows.values_list(*COLUMNS)
 
 
 @compiled_query
 def _rows_of_one(node_id: Any) -> QuerySet[Assignment, Any]:
-    rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    rows = Assignment.objects.filter(gpu__node=node_id).live().order_by("pk")
     return rows.values_list(*COLUMNS)
 
 

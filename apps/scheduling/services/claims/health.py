@@ -15,7 +15,7 @@ from apps.quotas.models.pool import AuditPolicy
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment
 from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
@@ -30,7 +30,7 @@ def tell_owners(*, node: Node, changes: Iterable[Change]) -> int:
     for change in changes:
         if change.gpu is None:
             continue
-        rows = Assignment.objects.filter(gpu=change.gpu).exclude(state=AssignmentState.RELEASED)
+        rows = Assignment.objects.filter(gpu=change.gpu).live()
         claims = [row.claim for row in rows.select_related("claim__tenant", "claim__pool").order_by("claim_id")]
         good = change.condition.status == GOOD
         for claim in claims if change.recorded else ():

@@ -88,7 +88,7 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """
     claim = draft_claim(principal=principal, spec=spec)
     reservation_charges.enter(claim)
-    target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+    target = claim.amounts
     try:
         # A new claim is only charged, and a charge takes everything or nothing by itself; but of a reservation what it
         # gave back for the claim is its own again where the charge is refused.
@@ -221,7 +221,7 @@ def release_claim(
 
 def end_assignments(claim: Claim, **values: Any) -> bool:
     """Begin to release the locked claim; False where nothing of it is on a GPU, and nothing was done."""
-    assignments = list(claim.assignments.exclude(state=AssignmentState.RELEASED).select_related("gpu"))
+    assignments = list(claim.assignments.live().select_related("gpu"))
     if not assignments:
         return False
     for assignment in assignments:

@@ -64,7 +64,7 @@ class _Known(NamedTuple):
 
 @compiled_query
 def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
-    rows = Assignment.objects.filter(gpu__node=node_id).exclude(state=AssignmentState.RELEASED).order_by("pk")
+    rows = Assignment.objects.filter(gpu__node=node_id).live().order_by("pk")
     return rows.values_list(*_Known._fields)
 
 
@@ -80,7 +80,7 @@ def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
 def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
     # Without the assignments from before the claim was preempted.
-    live = claim.assignments.exclude(state=AssignmentState.RELEASED)
+    live = claim.assignments.live()
     assignments = list(live.select_related("gpu").order_by("gpu_id"))
     changed = [item for item in assignments if str(item.uid) in said and _take_one(item, said[str(item.uid)])]
     if not changed:

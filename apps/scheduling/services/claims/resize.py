@@ -81,7 +81,7 @@ def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dic
 
 def _charge_waiting(claim: Claim, principal: Principal) -> None:
     if any(claim.charged.values()):
-        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        target = claim.amounts
         states.charge_to(claim, target, principal=principal)
 
 

@@ -272,9 +272,7 @@ def _lock_for_charges(picks: Sequence[Pick]) -> None:
 def _charge(pick: Pick) -> None:
     """Charge the claim as it stands, under its lock, and save it. Raises QuotaExceeded, ReservationFull."""
     claim = Claim.objects.select_related("tenant", "pool").get(pk=pick.claim.pk)
-    states.charge_to(
-        claim, states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
-    )
+    states.charge_to(claim, claim.amounts)
     Claim.objects.filter(pk=claim.pk).update(**{name: getattr(claim, name) for name in states.CHARGED_FIELDS})
 
 

@@ -23,13 +23,13 @@ from apps.scheduling.core import estimates, gangs
 from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, explain_withheld
 from apps.scheduling.core.estimates import MOST_CLAIMS, Estimate, Release, Standing
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import Held, both
+from apps.scheduling.core.gangs import both
 from apps.scheduling.core.nearest import NO_BOUNDS, QuotaBounds, Suggestion, nearest_changes
 from apps.scheduling.core.placement.filters import UNHEALTHY, Filter
-from apps.scheduling.core.queue import Amounts, Ask, QueueEntry, in_order
-from apps.scheduling.core.values import GpuState, NodeState, Placed, Reason, Refused, Request
+from apps.scheduling.core.queue import Ask, QueueEntry, in_order
+from apps.scheduling.core.values import GpuState, Held, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.charging.shortages import (
     TenantQuotas,
@@ -41,7 +41,7 @@ from apps.scheduling.services.charging.shortages import (
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.other_pools import pools_with_room
-from apps.scheduling.services.cycles.queue_order import waits_since
+from apps.scheduling.services.cycles.queue_order import capacity_of, entry_of, holdings
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
@@ -306,18 +306,7 @@ def _estimate(seen: QueueSnapshot, claim: Claim) -> Estimate:
 
 def queue_entry(claim: Claim) -> QueueEntry:
     """Return the claim as the core's queue has it, with the tenant's slug as its tenant."""
-    return QueueEntry(
-        id=str(claim.uid),
-        tenant=claim.tenant.slug,
-        request=request_of(claim),
-        since=claim.pk,
-        priority=claim.priority,
-        time_limit_seconds=claim.time_limit_seconds,
-        start_at=None if claim.start_at is None else claim.start_at.timestamp(),
-        group=claim.group,
-        group_size=claim.group_size or 1,
-        waits_since=waits_since(claim),
-    )
+    return entry_of(claim, tenant=claim.tenant.slug, request=request_of(claim))
 
 
 def read_snapshot(pool: Pool) -> QueueSnapshot:
@@ -351,13 +340,8 @@ def _aside(claim: Claim) -> Refused | None:
 
 def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
     """Return the pool's capacity and its tenants' holdings; `weights` are those of the tenants that wait."""
-    capacity = Amounts(100 * len(gpus), sum(gpu.memory_mib for gpu in gpus), len(gpus))
-    live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
-    sums = live.values("claim__tenant__slug").annotate(
-        core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))
-    )
-    held = {row["claim__tenant__slug"]: Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
-    return Standing(capacity, held, weights, pool.patience_seconds)
+    held = holdings(pool, tenant="claim__tenant__slug")
+    return Standing(capacity_of(gpus), held, weights, pool.patience_seconds)
 
 
 def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Release, ...], datetime]:

@@ -9,8 +9,8 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import PlacementPolicy
 from apps.scheduling.core import gangs
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
-from apps.scheduling.core.values import GpuState, Refused
-from apps.scheduling.models import Assignment, AssignmentState, Claim
+from apps.scheduling.core.values import GpuState, Refused, Request
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.cycles.waiting_claims import WaitingClaim
 
 
@@ -47,28 +47,24 @@ def queue_entry(waiting: WaitingClaim, *, by_chance: bool = False) -> QueueEntry
     """
     claim = waiting.claim
     request = replace(waiting.request, key=str(claim.uid)) if by_chance else waiting.request
+    return entry_of(claim, tenant=str(claim.tenant_id), request=request)
+
+
+def entry_of(claim: Claim, *, tenant: str, request: Request) -> QueueEntry:
+    """Return the claim as the core's queue has it. A claim with a start time waits from then on."""
+    start_at = None if claim.start_at is None else claim.start_at.timestamp()
     return QueueEntry(
         id=str(claim.uid),
-        tenant=str(claim.tenant_id),
+        tenant=tenant,
         request=request,
         since=claim.pk,
         priority=claim.priority,
         time_limit_seconds=claim.time_limit_seconds,
-        start_at=start_time(claim),
+        start_at=start_at,
         group=claim.group,
         group_size=claim.group_size or 1,
-        waits_since=waits_since(claim),
+        waits_since=max(claim.created_at, claim.start_at or claim.created_at).timestamp(),
     )
-
-
-def waits_since(claim: Claim) -> float:
-    """Return the time, in Unix seconds, since when the claim waits; a claim with a start time waits from then on."""
-    return max(claim.created_at, claim.start_at or claim.created_at).timestamp()
-
-
-def start_time(claim: Claim) -> float | None:
-    """Return the claim's start time in Unix seconds, None if it has none."""
-    return None if claim.start_at is None else claim.start_at.timestamp()
 
 
 def capacity_of(gpus: Iterable[GpuState]) -> Amounts:
@@ -77,13 +73,13 @@ def capacity_of(gpus: Iterable[GpuState]) -> Amounts:
     return Amounts(100 * len(sizes), sum(sizes), len(sizes))
 
 
-def holdings(pool: Pool) -> dict[str, Amounts]:
-    """Return the amounts that each tenant, by key, holds of the pool."""
-    live = Assignment.objects.filter(claim__pool=pool).exclude(state=AssignmentState.RELEASED)
-    sums = live.values("claim__tenant").annotate(
+def holdings(pool: Pool, *, tenant: str = "claim__tenant") -> dict[str, Amounts]:
+    """Return the amounts that each tenant, by key or by another column, holds of the pool."""
+    live = Assignment.objects.filter(claim__pool=pool).live()
+    sums = live.values(tenant).annotate(
         core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))
     )
-    return {str(row["claim__tenant"]): Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
+    return {str(row[tenant]): Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
 
 
 def _weights(tenants: Iterable[str]) -> Mapping[str, int]:

@@ -23,9 +23,9 @@ from django.db import transaction
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.gangs import Held, placing_order
+from apps.scheduling.core.gangs import placing_order
 from apps.scheduling.core.queue import Ask
-from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
+from apps.scheduling.core.values import GpuState, Held, Label, NodeState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
 
 Step = dict[str, Any]

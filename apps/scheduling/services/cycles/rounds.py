@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.backfill import Unanswerable
-from apps.scheduling.core.gangs import NOTHING, Held, both, most, place_all
+from apps.scheduling.core.gangs import both, most, place_all
 from apps.scheduling.core.queue import Ask
-from apps.scheduling.core.values import Placed, Reason, Refused
+from apps.scheduling.core.values import NOTHING, Held, Placed, Reason, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
 from apps.scheduling.services.cycles.commits import Outcome, Pick, commit, write_refusals
 from apps.scheduling.services.cycles.pool_cache import PoolCache

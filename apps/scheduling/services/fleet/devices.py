@@ -10,7 +10,7 @@ from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
 from apps.scheduling.core.values import CORDONED, GpuState, Label, NodeState, Placed, Request
-from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models import Assignment
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
@@ -137,7 +137,7 @@ def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tupl
     here = Q(gpu__node__pool=pool) if gpus is None else Q(gpu__in=gpus)
     rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released")
     found: dict[int, list[Label]] = {}
-    for gpu, tenant, *names in rows.exclude(state=AssignmentState.RELEASED).values_list(*LABEL_COLUMNS):
+    for gpu, tenant, *names in rows.live().values_list(*LABEL_COLUMNS):
         of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]
         found.setdefault(gpu, []).extend(of_one)
     return {gpu: tuple(sorted(labels)) for gpu, labels in found.items()}

@@ -77,7 +77,7 @@ def _of_nobody(gpus: Q) -> Iterable[Hold]:
 
 
 def _of_claims(gpus: Q, now: datetime, lent: bool) -> Iterable[Hold]:
-    live = Assignment.objects.filter(gpu__in=Gpu.objects.filter(gpus)).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__in=Gpu.objects.filter(gpus)).live()
     rows = live.select_related("gpu", "claim__tenant", "claim__pool", "claim__reservation").only(*OF_ASSIGNMENT)
     for row in rows.order_by("pk"):
         claim, within = row.claim, None

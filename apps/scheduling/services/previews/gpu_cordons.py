@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from apps.nodes.models import Gpu
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation
+from apps.scheduling.models import Assignment, Claim, Reservation
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.models.reservation import ReservationState
 
@@ -30,7 +30,7 @@ def effects_of_cordon(gpu: Gpu) -> CordonEffects:
         fits, pool=pool, state__in=WAITING, core_request__lte=gpu.core_free, memory_mib__lte=gpu.memory_free_mib
     )
     return CordonEffects(
-        claims=Assignment.objects.filter(gpu=gpu).exclude(state=AssignmentState.RELEASED).count(),
+        claims=Assignment.objects.filter(gpu=gpu).live().count(),
         waiting=waiting.count(),
         reservations=Reservation.objects.filter(gpus=gpu, state=ReservationState.BOOKED).count(),
         last=not others.filter(node__cordoned=False, node__fenced_at=None).exclude(pk=gpu.pk).exists(),

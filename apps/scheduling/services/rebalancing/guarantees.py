@@ -180,7 +180,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
         return False
     refuse_spent(claim.tenant)
     if not any(claim.charged.values()):
-        target = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        target = claim.amounts
         states.charge_to(claim, target)
     gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
     for gpu in gpus:

@@ -60,7 +60,7 @@ def drain_node(
 
 def leaving(nodes: QuerySet[Node]) -> QuerySet[Claim]:
     """Return the claims that must go for these nodes to be empty, with the rest of their groups."""
-    live = Assignment.objects.exclude(state=AssignmentState.RELEASED).filter(gpu__node__in=nodes)
+    live = Assignment.objects.live().filter(gpu__node__in=nodes)
     here = Claim.objects.filter(state__in=PLACED, pod__isnull=True, pk__in=live.values("claim"))
     group = here.filter(group__isnull=False, tenant=OuterRef("tenant"), pool=OuterRef("pool"), group=OuterRef("group"))
     with_group = Q(pk__in=here.values("pk")) | (Q(group__isnull=False) & Q(Exists(group)))
@@ -150,7 +150,7 @@ def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
     claims = list(
         leaving(Node.objects.filter(pk=node.pk)).select_related("tenant", "pool").order_by("-priority", "created_at")
     )
-    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__node=node).live()
     pods = Claim.objects.filter(pk__in=live.values("claim"), pod__isnull=False).select_related("tenant").order_by("pk")
     hooks = Webhook.objects.filter(Q(tenant__in={claim.tenant for claim in claims}) | Q(tenant=None), enabled=True)
     return {

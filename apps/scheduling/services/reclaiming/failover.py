@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Node
@@ -51,7 +51,7 @@ def is_due(node: Node, now: datetime) -> bool:
 @transaction.atomic
 def fail_over(seen: Node) -> bool:
     """Requeue or release the node's claims, if it is still silent; return True if there were any."""
-    live = Assignment.objects.filter(gpu__node=seen).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__node=seen).live()
     here = Claim.objects.filter(MOVABLE, pk__in=live.values("claim"))
     keys = list(here.order_by("pk").values_list("pk", flat=True))
     if not keys:
@@ -65,7 +65,7 @@ def fail_over(seen: Node) -> bool:
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
     requeue = seen.pool.failover_policy == FailoverPolicy.REQUEUE
     for claim in claims:
-        _leave_gpus(claim)
+        leave_gpus(claim.assignments.live(), reason=ENDED)
         _move(claim, seen, requeue=requeue)
     node = _locked_if_silent(seen)
     if node is None:
@@ -85,11 +85,11 @@ def _locked_if_silent(seen: Node) -> Node | None:
     return node if same and is_due(node, timezone.now()) else None
 
 
-def _leave_gpus(claim: Claim) -> None:
-    live = claim.assignments.exclude(state=AssignmentState.RELEASED)
+def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
+    """Release these assignments, whose node will not confirm it, and free what they hold of their GPUs."""
     for item in live.order_by("gpu_id", "pk"):
         capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
-        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason=ENDED)
+        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason=reason)
 
 
 def _move(claim: Claim, node: Node, *, requeue: bool) -> None:

@@ -5,14 +5,14 @@ from django.db.models import Q
 
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
-from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging
 from apps.scheduling import events
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ReservationState
+from apps.scheduling.models import Assignment, Claim, ClaimState, ReservationState
 from apps.scheduling.models.reservation import Ending
 from apps.scheduling.services.charging import borrowing, reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import locked
+from apps.scheduling.services.reclaiming.failover import leave_gpus
 from apps.scheduling.services.reservations.lifecycle import release_reservation
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
@@ -34,7 +34,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     """
     principal.require_operator()
     _refuse_online(node)
-    live = Assignment.objects.filter(gpu__node=node).exclude(state=AssignmentState.RELEASED)
+    live = Assignment.objects.filter(gpu__node=node).live()
     # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
     reservations = reservation_charges.lock_of(claims, Q(state=ReservationState.ACTIVE, gpus__node=node))
@@ -47,9 +47,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
     for claim in claims:
         borrowing.settle(claim, ClaimState.RELEASED)
-    for item in live.select_related("gpu").order_by("gpu_id", "pk"):
-        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
-        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason="its node was forgotten")
+    leave_gpus(live, reason="its node was forgotten")
     for claim in claims:
         states.move(claim, ClaimState.RELEASED, **states.NOT_PREEMPTED)
     node = Node.objects.select_for_update().get(pk=node.pk)

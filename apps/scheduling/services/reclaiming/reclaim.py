@@ -24,7 +24,7 @@ from apps.quotas.services import member_limits
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import Request
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
@@ -171,7 +171,7 @@ class _View:
     def _due(self, claim: Claim) -> dict[str, int] | None:
         """Return what is still to be charged for the claim; None if that can never be."""
         quotas = self.quotas[claim.tenant_id]
-        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        total = claim.amounts
         due = {resource: amount - claim.charged[resource] for resource, amount in total.items()}
         covered = {quota.resource for quota in quotas}
         if any(due[resource] > 0 and resource not in covered for resource in ZERO_WITHOUT_ROW):
@@ -190,7 +190,7 @@ class _View:
         if whose not in self.members_hold:
             self.members_hold[whose] = dict(member_limits.amounts_held(claim.tenant, claim.user_id))
         then = dict(self.members_hold[whose])
-        total = states.amounts(gpu_count=claim.gpu_count, core=claim.core_request, memory_mib=claim.memory_mib)
+        total = claim.amounts
         for resource in then:
             own = (victim.charged[resource] for victim in victims if (victim.tenant_id, victim.user_id) == whose)
             then[resource] += total[resource] - claim.charged[resource] - sum(own)
@@ -264,7 +264,7 @@ class _View:
         """Return the holdings of each claim on each GPU of the pool."""
         live = Assignment.objects.filter(claim__in=claims, gpu__node__pool=self.pool)
         found: dict[int, list[tuple[str, Request]]] = defaultdict(list)
-        for row in live.exclude(state=AssignmentState.RELEASED).select_related("claim", "gpu").order_by("pk"):
+        for row in live.live().select_related("claim", "gpu").order_by("pk"):
             held = replace(
                 request_of(row.claim), gpu_count=1, core_request=row.held_core, memory_mib=row.held_memory_mib
             )

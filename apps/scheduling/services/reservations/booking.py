@@ -23,7 +23,6 @@ from apps.scheduling.core.calendar import Hold, Obstacle
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import CORDONED, GpuState, Placed, Refused, Request
 from apps.scheduling.models import Claim, Reservation
-from apps.scheduling.services.charging.reservation_charges import full
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet
 from apps.scheduling.services.fleet.reserved import holds_of, microseconds, moment
 from gpucloud.errors import Busy, Conflict, Invalid
@@ -235,7 +234,7 @@ def refuse_over_quota(rows: Sequence[Reservation]) -> None:
     for their windows, which do not overlap.
     """
     row = rows[0]
-    wanted = {resource: amount for resource, amount in full(row).items() if amount}
+    wanted = {resource: amount for resource, amount in row.amounts.items() if amount}
     quotas = ResourceQuota.objects.filter(Q(pool=row.pool) | Q(pool=None), tenant=row.tenant, resource__in=wanted)
     limited = list(quotas.select_related("pool").order_by("pk"))
     for resource in set(ZERO_WITHOUT_ROW) & wanted.keys() - {quota.resource for quota in limited}:
@@ -261,7 +260,7 @@ def refuse_over_quota(rows: Sequence[Reservation]) -> None:
 def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation]) -> int:
     """Return the most of the quota's resource that the tenant's other reservations have at one time of the window."""
     booked = [
-        (other.start_at, other.end_at, full(other)[quota.resource])
+        (other.start_at, other.end_at, other.amounts[quota.resource])
         for other in others
         if other.start_at < row.end_at and other.end_at > row.start_at and quota.pool_id in (None, other.pool_id)
     ]

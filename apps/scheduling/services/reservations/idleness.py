@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from django.db.models import Count, Sum
 
 from apps.nodes.models import Sample
-from apps.scheduling.models import Assignment, AssignmentState, Reservation
+from apps.scheduling.models import Assignment, Reservation
 
 # Samples come once a second. With fewer than half of them nothing is known, and no reservation is released for that.
 ENOUGH = 0.5
@@ -27,7 +27,7 @@ def used_percent(reservation: Reservation, *, now: datetime) -> float | None:
     for uid, number, percents in each:
         count[uid] = number
         core += percents
-    live = claimed.exclude(state=AssignmentState.RELEASED)
+    live = claimed.live()
     for uid, created_at in live.values_list("uid", "created_at"):
         if count.get(uid, 0) < ENOUGH * (now - max(created_at, begin)).total_seconds():
             return None
