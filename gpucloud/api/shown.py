@@ -49,11 +49,11 @@ KINDS: list[tuple[type[Any], Callable[..., Any]]] = [
 
 
 class Columns(serializers.Field[Any, Any, Any, Any]):
-    """Stand for the columns of a model, in this place of a `Strict` serializer."""
+    """Stand for the columns of a model, in this place of a `Strict` serializer; their names in one text."""
 
-    def __init__(self, model: type[models.Model], *names: str) -> None:
+    def __init__(self, model: type[models.Model], names: str) -> None:
         super().__init__(read_only=True)
-        self.model, self.names = model, names
+        self.model, self.names = model, names.split()
 
     def fields(self) -> dict[str, Any]:
         """Return a field for each column."""

@@ -70,7 +70,7 @@ class ClusterSerializer(Strict):
     state_reason = shown.text("Error of the last attempt.")
     kubernetes_version = shown.text()
     synced_at = shown.time("Time of the last complete list of its objects.", null=True)
-    changed = Columns(Cluster, "version", "created_at", "updated_at")
+    changed = Columns(Cluster, "version created_at updated_at")
 
 
 class ClusterChangeSerializer(ClusterSerializer):
@@ -84,7 +84,7 @@ class ClusterChangeSerializer(ClusterSerializer):
 class PodSerializer(Strict):
     """One container of a pod that holds GPUs."""
 
-    columns_1 = Columns(PodClaim, "namespace", "pod", "pod_uid", "container")
+    columns_1 = Columns(PodClaim, "namespace pod pod_uid container")
     container_index = shown.integer("Index in `spec.containers`.")
     node_name = shown.text("Name of the node in Kubernetes.")
     node = shown.text("Name of the node in gpucloud.", null=True, source="node.name", default=None)
@@ -93,7 +93,7 @@ class PodSerializer(Strict):
     gpu_indexes = serializers.ListField(child=serializers.IntegerField(), read_only=True)
     claim = shown.uid(null=True, source="claim.uid", default=None)
     problem = shown.text("Reason why there is no claim.")
-    columns_2 = Columns(PodClaim, "ended_at", "version", "created_at", "updated_at")
+    columns_2 = Columns(PodClaim, "ended_at version created_at updated_at")
 
 
 class ClusterView(ApiView):

@@ -35,7 +35,7 @@ class BindingSerializer(Strict):
         help_text="All namespaces with these labels; empty: all. A binding by name wins, then the oldest.",
     )
     tenant = TenantBySlug()
-    changed = Columns(NamespaceBinding, "version", "created_at", "updated_at")
+    changed = Columns(NamespaceBinding, "version created_at updated_at")
 
 
 class BindingChangeSerializer(BindingSerializer):

@@ -98,13 +98,13 @@ class NodeSerializer(Strict):
     drifted = serializers.SerializerMethodField(help_text="Number of such changes that are not repaired.")
     simulated = shown.flag()
     arbiter = shown.flag("True if its agent has an arbiter, without which the claims of a GPU get no turns.")
-    columns_1 = Columns(Node, "hostname", "agent_version", "driver_version", "last_seen_at")
+    columns_1 = Columns(Node, "hostname agent_version driver_version last_seen_at")
     checks = CheckSerializer(
         many=True,
         read_only=True,
         help_text="The agent's self-check when it last connected; operators see it. `agent check` runs it anew.",
     )
-    changed = Columns(Node, "version", "created_at", "updated_at")
+    changed = Columns(Node, "version created_at updated_at")
 
     def get_drifted(self, node: Node) -> int:
         """Return the number of drifts; the drift route lists them."""
@@ -203,7 +203,7 @@ class GpuSerializer(Strict):
     uuid = shown.text()
     node = shown.text(source="node.name")
     pool = shown.text(source="node.pool.name")
-    columns_1 = Columns(Gpu, "index", "model")
+    columns_1 = Columns(Gpu, "index model")
     state = shown.text("`missing`, `cordoned`, `unhealthy` or `ready`.")
     present = shown.flag()
     cordoned = serializers.BooleanField(help_text="Takes no new claims; those on it stay.")
@@ -217,4 +217,4 @@ class GpuSerializer(Strict):
     core_free = shown.integer()
     core_outside = shown.integer("Percent that pods use without a claim, or before they have one; not free.")
     memory_outside_mib = shown.integer("MiB that pods use without a claim, or before they have one; not free.")
-    changed = Columns(Gpu, "version", "created_at", "updated_at")
+    changed = Columns(Gpu, "version created_at updated_at")

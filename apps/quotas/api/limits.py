@@ -33,7 +33,7 @@ class LimitRangeSerializer(Strict):
     minimum = _bound()
     maximum = _bound()
     default = amount_field("range_default", "none", least=1, default=None)
-    changed = Columns(LimitRange, "version", "created_at", "updated_at")
+    changed = Columns(LimitRange, "version created_at updated_at")
 
 
 class LimitRangeChangeSerializer(LimitRangeSerializer):
@@ -85,7 +85,7 @@ class MemberLimitSerializer(Strict):
     )
     resource = serializers.ChoiceField(choices=Resource.choices)
     hard = amount_field("member_hard", "unlimited")
-    changed = Columns(MemberLimit, "version", "created_at", "updated_at")
+    changed = Columns(MemberLimit, "version created_at updated_at")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse users who are not members, with the same message as unknown users."""

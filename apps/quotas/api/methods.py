@@ -1,4 +1,4 @@
-"""Methods that views of rows share: list, show, create, change, remove, and give an order.
+"""Methods that views of rows share: list, show, create, change, remove; and whole views that give an order.
 
 Each function takes the service that acts and the operation's description in the API's document. A service that acts on
 the row of the view's URL gets it under the name `row`.
@@ -67,25 +67,25 @@ def removes(service: Callable[..., Any], row: str, text: str) -> Method:
     return _described(delete, text)
 
 
-def orders(service: Callable[..., Any], row: str, text: str, *, tagged: bool = False) -> Method:
-    """Return a POST without a body that does something to the row of the URL. `tagged`: it needs If-Match."""
+def order(
+    base: type[ApiView], service: Callable[..., Any], row: str, text: str, *, body: Any = None, tagged: bool = False
+) -> type[ApiView]:
+    """Return the view of an order: a POST that does something to the row of the base's URL.
+
+    `body` is the serializer of what the order says; without one it says nothing. `tagged`: it needs If-Match.
+    """
 
     def post(view: ApiView, request: Request, **_: Any) -> Response:
-        view.without_body(request)
+        if body is None:
+            view.without_body(request)
+        named, values = {row: view.find_named()}, view.parse_body(request) if body else {}
         versions = etags.if_match(request, required=tagged)
-        return view.respond(service(principal=view.principal, **{row: view.find_named()}, versions=versions))
+        return view.respond(service(principal=view.principal, versions=versions, **named, **values))
 
-    return extend_schema(request=None)(idempotent(_described(post, text)))
-
-
-def answers(service: Callable[..., Any], row: str, text: str) -> Method:
-    """Return a POST that does something to the row of the URL with the values of the body."""
-
-    def post(view: ApiView, request: Request, **_: Any) -> Response:
-        named, values = {row: view.find_named()}, view.parse_body(request)
-        return view.respond(service(principal=view.principal, versions=etags.if_match(request), **named, **values))
-
-    return idempotent(_described(post, text))
+    method = idempotent(_described(post, text))
+    facts = {"serializer_class": body} if body else {}
+    parts = {"post": method if body else extend_schema(request=None)(method), "__doc__": text, **facts}
+    return type(f"{base.__name__}Order", (base,), parts)
 
 
 def _described(method: Method, text: str) -> Method:

@@ -19,7 +19,7 @@ from gpucloud.api.shown import Columns
 class UserSerializer(Strict):
     """A user."""
 
-    columns = Columns(User, "username", "email")
+    columns = Columns(User, "username email")
     active = serializers.BooleanField(
         source="is_active", help_text="False: their sessions have ended, and their tokens are revoked."
     )
@@ -69,7 +69,7 @@ class InvitationSerializer(Strict):
         min_value=1, max_value=MOST_DAYS, default=VALID_DAYS, write_only=True, help_text="Days until it expires."
     )
     state = shown.text("`open`, `used`, `revoked` or `expired`.")
-    columns = Columns(Invitation, "created_by", "created_at", "expires_at", "used_at", "revoked_at")
+    columns = Columns(Invitation, "created_by created_at expires_at used_at revoked_at")
 
     def validate_email(self, address: str) -> str:
         """Accept a mail address or an empty text; the document cannot say so of an EmailField."""

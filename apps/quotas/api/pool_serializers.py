@@ -205,7 +205,7 @@ class PoolSerializer(Strict):
         default=600,
         help_text=_("Seconds between notice and release of an idle claim; a claim that is used meanwhile stays."),
     )
-    changed = Columns(Pool, "version", "created_at", "updated_at")
+    changed = Columns(Pool, "version created_at updated_at")
 
 
 class PoolChangeSerializer(PoolSerializer):

@@ -30,7 +30,7 @@ class PriceSerializer(Strict):
         max_digits=12, decimal_places=PRICE_PLACES, min_value=0, help_text='For a whole GPU, as text: "2.50".'
     )
     currency = serializers.SerializerMethodField(help_text="Currency of the installation.")
-    changed = Columns(Price, "version", "created_at", "updated_at")
+    changed = Columns(Price, "version created_at updated_at")
 
     def get_currency(self, price: Any) -> str:
         """Return the installation's currency."""

@@ -71,7 +71,7 @@ class TenantSerializer(Strict):
     name = serializers.CharField(max_length=MOST_NAME, required=False, help_text="For people; the slug unless given.")
     weight = StrictInteger(min_value=1, max_value=1000, default=1)
     cohort = serializers.RegexField(SLUG, allow_null=True, default=None)
-    changed = Columns(Tenant, "version", "created_at", "updated_at")
+    changed = Columns(Tenant, "version created_at updated_at")
 
 
 class TenantChangeSerializer(TenantSerializer):
@@ -112,7 +112,7 @@ class QuotaSerializer(Strict):
     borrowed = shown.integer("Used above `hard`.")
     lent = shown.integer("Idle part of `hard` that others of the cohort use.")
     free = shown.integer("Amount that can still be charged. Null: no bound.", null=True)
-    changed = Columns(ResourceQuota, "version", "created_at", "updated_at")
+    changed = Columns(ResourceQuota, "version created_at updated_at")
 
 
 class QuotaChangeSerializer(QuotaSerializer):
@@ -129,7 +129,7 @@ class LedgerSerializer(Strict):
     id = shown.integer(source="pk")
     at = shown.time()
     kind = shown.text()
-    columns = Columns(LedgerEntry, "amount", "used", "hard")
+    columns = Columns(LedgerEntry, "amount used hard")
     claim = shown.uid(null=True, source="claim_uid")
     actor = shown.text()
 
@@ -168,7 +168,7 @@ class TokenSerializer(Strict):
         child=serializers.CharField(max_length=50, validators=[_cidr]), max_length=MOST_NETWORKS, default=list
     )
     expires_at = serializers.DateTimeField(allow_null=True, default=None)
-    columns = Columns(Token, "revoked_at", "last_used_at", "version", "created_at", "updated_at")
+    columns = Columns(Token, "revoked_at last_used_at version created_at updated_at")
 
     def validate_expires_at(self, value: Any) -> Any:
         """Refuse times in the past."""
@@ -198,9 +198,9 @@ class AuditSerializer(Strict):
     """An audit event."""
 
     id = shown.integer(source="pk")
-    columns_1 = Columns(AuditEvent, "at", "actor", "action", "object_type", "object_id")
+    columns_1 = Columns(AuditEvent, "at actor action object_type object_id")
     tenant = shown.text(null=True, source="tenant.slug", default=None)
-    columns_2 = Columns(AuditEvent, "before", "after")
+    columns_2 = Columns(AuditEvent, "before after")
     source_ip = serializers.IPAddressField(read_only=True, allow_null=True)
     position = shown.integer("Position in the chain; null for about a second, until it is sealed.", null=True)
     digest = shown.text("SHA-256 of this event and the digest of the one before it.", null=True)
@@ -209,7 +209,7 @@ class AuditSerializer(Strict):
 class OwnTokenSerializer(Strict):
     """The caller's token, so that a program can renew it in time."""
 
-    columns = Columns(Token, "key", "name", "expires_at")
+    columns = Columns(Token, "key name expires_at")
 
 
 class MeSerializer(Strict):

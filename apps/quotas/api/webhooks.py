@@ -48,7 +48,7 @@ class WebhookSerializer(Strict):
     failing_since = shown.time("Time of the first failure in a row; after three days it is disabled.", null=True)
     not_before = shown.time("Time of the next attempt after a failure.", null=True)
     rotated_at = shown.time("Time of the last rotation; for a day the previous secret signs as well.", null=True)
-    columns = Columns(Webhook, "created_by", "version", "created_at", "updated_at")
+    columns = Columns(Webhook, "created_by version created_at updated_at")
 
 
 class WebhookChangeSerializer(WebhookSerializer):
@@ -68,12 +68,12 @@ class DeliverySerializer(Strict):
 
     uid = shown.uid()
     kind = shown.text("One of the webhook's events, or `webhook.test`.")
-    columns_1 = Columns(WebhookDelivery, "state", "attempts", "next_attempt_at")
+    columns_1 = Columns(WebhookDelivery, "state attempts next_attempt_at")
     status_code = shown.integer("Status of the last response; null: none.", null=True)
     error = shown.text("Error of the last attempt.", null=True)
     delivered_at = shown.time(null=True)
     payload = serializers.SerializerMethodField(help_text="The body, as JSON.")
-    changed = Columns(WebhookDelivery, "version", "created_at", "updated_at")
+    changed = Columns(WebhookDelivery, "version created_at updated_at")
 
     def get_payload(self, row: WebhookDelivery) -> dict[str, Any]:
         """Return the body: `type`, `timestamp` and `data`."""

@@ -41,7 +41,7 @@ class BudgetSerializer(Strict):
         max_digits=14, decimal_places=HOUR_PLACES, min_value=0, help_text='As text: "100".'
     )
     current = serializers.SerializerMethodField(help_text="The present period; null if there is none.")
-    changed = Columns(Budget, "version", "created_at", "updated_at")
+    changed = Columns(Budget, "version created_at updated_at")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check the times: they belong to `custom`, which has both."""

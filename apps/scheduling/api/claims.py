@@ -15,7 +15,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.methods import lists, orders, shows
+from apps.quotas.api.methods import lists, order, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -235,10 +235,7 @@ class ClaimRelease(ClaimView):
         return self.respond(claim, status=200 if claim.state == "released" else 202)
 
 
-class ClaimRenew(ClaimView):
-    """The lease of a claim."""
-
-    post = orders(renew_claim, "claim", "Renew the claim's lease: it runs anew from now.")
+ClaimRenew = order(ClaimView, renew_claim, "claim", "Renew the claim's lease: it runs anew from now.")
 
 
 class ClaimEnv(ClaimView):

@@ -1,4 +1,4 @@
-"""View of /gpus/{uuid}/: one GPU, and its cordon with a dry run that counts the affected claims."""
+"""Views of /gpus/{uuid}/: one GPU, its cordon with a dry run that counts the affected claims, and clear/."""
 
 from dataclasses import asdict
 
@@ -9,8 +9,9 @@ from rest_framework.response import Response
 from apps.nodes.api.serializers import GpuSerializer
 from apps.nodes.api.views import GpuView
 from apps.nodes.services import gpus
-from apps.quotas.api.methods import shows
+from apps.quotas.api.methods import order, shows
 from apps.scheduling.api.claims import DRY_RUN, dry_run
+from apps.scheduling.services.claims.health import clear_gpu
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from gpucloud.api import etags, shown
 from gpucloud.api.serializers import Strict, either
@@ -51,3 +52,8 @@ class GpuDetail(GpuView):
             return Response({"dry_run": True, **CordonPreviewSerializer(shown).data})
         gpus.cordon_gpu(principal=self.principal, gpu=gpu, versions=versions, **values)
         return self.answer(self.find(uuid))
+
+
+GpuClear = order(
+    GpuView, clear_gpu, "gpu", "Declare the GPU cured, after a reset. Its agent confirms it: see the GPU's conditions."
+)

@@ -1,4 +1,4 @@
-"""Views of /nodes/{name}/forget/, drain/, drift/ and repair/, which concern the claims on a node."""
+"""Views of /nodes/{name}/forget/, drain/, drift/, repair/ and lift-fence/, which concern the claims on a node."""
 
 from typing import Any
 
@@ -8,28 +8,32 @@ from rest_framework.response import Response
 
 from apps.nodes.api.serializers import DriftSerializer, NodeSerializer
 from apps.nodes.api.views import NodeView
-from apps.quotas.api.methods import orders
+from apps.quotas.api.methods import order
 from apps.quotas.idempotency import idempotent
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim
 from apps.scheduling.services.claims.drift import repair_node
+from apps.scheduling.services.claims.health import lift_fence
 from apps.scheduling.services.reclaiming.draining import drain_node, plan
 from apps.scheduling.services.reclaiming.forgetting import forget_node
 from gpucloud.api import etags, shown
 from gpucloud.api.serializers import Strict, StrictInteger, either
 from gpucloud.api.shown import Columns
 
-
-class NodeForget(NodeView):
-    """The order to forget a lost node."""
-
-    post = orders(
-        forget_node,
-        "node",
-        "Release everything that a lost node carries, and shut its agent out until it is enrolled anew.",
-    )
+NodeLiftFence = order(
+    NodeView,
+    lift_fence,
+    "node",
+    "Let a fenced node take claims again. Only a process that is found after now fences it anew.",
+)
+NodeForget = order(
+    NodeView,
+    forget_node,
+    "node",
+    "Release everything that a lost node carries, and shut its agent out until it is enrolled anew.",
+)
 
 
 class DrainSerializer(Strict):
@@ -50,7 +54,7 @@ class LeavingSerializer(Strict):
     claim = shown.uid()
     name = shown.text()
     tenant = shown.text()
-    columns = Columns(Claim, "gpu_count", "core_request", "memory_mib")
+    columns = Columns(Claim, "gpu_count core_request memory_mib")
 
 
 class DrainMoveSerializer(LeavingSerializer):
@@ -98,7 +102,7 @@ class NodeDrain(NodeView):
 class WantedSerializer(Strict):
     """The desired state of an assignment."""
 
-    columns = Columns(Assignment, "generation", "core_request", "core_limit", "memory_mib")
+    columns = Columns(Assignment, "generation core_request core_limit memory_mib")
     present = shown.flag("False: it is being released.")
 
 
@@ -107,7 +111,7 @@ class SeenSerializer(Strict):
 
     generation = shown.integer("The newest generation that was in force.", source="observed_generation")
     state = shown.text()
-    columns = Columns(Assignment, "reason", "in_force_at")
+    columns = Columns(Assignment, "reason in_force_at")
 
 
 class SideBySideSerializer(Strict):
@@ -150,10 +154,7 @@ class NodeDrift(NodeView):
         return Response(self.get_serializer(body).data, headers={"ETag": etags.etag(node.version)})
 
 
-class NodeRepair(NodeView):
-    """The order to repair drift on a node."""
-
-    post = orders(repair_node, "node", "Order the node's agent to repair what it can of the listed drift.")
+NodeRepair = order(NodeView, repair_node, "node", "Order the node's agent to repair what it can of the listed drift.")
 
 
 IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)

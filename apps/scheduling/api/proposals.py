@@ -8,7 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.methods import answers, lists, orders, shows
+from apps.quotas.api.methods import lists, order, shows
 from apps.quotas.api.views import CHANGES, ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -44,7 +44,7 @@ class ProposalSerializer(FoundSerializer):
 
     uid = shown.uid()
     pool = shown.text(source="pool.name")
-    columns = Columns(Proposal, "decided_by", "decided_at", "version", "created_at", "updated_at")
+    columns = Columns(Proposal, "decided_by decided_at version created_at updated_at")
 
 
 class ProposalView(ApiView):
@@ -78,10 +78,9 @@ class ProposalDetail(ProposalView):
     get = shows("Show a proposal.")
 
 
-class ProposalAccept(ProposalView):
-    """The acceptance of a proposal."""
-
-    post = orders(proposals.accept, "proposal", "Apply it now, as a PATCH of the claim would (members, operators).")
+ProposalAccept = order(
+    ProposalView, proposals.accept, "proposal", "Apply it now, as a PATCH of the claim would (members, operators)."
+)
 
 
 class DismissalSerializer(Strict):
@@ -90,13 +89,13 @@ class DismissalSerializer(Strict):
     words = serializers.CharField(max_length=2000, allow_blank=True, default="")
 
 
-class ProposalDismiss(ProposalView):
-    """The dismissal of a proposal."""
-
-    serializer_class: Any = DismissalSerializer
-    post = answers(
-        proposals.dismiss, "proposal", "Leave the claim as it is, for the cool-down at least (members, operators)."
-    )
+ProposalDismiss = order(
+    ProposalView,
+    proposals.dismiss,
+    "proposal",
+    "Leave the claim as it is, for the cool-down at least (members, operators).",
+    body=DismissalSerializer,
+)
 
 
 class RunSerializer(Strict):

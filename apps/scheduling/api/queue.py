@@ -102,21 +102,11 @@ class QueuedSerializer(Strict):
     tenant = shown.text(source="tenant.slug")
     columns_1 = Columns(
         Claim,
-        "name",
-        "state",
-        "gpu_count",
-        "core_request",
-        "memory_mib",
-        "gpu_model",
-        "priority",
-        "time_limit_seconds",
-        "start_at",
-        "group",
-        "group_size",
+        "name state gpu_count core_request memory_mib gpu_model priority time_limit_seconds start_at group group_size",
     )
     reasons = ReasonSerializer(many=True, read_only=True)
     estimate = EstimateSerializer(source="place", read_only=True)
-    columns_2 = Columns(Claim, "created_at", "updated_at")
+    columns_2 = Columns(Claim, "created_at updated_at")
 
 
 class PoolQueue(ListMixin, ApiView):

@@ -8,7 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.methods import answers, creates, lists, orders, shows
+from apps.quotas.api.methods import creates, lists, order, shows
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
@@ -47,11 +47,11 @@ class RequestForMoreSerializer(Strict):
         allow_null=True, default=None, help_text=f"{AMOUNT_HELP['until']} Null: for good."
     )
     reason = serializers.CharField(max_length=2000, help_text="The reason, for the operator.")
-    columns_1 = Columns(QuotaRequest, "state", "offered_amount", "offered_until")
+    columns_1 = Columns(QuotaRequest, "state offered_amount offered_until")
     words = shown.text("The operator's answer.")
     granted_amount = shown.integer(null=True)
     granted_until = shown.time("The time at which the quota falls back.", null=True)
-    columns_2 = Columns(QuotaRequest, "created_by", "answered_by", "decided_at", "version", "created_at", "updated_at")
+    columns_2 = Columns(QuotaRequest, "created_by answered_by decided_at version created_at updated_at")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check the fields that belong to a budget."""
@@ -165,10 +165,9 @@ class RequestDetail(RequestView):
 APPROVED_OR_PREVIEW = either("RequestForMoreOrPreview", RequestForMoreSerializer, RequestPreviewSerializer)
 
 
-class RequestForward(RequestView):
-    """The passing on of a member's request to the operators."""
-
-    post = orders(requests.forward, "request", "Pass a member's request on to the operators (the tenant's admins).")
+RequestForward = order(
+    RequestView, requests.forward, "request", "Pass a member's request on to the operators (the tenant's admins)."
+)
 
 
 class RequestApprove(RequestView):
@@ -191,38 +190,29 @@ class RequestApprove(RequestView):
         return self.respond(act())
 
 
-class RequestDeny(RequestView):
-    """The denial of a request by an operator."""
-
-    serializer_class: Any = DenialSerializer
-    post = answers(
-        requests.deny,
-        "request",
-        "Deny the request, with a reason (operators; the tenant's admins while it is `requested`).",
-    )
-
-
-class RequestCounter(RequestView):
-    """The counter-offer of an operator."""
-
-    serializer_class: Any = CounterSerializer
-    post = answers(
-        requests.counter, "request", "Offer another amount or date, which the tenant may accept (operators)."
-    )
+RequestDeny = order(
+    RequestView,
+    requests.deny,
+    "request",
+    "Deny the request, with a reason (operators; the tenant's admins while it is `requested`).",
+    body=DenialSerializer,
+)
+RequestCounter = order(
+    RequestView,
+    requests.counter,
+    "request",
+    "Offer another amount or date, which the tenant may accept (operators).",
+    body=CounterSerializer,
+)
 
 
-class RequestAccept(RequestView):
-    """The acceptance of an offer by the tenant."""
-
-    post = orders(
-        requests.accept,
-        "request",
-        "Accept the offer that If-Match names: the quota is raised by it (the tenant's admins).",
-        tagged=True,
-    )
-
-
-class RequestWithdraw(RequestView):
-    """The withdrawal of a request by the tenant."""
-
-    post = orders(requests.withdraw, "request", "Withdraw the request (the tenant's admins, and whoever made it).")
+RequestAccept = order(
+    RequestView,
+    requests.accept,
+    "request",
+    "Accept the offer that If-Match names: the quota is raised by it (the tenant's admins).",
+    tagged=True,
+)
+RequestWithdraw = order(
+    RequestView, requests.withdraw, "request", "Withdraw the request (the tenant's admins, and whoever made it)."
+)

@@ -71,12 +71,12 @@ class ReservationSerializer(RulesSerializer):
     charged = serializers.DictField(
         child=serializers.IntegerField(), read_only=True, help_text="The amounts charged to quotas beside its claims."
     )
-    columns_1 = Columns(Reservation, "started_at", "idle_since")
+    columns_1 = Columns(Reservation, "started_at idle_since")
     lost_since = shown.time(
         "The time since when its node is silent: it is charged until an operator forgets the node, or you release it.",
         null=True,
     )
-    columns_2 = Columns(Reservation, "released_at", "created_by", "created_at", "updated_at", "version")
+    columns_2 = Columns(Reservation, "released_at created_by created_at updated_at version")
 
     def get_claimed(self, row: Any) -> bool:
         """Return True if a claim was made in it."""
@@ -153,7 +153,7 @@ class CalendarGpuSerializer(Strict):
 
     uuid = shown.text()
     node = shown.text()
-    columns = Columns(Gpu, "index", "model", "memory_mib")
+    columns = Columns(Gpu, "index model memory_mib")
     intervals = IntervalSerializer(many=True, read_only=True)
     holds = HoldSerializer(many=True, read_only=True)
 

@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.methods import changes, lists, orders
+from apps.quotas.api.methods import changes, lists, order
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
@@ -89,14 +89,12 @@ class ReservationDetail(ReservationView):
         return self.respond(release_reservation(principal=self.principal, reservation=row, versions=versions))
 
 
-class ReservationRelease(ReservationView):
-    """Release by POST, for clients that cannot send DELETE."""
-
-    post = orders(
-        release_reservation,
-        "reservation",
-        "Release it before its end, with the claims in it; may be repeated.",
-    )
+ReservationRelease = order(
+    ReservationView,
+    release_reservation,
+    "reservation",
+    "Release it before its end, with the claims in it; may be repeated.",
+)
 
 
 class PoolCalendar(ApiView):

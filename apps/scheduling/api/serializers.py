@@ -96,16 +96,8 @@ class AssignmentSerializer(Strict):
     gpu_unhealthy = shown.text("The problem of the GPU; empty: it is healthy.", source="gpu.unhealthy")
     columns = Columns(
         Assignment,
-        "core_request",
-        "core_limit",
-        "memory_mib",
-        "generation",
-        "observed_generation",
-        "state",
-        "reason",
-        "in_force_at",
-        "created_at",
-        "updated_at",
+        "core_request core_limit memory_mib generation observed_generation state reason in_force_at "
+        "created_at updated_at",
     )
 
 
@@ -180,7 +172,7 @@ class ClaimSerializer(Strict):
     )
     generation = shown.integer()
     observed_generation = serializers.SerializerMethodField()
-    columns_1 = Columns(Claim, "created_by", "created_at", "updated_at", "lease_until")
+    columns_1 = Columns(Claim, "created_by created_at updated_at lease_until")
     reachable = serializers.SerializerMethodField(
         help_text="False: its node is lost, so its state is unknown. Null: no GPU carries it."
     )
@@ -192,7 +184,7 @@ class ClaimSerializer(Strict):
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
     idle_release_at = shown.time("It is released then, unless it is used before.", null=True)
     yields_at = shown.time("It runs on room that is reserved from then on, and ends then.", null=True)
-    columns_2 = Columns(Claim, "assigned_at", "released_at", "version")
+    columns_2 = Columns(Claim, "assigned_at released_at version")
     preempt_at = shown.time(
         "The time of its preemption: it then goes back to the queue, or its pod is evicted.", null=True
     )
@@ -268,7 +260,7 @@ class RoundSerializer(Strict):
 
     id = shown.integer(source="pk")
     pool = shown.text(source="pool.name")
-    columns = Columns(Round, "at", "duration_us", "considered", "placed")
+    columns = Columns(Round, "at duration_us considered placed")
 
 
 class RoundDetailSerializer(RoundSerializer):

@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from apps.scheduling.core.placement.board import UNSEEN, Board, Bytes, Int32, Tables, allowed
+from apps.scheduling.core.placement.board import UNSEEN, Bytes, Int32, Tables, allowed
 from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
 from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.plain import as_placed, draw
 from apps.scheduling.core.values import Held, Label, NodeState, Placed, Refused, Request
+
+if TYPE_CHECKING:
+    from apps.scheduling.core.placement.native import NativeKernel
 
 # The most rows, after which the oldest goes: for 5,000 nodes one takes 200 KiB.
 MOST_ROWS = 256
@@ -68,36 +71,6 @@ class Answers(NamedTuple):
     whole: Callable[[int], Answer]
 
 
-class Kernel(Protocol):
-    """The keeper of the rows, in C."""
-
-    board: Board
-
-    def set_mix(self, tables: Tables) -> None:
-        """Replace the mix, and score every row anew."""
-
-    def add_row(self, shape: Shape) -> int:
-        """Add a row for the shape, and return its number."""
-
-    def drop_row(self, row: int) -> None:
-        """Drop a row."""
-
-    def changed(self, node: int) -> None:
-        """Record that the node has changed."""
-
-    def best(self, row: int, draw: int, special: Special | None) -> Answer:
-        """Return the best node and its GPUs, or why none."""
-
-    def move(self, node: int, places: Sequence[int], amounts: tuple[int, int, int, int], sign: int) -> None:
-        """Take core and memory of each of these GPUs, CPU and RAM of the node, or give them back."""
-
-    def move_many(self, kinds: Sequence[Moved], which: list[int], gpus: list[int], sign: int) -> None:
-        """Move many claims, each of one node: the kind of each, and their GPUs, numbered through the board."""
-
-    def place_many(self, rows: list[int], draws: list[int] | None) -> Answers:
-        """Place and take one after the other."""
-
-
 _key = attrgetter(
     "gpu_count", "core_request", "memory_mib", "gpu_model", "node_selector", "cpu_milli", "ram_mib", "exclusion"
 )
@@ -109,7 +82,7 @@ _placed = tuple.__new__
 class Rows:
     """The decisions of one board, by its kernel."""
 
-    def __init__(self, kernel: Kernel, *, draws: bool) -> None:
+    def __init__(self, kernel: "NativeKernel", *, draws: bool) -> None:
         self.kernel, self.board, self._draws = kernel, kernel.board, draws
         self._rows: dict[tuple[object, ...], int] = {}
 

@@ -26,9 +26,6 @@ class Session:
         connection.close()
         connection.ensure_connection()
         self._link: Any = connection.connection
-        self._pid = self._link.info.backend_pid
-        # Notices of commits on this session that are still to come and carry no news.
-        self._own: set[str] = set()
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {ROUNDS_CHANNEL}")
 
@@ -68,16 +65,7 @@ class Session:
         if found:
             # Notices that came meanwhile belong to the same round.
             found += self._link.notifies(timeout=0)
-        return by_kind(item.payload for item in found if not (item.pid == self._pid and self._is_own(item.payload)))
-
-    def ignore(self, payloads: Iterable[str]) -> None:
-        """Ignore one notice of each payload: they were just committed here, and are known."""
-        self._own.update(payloads)
-
-    def _is_own(self, payload: str) -> bool:
-        known = payload in self._own
-        self._own.discard(payload)
-        return known
+        return by_kind(item.payload for item in found)
 
 
 def _lock_of(pool: Pool) -> int:
