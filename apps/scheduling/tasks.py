@@ -1,6 +1,7 @@
 """Celery tasks of this app. Each takes ids, may run twice, and changes nothing that a service does not."""
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 
 from celery import shared_task
@@ -77,12 +78,6 @@ def drop_old_rounds() -> int:
 
 
 @shared_task
-def release_lapsed_leases() -> int:
-    """Release claims whose holder no longer renews their lease; return the number of claims."""
-    return release_lapsed(now=timezone.now())
-
-
-@shared_task
 def expire_claims() -> int:
     """Release claims whose time limit has passed; return the number of claims."""
     second = ExpressionWrapper(F("time_limit_seconds") * Value(timedelta(seconds=1)), output_field=DurationField())
@@ -124,22 +119,10 @@ def rebalance_pool(pool_id: int) -> int:
 
 
 @shared_task
-def watch_idle_claims() -> int:
-    """Apply pools' rules for idle claims; return the number of claims changed."""
-    return idleness.drive()
-
-
-@shared_task
 def drop_old_proposals() -> int:
     """Drop decided proposals after a month; return the number of rows."""
     old = Proposal.objects.filter(decided_at__lt=timezone.now() - PROPOSALS_KEPT)
     return old.delete()[0]
-
-
-@shared_task
-def drive_reservations() -> int:
-    """Begin, end and release reservations whose time has come; return the number of rows changed."""
-    return drive()
 
 
 @shared_task
@@ -174,13 +157,14 @@ def roll_up_usage() -> int:
     return roll_up()
 
 
-@shared_task
-def roll_up_allocations() -> int:
-    """Count allocated and used GPU time by claim for reports of efficiency; return the number of rows written."""
-    return allocations.roll_up()
+def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
+    """Return the task of this name, which is nothing but a call of the service."""
+    made: Callable[[], int] = shared_task(name=f"{__name__}.{name}")(service)
+    return made
 
 
-@shared_task
-def watch_budgets() -> int:
-    """Warn of budgets that are nearly spent; return the number of warnings."""
-    return budgets.watch_budgets()
+release_lapsed_leases = _task("release_lapsed_leases", release_lapsed)
+watch_idle_claims = _task("watch_idle_claims", idleness.drive)
+drive_reservations = _task("drive_reservations", drive)
+roll_up_allocations = _task("roll_up_allocations", allocations.roll_up)
+watch_budgets = _task("watch_budgets", budgets.watch_budgets)

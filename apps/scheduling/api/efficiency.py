@@ -2,17 +2,14 @@
 
 from typing import Any
 
-from django.http import Http404
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema
+from django.shortcuts import get_object_or_404
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.quotas.api.views import ApiView
 from apps.quotas.models import Pool, Tenant
-from apps.scheduling.api.reports import CsvRenderer
+from apps.scheduling.api.reports import CsvRenderer, ReportView, report_schema
 from apps.scheduling.services.accounting.efficiency import GROUPS, MOST_ROWS, RANGES, Scope, efficiency
 from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
@@ -78,24 +75,19 @@ class EfficiencyQuestion(Question):
     )
 
 
-class EfficiencyReport(ApiView):
+class EfficiencyReport(ReportView):
     """The efficiency report."""
 
     serializer_class: Any = EfficiencySerializer
     renderer_classes = [JSONRenderer, EfficiencyCsvRenderer]
-    read_scope = "quotas:read"
-    filter_backends = []
-    pagination_class = None
 
-    @extend_schema(
-        parameters=EfficiencyQuestion.parameters(),
-        responses={(200, "application/json"): EfficiencySerializer, (200, "text/csv"): OpenApiTypes.STR},
-    )
+    @report_schema(EfficiencyQuestion, EfficiencySerializer)
     def get(self, request: Request) -> Response:
         """Show allocated less used GPU-hours by person, claim, tenant or pool, and their trend."""
         values = EfficiencyQuestion.read(request)
-        tenant = _named(Tenant.objects.visible_to(self.principal), slug=values.get("tenant"))
-        pool = _named(Pool.objects.all(), name=values.get("pool"))
+        slug, name = values.get("tenant"), values.get("pool")
+        tenant = None if slug is None else get_object_or_404(Tenant.objects.visible_to(self.principal), slug=slug)
+        pool = None if name is None else get_object_or_404(Pool, name=name)
         report = efficiency(
             principal=self.principal,
             by=values["by"],
@@ -104,13 +96,3 @@ class EfficiencyReport(ApiView):
             limit=values["limit"],
         )
         return Response(self.get_serializer(report).data)
-
-
-def _named(rows: Any, **name: str | None) -> Any:
-    """Return the row of this name; None if none was named."""
-    if None in name.values():
-        return None
-    row = rows.filter(**name).first()
-    if row is None:
-        raise Http404
-    return row

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.http import Http404
+from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
@@ -134,24 +134,33 @@ class UsageQuestion(Question):
         return attrs
 
 
-class UsageReport(ApiView):
-    """The usage report."""
+class ReportView(ApiView):
+    """The common part of reports."""
 
-    serializer_class: Any = ReportSerializer
-    renderer_classes = [JSONRenderer, CsvRenderer]
     read_scope = "quotas:read"
     filter_backends = []
     pagination_class = None
 
-    @extend_schema(
-        parameters=UsageQuestion.parameters(),
-        responses={(200, "application/json"): ReportSerializer, (200, "text/csv"): OpenApiTypes.STR},
-    )
+
+def report_schema(question: type[Question], answer: type[Strict]) -> Any:
+    """Return the decorator that documents a report: its parameters, and its answer as JSON or CSV."""
+    kinds = {(200, "application/json"): answer, (200, "text/csv"): OpenApiTypes.STR}
+    return extend_schema(parameters=question.parameters(), responses=kinds)
+
+
+class UsageReport(ReportView):
+    """The usage report."""
+
+    serializer_class: Any = ReportSerializer
+    renderer_classes = [JSONRenderer, CsvRenderer]
+
+    @report_schema(UsageQuestion, ReportSerializer)
     def get(self, request: Request) -> Response:
         """Show the GPU-hours reserved and used of a period, their cost, their trend and a forecast."""
         values, now = UsageQuestion.read(request), timezone.now()
+        visible, slug = Tenant.objects.visible_to(self.principal), values.get("tenant")
         report = usage_report(
-            tenants=self._tenants(values.get("tenant")),
+            tenants=visible if slug is None else [get_object_or_404(visible, slug=slug)],
             begin=values.get("from") or _month(now),
             end=values.get("to") or now,
             by=values["by"],
@@ -163,13 +172,6 @@ class UsageReport(ApiView):
         url = replace_all(request.build_absolute_uri(), more) if report["after"] else None
         headers = {"Link": f'<{url}>; rel="next"'} if url else None
         return Response(self.get_serializer({**report, "next": url}).data, headers=headers)
-
-    def _tenants(self, slug: str | None) -> list[Tenant]:
-        visible = Tenant.objects.visible_to(self.principal)
-        tenants = list(visible if slug is None else visible.filter(slug=slug))
-        if slug is not None and not tenants:
-            raise Http404
-        return tenants
 
 
 def replace_all(url: str, parameters: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Metrics of pools, their queues and nodes, and quotas: one query each, whatever there is.
+"""Metrics of pools, their queues and nodes, of quotas and webhooks: one query each, whatever there is.
 
 Series grow with pools, states and quotas, never with claims, GPUs or nodes.
 """
@@ -13,8 +13,9 @@ from prometheus_client.core import GaugeMetricFamily
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH, STATES, state_now
-from apps.quotas.models import Pool, ResourceQuota
+from apps.quotas.models import Pool, ResourceQuota, WebhookDelivery
 from apps.quotas.models.pool import IdleRule
+from apps.quotas.models.webhook import DeliveryState
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING, Idle
 
@@ -135,3 +136,14 @@ def quotas() -> Iterator[GaugeMetricFamily]:
         used.add_metric(values, amounts[1])
         borrowed.add_metric(values, amounts[2])
     yield from (hard, used, borrowed)
+
+
+def messages() -> Iterator[GaugeMetricFamily]:
+    """Yield the number of messages pending for enabled webhooks, and the age of the oldest; one query."""
+    pending = WebhookDelivery.objects.filter(state=DeliveryState.PENDING, webhook__enabled=True)
+    found = pending.aggregate(number=Count("pk"), since=Min("created_at"))
+    age = (timezone.now() - found["since"]).total_seconds() if found["since"] else 0.0
+    words = "Messages that their webhooks have not accepted yet."
+    yield GaugeMetricFamily("gpucloud_webhook_messages_pending", words, value=found["number"])
+    words = "Age of the oldest message that its webhook has not accepted yet; 0 if there is none."
+    yield GaugeMetricFamily("gpucloud_webhook_oldest_seconds", words, value=age)

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from apps.nodes.services import latest
-from apps.scheduling.metrics import counted, devices, pools, shares, webhooks
+from apps.scheduling.metrics import counted, devices, pools, shares
 
 
 class Platform(Collector):
@@ -15,7 +15,7 @@ class Platform(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families: some ten queries and one call to Redis, whatever there is."""
-        for part in (pools.queues, pools.claims, pools.idle, pools.nodes, pools.gpus, pools.quotas, webhooks.messages):
+        for part in (pools.queues, pools.claims, pools.idle, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()
         yield from counted.families()
         yield from _each(own=True)

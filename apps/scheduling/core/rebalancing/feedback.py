@@ -7,15 +7,7 @@ after any change of a claim only giving back is done to it within the cool-down.
 
 from collections.abc import Sequence
 
-from apps.scheduling.core.rebalancing.values import (
-    Bounds,
-    Change,
-    Kind,
-    Observation,
-    giving_back,
-    lending,
-    numbers_of,
-)
+from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
 
 # A program that is limited to 40 % is measured a little below that.
 AT_LIMIT_PERCENT = 90
@@ -48,7 +40,7 @@ def _raise(seen: Observation, bounds: Bounds) -> Change | None:
         if limit <= seen.core_limit:
             return None
         why = f"{waited} while it used {seen.core_mean:.0f} % of a GPU: its limit of {seen.core_limit} % holds it back."
-        return _change(seen, "limit", "core_limit", limit, why)
+        return changing(seen, "limit", "core_limit", limit, why)
     request = min(
         seen.core_request + min(bounds.step_percent, seen.core_room),
         seen.core_limit,
@@ -60,7 +52,7 @@ def _raise(seen: Observation, bounds: Bounds) -> Change | None:
         f"{waited} though it used {seen.core_mean:.0f} % of a GPU, below its limit of {seen.core_limit} %: "
         f"others want the GPU too, and it is guaranteed {seen.core_request} %."
     )
-    return _change(seen, "resize", "core_request", request, why)
+    return changing(seen, "resize", "core_request", request, why)
 
 
 def _lend(seen: Observation, bounds: Bounds) -> Change | None:
@@ -80,9 +72,4 @@ def _lower(seen: Observation, bounds: Bounds) -> Change | None:
     if limit >= seen.core_limit or seen.core_p95 * 100 > limit * CALM_PERCENT:
         return None
     why = f"It used at most {seen.core_p95:.0f} % of a GPU of the {seen.core_limit} % to which its limit was raised."
-    return _change(seen, "limit", "core_limit", limit, why)
-
-
-def _change(seen: Observation, kind: Kind, name: str, value: int, why: str) -> Change:
-    before = {name: getattr(seen, name)}
-    return Change(seen.claim, kind, before, {name: value}, why, numbers_of(seen))
+    return changing(seen, "limit", "core_limit", limit, why)

@@ -6,7 +6,7 @@ core, or of less than a fifth of the memory, is not made: measurements swing by 
 
 from collections.abc import Sequence
 
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, giving_back, lending, numbers_of
+from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
 
 LEAST_POINTS = 5
 LEAST_MEMORY_PERCENT = 20
@@ -35,14 +35,7 @@ def _core(seen: Observation, bounds: Bounds) -> Change | None:
         if request - seen.core_request < LEAST_POINTS:
             return None
         why = f"{used} It is guaranteed {seen.core_request} %."
-        return Change(
-            seen.claim,
-            "resize",
-            {"core_request": seen.core_request},
-            {"core_request": request},
-            why,
-            numbers_of(seen),
-        )
+        return changing(seen, "resize", "core_request", request, why)
     lent = min(seen.core_request - wanted, seen.lent_core + bounds.step_percent)
     if not seen.lends or lent - seen.lent_core < LEAST_POINTS:
         return None
@@ -58,7 +51,7 @@ def _memory(seen: Observation, bounds: Bounds) -> Change | None:
         f"At most {seen.memory_most_mib} of {seen.memory_mib} MiB were in use in the last {bounds.window_seconds} s, "
         f"{seen.memory_p95_mib} MiB in 95 of 100 seconds; with a margin of {bounds.margin_percent} % that is {wanted}."
     )
-    return Change(seen.claim, "resize", {"memory_mib": seen.memory_mib}, {"memory_mib": wanted}, why, numbers_of(seen))
+    return changing(seen, "resize", "memory_mib", wanted, why)
 
 
 def _with_margin(used: float, bounds: Bounds) -> int:

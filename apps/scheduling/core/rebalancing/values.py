@@ -129,10 +129,14 @@ def numbers_of(seen: Observation) -> dict[str, float]:
     }
 
 
+def changing(seen: Observation, kind: Kind, name: str, value: int, why: str) -> Change:
+    """Return the change of this field to this value."""
+    return Change(seen.claim, kind, {name: getattr(seen, name)}, {name: value}, why, numbers_of(seen))
+
+
 def lending(seen: Observation, lent: int, why: str) -> Change:
     """Return the change that lends this much of the guarantee, more or less than now."""
-    kind: Kind = "lend" if lent > seen.lent_core else "give-back"
-    return Change(seen.claim, kind, {"lent_core": seen.lent_core}, {"lent_core": lent}, why, numbers_of(seen))
+    return changing(seen, "lend" if lent > seen.lent_core else "give-back", "lent_core", lent, why)
 
 
 def giving_back(seen: Observation, bounds: Bounds) -> Change:

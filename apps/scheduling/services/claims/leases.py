@@ -40,9 +40,11 @@ def renew_claim(*, principal: Principal, claim: Claim, versions: etags.Versions 
     return claim
 
 
-def release_lapsed(*, now: datetime) -> int:
+def release_lapsed(*, now: datetime | None = None) -> int:
     """Release every claim whose lease has run out; return the number of claims."""
-    lapsed = Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now).select_related("tenant")
+    lapsed = (
+        Claim.objects.exclude(state__in=ENDED).filter(lease_until__lt=now or timezone.now()).select_related("tenant")
+    )
     return each(lapsed, _release)
 
 

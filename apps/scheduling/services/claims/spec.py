@@ -23,13 +23,9 @@ UNSET: Final = Unset.UNSET
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimSpec:
-    """A new claim. Where a field is unset, the tenant's default (its limit ranges) is used, else the model's."""
+class ClaimChanges:
+    """Live changes of a claim; unset fields stay."""
 
-    tenant: Tenant
-    pool: Pool
-    name: str = "unnamed"
-    gpu_count: int | Unset = UNSET
     # Percent of each GPU.
     core_request: int | Unset = UNSET
     core_limit: int | Unset = UNSET
@@ -38,6 +34,21 @@ class ClaimSpec:
     weight: int | Unset = UNSET
     best_effort: bool | Unset = UNSET
     rebalance: bool | Unset = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """Return the claim's fields that are set, without tenant and pool."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in {"tenant", "pool"}}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimSpec(ClaimChanges):
+    """A new claim. Where a field is unset, the tenant's default (its limit ranges) is used, else the model's."""
+
+    tenant: Tenant
+    pool: Pool
+    name: str = "unnamed"
+    gpu_count: int | Unset = UNSET
     gpu_model: str | None = None
     affinity: str | None = None
     anti_affinity: str | None = None
@@ -52,30 +63,3 @@ class ClaimSpec:
     reservation: Reservation | None = None
     when_over_quota: str = OverQuota.REFUSE
     pod: dict[str, Any] | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Return the claim's fields that are set, without tenant and pool."""
-        return {name: value for name, value in _set(self).items() if name not in {"tenant", "pool"}}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimChanges:
-    """Live changes of a claim; unset fields stay."""
-
-    # Percent of each GPU.
-    core_request: int | Unset = UNSET
-    core_limit: int | Unset = UNSET
-    # On each GPU.
-    memory_mib: int | Unset = UNSET
-    weight: int | Unset = UNSET
-    best_effort: bool | Unset = UNSET
-    rebalance: bool | Unset = UNSET
-
-    def given(self) -> dict[str, Any]:
-        """Return the fields that are set."""
-        return _set(self)
-
-
-def _set(values: ClaimSpec | ClaimChanges) -> dict[str, Any]:
-    given = {one.name: getattr(values, one.name) for one in fields(values)}
-    return {name: value for name, value in given.items() if value is not UNSET}

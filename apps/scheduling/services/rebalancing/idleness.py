@@ -21,14 +21,12 @@ from apps.quotas.models import EventKind, Pool
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Proposal, ProposalState
-from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.claims.lifecycle import locked, release_claim
 from apps.scheduling.services.failures import each
-from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
+from apps.scheduling.services.rebalancing.proposals import record_lent
 from gpucloud.locks import exclusive
 
 # A pool is checked this often within its shortest window, and no more often than this: what is read grows with both.
@@ -156,7 +154,7 @@ def _over(claim: Claim, step: Step) -> bool:
     states.tell_of(claim, EventKind.CLAIM_AWAKE, why=step.why)
     states.move(claim, claim.state, **states.NOT_IDLE)
     if claim.lent_core:
-        _lend(claim, 0, step.why, kind=ProposalKind.GIVE_BACK)
+        record_lent(claim, 0, policy="idle", why=step.why)
     return True
 
 
@@ -167,18 +165,8 @@ def _shrink(claim: Claim, step: Step) -> bool:
         return False
     what = f"{core} of its {claim.core_request} points of core"
     why = f"{step.why} Best-effort claims may use {what} until it wants them."
-    _lend(claim, core, why, kind=ProposalKind.LEND)
+    record_lent(claim, core, policy="idle", why=why)
     return True
-
-
-def _lend(claim: Claim, core: int, why: str, *, kind: ProposalKind) -> None:
-    """Lend as the rebalancer does, and record it in the list of proposals."""
-    before, after = {"lent_core": claim.lent_core}, {"lent_core": core}
-    guarantees.lend(principal=REBALANCER, claim=claim, core=core, why=why)
-    done = Proposal(
-        pool=claim.pool, claim=claim, kind=kind, policy="idle", before=before, after=after, explanation=why, numbers={}
-    )
-    mark_decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
 
 
 def _shortest(pool: Pool) -> timedelta:

@@ -300,5 +300,17 @@ def mark_decided(proposal: Proposal, state: str, *, by: str, words: str = "") ->
     return proposal
 
 
+def record_lent(claim: Claim, core: int, *, policy: str, why: str, numbers: dict[str, float] | None = None) -> None:
+    """Lend this much of the claim's guarantee now, and record that as an applied change of this policy."""
+    before, kind = (
+        {"lent_core": claim.lent_core},
+        ProposalKind.LEND if core > claim.lent_core else ProposalKind.GIVE_BACK,
+    )
+    guarantees.lend(principal=REBALANCER, claim=claim, core=core, why=why)
+    done = Proposal(pool=claim.pool, claim=claim, kind=kind, policy=policy, before=before, after={"lent_core": core})
+    done.explanation, done.numbers = why, numbers or {}
+    mark_decided(done, ProposalState.APPLIED, by=REBALANCER.name).save()
+
+
 def _decision(proposal: Proposal) -> dict[str, Any]:
     return {name: getattr(proposal, name) for name in ("state", "words", "decided_by", "decided_at")}

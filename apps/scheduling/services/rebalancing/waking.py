@@ -11,12 +11,10 @@ from django.db import transaction
 
 from agent import wire
 from apps.scheduling.core.rebalancing.values import is_awake
-from apps.scheduling.models import Claim, Proposal, ProposalState
-from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import locked
-from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.rebalancing.observing import bounds_of
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided
+from apps.scheduling.services.rebalancing.proposals import record_lent
 from gpucloud.errors import GpucloudError
 
 
@@ -43,19 +41,9 @@ def _wake(seen: Claim, used: wire.AssignmentUsage) -> bool:
         f"It used {used.core_percent:.0f} % of a GPU within a second and waited {used.throttled_percent:.0f} % of it: "
         f"the {lent} points of core that were lent are its own again."
     )
+    numbers = {"core_percent": used.core_percent, "throttled_percent": used.throttled_percent}
     try:
-        guarantees.lend(principal=REBALANCER, claim=claim, core=0, why=why)
+        record_lent(claim, 0, policy="waking", why=why, numbers=numbers)
     except GpucloudError:
         return False
-    proposal = Proposal(
-        pool=claim.pool,
-        claim=claim,
-        kind=ProposalKind.GIVE_BACK,
-        policy="waking",
-        before={"lent_core": lent},
-        after={"lent_core": 0},
-        explanation=why,
-        numbers={"core_percent": used.core_percent, "throttled_percent": used.throttled_percent},
-    )
-    mark_decided(proposal, ProposalState.APPLIED, by=REBALANCER.name).save()
     return True
