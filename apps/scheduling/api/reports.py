@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ from gpucloud.spreadsheets import escape_formula
 
 MOST_CLAIMS = 5000
 GROUPS = ["model", "person", "claim"]
+Get = Callable[..., Response]
 
 
 class ReportRowSerializer(Strict):
@@ -142,10 +143,11 @@ class ReportView(ApiView):
     pagination_class = None
 
 
-def report_schema(question: type[Question], answer: type[Strict]) -> Any:
+def report_schema(question: type[Question], answer: type[Strict]) -> Callable[[Get], Get]:
     """Return the decorator that documents a report: its parameters, and its answer as JSON or CSV."""
     kinds = {(200, "application/json"): answer, (200, "text/csv"): OpenApiTypes.STR}
-    return extend_schema(parameters=question.parameters(), responses=kinds)
+    documented: Callable[[Get], Get] = extend_schema(parameters=question.parameters(), responses=kinds)
+    return documented
 
 
 class UsageReport(ReportView):

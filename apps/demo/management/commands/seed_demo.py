@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from apps.scheduling.demo import seeding
+from apps.demo import seeding
 
 
 class Command(BaseCommand):

@@ -13,12 +13,12 @@ from typing import Any
 
 from django.conf import settings
 
+from apps.demo.platform import CLAIMS, POOLS, TENANTS
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import create_node, renew_enrolment
 from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
-from apps.scheduling.demo.platform import CLAIMS, POOLS, TENANTS
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims.environment import claim_environment
 from apps.scheduling.services.claims.lifecycle import create_claim
