@@ -60,8 +60,19 @@ def build() -> click.Group:
     for resource in TABLE:
         root.add_command(group(resource), resource.name)
     for part in PARTS:
-        part.join(root)
+        for name, commands in part.COMMANDS.items():
+            for command in commands:
+                _group(name).add_command(command)
+    webhooks_group = _group("webhook")
+    webhooks_group.add_command(webhooks_group.commands["remove"], "delete")
     return root
+
+
+def _group(name: str) -> click.Group:
+    """Return the group of this name; the root for none."""
+    found = root.commands[name] if name else root
+    assert isinstance(found, click.Group)
+    return found
 
 
 def main() -> int:

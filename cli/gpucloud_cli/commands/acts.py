@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from gpucloud_cli.addressing import find_claim
 from gpucloud_cli.fields import body_fields, has_preview
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
-from gpucloud_cli.resources import BY_NAME, Resource
+from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
 from gpucloud_cli.wording import HELP, WORDING
 
@@ -85,6 +86,13 @@ ACTS = (
         "lift-fence",
         "Lift a node's fence: it takes new claims again after a fence for unclaimed GPU processes.",
     ),
+    Act("claim", "renew", "Renew a claim's lease from now."),
+    Act(
+        "claim",
+        "env",
+        "Show the environment of a process under a claim; it includes the claim's secret.",
+        method="GET",
+    ),
     Act("node", "forget", "Forget a lost node: release its claims, and refuse its agent."),
     Act(
         "node",
@@ -121,27 +129,20 @@ ACTS = (
 )
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    for act in ACTS:
-        group = root.commands[act.resource]
-        assert isinstance(group, click.Group)
-        group.add_command(_command(act, BY_NAME[act.resource]), act.name)
-
-
-def _command(act: Act, resource: Resource) -> click.Command:
+def _command(act: Act) -> click.Command:
+    resource, is_claim = BY_NAME[act.resource], act.resource == "claim"
     fields = () if act.given else body_fields(act.operation, act.resource)
     example = f"gpucloud {act.resource} {act.name} {WORDING[act.resource].key} {act.example}".strip()
 
-    @click.command(help=f"{act.sentence}\n\nExample: {example}")
-    @click.argument("key", metavar=resource.key.upper())
+    @click.command(act.name, help=f"{act.sentence}\n\nExample: {example}")
+    @click.argument("key", metavar="CLAIM" if is_claim else resource.key.upper())
     @field_options(fields)
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, dry_run: bool = False, **given: Any) -> None:
         wanted = {**act.given, **body(fields, given)}
-        path = act.path_of(key)
         with invocation.api() as api:
+            path = act.path_of(find_claim(api, key) if is_claim else key)
             if act.method == "GET":
                 answer = api.get(path)
             else:
@@ -153,3 +154,9 @@ def _command(act: Act, resource: Resource) -> click.Command:
         help_text = HELP.get(f"{act.resource} {act.name}.dry_run", HELP["dry_run"])
         command.params.append(click.Option(["--dry-run"], is_flag=True, help=help_text))
     return command
+
+
+COMMANDS = {
+    resource: tuple(_command(act) for act in ACTS if act.resource == resource)
+    for resource in dict.fromkeys(act.resource for act in ACTS)
+}

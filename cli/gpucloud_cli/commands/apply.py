@@ -20,12 +20,6 @@ COLOURS = {"create": "green", "change": "yellow", "remove": "red"}
 HEAD = "# Made by `gpucloud export`; `gpucloud apply -f FILE` makes the server so again.\n"
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    root.add_command(apply)
-    root.add_command(export)
-
-
 @click.command()
 @click.option("-f", "--file", "places", multiple=True, required=True, help="a YAML file, a directory, or - for stdin")
 @click.option("--dry-run", is_flag=True, help="show the difference; change nothing")
@@ -133,3 +127,6 @@ def _tenant(rows: list[present.Row], slug: str) -> dict[str, Any]:
         str(kind.listed): [dict(row.values) for row in _sorted(rows) if row.who.kind is kind] for kind in WITHIN_TENANTS
     }
     return _document("Tenant", rows[0].values) | lists
+
+
+COMMANDS = {"": (apply, export)}

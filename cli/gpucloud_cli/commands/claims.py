@@ -29,14 +29,6 @@ RESIZED = body_fields("PATCH claims/{}/", "claim")
 LONGEST_WAIT_SECONDS = 300
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["claim"]
-    assert isinstance(group, click.Group)
-    for command in (create, wait_for, resize, release, renew, env, execute):
-        group.add_command(command)
-
-
 CLAIM_ARGUMENT = click.argument("name", metavar="CLAIM")
 WAIT = click.option("--wait", type=DURATION, help="wait for this long until it is in force; then exit 5")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="show the effect; change nothing")
@@ -156,32 +148,6 @@ def _release(api: Api, uid: str, wait: int | None) -> None:
             raise WaitRanOut(f"it is {state} after {duration_text(wait)}, and its node gives it back when it answers")
 
 
-@click.command()
-@CLAIM_ARGUMENT
-@output_options
-@pass_invocation
-def renew(invocation: Invocation, /, name: str) -> None:
-    """Renew a claim's lease from now.
-
-    Example: gpucloud claim renew train
-    """
-    with invocation.api() as api:
-        invocation.show(api.post(f"{_path(api, name)}renew/", {}).body)
-
-
-@click.command()
-@CLAIM_ARGUMENT
-@output_options
-@pass_invocation
-def env(invocation: Invocation, /, name: str) -> None:
-    """Show the environment of a process under a claim; it includes the claim's secret.
-
-    Example: gpucloud claim env train
-    """
-    with invocation.api() as api:
-        invocation.show(api.get(f"{_path(api, name)}env/").body)
-
-
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @CLAIM_ARGUMENT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -196,3 +162,6 @@ def execute(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> N
         place = api.get(f"{_path(api, name)}env/").body
     # `--` after the claim is common; click removes it only before the first argument.
     become(place, command[1:] if command[0] == "--" else command)
+
+
+COMMANDS = {"claim": (create, wait_for, resize, release, execute)}

@@ -39,19 +39,11 @@ class Sheet:
     events: tuple[str, ...] = ()
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    for kind in SHEETS:
-        group = root.commands[kind]
-        assert isinstance(group, click.Group)
-        group.add_command(_command(kind), "describe")
-
-
 def _command(kind: str) -> click.Command:
     resource, sheet = BY_NAME[kind], SHEETS[kind]
     words = f"Describe {WORDING[kind].noun}: {', '.join(part.title for part in sheet.parts)} and events."
 
-    @click.command(help=f"{words}\n\nExample: gpucloud {kind} describe {WORDING[kind].key}")
+    @click.command("describe", help=f"{words}\n\nExample: gpucloud {kind} describe {WORDING[kind].key}")
     @click.argument("key", metavar="CLAIM" if kind == "claim" else resource.key.upper())
     @connection_options
     @pass_invocation
@@ -217,3 +209,5 @@ SHEETS = {
         events=("tenant", "quota", "member", "limit-range", "member-limit", "budget"),
     ),
 }
+
+COMMANDS = {kind: (_command(kind),) for kind in SHEETS}

@@ -21,18 +21,6 @@ ADDED = tuple(
 )
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["node"]
-    assert isinstance(group, click.Group)
-    for command in (add, enrol):
-        group.add_command(command)
-    gpus = root.commands["gpu"]
-    assert isinstance(gpus, click.Group)
-    for command in (cordon_gpu, uncordon_gpu):
-        gpus.add_command(command)
-
-
 @click.command()
 @field_options(ADDED)
 @output_options
@@ -115,3 +103,6 @@ def _enrolment(invocation: Invocation, node: dict[str, Any]) -> None:
         return
     output.say(f"node {node['name']} awaits its agent; run this there as root, within 24 hours:")
     click.echo(node["command"])
+
+
+COMMANDS = {"node": (add, enrol), "gpu": (cordon_gpu, uncordon_gpu)}

@@ -24,18 +24,6 @@ WAITING = (
 WIDE = ("gpu_model", "group", "time_limit_seconds", "created_at")
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    for group, commands in {
-        "pool": (rebalance, consolidate),
-        "queue": (list_queue,),
-    }.items():
-        found = root.commands[group]
-        assert isinstance(found, click.Group)
-        for command in commands:
-            found.add_command(command)
-
-
 @click.command()
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="show what would change and why; change nothing")
@@ -109,3 +97,6 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row for people: the expected start, and the first reason."""
     estimate, reasons = row.get("estimate") or {}, row["reasons"]
     return {**row, "starts": estimate.get("at"), "reason": reasons[0]["detail"] if reasons else None}
+
+
+COMMANDS = {"pool": (rebalance, consolidate), "queue": (list_queue,)}

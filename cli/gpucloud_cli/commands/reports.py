@@ -19,11 +19,6 @@ USAGE_COLUMNS = {
 }
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    root.add_command(report)
-
-
 @click.group()
 def report() -> None:
     """Show reports of GPU-hours."""
@@ -84,3 +79,6 @@ def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any
         output.say(f"forecast until {forecast['to'][:10]}: {expected}")
     if body["next"]:
         output.say(f"these are the first {len(body['rows'])} rows; the API has the next pages")
+
+
+COMMANDS = {"": (report,)}

@@ -9,13 +9,6 @@ from gpucloud_cli.verbs import path_of
 REQUEST = BY_NAME["quota-request"]
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["quota-request"]
-    assert isinstance(group, click.Group)
-    group.add_command(accept)
-
-
 @click.command()
 @click.argument("uid")
 @click.option("--if-version", type=click.INT, help="fail (exit 3) unless the offer is still at this version")
@@ -30,3 +23,6 @@ def accept(invocation: Invocation, *, uid: str, if_version: int | None) -> None:
     with invocation.api() as api:
         etag = api.get(path).etag if if_version is None else f'"{if_version}"'
         invocation.show(api.post(f"{path}accept/", {}, etag=etag).body)
+
+
+COMMANDS = {"quota-request": (accept,)}

@@ -20,14 +20,6 @@ BOOKED = tuple(
 )
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["reservation"]
-    assert isinstance(group, click.Group)
-    for command in (create, calendar):
-        group.add_command(command)
-
-
 @click.command()
 @field_options(BOOKED)
 @click.option("--dry-run", is_flag=True, help="show conflicts and free windows; book nothing")
@@ -70,3 +62,6 @@ def calendar(invocation: Invocation, /, pool: str, from_: str | None, to_: str |
         {"node": gpu["node"], "gpu": gpu["index"], **interval} for gpu in found["gpus"] for interval in gpu["intervals"]
     ]
     invocation.show(rows, columns=("node", "gpu", "from", "to", "core", "memory_mib"))
+
+
+COMMANDS = {"reservation": (create, calendar)}

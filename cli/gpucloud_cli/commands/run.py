@@ -26,11 +26,6 @@ ANSWER_SECONDS = 5.0
 WORDS = {"allow_interspersed_args": False}
 
 
-def join(root: click.Group) -> None:
-    """Add the command to the tree."""
-    root.add_command(run)
-
-
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
 @field_options((*CLAIM_FIELDS, NAME))
 @click.option("--wait", type=DURATION, help="wait this long for quota and GPUs, then exit 5; default: 30s, for GPUs")
@@ -197,3 +192,6 @@ def _how_there(claim: claiming.Claim, command: tuple[str, ...], *, kept: bool) -
     if kept:
         return f"Run there: gpucloud claim exec {claim['uid']} -- {' '.join(command)}"
     return f"Run `gpucloud run` on {node}, or use --keep here and `gpucloud claim exec UID -- COMMAND` there."
+
+
+COMMANDS = {"": (run,)}

@@ -15,12 +15,6 @@ from gpucloud_cli.failures import Failure, Usage
 from gpucloud_cli.options import Invocation, output_options, pass_invocation, patience
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    for command in (login, logout, whoami, api, completion):
-        root.add_command(command)
-
-
 @click.command()
 @click.argument("url", required=False)
 def login(url: str | None) -> None:
@@ -131,3 +125,6 @@ def _body(data: IO[str] | None) -> Any:
         return json.load(data)
     except ValueError as error:
         raise Usage(f"{data.name} is not JSON: {error}") from error
+
+
+COMMANDS = {"": (login, logout, whoami, api, completion)}

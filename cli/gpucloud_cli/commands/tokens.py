@@ -18,15 +18,6 @@ ROTATED = body_fields("POST tokens/{}/rotate/", "token")
 OUT = click.option("--out", type=click.Path(path_type=Path), help="write it to this file (mode 0600), not to stdout")
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["token"]
-    assert isinstance(group, click.Group)
-    group.add_command(create)
-    group.add_command(revoke)
-    group.add_command(rotate)
-
-
 @click.command()
 @field_options(CREATED)
 @OUT
@@ -83,3 +74,6 @@ def revoke(invocation: Invocation, key: str) -> None:
     with invocation.api() as api:
         api.delete(path_of(TOKEN, None, key))
     output.say(f"token {key} is revoked")
+
+
+COMMANDS = {"token": (create, revoke, rotate)}

@@ -21,11 +21,6 @@ COLUMNS = ("tenant", "name", "state", "where", "core", "throttled", "memory", "a
 MOST_ROWS = 200
 
 
-def join(root: click.Group) -> None:
-    """Add the command to the tree."""
-    root.add_command(top)
-
-
 @click.command()
 @click.option("--tenant", help="show this tenant's claims only")
 @click.option("--once", is_flag=True, help="print once and exit, as without a terminal")
@@ -103,3 +98,6 @@ def _of(
     if not latest:
         return None
     return f"{together(latest):.0f}{'' if limit is None else f'/{limit}'} {unit}"
+
+
+COMMANDS = {"": (top,)}

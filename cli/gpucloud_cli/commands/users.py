@@ -15,16 +15,6 @@ USER, MEMBER = BY_NAME["user"], BY_NAME["member"]
 INVITED = body_fields("POST invitations/", "invitation", without=("username", "operator"))
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    users, members = root.commands["user"], root.commands["member"]
-    assert isinstance(users, click.Group)
-    assert isinstance(members, click.Group)
-    for command in (invite, reset_password):
-        users.add_command(command)
-    members.add_command(create_member, "create")
-
-
 @click.command()
 @click.argument("username", default="")
 @field_options(INVITED)
@@ -67,7 +57,7 @@ def reset_password(invocation: Invocation, username: str) -> None:
         click.echo(made["link"])
 
 
-@click.command()
+@click.command("create")
 @click.argument("username")
 @click.option("--tenant", required=True, envvar="GPUCLOUD_TENANT", help="a tenant's slug")
 @click.option("--role", type=ROLES, required=True, help="the role in the tenant")
@@ -90,3 +80,6 @@ def create_member(invocation: Invocation, username: str, tenant: str, role: str,
             hint = f"gpucloud user invite {username} --tenant {tenant} --role {role}"
             raise Usage(f"There is no active user {username}. Invite them: {hint}") from problem
         _invite(invocation, wanted | {"tenant": tenant})
+
+
+COMMANDS = {"user": (invite, reset_password), "member": (create_member,)}

@@ -21,15 +21,6 @@ PATIENCE_SECONDS = 20.0
 LOOK_SECONDS = 0.3
 
 
-def join(root: click.Group) -> None:
-    """Add the commands to the tree."""
-    group = root.commands["webhook"]
-    assert isinstance(group, click.Group)
-    for command in (test, deliveries, redeliver, rotate):
-        group.add_command(command)
-    group.add_command(group.commands["remove"], "delete")
-
-
 @click.command()
 @click.argument("uid")
 @output_options
@@ -105,3 +96,6 @@ def rotate(invocation: Invocation, *, uid: str) -> None:
     invocation.show(made)
     if made["secret"]:
         output.say("the secret is shown this once")
+
+
+COMMANDS = {"webhook": (test, deliveries, redeliver, rotate)}
