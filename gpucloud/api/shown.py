@@ -13,13 +13,13 @@ Field = serializers.Field[Any, Any, Any, Any]
 
 
 def _kind(field: type[Field]) -> Callable[..., Any]:
-    def shown(help_text: str | None = None, *, null: bool = False, **more: Any) -> Any:
+    def make(help_text: str | None = None, *, null: bool = False, **more: Any) -> Any:
         """Return the field. `more`: `source`, `default`."""
         if help_text is not None:
             more["help_text"] = help_text
         return field(read_only=True, **({"allow_null": True, **more} if null else more))
 
-    return shown
+    return make
 
 
 text, integer, number = map(_kind, (serializers.CharField, serializers.IntegerField, serializers.FloatField))
@@ -58,10 +58,10 @@ class Columns(serializers.Field[Any, Any, Any, Any]):
     def fields(self) -> dict[str, Any]:
         """Return a field for each column."""
         known = self.model._meta  # noqa: SLF001 - Django's own documented way
-        return {name: _shown(known.get_field(name)) for name in self.names}
+        return {name: _column_field(known.get_field(name)) for name in self.names}
 
 
-def _shown(column: Any) -> Any:
+def _column_field(column: Any) -> Any:
     if column.choices:
         return choice(column.choices, null=column.null)
     return next(kind for field, kind in KINDS if isinstance(column, field))(null=column.null)
