@@ -1,7 +1,9 @@
 """Entity tags: a strong tag is the row's integer version, `"7"`."""
 
 import re
+from typing import Any, TypeVar
 
+from django.db import models
 from django.http import HttpRequest
 
 from gpucloud.errors import PreconditionFailed, PreconditionRequired
@@ -11,6 +13,7 @@ _STRONG = re.compile(r'(W/)?"(\d{1,18})"')
 
 # The versions that the caller accepts; None: any version.
 Versions = frozenset[int] | None
+M = TypeVar("M", bound=models.Model)
 
 
 def etag(version: int) -> str:
@@ -42,3 +45,11 @@ def check(version: int, accepted: Versions) -> None:
     """
     if accepted is not None and version not in accepted:
         raise PreconditionFailed("It was changed since you read it: read it again.", current=version)
+
+
+def lock(row: M, accepted: Versions, *related: str) -> M:
+    """Return the row as it is now, under its lock, with these relations. Raises PreconditionFailed."""
+    rows: Any = type(row).objects.select_for_update(of=("self",))  # type: ignore[attr-defined]
+    found: M = (rows.select_related(*related) if related else rows).get(pk=row.pk)
+    check(found.version, accepted)  # type: ignore[attr-defined]
+    return found

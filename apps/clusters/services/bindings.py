@@ -77,10 +77,7 @@ def known_as(row: NamespaceBinding) -> str:
 
 def _lock_row(principal: Principal, binding: NamespaceBinding, versions: etags.Versions) -> NamespaceBinding:
     principal.require_operator()
-    rows = NamespaceBinding.objects.select_for_update(of=("self",)).select_related("cluster", "tenant")
-    binding = rows.get(pk=binding.pk)
-    etags.check(binding.version, versions)
-    return binding
+    return etags.lock(binding, versions, "cluster", "tenant")
 
 
 def _note(row: NamespaceBinding, *, principal: Principal, action: str) -> None:

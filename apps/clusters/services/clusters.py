@@ -103,9 +103,7 @@ def _reach(cluster: Cluster, kubeconfig: str | None) -> None:
 
 def _lock_row(principal: Principal, cluster: Cluster, versions: etags.Versions) -> Cluster:
     principal.require_operator()
-    cluster = Cluster.objects.select_for_update(of=("self",)).select_related("pool").get(pk=cluster.pk)
-    etags.check(cluster.version, versions)
-    return cluster
+    return etags.lock(cluster, versions, "pool")
 
 
 def _note(cluster: Cluster, *, principal: Principal, action: str, **after: Any) -> None:

@@ -15,8 +15,7 @@ def cordon_gpu(*, principal: Principal, gpu: Gpu, cordoned: bool, versions: etag
     Raises PreconditionFailed.
     """
     principal.require_operator()
-    gpu = Gpu.objects.select_for_update(of=("self",)).select_related("node__pool").get(pk=gpu.pk)
-    etags.check(gpu.version, versions)
+    gpu = etags.lock(gpu, versions, "node__pool")
     if gpu.cordoned == cordoned:
         return gpu
     # The database notifies the scheduler of the changed row.

@@ -70,8 +70,7 @@ def create_node(
 def renew_enrolment(*, principal: Principal, node: Node, versions: etags.Versions = None) -> tuple[Node, str]:
     """Create a new one-time token; the next enrolment replaces the agent's key and revokes the old agent."""
     principal.require_operator()
-    node = Node.objects.select_for_update().get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions)
     audit.record(principal, "node.renew_enrolment", node)
     return node, _new_enrolment(node)
 
@@ -151,8 +150,7 @@ def authenticate(*, credential: str) -> Node | None:
 def change_node(*, principal: Principal, node: Node, versions: etags.Versions = None, **values: Any) -> Node:
     """Cordon, uncordon or move to another pool. Raises InUse, PreconditionFailed."""
     principal.require_operator()
-    node = Node.objects.select_for_update().get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions)
     # A borrower allocates only memory, and runs nevertheless.
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():

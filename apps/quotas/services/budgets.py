@@ -62,7 +62,7 @@ def change_budget(
 ) -> Budget:
     """Set another amount; the warnings of the present period start again. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _lock_row(budget, versions)
+    budget = etags.lock(budget, versions, "tenant")
     before = _facts(budget)
     budget.change(gpu_hours=gpu_hours)
     budget.periods.update(percent_told=0)
@@ -74,15 +74,9 @@ def change_budget(
 def delete_budget(*, principal: Principal, budget: Budget, versions: etags.Versions = None) -> None:
     """Remove the budget. Raises PreconditionFailed."""
     principal.require_operator()
-    budget = _lock_row(budget, versions)
+    budget = etags.lock(budget, versions, "tenant")
     audit.record(principal, "budget.delete", budget, before=_facts(budget))
     budget.delete()
-
-
-def _lock_row(budget: Budget, versions: etags.Versions) -> Budget:
-    budget = Budget.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=budget.pk)
-    etags.check(budget.version, versions)
-    return budget
 
 
 def _facts(budget: Budget) -> dict[str, Any]:

@@ -121,8 +121,7 @@ def change_range(
 ) -> LimitRange:
     """Set bounds or default. Raises RangeInvalid, PreconditionFailed."""
     principal.require_operator()
-    row = LimitRange.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=row.pk)
-    etags.check(row.version, versions)
+    row = etags.lock(row, versions, "tenant", "pool")
     before = _facts(row)
     for name, value in bounds.items():
         setattr(row, name, value)
@@ -136,8 +135,7 @@ def change_range(
 def delete_range(*, principal: Principal, row: LimitRange, versions: etags.Versions = None) -> None:
     """Remove the range. Raises PreconditionFailed."""
     principal.require_operator()
-    row = LimitRange.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=row.pk)
-    etags.check(row.version, versions)
+    row = etags.lock(row, versions, "tenant", "pool")
     _note(row, principal=principal, action="limit-range.delete", before=_facts(row))
     row.delete()
 

@@ -96,9 +96,7 @@ def delete_limit(*, principal: Principal, row: MemberLimit, versions: etags.Vers
 
 def _lock_row(principal: Principal, row: MemberLimit, versions: etags.Versions) -> MemberLimit:
     principal.require_role(row.tenant, "admin")
-    row = MemberLimit.objects.select_for_update(of=("self",)).select_related("tenant", "user").get(pk=row.pk)
-    etags.check(row.version, versions)
-    return row
+    return etags.lock(row, versions, "tenant", "user")
 
 
 def _note(row: MemberLimit, *, principal: Principal, action: str, before: dict[str, Any] | None) -> None:

@@ -39,8 +39,7 @@ def set_price(
 def remove_price(*, principal: Principal, price: Price, versions: etags.Versions = None) -> None:
     """Remove a price: the previous one applies again, in reports of the past too. Raises PreconditionFailed."""
     principal.require_operator()
-    price = Price.objects.select_for_update(of=("self",)).select_related("pool").get(pk=price.pk)
-    etags.check(price.version, versions)
+    price = etags.lock(price, versions, "pool")
     audit.record(principal, "price.remove", price, before=_facts(price))
     price.delete()
 

@@ -107,9 +107,7 @@ def delete_quota(*, principal: Principal, quota: ResourceQuota, versions: etags.
 def _lock_row(quota: ResourceQuota, versions: etags.Versions) -> ResourceQuota:
     """Return the quota under its own lock and those before it. Raises PreconditionFailed."""
     charging.lock(quota.tenant)
-    quota = ResourceQuota.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=quota.pk)
-    etags.check(quota.version, versions)
-    return quota
+    return etags.lock(quota, versions, "tenant", "pool")
 
 
 def _note(quota: ResourceQuota, *, principal: Principal, action: str, before: dict[str, int | None] | None) -> None:

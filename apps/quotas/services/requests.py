@@ -317,9 +317,7 @@ def _quota_of(request: QuotaRequest) -> ResourceQuota | None:
 
 def _lock_row(request: QuotaRequest, versions: etags.Versions, *allowed: str) -> QuotaRequest:
     """Return the request under its row lock. Raises PreconditionFailed, WrongState."""
-    rows = QuotaRequest.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
-    request = rows.get(pk=request.pk)
-    etags.check(request.version, versions)
+    request = etags.lock(request, versions, "tenant", "pool")
     if request.state not in allowed:
         raise WrongState(
             f"The request is {request.state}: this needs it to be {' or '.join(allowed)}.",

@@ -64,8 +64,7 @@ def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1
 def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None, **values: Any) -> Tenant:
     """Change name, weight or cohort. Raises PreconditionFailed, CohortInUse."""
     principal.require_operator()
-    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
-    etags.check(tenant.version, versions)
+    tenant = etags.lock(tenant, versions)
     before = {name: getattr(tenant, name) for name in values}
     if "cohort" in values and values["cohort"] != tenant.cohort:
         cohorts.move(tenant, values["cohort"])
@@ -78,8 +77,7 @@ def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
 def delete_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None) -> None:
     """Remove a tenant that never had a quota. Raises InUse: a ledger is kept."""
     principal.require_operator()
-    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
-    etags.check(tenant.version, versions)
+    tenant = etags.lock(tenant, versions)
     try:
         tenant.delete()
     except ProtectedError as error:

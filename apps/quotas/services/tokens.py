@@ -171,8 +171,7 @@ def rotate(
 
     An earlier end of the token stays, for both. Raises Denied as `create` does, TokenEnded, PreconditionFailed.
     """
-    token = Token.objects.select_for_update(of=["self"]).select_related("tenant").get(pk=token.pk)
-    etags.check(token.version, versions)
+    token = etags.lock(token, versions, "tenant")
     now = timezone.now()
     if token.revoked_at or (token.expires_at and token.expires_at <= now):
         raise TokenEnded("This token has ended: make a new one.", key=token.key)
@@ -200,8 +199,7 @@ def rotate(
 @transaction.atomic
 def revoke(*, principal: Principal, token: Token, versions: etags.Versions = None) -> Token:
     """Revoke a token immediately; repeatable. Raises RoleMissing, PreconditionFailed."""
-    token = Token.objects.select_for_update().get(pk=token.pk)
-    etags.check(token.version, versions)
+    token = etags.lock(token, versions)
     may = principal.is_operator or token.tenant_id in principal.with_role(Role.ADMIN) or _owns(principal, token)
     if not may:
         raise RoleMissing("Revoking this token needs the role admin in its tenant.", role=str(Role.ADMIN))

@@ -112,8 +112,7 @@ def redeliver(
 ) -> WebhookDelivery:
     """Queue a message again, with the same id. Raises StillPending, Denied, PreconditionFailed."""
     hook = _lock_row(principal, hook, None)
-    delivery = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
-    etags.check(delivery.version, versions)
+    delivery = etags.lock(delivery, versions)
     if delivery.state == DeliveryState.PENDING:
         raise StillPending(
             f"It is tried next at {delivery.next_attempt_at:%Y-%m-%d %H:%M:%S} UTC: wait for that.",
@@ -140,9 +139,7 @@ def _require(principal: Principal, tenant: Tenant | None) -> None:
 
 def _lock_row(principal: Principal, hook: Webhook, versions: etags.Versions) -> Webhook:
     _require(principal, hook.tenant)
-    hook = Webhook.objects.select_for_update(of=("self",)).select_related("tenant").get(pk=hook.pk)
-    etags.check(hook.version, versions)
-    return hook
+    return etags.lock(hook, versions, "tenant")
 
 
 def _note(hook: Webhook, *, principal: Principal, action: str, **after: Any) -> None:

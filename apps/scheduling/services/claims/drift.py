@@ -29,8 +29,7 @@ class NothingToRepair(Conflict):
 def repair_node(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
     """Order the agent to repair what it can. Raises NothingToRepair, PreconditionFailed."""
     principal.require_operator()
-    node = Node.objects.select_for_update().get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions)
     waiting = [one for one in node.drifts if one["mendable"]]
     if not waiting:
         raise NothingToRepair(

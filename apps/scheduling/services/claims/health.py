@@ -69,8 +69,7 @@ def fence_if_wanted(*, node: Node) -> bool:
 def lift_fence(*, principal: Principal, node: Node, versions: etags.Versions = None) -> Node:
     """Let the node take claims again; what its agent has reported so far does not fence it anew. Repeatable."""
     principal.require_operator()
-    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions, "pool")
     if node.fenced_at is None:
         return node
     told = Condition.objects.filter(node=node, gpu=None, type=ConditionType.PROCESSES_LIMITED)
@@ -88,8 +87,7 @@ def clear_gpu(*, principal: Principal, gpu: Gpu, versions: etags.Versions = None
     Repeatable; nothing changes if the GPU has no such error.
     """
     principal.require_operator()
-    gpu = Gpu.objects.select_for_update(of=("self",)).select_related("node").get(pk=gpu.pk)
-    etags.check(gpu.version, versions)
+    gpu = etags.lock(gpu, versions, "node")
     row = gpu.conditions.filter(type=ConditionType.NO_XID_ERRORS).exclude(status=GOOD).first()
     if row is None or row.since_seconds <= gpu.cleared_through_seconds:
         return gpu

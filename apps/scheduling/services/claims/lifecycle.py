@@ -194,9 +194,7 @@ def limits(row: Claim | Assignment) -> dict[str, int]:
 
 def locked(claim: Claim, versions: etags.Versions = None) -> Claim:
     """Return the claim under its row lock. Raises PreconditionFailed."""
-    claim = Claim.objects.select_for_update(of=("self",)).select_related("tenant", "pool").get(pk=claim.pk)
-    etags.check(claim.version, versions)
-    return claim
+    return etags.lock(claim, versions, "tenant", "pool")
 
 
 @transaction.atomic

@@ -271,8 +271,7 @@ def _locked(proposal: Proposal, principal: Principal, versions: etags.Versions) 
     """Return the proposal under its lock. The claim is locked before it: the order of locks."""
     claim = locked(proposal.claim)
     principal.require_role(claim.tenant, "member")
-    proposal = Proposal.objects.select_for_update(of=("self",)).select_related("pool").get(pk=proposal.pk)
-    etags.check(proposal.version, versions)
+    proposal = etags.lock(proposal, versions, "pool")
     proposal.claim = claim
     if proposal.state != ProposalState.PROPOSED:
         raise WrongState(f"The proposal is {proposal.state}: nothing is left to decide.", state=proposal.state)

@@ -51,8 +51,7 @@ def drain_node(
 ) -> Node:
     """Cordon the node and have its claims leave; without a grace, by their pool's. Raises PreconditionFailed."""
     principal.require_operator()
-    node = Node.objects.select_for_update(of=("self",)).select_related("pool").get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions, "pool")
     node.change(cordoned=True, draining_at=node.draining_at or timezone.now(), drain_grace_seconds=grace_seconds)
     audit.record(principal, "node.drain", node, after={"grace_seconds": grace_of(node, grace_seconds)})
     return node

@@ -50,8 +50,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     leave_gpus(live, reason="its node was forgotten")
     for claim in claims:
         states.move(claim, ClaimState.RELEASED, **states.NOT_PREEMPTED)
-    node = Node.objects.select_for_update().get(pk=node.pk)
-    etags.check(node.version, versions)
+    node = etags.lock(node, versions)
     _refuse_online(node)  # it may have come back meanwhile; then all of this is rolled back
     node.gpus.update(present=False)
     node.change(key_digest=None, enrolment_digest=None, enrolled_at=None, last_seen_at=None)

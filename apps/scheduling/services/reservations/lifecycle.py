@@ -187,10 +187,7 @@ def release_reservation(
 
 def locked(reservation: Reservation, versions: etags.Versions = None) -> Reservation:
     """Return the reservation under its row lock. Raises PreconditionFailed."""
-    rows = Reservation.objects.select_for_update(of=("self",)).select_related("tenant", "pool")
-    reservation = rows.get(pk=reservation.pk)
-    etags.check(reservation.version, versions)
-    return reservation
+    return etags.lock(reservation, versions, "tenant", "pool")
 
 
 def lock(pool: Pool, tenant: Tenant) -> None:
