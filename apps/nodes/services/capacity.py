@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from django.db import connection
-from django.db.models import Count, F, Sum
+from django.db.models import Count, F, QuerySet, Sum
 from django.utils import timezone
 
 from apps.nodes.models import Gpu
@@ -19,14 +19,13 @@ def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
         core_used__lte=WHOLE - core - F("core_outside"),
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )
-    return bool(
-        room.update(
-            core_used=F("core_used") + core,
-            memory_used_mib=F("memory_used_mib") + memory_mib,
-            version=F("version") + 1,
-            updated_at=timezone.now(),
-        )
-    )
+    return _add(room, core_used=core, memory_used_mib=memory_mib)
+
+
+def _add(gpus: QuerySet[Gpu], **amounts: int) -> bool:
+    """Add to these columns, as a new version of the rows; return False if there are none."""
+    sums = {column: F(column) + amount for column, amount in amounts.items()}
+    return bool(gpus.update(**sums, version=F("version") + 1, updated_at=timezone.now()))
 
 
 def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
@@ -53,12 +52,7 @@ def take_many(takes: Mapping[int, tuple[int, int]]) -> bool:
 
 def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
     """Free an allocation. The row's constraints refuse to free more than was allocated."""
-    Gpu.objects.filter(pk=gpu_id).update(
-        core_used=F("core_used") - core,
-        memory_used_mib=F("memory_used_mib") - memory_mib,
-        version=F("version") + 1,
-        updated_at=timezone.now(),
-    )
+    _add(Gpu.objects.filter(pk=gpu_id), core_used=-core, memory_used_mib=-memory_mib)
 
 
 def set_outside(amounts: Mapping[int, tuple[int, int]]) -> None:
@@ -90,9 +84,7 @@ def of_pool(pool: Pool) -> dict[str, int]:
 
 def lend(*, gpu_id: int, core: int) -> None:
     """Lend more (less if negative) of the allocated core. The row's constraints refuse impossible values."""
-    Gpu.objects.filter(pk=gpu_id).update(
-        core_lent=F("core_lent") + core, version=F("version") + 1, updated_at=timezone.now()
-    )
+    _add(Gpu.objects.filter(pk=gpu_id), core_lent=core)
 
 
 def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
@@ -103,31 +95,15 @@ def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
         core_lent__gte=F("core_used") + F("core_borrowed") + F("core_outside") + core - WHOLE,
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )
-    return bool(
-        room.update(
-            core_borrowed=F("core_borrowed") + core,
-            memory_used_mib=F("memory_used_mib") + memory_mib,
-            version=F("version") + 1,
-            updated_at=timezone.now(),
-        )
-    )
+    return _add(room, core_borrowed=core, memory_used_mib=memory_mib)
 
 
 def return_borrowed(*, gpu_id: int, core: int) -> None:
     """Return borrowed core."""
-    Gpu.objects.filter(pk=gpu_id).update(
-        core_borrowed=F("core_borrowed") - core, version=F("version") + 1, updated_at=timezone.now()
-    )
+    _add(Gpu.objects.filter(pk=gpu_id), core_borrowed=-core)
 
 
 def promise_borrowed(*, gpu_id: int, core: int) -> bool:
     """Allocate borrowed core from free core; return False if there is not enough."""
     room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - F("core_outside"))
-    return bool(
-        room.update(
-            core_used=F("core_used") + core,
-            core_borrowed=F("core_borrowed") - core,
-            version=F("version") + 1,
-            updated_at=timezone.now(),
-        )
-    )
+    return _add(room, core_used=core, core_borrowed=-core)
