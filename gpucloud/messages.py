@@ -61,15 +61,10 @@ def of_code(text: str) -> Iterator[str]:
 
 
 def _title(kind: ast.ClassDef) -> Iterator[str]:
-    """Return an error class' title; an error has both a `code` and a `title` (`gpucloud.errors`)."""
-    said = {
-        ast.unparse(target): line.value.value
-        for line in kind.body
-        if isinstance(line, ast.Assign | ast.AnnAssign) and isinstance(line.value, ast.Constant)
-        for target in (line.targets if isinstance(line, ast.Assign) else [line.target])
-    }
-    if {"code", "title"} <= said.keys():
-        yield str(said["title"])
+    """Return an error class' title: `class Name(Kind, code="…", title="…")`, as `gpucloud.errors` has them."""
+    for said in kind.keywords:
+        if said.arg == "title" and isinstance(said.value, ast.Constant):
+            yield str(said.value.value)
 
 
 def file_of(locale: str, suffix: str) -> Path:

@@ -26,18 +26,14 @@ KEPT_HEADERS = ("ETag", "Location")
 SECRETS = ("token", "enrolment_token", "command", "secret", "link")
 
 
-class KeyReused(Invalid):
+class KeyReused(Invalid, code="idempotency-key-reused", title="The Idempotency-Key was used for something else"):
     """The key was used for another request."""
 
-    code = "idempotency-key-reused"
-    title = "The Idempotency-Key was used for something else"
 
-
-class KeyInFlight(Busy):
+class KeyInFlight(
+    Busy, code="idempotency-key-in-flight", title="The first request with this Idempotency-Key is under way"
+):
     """The first request with this key is in progress."""
-
-    code = "idempotency-key-in-flight"
-    title = "The first request with this Idempotency-Key is under way"
 
 
 class View(Protocol):

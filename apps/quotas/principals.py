@@ -34,18 +34,12 @@ NAME_LENGTH = 200
 RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
 
 
-class ScopeMissing(Denied):
+class ScopeMissing(Denied, code="scope-missing", title="The token lacks a scope"):
     """The token lacks this scope."""
 
-    code = "scope-missing"
-    title = "The token lacks a scope"
 
-
-class RoleMissing(Denied):
+class RoleMissing(Denied, code="role-missing", title="Your role does not allow this"):
     """The caller's role does not allow this."""
-
-    code = "role-missing"
-    title = "Your role does not allow this"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,8 @@ AWAY_SECONDS = 1.0
 COUNTED = "gpucloud.counted"
 
 
-class TooManyRequests(Busy):
+class TooManyRequests(Busy, code="throttled", title="Too many requests"):
     """The caller's bucket is empty."""
-
-    code = "throttled"
-    title = "Too many requests"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from gpucloud.errors import Invalid
 
@@ -13,11 +13,8 @@ VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 LONGEST_WARNING = 256
 
 
-class NotAReview(Invalid):
+class NotAReview(Invalid, code="not-a-review", title="Not an AdmissionReview"):
     """The body is not an AdmissionReview."""
-
-    code: ClassVar[str] = "not-a-review"
-    title = "Not an AdmissionReview"
 
 
 @dataclass(frozen=True, slots=True)

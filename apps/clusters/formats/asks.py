@@ -5,7 +5,7 @@ each of its GPUs.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from gpucloud.errors import Invalid
 
@@ -14,11 +14,8 @@ WHOLE = 100
 LEAST_CORE = 1
 
 
-class Unreadable(Invalid):
+class Unreadable(Invalid, code="unreadable-pod", title="The pod cannot be read"):
     """The pod violates its format, or contradicts itself."""
-
-    code: ClassVar[str] = "unreadable-pod"
-    title = "The pod cannot be read"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,11 +78,8 @@ def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
     return parts
 
 
-class Unbound(GpucloudError):
+class Unbound(GpucloudError, code="namespace-unbound", title="The namespace is bound to no tenant"):
     """The pod's namespace is bound to no tenant."""
-
-    code = "namespace-unbound"
-    title = "The namespace is bound to no tenant"
 
 
 def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:

@@ -18,18 +18,12 @@ MERGE_PATCH = "application/merge-patch+json"
 MISSING = 404
 
 
-class Unreachable(Busy):
+class Unreachable(Busy, code="cluster-unreachable", title="The cluster does not answer"):
     """The API server does not answer."""
 
-    code = "cluster-unreachable"
-    title = "The cluster does not answer"
 
-
-class Refused(Conflict):
+class Refused(Conflict, code="cluster-refused", title="The cluster refused this"):
     """The API server refused the request; `status` is its code."""
-
-    code = "cluster-refused"
-    title = "The cluster refused this"
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"The cluster answered {status} {reason}: {message}", status_of_cluster=status, reason=reason)

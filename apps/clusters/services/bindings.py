@@ -13,11 +13,8 @@ from gpucloud.api import etags
 from gpucloud.errors import Invalid
 
 
-class NameOrLabels(Invalid):
+class NameOrLabels(Invalid, code="name-or-labels", title="Say which namespaces"):
     """A binding has both a name and a selector, or neither."""
-
-    code = "name-or-labels"
-    title = "Say which namespaces"
 
 
 @transaction.atomic

@@ -17,11 +17,8 @@ from gpucloud.api import etags
 from gpucloud.errors import Invalid
 
 
-class ReachedInTwoWays(Invalid):
+class ReachedInTwoWays(Invalid, code="reached-in-two-ways", title="Say one way to reach the cluster"):
     """Both a kubeconfig and `in_cluster` are given, or neither."""
-
-    code = "reached-in-two-ways"
-    title = "Say one way to reach the cluster"
 
 
 @transaction.atomic

@@ -17,18 +17,12 @@ Form = Literal["configuration", "policy"]
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - read, not bound
 
 
-class NoAuthority(Conflict):
+class NoAuthority(Conflict, code="no-authority", title="The webhooks have no certificates yet"):
     """There is no certificate authority that API servers could trust."""
 
-    code = "no-authority"
-    title = "The webhooks have no certificates yet"
 
-
-class NotReachable(Invalid):
+class NotReachable(Invalid, code="not-reachable", title="API servers cannot call webhooks there"):
     """API servers cannot call webhooks at this address."""
-
-    code = "not-reachable"
-    title = "API servers cannot call webhooks there"
 
 
 def url() -> str:

@@ -21,11 +21,8 @@ logger = logging.getLogger(__name__)
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-class CredentialsUnusable(Conflict):
+class CredentialsUnusable(Conflict, code="credentials-unusable", title="The cluster's credentials cannot be used"):
     """The client library rejects the cluster's credentials."""
-
-    code = "credentials-unusable"
-    title = "The cluster's credentials cannot be used"
 
 
 class Need(NamedTuple):

@@ -18,11 +18,8 @@ NAMES_FILES = {
 MOST_OF_SERVER = 2000
 
 
-class KubeconfigRefused(Invalid):
+class KubeconfigRefused(Invalid, code="kubeconfig-refused", title="This kubeconfig cannot be used"):
     """The kubeconfig cannot be used here."""
-
-    code = "kubeconfig-refused"
-    title = "This kubeconfig cannot be used"
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Assignment of claims to given GPUs."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
@@ -10,11 +9,8 @@ from apps.scheduling.services.cycles import commits
 from gpucloud.errors import Conflict
 
 
-class NotAsItRuns(Conflict):
+class NotAsItRuns(Conflict, code="not-as-it-runs", title="Cannot be taken over"):
     """The pod's shares cannot be recorded in the ledger as they are."""
-
-    code: ClassVar[str] = "not-as-it-runs"
-    title = "Cannot be taken over"
 
 
 def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:

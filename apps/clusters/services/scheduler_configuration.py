@@ -20,11 +20,10 @@ SHARED = (
 )  # fmt: skip
 
 
-class NotASchedulerConfiguration(Invalid):
+class NotASchedulerConfiguration(
+    Invalid, code="not-a-scheduler-configuration", title="This is no configuration of kube-scheduler"
+):
     """The document has neither form, or an invalid value."""
-
-    code = "not-a-scheduler-configuration"
-    title = "This is no configuration of kube-scheduler"
 
 
 def extender(

@@ -15,11 +15,8 @@ from django.conf import settings
 from gpucloud.errors import Conflict
 
 
-class SealBroken(Conflict):
+class SealBroken(Conflict, code="seal-broken", title="The cluster's credentials cannot be read"):
     """The credentials were encrypted with an unknown key."""
-
-    code = "seal-broken"
-    title = "The cluster's credentials cannot be read"
 
 
 def seal(uid: uuid.UUID, text: str) -> str:

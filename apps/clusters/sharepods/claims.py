@@ -1,7 +1,7 @@
 """Claims of SharePods: creation, change with their annotations, release."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
@@ -30,18 +30,12 @@ from gpucloud.errors import Conflict
 LONGEST_NAME = 63
 
 
-class NobodyPays(Conflict):
+class NobodyPays(Conflict, code="nobody-pays", title="The namespace is bound to no tenant"):
     """No tenant is bound to the namespace."""
 
-    code: ClassVar[str] = "nobody-pays"
-    title = "The namespace is bound to no tenant"
 
-
-class Quicker(Conflict):
+class Quicker(Conflict, code="quicker", title="It has a claim already"):
     """Another controller has just created its claim."""
-
-    code: ClassVar[str] = "quicker"
-    title = "It has a claim already"
 
 
 @transaction.atomic

@@ -29,25 +29,16 @@ ENROLMENT_LASTS = timedelta(hours=24)
 MIB = 1 << 20
 
 
-class EnrolmentRefused(Denied):
+class EnrolmentRefused(Denied, code="enrolment-refused", title="Enrolment refused"):
     """The enrolment token is wrong, spent or expired."""
 
-    code = "enrolment-refused"
-    title = "Enrolment refused"
 
-
-class CredentialRevoked(Denied):
+class CredentialRevoked(Denied, code="credential-revoked", title="This agent's key is no longer valid"):
     """The agent's key is no longer its node's: the node was forgotten, or enrolled again."""
 
-    code = "credential-revoked"
-    title = "This agent's key is no longer valid"
 
-
-class GpuElsewhere(Conflict):
+class GpuElsewhere(Conflict, code="gpu-elsewhere", title="The GPU belongs to another node"):
     """A GPU of the hello belongs to another node."""
-
-    code = "gpu-elsewhere"
-    title = "The GPU belongs to another node"
 
 
 @transaction.atomic

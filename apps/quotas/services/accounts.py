@@ -28,32 +28,20 @@ logger = logging.getLogger(__name__)
 SESSION_ID, ADDRESS, BROWSER = "public_id", "address", "browser"
 
 
-class LastOperator(Conflict):
+class LastOperator(Conflict, code="last-operator", title="The last operator"):
     """Nobody else could administer the platform."""
 
-    code = "last-operator"
-    title = "The last operator"
 
-
-class LocalAccountsOff(Conflict):
+class LocalAccountsOff(Conflict, code="local-accounts-off", title="Passwords and invitations are switched off"):
     """Accounts with passwords are switched off."""
 
-    code = "local-accounts-off"
-    title = "Passwords and invitations are switched off"
 
-
-class SignsInElsewhere(Conflict):
+class SignsInElsewhere(Conflict, code="signs-in-elsewhere", title="The identity provider signs this user in"):
     """The identity provider has the user's password."""
 
-    code = "signs-in-elsewhere"
-    title = "The identity provider signs this user in"
 
-
-class Inactive(Conflict):
+class Inactive(Conflict, code="account-inactive", title="The account is deactivated"):
     """The account is deactivated."""
-
-    code = "account-inactive"
-    title = "The account is deactivated"
 
 
 @dataclass(frozen=True, slots=True)

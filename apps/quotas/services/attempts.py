@@ -28,11 +28,8 @@ RETURNING taken
 """
 
 
-class TooManyAttempts(Busy):
+class TooManyAttempts(Busy, code="too-many-attempts", title="Too many attempts"):
     """All attempts of the window are used."""
-
-    code = "too-many-attempts"
-    title = "Too many attempts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,11 @@ def _shortage(resource: str, *, requested: int, free: int, hard: int) -> str:
     return "requested {}, {} of {} available".format(*words)
 
 
-class QuotaExceeded(Conflict):
+class QuotaExceeded(Conflict, code="quota-exceeded", title="Quota exceeded"):
     """The tenant's quota has no room for this; `shortages` lists every resource that is short, the first one as well.
 
     The other facts are those of the first.
     """
-
-    code = "quota-exceeded"
-    title = "Quota exceeded"
 
     def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int, **facts: Any) -> None:
         where = f" in pool {pool}" if pool else ""
@@ -141,11 +138,8 @@ def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaE
     )
 
 
-class MemberLimitExceeded(QuotaExceeded):
+class MemberLimitExceeded(QuotaExceeded, code="member-limit-exceeded", title="Member's limit exceeded"):
     """The member may hold no more of the resource, even if the tenant's quota has room."""
-
-    code = "member-limit-exceeded"
-    title = "Member's limit exceeded"
 
     def __init__(self, *, resource: str, hard: int, used: int, requested: int) -> None:
         free = max(0, hard - used)

@@ -16,11 +16,8 @@ from apps.quotas.principals import Principal
 from gpucloud.errors import Conflict
 
 
-class CohortInUse(Conflict):
+class CohortInUse(Conflict, code="cohort-in-use", title="The cohort is lending or borrowing"):
     """Tenants use one another's quotas, and the change would leave that use without cover."""
-
-    code = "cohort-in-use"
-    title = "The cohort is lending or borrowing"
 
 
 def share_for(quota: ResourceQuota, cohort: str | None) -> CohortShare | None:

@@ -25,18 +25,12 @@ MOST_DAYS: Final = 30
 ENDED: Final = gettext_noop("It was used, revoked, or has expired. Ask for a new one.")
 
 
-class InvitationEnded(Missing):
+class InvitationEnded(Missing, code="invitation-ended", title="This link does not work"):
     """The link is wrong, used, revoked or expired; a stranger does not learn which."""
 
-    code = "invitation-ended"
-    title = "This link does not work"
 
-
-class InvitationUsed(Conflict):
+class InvitationUsed(Conflict, code="invitation-used", title="The invitation was accepted"):
     """An accepted invitation cannot be revoked."""
-
-    code = "invitation-used"
-    title = "The invitation was accepted"
 
 
 @transaction.atomic

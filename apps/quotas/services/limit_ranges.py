@@ -20,25 +20,16 @@ SETTABLE = ("minimum", "maximum", "default")
 NEEDED = (ClaimField.CORE_REQUEST, ClaimField.MEMORY_MIB)
 
 
-class OutOfRange(Invalid):
+class OutOfRange(Invalid, code="out-of-range", title="Outside of what a claim may ask for"):
     """A field is outside of its bounds in the tenant."""
 
-    code = "out-of-range"
-    title = "Outside of what a claim may ask for"
 
-
-class FieldMissing(Invalid):
+class FieldMissing(Invalid, code="field-missing", title="A field is missing"):
     """A required field is missing, and the tenant has no default for it."""
 
-    code = "field-missing"
-    title = "A field is missing"
 
-
-class RangeInvalid(Invalid):
+class RangeInvalid(Invalid, code="range-invalid", title="Not a range"):
     """minimum, default and maximum are out of order, or above any claim's bounds."""
-
-    code = "range-invalid"
-    title = "Not a range"
 
 
 def fill(tenant: Tenant, pool: Pool, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,8 @@ RATIOS = {Resource.CORE_PERCENT: "core_overcommit_percent", Resource.MEMORY_MIB:
 Promises = dict[tuple[int, str], float]
 
 
-class Overcommitted(Conflict):
+class Overcommitted(Conflict, code="overcommitted", title="More than the pool may promise"):
     """The pool's quotas would exceed its ratio."""
-
-    code = "overcommitted"
-    title = "More than the pool may promise"
 
 
 def lock(pool: Pool | None) -> list[Pool]:

@@ -21,11 +21,8 @@ SUBJECT_LENGTH = 255  # from the specification
 PROVIDER = Principal(name="oidc", is_operator=True)
 
 
-class SignOnRefused(Denied):
+class SignOnRefused(Denied, code="sign-on-refused", title="You cannot sign in"):
     """The identity provider authenticated the user, but access is refused."""
-
-    code = "sign-on-refused"
-    title = "You cannot sign in"
 
 
 @dataclass(frozen=True, slots=True)

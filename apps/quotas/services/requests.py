@@ -28,32 +28,20 @@ DECISIONS = frozenset({"approve", "counter", "accept", "deny", "lapse"})
 MOST_HOURS = 10**9
 
 
-class WrongState(Conflict):
+class WrongState(Conflict, code="wrong-state", title="The request's state does not allow this"):
     """The request's state does not allow this."""
 
-    code = "wrong-state"
-    title = "The request's state does not allow this"
 
-
-class NotLimited(Conflict):
+class NotLimited(Conflict, code="not-limited", title="This is not limited"):
     """There is no limit that could be raised."""
 
-    code = "not-limited"
-    title = "This is not limited"
 
-
-class DatePassed(Invalid):
+class DatePassed(Invalid, code="date-passed", title="This moment has passed"):
     """The requested or offered end is in the past."""
 
-    code = "date-passed"
-    title = "This moment has passed"
 
-
-class BudgetTooLarge(Invalid):
+class BudgetTooLarge(Invalid, code="budget-too-large", title="The budget would be too large"):
     """The budget would have more hours than any fleet."""
-
-    code = "budget-too-large"
-    title = "The budget would be too large"
 
 
 @transaction.atomic

@@ -43,11 +43,8 @@ def make_link(*, principal: Principal, user: User) -> tuple[str, datetime]:
     return _path(user), timezone.now() + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT)
 
 
-class LinkEnded(Missing):
+class LinkEnded(Missing, code="reset-link-ended", title="This link does not work"):
     """The link was used or has expired, or its account was deactivated."""
-
-    code = "reset-link-ended"
-    title = "This link does not work"
 
 
 @transaction.atomic

@@ -13,32 +13,20 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied, Invalid
 
 
-class NameTaken(Conflict):
+class NameTaken(Conflict, code="name-taken", title="The name is taken"):
     """Another object has this name."""
 
-    code = "name-taken"
-    title = "The name is taken"
 
-
-class InUse(Conflict):
+class InUse(Conflict, code="in-use", title="Still in use"):
     """Other objects still depend on it."""
 
-    code = "in-use"
-    title = "Still in use"
 
-
-class PartsMissing(Invalid):
+class PartsMissing(Invalid, code="parts-missing", title="parts is missing"):
     """The policy divides each GPU, and the number of parts is missing."""
 
-    code = "parts-missing"
-    title = "parts is missing"
 
-
-class ShrinkNeedsLending(Invalid):
+class ShrinkNeedsLending(Invalid, code="shrink-needs-lending", title="Nothing can be lent here"):
     """Under the pool's sharing policy no claim could use what an idle claim lends."""
-
-    code = "shrink-needs-lending"
-    title = "Nothing can be lent here"
 
 
 @transaction.atomic
@@ -120,11 +108,8 @@ def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
     return pool
 
 
-class RoleBeyond(Denied):
+class RoleBeyond(Denied, code="role-beyond", title="This token cannot give roles"):
     """The caller's token would grant more than it has."""
-
-    code = "role-beyond"
-    title = "This token cannot give roles"
 
 
 @transaction.atomic

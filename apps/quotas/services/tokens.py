@@ -25,25 +25,16 @@ PREFIX = "gpc_"
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 
 
-class TokenEnded(Conflict):
+class TokenEnded(Conflict, code="token-ended", title="The token has ended"):
     """The token is revoked or expired."""
 
-    code = "token-ended"
-    title = "The token has ended"
 
-
-class PersonMissing(Denied):
+class PersonMissing(Denied, code="person-missing", title="This needs a person"):
     """The caller's token does not have a person's own rights."""
 
-    code = "person-missing"
-    title = "This needs a person"
 
-
-class TokenLimited(Denied):
+class TokenLimited(Denied, code="token-limited", title="This token cannot make tokens"):
     """The caller's token cannot create tokens."""
-
-    code = "token-limited"
-    title = "This token cannot make tokens"
 
 
 def keyed_digest(secret: str, *, key: str | None = None) -> str:

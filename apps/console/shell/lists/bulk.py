@@ -26,11 +26,8 @@ MOST_PICKED: Final = 100
 LONGEST: Final = 200
 
 
-class NothingToDo(Conflict):
+class NothingToDo(Conflict, code="nothing-to-do", title="Nothing to do"):
     """The row is as the action would leave it."""
-
-    code = "nothing-to-do"
-    title = "Nothing to do"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,8 @@ SPECIAL_IPV6 = tuple(
 )
 
 
-class UrlRefused(Invalid):
+class UrlRefused(Invalid, code="webhook-url", title="A webhook cannot go to this URL"):
     """A webhook must not use this URL."""
-
-    code = "webhook-url"
-    title = "A webhook cannot go to this URL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,18 +19,12 @@ from gpucloud.errors import Conflict
 MOST = 20
 
 
-class TooManyWebhooks(Conflict):
+class TooManyWebhooks(Conflict, code="too-many-webhooks", title="Too many webhooks"):
     """The tenant, or the platform, has the most webhooks allowed."""
 
-    code = "too-many-webhooks"
-    title = "Too many webhooks"
 
-
-class StillPending(Conflict):
+class StillPending(Conflict, code="delivery-pending", title="The delivery is pending"):
     """The delivery is still pending: it is retried automatically."""
-
-    code = "delivery-pending"
-    title = "The delivery is pending"
 
 
 @transaction.atomic

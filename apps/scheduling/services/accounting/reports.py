@@ -33,11 +33,8 @@ US_PER_MS = 1000
 MONEY = Decimal("0.0001")
 
 
-class PeriodInvalid(Invalid):
+class PeriodInvalid(Invalid, code="period-invalid", title="Not a period for a report"):
     """The period is empty, or longer than a report may be."""
-
-    code = "period-invalid"
-    title = "Not a period for a report"
 
 
 @dataclass(slots=True)

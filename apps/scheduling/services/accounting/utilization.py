@@ -28,11 +28,8 @@ CHOSEN_POINTS_IN_ALL = 15_000
 STEPS = (1, 10, 30, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 28 * 86_400)
 
 
-class WindowTooLong(Invalid):
+class WindowTooLong(Invalid, code="window-too-long", title="Too many points"):
     """The window has more points than an answer may hold."""
-
-    code = "window-too-long"
-    title = "Too many points"
 
 
 class _Named(NamedTuple):

@@ -28,11 +28,8 @@ THRESHOLDS = (80, 95, 100)
 SETTLED_AFTER = timedelta(minutes=5)
 
 
-class BudgetExceeded(Conflict):
+class BudgetExceeded(Conflict, code="budget-exceeded", title="Budget spent"):
     """The tenant has spent a budget of GPU-hours."""
-
-    code = "budget-exceeded"
-    title = "Budget spent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,14 @@ Amounts = dict[str, int]
 BOUNDED = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
 
 
-class ReservationNotActive(Conflict):
+class ReservationNotActive(
+    Conflict, code="reservation-not-active", title="The reservation is not active for this claim"
+):
     """The reservation has not begun, is over, or belongs to another tenant or pool."""
 
-    code = "reservation-not-active"
-    title = "The reservation is not active for this claim"
 
-
-class ReservationFull(Conflict):
+class ReservationFull(Conflict, code="reservation-full", title="The reservation has no room for this"):
     """The reservation's other claims leave less than this one requests."""
-
-    code = "reservation-full"
-    title = "The reservation has no room for this"
 
 
 def locked_for(claim: Claim) -> Reservation | None:

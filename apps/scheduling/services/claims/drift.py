@@ -18,11 +18,8 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 
-class NothingToRepair(Conflict):
+class NothingToRepair(Conflict, code="nothing-to-repair", title="Nothing to repair"):
     """No drift of the node waits for a repair."""
-
-    code = "nothing-to-repair"
-    title = "Nothing to repair"
 
 
 @transaction.atomic

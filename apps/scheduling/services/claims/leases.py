@@ -20,11 +20,8 @@ from gpucloud.errors import Conflict, PreconditionFailed
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 
 
-class NoLease(Conflict):
+class NoLease(Conflict, code="no-lease", title="The claim has no lease"):
     """The claim has no lease, so there is nothing to renew."""
-
-    code = "no-lease"
-    title = "The claim has no lease"
 
 
 @transaction.atomic

@@ -34,39 +34,24 @@ MOST_UNCHARGED = 200
 ASKED_FOR = "asked for"
 
 
-class ImpossibleClaim(Invalid):
+class ImpossibleClaim(Invalid, code="impossible-claim", title="This can never fit"):
     """No machine of the pool could ever carry it."""
 
-    code = "impossible-claim"
-    title = "This can never fit"
 
-
-class TooManyWaiting(Conflict):
+class TooManyWaiting(Conflict, code="too-many-waiting", title="Too many claims wait for quota"):
     """The tenant has as many uncharged claims in the queue as it may."""
 
-    code = "too-many-waiting"
-    title = "Too many claims wait for quota"
 
-
-class GroupOfOtherSize(Conflict):
+class GroupOfOtherSize(Conflict, code="group-of-other-size", title="The group has another size"):
     """Claims of the tenant wait in a group of this name for another number of members."""
 
-    code = "group-of-other-size"
-    title = "The group has another size"
 
-
-class WrongState(Conflict):
+class WrongState(Conflict, code="wrong-state", title="The claim's state does not allow this"):
     """The claim's state does not allow this."""
 
-    code = "wrong-state"
-    title = "The claim's state does not allow this"
 
-
-class LimitBelowRequest(Invalid):
+class LimitBelowRequest(Invalid, code="limit-below-request", title="core_limit must not be below core_request"):
     """The ceiling would be below what is guaranteed."""
-
-    code = "limit-below-request"
-    title = "core_limit must not be below core_request"
 
 
 def refuse_low_limit(request: int, limit: int) -> None:

@@ -31,11 +31,8 @@ from gpucloud.errors import Conflict
 UNCHARGED = ("weight", "best_effort", "rebalance")
 
 
-class NoRoom(Conflict):
+class NoRoom(Conflict, code="no-room", title="The GPU has no room for this"):
     """The GPU that carries the claim has no room for more."""
-
-    code = "no-room"
-    title = "The GPU has no room for this"
 
 
 @transaction.atomic

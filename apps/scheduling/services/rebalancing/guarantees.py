@@ -33,11 +33,8 @@ MOST_ASKED = 100
 Position = tuple[int, int]
 
 
-class NothingLent(Conflict):
+class NothingLent(Conflict, code="nothing-lent", title="Idle core is of no use to others here"):
     """The pool's sharing policy does not let others use idle core."""
-
-    code = "nothing-lent"
-    title = "Idle core is of no use to others here"
 
 
 @transaction.atomic

@@ -38,18 +38,12 @@ ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
 CARRIED_OUT = frozenset({ProposalKind.LEND, ProposalKind.GIVE_BACK, ProposalKind.LIMIT})
 
 
-class RebalancingOff(Conflict):
+class RebalancingOff(Conflict, code="rebalancing-off", title="The pool is not rebalanced"):
     """The pool's mode is `off`."""
 
-    code = "rebalancing-off"
-    title = "The pool is not rebalanced"
 
-
-class ProposalStale(Conflict):
+class ProposalStale(Conflict, code="proposal-stale", title="The claim has changed since"):
     """The claim has changed since the change was proposed."""
-
-    code = "proposal-stale"
-    title = "The claim has changed since"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,8 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 
-class NodeOnline(Conflict):
+class NodeOnline(Conflict, code="node-online", title="The node is not lost"):
     """The node is online; the claims on it can be released."""
-
-    code = "node-online"
-    title = "The node is not lost"
 
 
 @transaction.atomic

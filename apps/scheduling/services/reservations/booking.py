@@ -33,18 +33,12 @@ MOST_WINDOWS = 3
 MOST_OBSTACLES = 20
 
 
-class WindowTaken(Conflict):
+class WindowTaken(Conflict, code="window-taken", title="This window is taken"):
     """No GPUs are free for it through the whole window."""
 
-    code = "window-taken"
-    title = "This window is taken"
 
-
-class ImpossibleReservation(Invalid):
+class ImpossibleReservation(Invalid, code="impossible-reservation", title="This can never be booked"):
     """No machine of the pool could carry it at any time."""
-
-    code = "impossible-reservation"
-    title = "This can never be booked"
 
 
 class _Changed(Exception):

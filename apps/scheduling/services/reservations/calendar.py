@@ -20,11 +20,8 @@ MOST_DAYS = timedelta(days=92)
 MOST_GPUS = 512
 
 
-class PeriodInvalid(Invalid):
+class PeriodInvalid(Invalid, code="period-invalid", title="This period cannot be shown"):
     """The calendar cannot be shown for this period."""
-
-    code = "period-invalid"
-    title = "This period cannot be shown"
 
 
 class NodeMissing(Missing):

@@ -37,18 +37,12 @@ LATE = timedelta(minutes=1)
 SETTABLE = frozenset({"name", "start_at", "end_at", "grace_seconds", "idle_percent", "idle_seconds"})
 
 
-class WindowInvalid(Invalid):
+class WindowInvalid(Invalid, code="window-invalid", title="This window cannot be booked"):
     """The window cannot be booked by anybody."""
 
-    code = "window-invalid"
-    title = "This window cannot be booked"
 
-
-class TooManyReservations(Conflict):
+class TooManyReservations(Conflict, code="too-many-reservations", title="Too many reservations"):
     """The tenant has as many open reservations as it may."""
-
-    code = "too-many-reservations"
-    title = "Too many reservations"
 
 
 @transaction.atomic
