@@ -44,7 +44,7 @@ class Bind(ClusterPage):
         self.say(_("{0} is charged for {1} from now on.").format(done.tenant, describe(done)))
         return redirect("cluster", name=self.row.name)
 
-    def show(self, form: BindingForm, **more: Any) -> HttpResponse:
+    def show(self, form: BindingForm, /, **more: Any) -> HttpResponse:
         """Show the refusal beside the present settings."""
         return super().show(form, **{"bind": form, "form": super().form(), **more})
 

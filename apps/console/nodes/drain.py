@@ -104,7 +104,7 @@ class Drain(FormPage):
         """Return nothing more: the effect is always shown."""
         return {}
 
-    def show(self, form: DrainForm, **more: Any) -> HttpResponse:
+    def show(self, form: DrainForm, /, **more: Any) -> HttpResponse:
         """Show the effect above the form."""
         found = plan(self.row, grace_seconds=getattr(form, "cleaned_data", {}).get("grace_seconds"))
         waiting = sum(move["to"] is None for move in found["moves"])
@@ -119,7 +119,8 @@ class Drain(FormPage):
         """Refuse: the plan that was read is outdated; the one shown with this is current, and so is the form."""
         self.row = self.find()
         form.refuse(error)
-        form.data = form.data.copy() | {"version": str(self.row.version)}
+        data: Any = form.data
+        form.data = data.dict() | {"version": self.version()}
         return self.show(form)
 
     @property

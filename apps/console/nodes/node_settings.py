@@ -45,9 +45,7 @@ class NodeSettings(FormPage):
     def form(self, data: Any = None) -> SettingsForm:
         """Return the form with the node's settings."""
         row, version = self.row, self.version()
-        return SettingsForm(
-            data, initial={"pool": row.pool.name, "repair_drift": row.repair_drift, "version": version}
-        )
+        return SettingsForm(data, initial={"pool": row.pool.name, "repair_drift": row.repair_drift, "version": version})
 
     @transaction.atomic
     def act(self, form: SettingsForm) -> list[str]:

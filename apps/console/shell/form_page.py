@@ -176,7 +176,7 @@ class FormPage(View):
             form.refuse(error)
             return self.show(form, **self.refused(form, error))
 
-    def show(self, form: Any, **more: Any) -> HttpResponse:
+    def show(self, form: Any, /, **more: Any) -> HttpResponse:
         """Render the page: 422 with a wrong form."""
         wrong = form.is_bound and not form.is_valid()
         status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
