@@ -12,7 +12,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from apps.console.claims.claim_forms import ResizeForm
-from apps.console.claims.guarantees import find_missed
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
@@ -23,6 +22,7 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED, OverQuota
+from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.cycles.queue import find_place
 
