@@ -79,6 +79,7 @@ def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platfo
     press(page, page.get_by_role("button", name="Apply"))
     expect(page.get_by_role("alert")).to_contain_text("while you had this page open")
     assert platform.granted("GET", f"claims/{claim['uid']}/")["core_limit"] == 45
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
 
 
 def test_the_resize_panel_follows_the_claim_while_one_types(visitor: Visitor, platform: Platform) -> None:

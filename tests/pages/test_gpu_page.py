@@ -29,7 +29,7 @@ def test_a_gpus_page_shows_every_piece_of_it(cast: Cast, machine: Machine, brows
     living = browser("olga").get(f"/gpus/{item.gpu.uuid}/", headers=HTMX).content.decode()
     assert "<html" not in living
     series = browser("olga").get(f"/gpus/{item.gpu.uuid}/series/").json()
-    assert [one["key"] for one in series["series"]] == [str(item.uid)]
+    assert [one["key"] for one in series["series"]] == [item.gpu.uuid, str(item.uid)]
 
 
 def test_a_gpu_that_many_share_is_asked_about_no_more_often(cast: Cast, machine: Machine, browser: SignIn) -> None:

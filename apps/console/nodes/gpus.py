@@ -14,6 +14,7 @@ from apps.console.claims.changes import resize_or_note
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.claims import find_all, last_change, last_resizes, room
 from apps.console.shell.bars import bars_of
+from apps.console.shell.chart_span import span_of
 from apps.console.shell.measurements import chart_of_shares, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
@@ -35,15 +36,17 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live)}
     if wants_fragment(request):
         return render(request, "gpus/_live.html", shown)
-    more = {"rows": _rows(principal, live), "chart": chart_of_shares(live), "effects": effects_of_cordon(gpu)}
-    return render(request, "gpus/gpu.html", shown | more)
+    span = span_of(request)
+    more = {"rows": _rows(principal, live), "effects": effects_of_cordon(gpu), "span": span}
+    return render(request, "gpus/gpu.html", shown | more | {"chart": chart_of_shares(gpu, live, span)})
 
 
 @require_GET
 @page
 def gpu_series(request: HttpRequest, principal: Principal, uuid: str) -> JsonResponse:
     """Return the data of the page's charts."""
-    return JsonResponse(chart_of_shares(_shares(_find(principal, uuid))))
+    gpu = _find(principal, uuid)
+    return JsonResponse(chart_of_shares(gpu, _shares(gpu), span_of(request)))
 
 
 @require_POST
