@@ -16,7 +16,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting import allocations
+from apps.scheduling.services.accounting import allocations, guarantees
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.charging import budgets
@@ -165,6 +165,7 @@ def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
 
 release_lapsed_leases = _task("release_lapsed_leases", release_lapsed)
 watch_idle_claims = _task("watch_idle_claims", idleness.drive)
+watch_guarantees = _task("watch_guarantees", guarantees.watch)
 drive_reservations = _task("drive_reservations", drive)
 roll_up_allocations = _task("roll_up_allocations", allocations.roll_up)
 watch_budgets = _task("watch_budgets", budgets.watch_budgets)

@@ -68,6 +68,7 @@ class FreeCapacity:
 class Gpu(FreeCapacity, Row):
     """One physical device (or MIG device) of a node."""
 
+    audited = ("gpu", "uuid")
     uuid = models.CharField(max_length=40, unique=True)
     node = models.ForeignKey(Node, on_delete=models.PROTECT, related_name="gpus")
     index = models.PositiveIntegerField()

@@ -85,6 +85,14 @@ class ReasonSerializer(Strict):
     detail = shown.text()
 
 
+class ClaimConditionSerializer(Strict):
+    """A problem that a claim has now."""
+
+    type = shown.choice(["unreachable", "below-guarantee", "idle"])
+    since = shown.time("It lasts at least since then.")
+    detail = shown.text()
+
+
 class AssignmentSerializer(Strict):
     """One claim's share of one GPU."""
 
@@ -183,6 +191,7 @@ class ClaimSerializer(Strict):
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
     idle_release_at = shown.time("It is released then, unless it is used before.", null=True)
+    conditions = ClaimConditionSerializer(many=True, read_only=True, help_text="The problems that it has now.")
     yields_at = shown.time("It runs on room that is reserved from then on, and ends then.", null=True)
     columns_2 = Columns(Claim, "assigned_at released_at version")
     preempt_at = shown.time(
