@@ -5,7 +5,7 @@ from django.db.models import Q
 
 from apps.clusters.models.cluster import Cluster
 from apps.quotas.models import Tenant
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 
 
 class NamespaceBindingQuerySet(Owned["NamespaceBinding"]):
@@ -31,9 +31,7 @@ class NamespaceBinding(Row):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["cluster", "namespace"], name="binding_once"),
-            models.CheckConstraint(
-                condition=Q(namespace__isnull=True) ^ Q(selector__isnull=True), name="binding_by_name_or_labels"
-            ),
+            *checks(binding_by_name_or_labels=Q(namespace__isnull=True) ^ Q(selector__isnull=True)),
         ]
 
     def __str__(self) -> str:

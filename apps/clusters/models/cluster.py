@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models import Pool
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
 
@@ -68,15 +68,14 @@ class Cluster(Row):
 
     class Meta:
         ordering = ["pk"]
-        constraints = [
-            models.CheckConstraint(condition=Q(state__in=ClusterState.values), name="cluster_state_known"),
-            models.CheckConstraint(condition=Q(placement__in=Placement.values), name="cluster_placement_known"),
-            models.CheckConstraint(
-                condition=Q(in_cluster=True, sealed_kubeconfig__isnull=True)
-                | Q(in_cluster=False, sealed_kubeconfig__isnull=False),
-                name="cluster_reached_in_one_way",
+        constraints = checks(
+            cluster_state_known=Q(state__in=ClusterState.values),
+            cluster_placement_known=Q(placement__in=Placement.values),
+            cluster_reached_in_one_way=(
+                Q(in_cluster=True, sealed_kubeconfig__isnull=True)
+                | Q(in_cluster=False, sealed_kubeconfig__isnull=False)
             ),
-        ]
+        )
 
     @property
     def principal(self) -> Principal:

@@ -6,7 +6,7 @@ from django.db.models import Q
 
 from apps.clusters.models.cluster import Cluster
 from apps.nodes.models import Node
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.scheduling.models import Claim
 
 
@@ -50,10 +50,7 @@ class PodClaim(Row):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["cluster", "pod_uid", "container"], name="pod_container_once"),
-            models.CheckConstraint(
-                condition=Q(claim__isnull=False) | ~Q(problem="") | Q(ended_at__isnull=False),
-                name="pod_without_claim_says_why",
-            ),
+            *checks(pod_without_claim_says_why=Q(claim__isnull=False) | ~Q(problem="") | Q(ended_at__isnull=False)),
         ]
         indexes = [
             models.Index(fields=["cluster", "pod_uid"], condition=Q(ended_at=None), name="pod_live"),

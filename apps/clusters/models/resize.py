@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 
 from apps.clusters.models.pod import PodClaim
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 
 
 class TellState(models.TextChoices):
@@ -28,7 +28,7 @@ class PodResize(Row):
     told_generation = models.PositiveIntegerField(default=1)
 
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(told__in=TellState.values), name="resize_told_known")]
+        constraints = checks(resize_told_known=Q(told__in=TellState.values))
 
     def __str__(self) -> str:
         return f"{self.container}: {self.told or 'nothing told'}"

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.nodes.models.node import Node
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 
 WHOLE = 100
 
@@ -95,13 +95,11 @@ class Gpu(FreeCapacity, Row):
     class Meta:
         verbose_name = "GPU"
         ordering = ["node_id", "index"]
-        constraints = [
-            models.CheckConstraint(condition=Q(core_used__lte=WHOLE), name="gpu_core_promised_once"),
-            models.CheckConstraint(condition=Q(core_lent__lte=F("core_used")), name="gpu_lends_what_is_promised"),
-            models.CheckConstraint(
-                condition=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False), name="gpu_memory_promised_once"
-            ),
-        ]
+        constraints = checks(
+            gpu_core_promised_once=Q(core_used__lte=WHOLE),
+            gpu_lends_what_is_promised=Q(core_lent__lte=F("core_used")),
+            gpu_memory_promised_once=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False),
+        )
 
     def __str__(self) -> str:
         return self.uuid

@@ -3,7 +3,7 @@
 from django.db import models
 from django.db.models import F, Q
 
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant
 
 HOUR_PLACES = 3
@@ -39,12 +39,13 @@ class Budget(Row):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "period", "starts_at"], name="budget_once", nulls_distinct=False),
-            models.CheckConstraint(condition=Q(period__in=Period.values), name="budget_period_known"),
-            models.CheckConstraint(condition=Q(gpu_hours__gte=0), name="budget_not_negative"),
-            models.CheckConstraint(
-                condition=Q(period="custom", starts_at__lt=F("ends_at"))
-                | (~Q(period="custom") & Q(starts_at=None, ends_at=None)),
-                name="budget_times_are_customs",
+            *checks(
+                budget_period_known=Q(period__in=Period.values),
+                budget_not_negative=Q(gpu_hours__gte=0),
+                budget_times_are_customs=(
+                    Q(period="custom", starts_at__lt=F("ends_at"))
+                    | (~Q(period="custom") & Q(starts_at=None, ends_at=None))
+                ),
             ),
         ]
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
+from apps.quotas.models.row import checks
 
 
 class CohortShare(models.Model):
@@ -31,10 +32,10 @@ class CohortShare(models.Model):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["cohort", "pool", "resource"], name="share_once", nulls_distinct=False),
-            models.CheckConstraint(
-                condition=Q(lendable__gte=0, taken__gte=0, excess__gte=0), name="share_amounts_not_negative"
+            *checks(
+                share_amounts_not_negative=Q(lendable__gte=0, taken__gte=0, excess__gte=0),
+                share_never_exceeded=Q(taken__lte=F("lendable") + F("excess")),
             ),
-            models.CheckConstraint(condition=Q(taken__lte=F("lendable") + F("excess")), name="share_never_exceeded"),
         ]
 
     def __str__(self) -> str:

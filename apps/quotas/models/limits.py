@@ -5,7 +5,7 @@ from django.db.models import F, Q
 
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant, User
 
 
@@ -51,14 +51,15 @@ class LimitRange(Row):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "pool", "field"], name="limit_range_once", nulls_distinct=False),
-            models.CheckConstraint(condition=Q(field__in=ClaimField.values), name="limit_range_field_known"),
-            models.CheckConstraint(
-                condition=(Q(minimum__isnull=True) | Q(minimum__gte=1))
-                & (Q(maximum__isnull=True) | Q(maximum__gte=1))
-                & (Q(minimum__isnull=True) | Q(maximum__isnull=True) | Q(minimum__lte=F("maximum")))
-                & (Q(minimum__isnull=True) | Q(default__isnull=True) | Q(minimum__lte=F("default")))
-                & (Q(default__isnull=True) | Q(maximum__isnull=True) | Q(default__lte=F("maximum"))),
-                name="limit_range_in_order",
+            *checks(
+                limit_range_field_known=Q(field__in=ClaimField.values),
+                limit_range_in_order=(
+                    (Q(minimum__isnull=True) | Q(minimum__gte=1))
+                    & (Q(maximum__isnull=True) | Q(maximum__gte=1))
+                    & (Q(minimum__isnull=True) | Q(maximum__isnull=True) | Q(minimum__lte=F("maximum")))
+                    & (Q(minimum__isnull=True) | Q(default__isnull=True) | Q(minimum__lte=F("default")))
+                    & (Q(default__isnull=True) | Q(maximum__isnull=True) | Q(default__lte=F("maximum")))
+                ),
             ),
         ]
 
@@ -87,9 +88,9 @@ class MemberLimit(Row):
             models.UniqueConstraint(
                 fields=["tenant", "user", "resource"], name="member_limit_once", nulls_distinct=False
             ),
-            models.CheckConstraint(condition=Q(resource__in=Resource.values), name="member_limit_resource_known"),
-            models.CheckConstraint(
-                condition=Q(hard__isnull=True) | Q(hard__gte=0), name="member_limit_hard_not_negative"
+            *checks(
+                member_limit_resource_known=Q(resource__in=Resource.values),
+                member_limit_hard_not_negative=Q(hard__isnull=True) | Q(hard__gte=0),
             ),
         ]
 

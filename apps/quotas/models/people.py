@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Role, Tenant, User
 
 
@@ -49,10 +49,10 @@ class Invitation(Row):
 
     class Meta:
         ordering = ["pk"]
-        constraints = [
-            models.CheckConstraint(condition=Q(operator=False) | Q(tenant=None), name="invitation_one_role"),
-            models.CheckConstraint(condition=Q(role__in=Role.values), name="invitation_role_known"),
-        ]
+        constraints = checks(
+            invitation_one_role=Q(operator=False) | Q(tenant=None),
+            invitation_role_known=Q(role__in=Role.values),
+        )
 
     def __str__(self) -> str:
         return self.username or self.email or str(self.uid)

@@ -5,7 +5,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 from apps.quotas.models.tenant import SLUG
 from gpucloud.web.natural_order import natural_name
 
@@ -145,27 +145,17 @@ class Pool(Row):
 
     class Meta:
         ordering = ["name"]
-        constraints = [
-            models.CheckConstraint(condition=Q(sharing_policy__in=SharingPolicy.values), name="pool_policy_known"),
-            models.CheckConstraint(
-                condition=Q(placement_policy__in=PlacementPolicy.values), name="pool_placement_policy_known"
-            ),
-            models.CheckConstraint(
-                condition=Q(core_ceiling__gte=1, core_ceiling__lte=100), name="pool_ceiling_in_range"
-            ),
-            models.CheckConstraint(
-                condition=Q(failover_policy__in=FailoverPolicy.values), name="pool_failover_policy_known"
-            ),
-            models.CheckConstraint(condition=Q(audit_policy__in=AuditPolicy.values), name="pool_audit_policy_known"),
-            models.CheckConstraint(condition=Q(idle_rule__in=IdleRule.values), name="pool_idle_rule_known"),
-            models.CheckConstraint(
-                condition=Q(rebalance_mode__in=RebalanceMode.values), name="pool_rebalance_mode_known"
-            ),
-            models.CheckConstraint(
-                condition=Q(rebalance_policy__in=RebalancePolicy.values), name="pool_rebalance_policy_known"
-            ),
-            models.CheckConstraint(condition=Q(parts__gte=1, parts__lte=MOST_PARTS), name="pool_parts_in_range"),
-        ]
+        constraints = checks(
+            pool_policy_known=Q(sharing_policy__in=SharingPolicy.values),
+            pool_placement_policy_known=Q(placement_policy__in=PlacementPolicy.values),
+            pool_ceiling_in_range=Q(core_ceiling__gte=1, core_ceiling__lte=100),
+            pool_failover_policy_known=Q(failover_policy__in=FailoverPolicy.values),
+            pool_audit_policy_known=Q(audit_policy__in=AuditPolicy.values),
+            pool_idle_rule_known=Q(idle_rule__in=IdleRule.values),
+            pool_rebalance_mode_known=Q(rebalance_mode__in=RebalanceMode.values),
+            pool_rebalance_policy_known=Q(rebalance_policy__in=RebalancePolicy.values),
+            pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
+        )
 
     def __str__(self) -> str:
         return self.name

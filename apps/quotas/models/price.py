@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models.pool import Pool
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 
 # Money is decimal, to millionths of the installation's currency; never a float.
 PRICE_PLACES = 6
@@ -28,7 +28,7 @@ class Price(Row):
             models.UniqueConstraint(
                 fields=["gpu_model", "pool", "valid_from"], name="price_once_a_day", nulls_distinct=False
             ),
-            models.CheckConstraint(condition=Q(per_gpu_hour__gte=0), name="price_not_negative"),
+            *checks(price_not_negative=Q(per_gpu_hour__gte=0)),
         ]
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant
 
 
@@ -54,20 +54,14 @@ class ResourceQuota(Row):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "pool", "resource"], name="quota_once", nulls_distinct=False),
-            models.CheckConstraint(condition=Q(resource__in=Resource.values), name="quota_resource_known"),
-            models.CheckConstraint(condition=Q(hard__gte=0) | Q(hard__isnull=True), name="quota_hard_not_negative"),
-            models.CheckConstraint(
-                condition=Q(used__gte=0, borrowed__gte=0, excess__gte=0), name="quota_amounts_not_negative"
+            *checks(
+                quota_resource_known=Q(resource__in=Resource.values),
+                quota_hard_not_negative=Q(hard__gte=0) | Q(hard__isnull=True),
+                quota_amounts_not_negative=Q(used__gte=0, borrowed__gte=0, excess__gte=0),
+                quota_borrowing_limit_not_negative=Q(borrowing_limit__gte=0) | Q(borrowing_limit__isnull=True),
+                quota_lending_limit_not_negative=Q(lending_limit__gte=0) | Q(lending_limit__isnull=True),
+                quota_never_exceeded=within(F("excess")),
             ),
-            models.CheckConstraint(
-                condition=Q(borrowing_limit__gte=0) | Q(borrowing_limit__isnull=True),
-                name="quota_borrowing_limit_not_negative",
-            ),
-            models.CheckConstraint(
-                condition=Q(lending_limit__gte=0) | Q(lending_limit__isnull=True),
-                name="quota_lending_limit_not_negative",
-            ),
-            models.CheckConstraint(condition=within(F("excess")), name="quota_never_exceeded"),
         ]
 
     def __str__(self) -> str:

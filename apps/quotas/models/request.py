@@ -8,7 +8,7 @@ from django.db.models import Q
 from apps.quotas.models.budget import Period
 from apps.quotas.models.pool import Pool
 from apps.quotas.models.resource import Resource
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant
 
 
@@ -70,20 +70,18 @@ class QuotaRequest(Row):
 
     class Meta:
         ordering = ["pk"]
-        constraints = [
-            models.CheckConstraint(condition=Q(state__in=RequestState.values), name="request_state_known"),
-            models.CheckConstraint(condition=Q(amount__gte=1), name="request_amount_positive"),
-            models.CheckConstraint(
-                condition=Q(resource=GPU_HOURS, period__in=[Period.MONTH, Period.WEEK], pool=None)
-                | (~Q(resource=GPU_HOURS) & Q(period=None)),
-                name="request_period_is_a_budgets",
+        constraints = checks(
+            request_state_known=Q(state__in=RequestState.values),
+            request_amount_positive=Q(amount__gte=1),
+            request_period_is_a_budgets=(
+                Q(resource=GPU_HOURS, period__in=[Period.MONTH, Period.WEEK], pool=None)
+                | (~Q(resource=GPU_HOURS) & Q(period=None))
             ),
-            models.CheckConstraint(
-                condition=Q(state__in=GRANTED, granted_amount__gte=1)
-                | (~Q(state__in=GRANTED) & Q(granted_amount=None, granted_until=None)),
-                name="request_granted_where_approved",
+            request_granted_where_approved=(
+                Q(state__in=GRANTED, granted_amount__gte=1)
+                | (~Q(state__in=GRANTED) & Q(granted_amount=None, granted_until=None))
             ),
-        ]
+        )
         indexes = [
             models.Index(fields=["granted_until"], condition=Q(state="approved"), name="request_lapses"),
         ]

@@ -13,6 +13,11 @@ M = TypeVar("M", bound=models.Model)
 MOST_NAME = 63
 
 
+def checks(**conditions: models.Q) -> list[models.BaseConstraint]:
+    """Return CHECK constraints, each by its name: what the database refuses, whatever a service does."""
+    return [models.CheckConstraint(condition=condition, name=name) for name, condition in conditions.items()]
+
+
 class Row(models.Model):
     """A row with times and an integer version, which is its entity tag."""
 

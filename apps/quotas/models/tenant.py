@@ -7,7 +7,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from gpucloud.web.natural_order import natural_name
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Tenant(Row):
 
     class Meta:
         ordering = ["slug"]
-        constraints = [models.CheckConstraint(condition=models.Q(weight__gte=1), name="tenant_weight_positive")]
+        constraints = checks(tenant_weight_positive=models.Q(weight__gte=1))
 
     def __str__(self) -> str:
         return self.slug
@@ -84,7 +84,7 @@ class Membership(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "user"], name="membership_once"),
-            models.CheckConstraint(condition=models.Q(role__in=Role.values), name="membership_role_known"),
+            *checks(membership_role_known=models.Q(role__in=Role.values)),
         ]
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 from apps.quotas.models.tenant import Membership, Role, Tenant, User
 from gpucloud.web.natural_order import natural_key
 
@@ -73,11 +73,7 @@ class Token(Row):
     class Meta:
         ordering = ["pk"]
         indexes = [models.Index(natural_key("name"), "id", name="token_natural")]
-        constraints = [
-            models.CheckConstraint(
-                condition=Q(personal=False) | Q(tenant=None, user__isnull=False), name="token_personal_has_owner"
-            )
-        ]
+        constraints = checks(token_personal_has_owner=Q(personal=False) | Q(tenant=None, user__isnull=False))
 
     def __str__(self) -> str:
         return f"{self.name} (gpc_{self.key})"

@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Role, Tenant
 
 
@@ -117,14 +117,12 @@ class WebhookDelivery(Row):
 
     class Meta:
         ordering = ["pk"]
-        constraints = [
-            models.CheckConstraint(condition=Q(state__in=DeliveryState.values), name="delivery_state_known"),
-            models.CheckConstraint(
-                condition=Q(state="pending", next_attempt_at__isnull=False)
-                | (~Q(state="pending") & Q(next_attempt_at=None)),
-                name="delivery_pending_has_a_time",
+        constraints = checks(
+            delivery_state_known=Q(state__in=DeliveryState.values),
+            delivery_pending_has_a_time=(
+                Q(state="pending", next_attempt_at__isnull=False) | (~Q(state="pending") & Q(next_attempt_at=None))
             ),
-        ]
+        )
         indexes = [
             models.Index(fields=["webhook", "next_attempt_at"], condition=Q(state="pending"), name="delivery_due"),
             models.Index(fields=["created_at"], name="delivery_old"),

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.nodes.models import Gpu
-from apps.quotas.models.row import Row
+from apps.quotas.models.row import Row, checks
 from apps.scheduling.models.claim import Claim
 
 
@@ -59,12 +59,11 @@ class Assignment(Row):
     class Meta:
         ordering = ["pk"]
         constraints = [
-            models.CheckConstraint(condition=Q(state__in=AssignmentState.values), name="assignment_state_known"),
-            models.CheckConstraint(
-                condition=~Q(state="released") | Q(held_core=0, held_memory_mib=0),
-                name="assignment_released_holds_nothing",
+            *checks(
+                assignment_state_known=Q(state__in=AssignmentState.values),
+                assignment_released_holds_nothing=~Q(state="released") | Q(held_core=0, held_memory_mib=0),
+                assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
             ),
-            models.CheckConstraint(condition=Q(lent_core__lte=F("held_core")), name="assignment_lends_what_it_holds"),
             models.UniqueConstraint(
                 fields=["claim", "gpu"], condition=~Q(state="released"), name="assignment_once_per_gpu"
             ),

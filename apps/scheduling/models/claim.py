@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.quotas.models import Pool, Tenant, User
-from apps.quotas.models.row import Owned
+from apps.quotas.models.row import Owned, checks
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share
 from gpucloud.web.natural_order import natural_key
@@ -172,35 +172,28 @@ class Claim(Share):
                 condition=Q(lease_until__isnull=False) & ~Q(state__in=["releasing", "released"]),
             ),
         ]
-        constraints = [
-            models.CheckConstraint(condition=Q(state__in=ClaimState.values), name="claim_state_known"),
-            models.CheckConstraint(
-                condition=Q(idle_since__isnull=True, idle_reason__isnull=True, idle_release_at__isnull=True)
-                | Q(idle_since__isnull=False, idle_reason__isnull=False),
-                name="claim_idle_whole",
+        constraints = checks(
+            claim_state_known=Q(state__in=ClaimState.values),
+            claim_idle_whole=(
+                Q(idle_since__isnull=True, idle_reason__isnull=True, idle_release_at__isnull=True)
+                | Q(idle_since__isnull=False, idle_reason__isnull=False)
             ),
-            models.CheckConstraint(condition=Q(gpu_count__gte=1), name="claim_gpu_count_positive"),
-            models.CheckConstraint(
-                condition=Q(core_limit__gte=F("core_request"), core_limit__lte=100), name="claim_core_in_range"
+            claim_gpu_count_positive=Q(gpu_count__gte=1),
+            claim_core_in_range=Q(core_limit__gte=F("core_request"), core_limit__lte=100),
+            claim_weight_in_range=Q(weight__gte=1, weight__lte=MOST_WEIGHT),
+            claim_memory_positive=Q(memory_mib__gte=1),
+            claim_lease_whole=(
+                Q(lease_seconds__isnull=True, lease_until__isnull=True)
+                | Q(lease_seconds__gte=1, lease_until__isnull=False)
             ),
-            models.CheckConstraint(condition=Q(weight__gte=1, weight__lte=MOST_WEIGHT), name="claim_weight_in_range"),
-            models.CheckConstraint(condition=Q(memory_mib__gte=1), name="claim_memory_positive"),
-            models.CheckConstraint(
-                condition=Q(lease_seconds__isnull=True, lease_until__isnull=True)
-                | Q(lease_seconds__gte=1, lease_until__isnull=False),
-                name="claim_lease_whole",
+            claim_group_whole=(
+                Q(group__isnull=True, group_size__isnull=True)
+                | Q(group__isnull=False, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP)
             ),
-            models.CheckConstraint(
-                condition=Q(group__isnull=True, group_size__isnull=True)
-                | Q(group__isnull=False, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP),
-                name="claim_group_whole",
+            claim_released_charges_nothing=(
+                ~Q(state="released") | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0)
             ),
-            models.CheckConstraint(
-                condition=~Q(state="released")
-                | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),
-                name="claim_released_charges_nothing",
-            ),
-        ]
+        )
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.name}"

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models import Pool
-from apps.quotas.models.row import Owned, Row
+from apps.quotas.models.row import Owned, Row, checks
 from apps.scheduling.models.claim import Claim
 
 
@@ -59,11 +59,11 @@ class Proposal(Row):
     class Meta:
         ordering = ["-pk"]
         constraints = [
-            models.CheckConstraint(condition=Q(state__in=ProposalState.values), name="proposal_state_known"),
-            models.CheckConstraint(condition=Q(kind__in=ProposalKind.values), name="proposal_kind_known"),
-            models.CheckConstraint(
-                condition=Q(state="proposed", decided_at=None) | (~Q(state="proposed") & ~Q(decided_at=None)),
-                name="proposal_decided_or_not",
+            *checks(
+                proposal_state_known=Q(state__in=ProposalState.values),
+                proposal_kind_known=Q(kind__in=ProposalKind.values),
+                proposal_decided_or_not=Q(state="proposed", decided_at=None)
+                | (~Q(state="proposed") & ~Q(decided_at=None)),
             ),
             models.UniqueConstraint(fields=["claim"], condition=Q(state="proposed"), name="proposal_one_a_claim"),
         ]

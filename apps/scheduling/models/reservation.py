@@ -8,7 +8,7 @@ from django.utils.translation import gettext_noop
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Tenant
-from apps.quotas.models.row import Owned
+from apps.quotas.models.row import Owned, checks
 from apps.scheduling.models.share import Share
 
 
@@ -80,24 +80,18 @@ class Reservation(Share):
 
     class Meta:
         ordering = ["-pk"]
-        constraints = [
-            models.CheckConstraint(condition=Q(state__in=ReservationState.values), name="reservation_state_known"),
-            models.CheckConstraint(condition=Q(end_at__gt=F("start_at")), name="reservation_window_not_empty"),
-            models.CheckConstraint(condition=Q(gpu_count__gte=1, memory_mib__gte=1), name="reservation_not_empty"),
-            models.CheckConstraint(
-                condition=Q(core_request__gte=1, core_request__lte=100), name="reservation_core_in_range"
-            ),
-            models.CheckConstraint(
-                condition=Q(state="released", ending__isnull=False) | (~Q(state="released") & Q(ending=None)),
-                name="reservation_ending_where_released",
-            ),
+        constraints = checks(
+            reservation_state_known=Q(state__in=ReservationState.values),
+            reservation_window_not_empty=Q(end_at__gt=F("start_at")),
+            reservation_not_empty=Q(gpu_count__gte=1, memory_mib__gte=1),
+            reservation_core_in_range=Q(core_request__gte=1, core_request__lte=100),
+            reservation_ending_where_released=Q(state="released", ending__isnull=False)
+            | (~Q(state="released") & Q(ending=None)),
             # Only active reservations are charged: booked and released ones cost nothing.
-            models.CheckConstraint(
-                condition=Q(state="active")
-                | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0),
-                name="reservation_charges_while_active",
+            reservation_charges_while_active=(
+                Q(state="active") | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0)
             ),
-        ]
+        )
         indexes = [
             models.Index(fields=["tenant", "-id"], name="reservation_of_tenant"),
             models.Index(fields=["updated_at"], name="reservation_by_change"),

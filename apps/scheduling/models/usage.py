@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.row import checks
 
 
 class UsedHour(models.Model):
@@ -19,7 +20,7 @@ class UsedHour(models.Model):
         ordering = ["pk"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "pool", "gpu_model", "hour"], name="used_hour_once"),
-            models.CheckConstraint(condition=Q(gpu_time_ms__gte=0), name="used_hour_not_negative"),
+            *checks(used_hour_not_negative=Q(gpu_time_ms__gte=0)),
         ]
         indexes = [models.Index(fields=["hour"], name="used_hour_by_time")]
 
