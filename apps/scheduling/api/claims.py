@@ -132,6 +132,11 @@ class ClaimView(ApiView):
         headers = {"ETag": etags.etag(claim.version), "Location": f"/api/v1/claims/{claim.uid}/"}
         return Response(kind.document(claim), status=status, headers=headers)
 
+    def release(self, request: Request, uid: str) -> Response:
+        """Release the claim."""
+        claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
+        return self.respond(claim, status=200 if claim.state == "released" else 202)
+
     def respond_preview(self, act: Callable[[], Claim], *, new: bool = False) -> Response:
         """Return a response with the claim as it would be after `act`."""
         asks_anew = self.principal if new else None
@@ -213,8 +218,7 @@ class ClaimDetail(ClaimView):
     @extend_schema(parameters=[WAIT], responses={202: serializers.ClaimSerializer, 200: serializers.ClaimSerializer})
     def delete(self, request: Request, uid: str) -> Response:
         """Release the claim. 202 while its processes end, 200 once it is released; may be repeated."""
-        claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.respond(claim, status=200 if claim.state == "released" else 202)
+        return self.release(request, uid)
 
 
 class ClaimRelease(ClaimView):
@@ -231,8 +235,7 @@ class ClaimRelease(ClaimView):
     def post(self, request: Request, uid: str) -> Response:
         """Release the claim. 202 while its processes end, 200 once it is released; may be repeated."""
         self.without_body(request)
-        claim = release_claim(principal=self.principal, claim=self.named(uid), versions=etags.if_match(request))
-        return self.respond(claim, status=200 if claim.state == "released" else 202)
+        return self.release(request, uid)
 
 
 ClaimRenew = order(ClaimView, renew_claim, "claim", "Renew the claim's lease: it runs anew from now.")

@@ -242,13 +242,9 @@ def refuse_over_quota(rows: Sequence[Reservation]) -> None:
             continue
         booked = _booked(one, quota, others)
         if booked + wanted[quota.resource] > quota.most:
-            raise QuotaExceeded(
-                resource=quota.resource,
-                pool=quota.pool.name if quota.pool else None,
-                hard=quota.most,
-                used=booked,
-                requested=wanted[quota.resource],
-            )
+            pool = quota.pool and quota.pool.name
+            facts = {"hard": quota.most, "used": booked, "requested": wanted[quota.resource]}
+            raise QuotaExceeded(resource=quota.resource, pool=pool, **facts)
 
 
 def _booked(row: Reservation, quota: ResourceQuota, others: Sequence[Reservation]) -> int:
