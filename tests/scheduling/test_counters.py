@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from redis import RedisError
 
-from apps.scheduling.metrics import counted
-from gpucloud import counters
+from gpucloud import counter_metrics, counters
 from gpucloud.counters import Counter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +100,7 @@ def test_what_redis_does_not_take_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(counters, "_redis", away)
         assert not counters.write()
         TRIED.add("me")
-        [readable, *rest] = counted.families()
+        [readable, *rest] = counter_metrics.families()
         assert (readable.name, readable.samples[0].value, rest) == ("gpucloud_counters_readable", 0.0, [])
     assert counters.write()
     assert totals() == {("gpucloud_tried", ("me",), None): 4}
@@ -125,7 +124,7 @@ def test_a_process_that_ends_after_redis_ends_silently(monkeypatch: pytest.Monke
 def test_a_histogram_is_cumulative_and_its_count_is_its_last_bucket() -> None:
     for seconds in (0.004, 0.3, 0.3, 99.0):
         counters.PUSH_SECONDS.observe(seconds)
-    family = next(family for family in counted.families() if family.name == "gpucloud_push_latency_seconds")
+    family = next(family for family in counter_metrics.families() if family.name == "gpucloud_push_latency_seconds")
     values = {(sample.name, sample.labels.get("le")): sample.value for sample in family.samples}
     assert values["gpucloud_push_latency_seconds_bucket", "0.005"] == 1
     assert values["gpucloud_push_latency_seconds_bucket", "0.5"] == 3
@@ -138,5 +137,5 @@ def test_a_histogram_is_cumulative_and_its_count_is_its_last_bucket() -> None:
 def test_what_another_version_counted_by_other_labels_does_not_break_a_scrape() -> None:
     Counter("gpucloud_rounds", "", ("pool", "more")).add("default", "x")
     counters.ROUNDS.add("default")
-    [family] = [family for family in counted.families() if family.name == "gpucloud_rounds"]
+    [family] = [family for family in counter_metrics.families() if family.name == "gpucloud_rounds"]
     assert [sample.labels for sample in family.samples] == [{"pool": "default"}]

@@ -17,7 +17,6 @@ from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import place_all
 from apps.scheduling.core.moments import utc
 from apps.scheduling.core.queue import Ask, QueueEntry
-from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import NOTHING, GpuState, Held, Placed, Reason, Refused, Request
 
 # The releases examined, soonest first. A head that fits after none of them has no plan; examining more would cost a
@@ -155,7 +154,7 @@ class BlockedHead:
     def record_change(self, gpu: GpuState) -> None:
         """Record that this GPU changed in another way than by a placement recorded here."""
         self._stale |= self.plan is not None and gpu.uuid in self.plan.gpus
-        for kind in [kind for kind in self._held_back if any(could_help(gpu, request) for request in kind)]:
+        for kind in [kind for kind in self._held_back if any(gpu.could_help(request) for request in kind)]:
             del self._held_back[kind]
 
     def invalidate(self) -> None:

@@ -47,6 +47,16 @@ class GpuState:
         right_model = not request.models or self.model in request.models
         return self.schedulable and right_model and self.memory_mib >= request.memory_mib
 
+    def could_help(self, request: "Request") -> bool:
+        """Return True if the request, refused before, may fit now that this GPU changed. Never False if it does fit.
+
+        If more than the GPU itself decides (labels, the machine's CPU and RAM), any change may help.
+        """
+        if request.labels or request.cpu_milli or request.ram_mib:
+            return True
+        free = self.core_free >= request.core_request and self.memory_free_mib >= request.memory_mib
+        return free and self.could_carry(request)
+
     def with_more(self, core: int, memory_mib: int) -> "GpuState":
         """Return the GPU with this much more free, or less; below zero it is used twice."""
         core += self.core_free - self.core_over

@@ -7,7 +7,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from apps.nodes.services import latest
-from apps.scheduling.metrics import counted, devices, pools, shares
+from apps.scheduling.metrics import devices, pools, shares
+from gpucloud import counter_metrics
 
 
 class Platform(Collector):
@@ -17,7 +18,7 @@ class Platform(Collector):
         """Yield all families: some ten queries and one call to Redis, whatever there is."""
         for part in (pools.queues, pools.claims, pools.idle, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()
-        yield from counted.families()
+        yield from counter_metrics.families()
         yield from _each(own=True)
 
 

@@ -20,7 +20,6 @@ from apps.quotas.models import Pool, Tenant
 from apps.scheduling.core.backfill import BlockedHead
 from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.refusals import could_help
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
@@ -362,7 +361,7 @@ class PoolCache:
     def _may_help(self, gpu: GpuState) -> None:
         self.blocked_head.record_change(gpu)
         self._no_group.clear()
-        for key in [key for key in self._no_room if could_help(gpu, key[0])]:
+        for key in [key for key in self._no_room if gpu.could_help(key[0])]:
             del self._no_room[key]
 
     def _keep_waiting(self, waiting: WaitingClaim, *, early: datetime | None) -> None:

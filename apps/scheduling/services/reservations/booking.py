@@ -242,8 +242,8 @@ def refuse_over_quota(rows: Sequence[Reservation]) -> None:
             continue
         booked = _booked(one, quota, others)
         if booked + wanted[quota.resource] > quota.most:
-            pool = quota.pool and quota.pool.name
             facts = {"hard": quota.most, "used": booked, "requested": wanted[quota.resource]}
+            pool = quota.pool.name if quota.pool else None
             raise QuotaExceeded(resource=quota.resource, pool=pool, **facts)
 
 
