@@ -19,9 +19,11 @@ struct tenant {
     uint64_t stuck_ns; /* says to have so much in flight always */
     int always_waiting;
     /* What became of it. */
-    uint64_t queued_ns, asked_ns, used_ns, resumes_ns, last_end_ns, last_launch_ns;
+    uint64_t queued_ns, asked_ns, used_ns, counted_ns /* of it, when it was last forgotten */, resumes_ns, last_end_ns,
+        last_launch_ns;
     uint64_t waited_ns, longest_wait_ns;
     int waiting;
+    int64_t credit_ns; /* under a cap */
 };
 
 struct virtual_gpu {
