@@ -47,6 +47,9 @@
 /* If no claim fills the GPU, a claim that takes more takes it from nobody. */
 #define GREED_MORE_SPARSE (SHARE_WHOLE / 10)
 #define HARM_WINDOWS 2
+/* Caps are reduced by this much more than is missing; not to less than this part of what the claims got in turns. */
+#define SQUEEZE_MORE (SHARE_WHOLE / 100)
+#define SQUEEZE_LEAST_PERCENT 120
 
 /* Return 1 if the measurement is complete. Work is measured when it ends, and work that did not drain takes time from
  * the turns of others. */
@@ -106,6 +109,7 @@ static void judge_seat(struct seat *s, uint32_t density, uint64_t lasted, uint64
 static void watch_from(struct round *r, uint64_t now)
 {
     r->harm_since_ns = now;
+    r->squeeze = 100;
     for (int i = 0; i < r->n; i++) {
         r->seat[i].harm_gpu_time_ns = r->seat[i].reading.gpu_time_ns;
         r->seat[i].harmed = 0;
@@ -188,7 +192,8 @@ void beside_cap(struct round *r, uint64_t now)
     share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
     for (int i = 0; i < r->n; i++)
         if (r->seat[i].thin) {
-            r->seat[i].cap = shares[i] > CAP_LEAST ? shares[i] : CAP_LEAST;
+            uint32_t cap = shares[i] * r->squeeze / 100;
+            r->seat[i].cap = cap > CAP_LEAST ? cap : CAP_LEAST;
             r->seat[i].most = r->seat[i].most > r->seat[i].cap ? r->seat[i].most : r->seat[i].cap;
         }
 }
@@ -199,6 +204,22 @@ static int is_harmed(const struct round *r, const struct seat *s, uint32_t got)
 {
     uint32_t due = s->due < s->in_turns ? s->due : s->in_turns;
     return !s->rested && s->reading.last_end_ns > r->harm_since_ns && got * 100 < due * HARM_PERCENT;
+}
+
+/* The driver's time slices cost up to a seventh of the GPU, which is then missing from the others' shares. Reduce the caps
+ * of thin claims by what the seat lacks; return 0 if they would get little more than in turns. */
+static int squeeze(struct round *r, const struct seat *harmed, uint32_t got)
+{
+    uint32_t due = harmed->due < harmed->in_turns ? harmed->due : harmed->in_turns, caps = 0, in_turns = 0;
+    for (int i = 0; i < r->n; i++) {
+        caps += r->seat[i].cap;
+        in_turns += r->seat[i].cap ? r->seat[i].in_turns : 0;
+    }
+    uint32_t missing = due * HARM_PERCENT / 100 + SQUEEZE_MORE - got, rest = caps > missing ? caps - missing : 0;
+    if (harmed->let_go || rest * 100 <= in_turns * SQUEEZE_LEAST_PERCENT)
+        return 0;
+    r->squeeze = r->squeeze * rest / caps;
+    return 1;
 }
 
 /* Return 1 if the seat was let go and takes more than it may. */
@@ -218,7 +239,7 @@ static void take_back(struct seat *s, uint64_t now)
 
 int beside_watch(struct round *r, uint64_t now)
 {
-    int ended = 0;
+    int ended = 0, tight = 0;
     for (int i = 0; i < r->n; i++)
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
     uint64_t lasted = now - r->harm_since_ns;
@@ -230,19 +251,27 @@ int beside_watch(struct round *r, uint64_t now)
         uint64_t time = s->reading.gpu_time_ns;
         uint32_t got = part(time > s->harm_gpu_time_ns ? (int64_t)(time - s->harm_gpu_time_ns) : 0, lasted);
         s->got = got;
-        int wrong = time >= s->harm_gpu_time_ns && (is_harmed(r, s, got) || is_greedy(s, got));
+        int whole = time >= s->harm_gpu_time_ns, harmed = whole && is_harmed(r, s, got);
+        tight |= harmed;
+        int wrong = harmed || (whole && is_greedy(s, got));
         s->harmed = wrong ? s->harmed + 1 : 0;
         s->harm_gpu_time_ns = time;
         s->most = s->cap ? s->cap : s->due;
         s->rested = !seat_is_active(s, now);
-        if (s->harmed < HARM_WINDOWS && !(s->beside && now >= s->beside_until_ns))
+        int over = s->beside && now >= s->beside_until_ns;
+        if (s->harmed < HARM_WINDOWS && !over)
             continue;
+        if (harmed && !over && squeeze(r, s, got)) {
+            s->harmed = 0;
+            continue;
+        }
         ended = 1;
         s->harmed = 0;
         for (int k = 0; k < r->n; k++)
             if (r->seat[k].let_go && (k == i || !s->let_go))
                 take_back(&r->seat[k], now);
     }
+    r->squeeze += !tight && r->squeeze < 100;
     r->harm_since_ns = now;
     return ended;
 }

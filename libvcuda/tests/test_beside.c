@@ -65,6 +65,22 @@ static void test_capped(struct virtual_gpu *v)
            virtual_share(v, 1), virtual_share(v, 2));
 }
 
+/* The driver's slices cost a fifth while both are busy: neither bears that alone. */
+static void test_squeezed(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    v->lost_percent = 20;
+    light(v, 30)->think_ns = 300000;
+    heavy(v, 70);
+    virtual_run(v, 5);
+    virtual_count(v);
+    virtual_run(v, 10);
+    expect(
+        virtual_share(v, 0) > 15 && virtual_share(v, 1) > 0.86 * 70,
+        "where slices cost time, a heavy one keeps 88 %% of its share and a thin one gets the rest: %.1f and %.1f %%",
+        virtual_share(v, 0), virtual_share(v, 1));
+}
+
 /* The cap follows the terms, and what the other one uses. */
 static void test_cap_follows(struct virtual_gpu *v)
 {
@@ -142,6 +158,7 @@ void test_beside(struct virtual_gpu *v)
 {
     test_let_go(v);
     test_capped(v);
+    test_squeezed(v);
     test_cap_follows(v);
     test_taken_back(v);
     test_away(v);

@@ -105,7 +105,7 @@ static void run_gpu(struct virtual_gpu *v)
         return;
     for (int i = 0; i < v->n; i++)
         if (v->tenant[i].queued_ns)
-            finish_work(v, &v->tenant[i], TICK_NS / (uint64_t)busy);
+            finish_work(v, &v->tenant[i], TICK_NS * (100 - (busy > 1 ? v->lost_percent : 0)) / 100 / (uint64_t)busy);
 }
 
 static void arbitrate(struct virtual_gpu *v)

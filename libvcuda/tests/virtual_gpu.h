@@ -31,6 +31,7 @@ struct virtual_gpu {
     struct tenant tenant[TENANTS_MOST];
     int n, running;
     uint64_t now, next, switching_until, turns_ns /* time in which turns were given */;
+    uint32_t lost_percent;    /* of the GPU while several are busy: the driver's slices */
     uint64_t steps, switches; /* how often the GPU went from one tenant to another */
 };
 
