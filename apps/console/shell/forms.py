@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from django import forms
+from django.db.models import Max
 from django.http import HttpRequest
 from django.utils.functional import lazy
 from django.utils.timezone import get_current_timezone_name
@@ -12,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.amounts import MemoryField
+from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Role, Tenant
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.pool import DEFAULT
@@ -32,11 +34,13 @@ FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
 }
 
 
-def number(label: "str | StrPromise", *, most: int, help_text: "str | StrPromise", **more: Any) -> forms.IntegerField:
-    """Return a field for a number from 1 on."""
+def number(
+    label: "str | StrPromise", *, most: int, help_text: "str | StrPromise", least: int = 1, **more: Any
+) -> forms.IntegerField:
+    """Return a field for a whole number."""
     return forms.IntegerField(
         label=label,
-        min_value=1,
+        min_value=least,
         max_value=most,
         help_text=help_text,
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
@@ -162,6 +166,10 @@ class VersionedForm(ServiceForm):
         version = self.cleaned_data["version"]
         return parse_version(version) if version else None
 
+    def changes_of(self, row: Any, names: Sequence[str]) -> dict[str, Any]:
+        """Return the named fields that differ from the row, for the service."""
+        return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] != getattr(row, name)}
+
 
 class TenantForm(ServiceForm):
     """The tenant, name and pool of a new claim or reservation."""
@@ -196,6 +204,14 @@ class TenantForm(ServiceForm):
         if len(mine) == 1 and not self.initial.get("tenant"):
             self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT
+        self._bound_memory()
+
+    def _bound_memory(self) -> None:
+        """Bound the memory by the largest GPU of the chosen pool; a pool without GPUs has the API's own bound."""
+        field = self.fields.get("memory_mib")
+        if isinstance(field, MemoryField):
+            gpus = Gpu.objects.filter(present=True, node__pool__name=self["pool"].value() or DEFAULT)
+            field.most = gpus.aggregate(most=Max("memory_mib"))["most"] or field.most
 
     @property
     def chosen_tenant(self) -> Tenant | None:
