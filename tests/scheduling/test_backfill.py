@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, plan_head
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.values import Held
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
-from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import GpuState, Held, Placed, Refused, Request
 from apps.scheduling.core.walk import Walk
 
 POOL = Amounts(core_percent=400, memory_mib=400, gpus=4)
