@@ -153,12 +153,16 @@ class RecordedCast:
         self._recording = Recording(rows)
         self._numbers = {(type(row), row.pk): number for number, row in enumerate(rows)}
         self._objects = pickle.dumps((self.cast.acme, self.cast.globex, self.cast.pool))
-        self._kept = {name: split_token(api.token) for name, api in vars(self.cast).items() if getattr(api, "token", None)}
+        self._kept = {
+            name: split_token(api.token) for name, api in vars(self.cast).items() if getattr(api, "token", None)
+        }
 
     def again(self) -> Cast:
         """Return a cast with keys and tokens of its own."""
         texts = {name: f"{tokens.PREFIX}{secrets.token_hex(6)}.{secrets.token_urlsafe(32)}" for name in self._kept}
-        other = dict(pair for name, text in texts.items() for pair in zip(self._kept[name], split_token(text), strict=True))
+        other = dict(
+            pair for name, text in texts.items() for pair in zip(self._kept[name], split_token(text), strict=True)
+        )
         now = timezone.now()
         pattern = re.compile("|".join(other))
         keys = self._recording.replay(now, lambda script: pattern.sub(lambda found: other[found[0]], script))
