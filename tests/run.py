@@ -29,15 +29,14 @@ FEW = 4
 AGAIN = ", again"
 # More than the minimum of two cores: tests wait for agents, browsers and restarts for half of their time and more.
 PROCESSES, PLATFORMS = "5", "3"
-CLOCK = "C, by the clock"
 # The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each; the
-# three lanes last as long as one another, and use a fifth of one together.
+# lanes last as long as one another and as the Python tests by the clock.
 TIMED = {
-    # Compares rates of launches, and uses most: alone.
-    CLOCK: "mix",
-    "C, by the clock 1": "compute legacy compat",
-    "C, by the clock 2": "arbiter copies",
-    "C, by the clock 3": "turns sweep",
+    "C, by the clock 1": "compute",
+    "C, by the clock 2": "mix legacy",
+    "C, by the clock 3": "charges compat",
+    "C, by the clock 4": "arbiter turns",
+    "C, by the clock 5": "copies sweep",
 }
 C_SUITES = {
     **{suite: f"chapters CHAPTERS={chapters}" for suite, chapters in TIMED.items()},
@@ -169,9 +168,10 @@ def main() -> int:
         ]
     else:
         rows = [
-            *c_suite(CLOCK),
-            *beside(*([partial(c_suite, suite, beside_others=True)] for suite in TIMED if suite != CLOCK)),
-            *pytest_suite("Python, by the clock", "alone and not long", *(extra or BY_THE_CLOCK)),
+            *beside(
+                *([partial(c_suite, suite, beside_others=True)] for suite in TIMED),
+                [lambda: pytest_suite("Python, by the clock", "alone and not long", "-n", "2", *(extra or BY_THE_CLOCK))],
+            ),
             *beside(
                 [lambda: c_suite("C, the rest", beside_others=True)],
                 [lambda: pytest_suite("Python", TOGETHER, "-n", PROCESSES, *STEALING, *extra)],
