@@ -305,6 +305,12 @@ CELERY_BEAT_SCHEDULE = {
     },
     # Returning lent core does not wait for this task: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
+    # From the roll-ups, which are written every ten seconds.
+    "watch-guarantees": {
+        "task": "apps.scheduling.tasks.watch_guarantees",
+        "schedule": 15.0,
+        "options": {"expires": 15},
+    },
     "watch-idle-claims": {
         "task": "apps.scheduling.tasks.watch_idle_claims",
         "schedule": 5.0,

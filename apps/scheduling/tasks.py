@@ -15,7 +15,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting import allocations
+from apps.scheduling.services.accounting import allocations, guarantees
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.charging import budgets
@@ -127,6 +127,12 @@ def rebalance_pool(pool_id: int) -> int:
 def watch_idle_claims() -> int:
     """Apply pools' rules for idle claims; return the number of claims changed."""
     return idleness.drive()
+
+
+@shared_task
+def watch_guarantees() -> int:
+    """Store and announce which claims miss their guarantee; return the number of claims changed."""
+    return guarantees.watch()
 
 
 @shared_task

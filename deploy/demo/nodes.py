@@ -56,16 +56,15 @@ def real_name() -> str:
 def virtual_node(directory: Path, name: str) -> Path:
     """Return the file that the simulated driver's processes share.
 
-    It is made once, so that its GPUs keep their UUIDs.
+    It outlives upgrades: one of another version is made anew, with the same GPUs, whose UUIDs follow from the name.
     """
     path = directory / "node.sim"
-    if not path.exists():
-        create = [str(BUILD / "simnode"), "create", str(path), "--name", name]
-        subprocess.run(
-            [*create, "--gpus", SIMULATED_GPUS, "--memory", SIMULATED_MEMORY],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+    create = [str(BUILD / "simnode"), "create", str(path), "--keep", "--name", name]
+    subprocess.run(
+        [*create, "--gpus", SIMULATED_GPUS, "--memory", SIMULATED_MEMORY],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     return path

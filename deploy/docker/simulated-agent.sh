@@ -6,9 +6,8 @@ name=$1
 state=/var/lib/gpucloud/nodes/$name
 build=/srv/gpucloud/libvcuda/build
 
-if [ ! -e "$state/node.sim" ]; then
-    "$build/simnode" create "$state/node.sim" --name "$name" --gpus 4 --memory 24GiB
-fi
+# The file is in the agent's volume, which outlives upgrades; the GPUs' UUIDs follow from the name.
+"$build/simnode" create "$state/node.sim" --keep --name "$name" --gpus 4 --memory 24GiB
 if [ -r "$state/enrol.token" ]; then
     GPUCLOUD_ENROL_TOKEN=$(cat "$state/enrol.token")
     export GPUCLOUD_ENROL_TOKEN

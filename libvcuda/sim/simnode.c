@@ -6,10 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage[] =
     "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--reserved SIZE] [--model MODEL]\n"
-    "                           [--switch-us N] [--driver VERSION]\n"
+    "                           [--switch-us N] [--driver VERSION] [--keep]\n"
     "       simnode show PATH\n"
     "       simnode fault PATH GPU NAME=NUMBER...\n"
     "       simnode driver PATH VERSION\n\n"
@@ -18,6 +19,7 @@ static const char usage[] =
     "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
     "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n"
     "  --reserved SIZE 615MiB: what the card keeps for itself, beside --memory; NVML's total is both\n"
+    "  --keep          keep the node that is there, and make anew one of another version of this driver\n"
     "  --driver VERSION, see below: from 615 on, NVML can limit the memory of control groups\n"
     "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
     "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
@@ -136,8 +138,10 @@ static int set_driver(const char *path, const char *version)
 static int create(const char *path, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},     {"memory", 1, NULL, 'm'}, {"model", 1, NULL, 'o'},
-        {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'}, {"driver", 1, NULL, 'd'}, {NULL, 0, NULL, 0}};
+        {"name", 1, NULL, 'n'},   {"gpus", 1, NULL, 'g'},      {"memory", 1, NULL, 'm'},
+        {"model", 1, NULL, 'o'},  {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'},
+        {"driver", 1, NULL, 'd'}, {"keep", 0, NULL, 'k'},      {NULL, 0, NULL, 0}};
+    int keep = 0;
     struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_RESERVED_BYTES, SIM_SWITCH_NS, ""};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
@@ -159,6 +163,9 @@ static int create(const char *path, int argc, char **argv)
         case 'o':
             shape.model = optarg;
             break;
+        case 'k':
+            keep = 1;
+            break;
         case 's':
             shape.switch_ns = strtoull(optarg, NULL, 10) * 1000;
             break;
@@ -170,6 +177,10 @@ static int create(const char *path, int argc, char **argv)
         fputs("simnode: 1 to 16 GPUs of at least 64 MiB\n", stderr);
         return 2;
     }
+    if (keep && sim_node_open(path))
+        return 0;
+    if (keep)
+        unlink(path);
     int error = sim_node_create(path, &shape);
     if (error)
         fprintf(stderr, "simnode: %s: %s\n", path, strerror(-error));

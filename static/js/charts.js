@@ -1,13 +1,18 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
 import { say } from "./words.js";
+import { Zoom } from "./zoom.js";
 
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
 const TABLE_ROWS = 60;
 const A_DAY = 86400;
 
-const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23" });
-const day = (seconds) => new Date(1000 * seconds).toLocaleDateString([], { month: "short", day: "numeric" });
+const COLLECTING_SECONDS = 60; // from a claim's placement until its first points can be expected
+
+// The reader's zone, as in the rest of the page; not the browser's.
+const timeZone = document.getElementById("words").dataset.zone;
+const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23", timeZone });
+const day = (seconds) => new Date(1000 * seconds).toLocaleDateString([], { month: "short", day: "numeric", timeZone });
 const gib = (mib) => (mib == null ? null : mib / 1024);
 const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`.trim());
 
@@ -96,6 +101,7 @@ function colourOf(token) {
 export class Charts {
   constructor(data) {
     this.charts = [];
+    this.zoom = new Zoom(this);
     this.adopt();
     this.replace(data);
     document.addEventListener("theme", () => this.charts.forEach((chart) => chart.build()));
@@ -106,7 +112,7 @@ export class Charts {
     const known = new Set(this.charts.map((chart) => chart.figure));
     const come = [...document.querySelectorAll("[data-chart]")].filter((figure) => !known.has(figure));
     this.charts.filter((chart) => !chart.figure.isConnected).forEach((chart) => chart.end());
-    this.charts = [...this.charts.filter((chart) => chart.figure.isConnected), ...come.map((figure) => new Chart(figure))];
+    this.charts = [...this.charts.filter((chart) => chart.figure.isConnected), ...come.map((figure) => new Chart(figure, this.zoom))];
     return come.length > 0;
   }
 
@@ -114,12 +120,14 @@ export class Charts {
     this.offset = data.now - performance.now() / 1000; // the server's clock, by this page's
     this.window = data.window_seconds;
     this.gap = Math.max(GAP_SECONDS, 2.5 * (data.step_seconds ?? 0));
+    this.live = data.live;
     this.marks = data.marks;
     this.points = new Map(data.series.map((series) => [series.key, rows(series)]));
     this.paint();
   }
 
   take(frame) {
+    if (!this.live || this.zoom.span) return; // a long range comes again by itself, a selected span stays
     const of = (item) => ({
       at: frame.at,
       core_percent: item.core_percent,
@@ -150,6 +158,10 @@ export class Charts {
     if (performance.now() / 1000 + this.offset - this.now > this.window / 600) this.paint();
   }
 
+  stamp(at) {
+    return this.window > A_DAY ? `${day(at)} ${clock(at)}` : clock(at);
+  }
+
   paint() {
     this.now = performance.now() / 1000 + this.offset;
     for (const chart of this.charts) chart.draw(this.points.get(chart.key) ?? [], this);
@@ -162,11 +174,14 @@ function rows(series) {
 }
 
 class Chart {
-  constructor(figure) {
-    const { chart, key, request, memory, unit } = figure.dataset;
+  constructor(figure, zoom) {
+    const { chart, key, request, memory, unit, since } = figure.dataset;
     const kind = { ...KINDS[chart], ...(unit && { unit }) };
-    Object.assign(this, { figure, key, kind, memory: Number(memory), request: Number(request) || null });
+    Object.assign(this, { figure, key, kind, zoom, memory: Number(memory), request: Number(request) || null, since: Number(since) || 0 });
     this.plot = figure.querySelector(".plot");
+    this.note = element("p", "plot-note muted");
+    this.plot.append(this.note);
+    if (!kind.endless) this.listen();
     Object.assign(this, { marks: [], points: [], gap: GAP_SECONDS, stamp: clock });
     this.legend();
     this.build();
@@ -174,6 +189,12 @@ class Chart {
     this.observer.observe(this.plot);
     this.details = figure.querySelector("details");
     this.details.addEventListener("toggle", () => this.table());
+  }
+
+  listen() {
+    this.plot.tabIndex = 0;
+    this.plot.addEventListener("keydown", (event) => this.zoom.key(event, this.chart));
+    this.plot.addEventListener("dblclick", () => this.zoom.set(null));
   }
 
   end() {
@@ -206,14 +227,15 @@ class Chart {
       padding: [20, 8, 0, 0],
       legend: { show: false },
       // What is under the cursor in one chart is told of that moment in all.
-      cursor: { sync: { key: "page" }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      tzDate: (at) => window.uPlot.tzDate(new Date(1000 * at), timeZone),
+      cursor: { sync: { key: "page" }, y: false, drag: { x: !this.kind.endless, y: false, setScale: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
         { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => this.stamp(at).replace(/:00$/, "")) },
         { ...axis, size: 48, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
-      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()] },
+      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
     }, this.columns(), this.plot);
   }
 
@@ -234,16 +256,25 @@ class Chart {
     return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
   }
 
-  draw(points, { now, window, marks, gap }) {
+  draw(points, { now, window, marks, gap, zoom: { span } }) {
     this.points = points;
-    this.marks = marks.filter((mark) => mark.at > now - window);
-    this.range = [now - window, now];
+    this.range = span ?? [now - window, now];
+    const [from, to] = this.range;
+    this.marks = marks.filter((mark) => mark.at > from && mark.at <= to);
     this.gap = gap;
-    this.stamp = window > 2 * A_DAY ? day : clock;
-    this.age = points.length && !this.kind.endless ? now - points.at(-1).at : 0;
+    this.stamp = to - from > 2 * A_DAY ? day : clock;
+    this.age = points.length && !this.kind.endless && !span ? now - points.at(-1).at : 0;
+    this.tellEmpty(now);
     this.chart.setData(this.columns());
     this.tell();
     if (this.details.open) this.table();
+  }
+
+  // Words in the place of an empty chart.
+  tellEmpty(now) {
+    const text = this.points.length > 1 || this.kind.endless ? "" : say(now - this.since < COLLECTING_SECONDS ? "collecting" : "unmeasured");
+    if (this.note.textContent !== text) this.note.textContent = text;
+    this.note.hidden = !text;
   }
 
   // The numbers under the cursor, else the newest.

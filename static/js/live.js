@@ -29,6 +29,7 @@ export class Watch {
 
   start() {
     setInterval(() => this.tick(), 1000);
+    document.addEventListener("zoom", () => this.refetch());
     document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.resume()));
     const body = document.body;
     body.addEventListener("htmx:beforeSwap", (event) => this.beforeSwap(event));
@@ -138,11 +139,15 @@ export class Watch {
   async refetch() {
     if (!this.series || !this.charts) return;
     this.refetched = performance.now();
+    // Only a series of a range knows spans.
+    const query = this.series.includes("range=") ? this.charts.zoom.query : "";
     try {
-      const answer = await fetch(this.series, { headers: { Accept: "application/json" } });
+      const answer = await fetch(this.series + query, { headers: { Accept: "application/json" } });
       if (answer.status === 401) location.reload(); // the session ended: sign in, and come back here
       if (!answer.ok) return;
-      this.charts.replace(await answer.json());
+      const data = await answer.json();
+      if (query && query !== this.charts.zoom.query) return; // zoomed again meanwhile
+      this.charts.replace(data);
       this.heard = performance.now();
     } catch {
       // Away for a moment: the page says how old it is, and the next tick asks again.

@@ -1,5 +1,7 @@
 // What was typed on a page whose session ended: kept in this tab over the sign-in, and put back for the same user. It is
-// forgotten on any other way out of the page. Passwords and files are never kept.
+// forgotten on any other way out of the page. Passwords and files are never kept. With it come the values that the user
+// saw (the version of the row, or each field's own): if somebody changed them meanwhile, the server says so before it
+// applies what comes back.
 const KEY = "typed";
 const user = document.querySelector(".who span")?.textContent; // none on the sign-in page
 
@@ -9,6 +11,11 @@ function forms() {
 
 function fields(form) {
   return [...form.elements].filter((field) => field.name && !field.matches("button, fieldset, [type=hidden], [type=password], [type=file]"));
+}
+
+// What the form says of the values that its reader saw.
+function seen(form) {
+  return [...form.elements].filter(({ name, type }) => type === "hidden" && /^(initial-|version$)/.test(name)).map(({ name, value }) => [name, value]);
 }
 
 function changed(field) {
@@ -24,7 +31,7 @@ function isSame(field, { name, kind, of }) {
 function keep() {
   const typed = forms().flatMap((form) => fields(form).filter(changed).map((field) => ({
     action: form.getAttribute("action"), name: field.name, kind: field.type, value: field.value, checked: field.checked,
-    of: field.matches("[type=checkbox], [type=radio]") ? field.value : null,
+    of: field.matches("[type=checkbox], [type=radio]") ? field.value : null, seen: seen(form),
   })));
   if (typed.length) sessionStorage.setItem(KEY, JSON.stringify({ user, path: location.pathname, typed }));
 }
@@ -36,6 +43,7 @@ function restore(kept) {
     if (!field) continue;
     field.value = one.value;
     if (one.of !== null) field.checked = one.checked;
+    for (const [name, value] of one.seen) form.elements[name]?.setAttribute("value", value);
     field.closest("details")?.setAttribute("open", "");
   }
 }

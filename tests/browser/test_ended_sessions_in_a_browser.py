@@ -47,6 +47,41 @@ def test_what_was_typed_is_forgotten_on_another_way_out(visitor: Visitor, platfo
     expect(page.get_by_label("Name", exact=True)).to_have_value("")
 
 
+def test_what_comes_back_over_a_newer_page_gets_the_conflict_note(visitor: Visitor, platform: Platform) -> None:
+    platform.new_tenant("ended")
+    page = visitor.page
+    page.goto("/tenants/ended/change/")
+    write(page, "Weight", "7")
+    platform.granted("PATCH", "tenants/ended/", {"weight": 5})
+    page.context.clear_cookies(name="sessionid")
+    press(page, page.get_by_role("button", name="Apply"))
+    sign_in_again(page, platform)
+    expect(page.get_by_role("spinbutton", name="Weight")).to_have_value("7")
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.locator("#conflict")).to_contain_text("while you had this page open")
+    expect(page.locator("#conflict")).to_contain_text("weight 5")
+    expect(page.get_by_role("spinbutton", name="Weight")).to_have_value("7")
+
+
+def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platform: Platform) -> None:
+    platform.new_tenant("browser-ended")
+    asked = {"tenant": "browser-ended", "name": "ended", "core_request": 10, "core_limit": 20, "memory_mib": 512}
+    claim = platform.granted("POST", "claims/?wait=30", asked)
+    page = visitor.page
+    page.goto(f"/claims/{claim['uid']}/")
+    write(page, "Core limit", "30")
+    platform.granted("PATCH", f"claims/{claim['uid']}/", {"core_limit": 45})
+    page.context.clear_cookies(name="sessionid")
+    press(page, page.get_by_role("button", name="Apply"))
+    sign_in_again(page, platform)
+    visitor.complaints.clear()  # of the answer 401, from which the sign-in follows
+    expect(page.get_by_label("Core limit")).to_have_value("30")
+    press(page, page.get_by_role("button", name="Apply"))
+    expect(page.get_by_role("alert")).to_contain_text("while you had this page open")
+    assert platform.granted("GET", f"claims/{claim['uid']}/")["core_limit"] == 45
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
+
+
 def test_the_resize_panel_follows_the_claim_while_one_types(visitor: Visitor, platform: Platform) -> None:
     platform.new_tenant("browser-panel")
     asked = {"tenant": "browser-panel", "name": "panel", "core_request": 10, "core_limit": 20, "memory_mib": 512}

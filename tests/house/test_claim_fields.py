@@ -21,6 +21,7 @@ IN_PYTHON = {"class": "best_effort"}
 # Fields of a claim that the table of claims does not have as a file.
 NOT_IN_A_FILE = {
     "assignments": "its GPUs are the column gpus",
+    "conditions": "the columns idle_since, unreachable_since and below_guarantee_since",
     "estimated_start_at": "worked out for one claim at a time",
     "observed_generation": "moves while a node catches up; the API has it",
     "reachable": "the column unreachable_since is empty then",
@@ -61,6 +62,7 @@ def test_every_readable_field_of_a_claim_is_on_its_page() -> None:
 
 NOT_ON_ITS_PAGE = {
     "assignments": "the view gives them with what they use",
+    "conditions": "each has a note of its own on the page",
     "estimated_start_at": "the view's `place` has the estimate and its reason",
     "observed_generation": "the view works it out of the assignments",
     "assigned_at": "a moment of the timeline",

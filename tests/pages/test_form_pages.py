@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from apps.console.shell.amounts import memory_text, parse_memory
-from apps.quotas.models import LimitRange, MemberLimit, ResourceQuota, Tenant, Token, User
+from apps.quotas.models import LimitRange, MemberLimit, QuotaRequest, ResourceQuota, Tenant, Token, User
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, give
@@ -159,3 +159,37 @@ def test_a_quota_is_asked_for_in_gib(cast: Cast, browser: SignIn) -> None:
     posted = {"tenant": "acme", "resource": "memory_mib", "pool": "", "amount": "2", "reason": "a larger model"}
     assert browser("anna").post("/requests/new/", posted).status_code == 302
     assert cast.anna.get("quota-requests/").body["results"][0]["amount"] == 2048
+
+
+# The pages that had a form of their own: each has the one form page, its fields and its errors.
+@pytest.mark.parametrize(
+    "form",
+    [
+        ("/new-cluster/", {"name": "n" * 64, "pool": "default", "placement": "gpucloud"}, "name"),
+        ("/nodes/gpu1/drain/", {"grace_seconds": str(7 * 86_400 + 1)}, "grace_seconds"),
+        ("/nodes/gpu1/settings/", {"pool": "none"}, "pool"),
+        ("/prices/", {"gpu_model": "none", "valid_from": "2027-01-01", "per_gpu_hour": "-1"}, "per_gpu_hour"),
+    ],
+)
+def test_every_form_shows_its_error_at_the_field(
+    cast: Cast, machine: Machine, browser: SignIn, form: tuple[str, dict[str, str], str]
+) -> None:
+    olga, (path, wrong, field) = browser("olga"), form
+    assert 'class="fields"' in text(olga.get(path))
+    answer = olga.post(path, wrong)
+    assert (answer.status_code, field in answer.context["form"].errors) == (422, True)
+    assert "forms/form.html" in [one.name for one in answer.templates]
+    assert f'id="id_{field}_error"' in text(answer)
+
+
+def test_an_answer_that_came_second_is_not_given(cast: Cast, browser: SignIn) -> None:
+    give(cast.acme, core_percent=100)
+    asked = {"tenant": "acme", "resource": "core_percent", "pool": "", "amount": "50", "reason": "a course"}
+    assert browser("anna").post("/requests/new/", asked).status_code == 302
+    row, olga = QuotaRequest.objects.get(), browser("olga")
+    lacking = olga.post(f"/requests/{row.uid}/", {"act": "counter", "version": row.version})
+    assert (lacking.status_code, "Enter an amount." in text(lacking)) == (422, True)
+    browser("anna").post(f"/requests/{row.uid}/", {"act": "withdraw", "version": row.version})
+    answer = olga.post(f"/requests/{row.uid}/", {"act": "approve", "version": row.version}, follow=True)
+    assert "Somebody answered it while you had this page open" in text(answer)
+    assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 100

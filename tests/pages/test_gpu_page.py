@@ -15,9 +15,9 @@ from tests.pages.conftest import SignIn
 HTMX = {"HX-Request": "true"}
 
 
-def form_data(**changed: int) -> dict[str, int]:
+def form_data(**changed: int | str) -> dict[str, int | str]:
     """Return the form as a browser sends it: the new values, and the earlier ones."""
-    was = {"core_request": 30, "core_limit": 50, "memory_mib": GIB}
+    was: dict[str, int | str] = {"core_request": 30, "core_limit": 50, "memory_mib": "1 GiB"}
     return was | changed | {f"initial-{name}": value for name, value in was.items()}
 
 
@@ -29,7 +29,7 @@ def test_a_gpus_page_shows_every_piece_of_it(cast: Cast, machine: Machine, brows
     living = browser("olga").get(f"/gpus/{item.gpu.uuid}/", headers=HTMX).content.decode()
     assert "<html" not in living
     series = browser("olga").get(f"/gpus/{item.gpu.uuid}/series/").json()
-    assert [one["key"] for one in series["series"]] == [str(item.uid)]
+    assert [one["key"] for one in series["series"]] == [item.gpu.uuid, str(item.uid)]
 
 
 def test_a_gpu_that_many_share_is_asked_about_no_more_often(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -50,7 +50,8 @@ def test_a_limit_is_moved_and_only_what_was_typed_is_sent(cast: Cast, machine: M
     assert "limit 50 → 80 %" in answer.content.decode()
     claim.refresh_from_db()
     assert (claim.core_request, claim.core_limit) == (30, 80)
-    assert browser("olga").post(path, form_data(core_limit=60))["Location"] == f"/gpus/{item.gpu.uuid}/"
+    later = form_data(core_limit=60) | {"initial-core_limit": 80}
+    assert browser("olga").post(path, later)["Location"] == f"/gpus/{item.gpu.uuid}/"
 
 
 def test_a_refusal_says_why_and_keeps_what_was_typed(cast: Cast, machine: Machine, browser: SignIn) -> None:
@@ -63,6 +64,22 @@ def test_a_refusal_says_why_and_keeps_what_was_typed(cast: Cast, machine: Machin
         assert 'value="95"' in answer.content.decode()
     claim.refresh_from_db()
     assert claim.core_request == 30
+
+
+def test_of_two_who_resize_it_there_the_second_is_told(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, item = placed(cast, machine, core_request=30, core_limit=50, memory_mib=GIB)
+    cast.max.patch(f"claims/{claim.uid}/", {"core_limit": 60})
+    path = f"/gpus/{item.gpu.uuid}/claims/{claim.uid}/"
+    page = browser("olga").post(path, form_data(core_limit=80), headers=HTMX).content.decode()
+    assert 'id="conflict"' in page
+    assert 'value="80"' in page
+    claim.refresh_from_db()
+    assert claim.core_limit == 60
+    # Sent again, it applies.
+    again = form_data(core_limit=80) | {"initial-core_limit": 60}
+    assert 'id="conflict"' not in browser("olga").post(path, again, headers=HTMX).content.decode()
+    claim.refresh_from_db()
+    assert claim.core_limit == 80
 
 
 @pytest.mark.parametrize("who", ["anna", "gus"])

@@ -5,8 +5,13 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from apps.nodes.models import Sample
+from apps.nodes.models import Sample, TelemetryMark, UsageTens
+from apps.nodes.services.telemetry.levels import TENS, floor
+from apps.quotas.models import WebhookDelivery
+from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.services.accounting.guarantees import watch
+from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from tests.cast import Cast, Machine, placed
@@ -65,3 +70,51 @@ def test_the_chart_has_the_guarantee_of_each_moment(cast: Cast, machine: Machine
     line = series["core_request_percent"]
     assert (line[0], line[-1], len(line)) == (40, 60, len(series["times"]))
     assert sorted(line) == line
+
+
+def roll(minutes_of: Assignment, core: float, throttled: float) -> None:
+    """Store a minute of roll-ups that ended just now."""
+    end = floor(timezone.now(), TENS.span)
+    facts = {"node_id": minutes_of.gpu.node_id, "gpu_id": minutes_of.gpu_id, "uid": minutes_of.uid, "samples": 10}
+    facts |= {"core": core, "core_most": core, "throttled": throttled, "memory": 0, "memory_most": 0, "gpu_time_ms": 0}
+    for ago in range(1, 7):
+        UsageTens.objects.filter(at=end - ago * TENS.span, uid=minutes_of.uid).delete()
+        UsageTens.objects.create(at=end - ago * TENS.span, **facts)
+    TelemetryMark.objects.update_or_create(name="rolled", defaults={"at": end})
+    Assignment.objects.filter(pk=minutes_of.pk).update(in_force_at=end - timedelta(minutes=5))
+
+
+def test_a_missed_guarantee_is_a_condition_and_an_event(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    claim, item = placed(cast, machine, core_request=40)
+    calm, other = placed(cast, machine, core_request=40)
+    asked = {"tenant": "acme", "url": "https://example.org/x"}
+    events = ["claim.below_guarantee", "claim.guarantee_met"]
+    assert cast.anna.post("webhooks/", asked | {"events": events}).status == 201
+    roll(item, 22, 35)
+    roll(other, 22, 0)
+    assert watch() == 1
+    assert watch() == 0
+    (condition,) = cast.vera.get(f"claims/{claim.uid}/").body["conditions"]
+    assert condition["type"] == "below-guarantee"
+    assert condition["detail"].startswith("gpu1 GPU 0: 22 % of the guaranteed 40 % over 60 s, throttled 35 %")
+    assert cast.vera.get(f"claims/{calm.uid}/").body["conditions"] == []
+    assert "is below its guarantee" in browser("vera").get("/").content.decode()
+    roll(item, 39, 35)
+    assert watch() == 1
+    assert cast.vera.get(f"claims/{claim.uid}/").body["conditions"] == []
+    assert list(WebhookDelivery.objects.order_by("pk").values_list("kind", flat=True)) == events
+
+
+def test_a_released_claim_has_no_condition(cast: Cast, machine: Machine) -> None:
+    claim, item = placed(cast, machine, core_request=40)
+    roll(item, 22, 35)
+    assert watch() == 1
+    release_claim(principal=SYSTEM, claim=claim)
+    assert cast.vera.get(f"claims/{claim.uid}/").body["conditions"] == []
+
+
+def test_roll_ups_that_are_late_say_nothing(cast: Cast, machine: Machine) -> None:
+    _claim, item = placed(cast, machine, core_request=40)
+    roll(item, 22, 35)
+    TelemetryMark.objects.filter(name="rolled").update(at=timezone.now() - timedelta(minutes=5))
+    assert watch() == 0

@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from apps.nodes.models import Node
+from apps.nodes.models import Gpu, Node
 from apps.nodes.services import nodes
+from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.services.reclaiming.forgetting import NodeOnline, forget_node
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, hello, placed, used
@@ -68,3 +69,34 @@ def test_a_forgotten_nodes_open_connection_says_no_second_hello(cast: Cast) -> N
     with pytest.raises(nodes.CredentialRevoked):
         nodes.take_hello(node=connected, hello=hello("gpu1"))
     assert not machine.gpu(0).present
+
+
+def say_hello(cast: Cast, name: str, gpus_of: Machine) -> Node:
+    """Enrol a node that has the other machine's GPUs."""
+    node, _token = nodes.create_node(principal=SYSTEM, name=name, pool=cast.pool)
+    told = hello(gpus_of.node.name)
+    return nodes.take_hello(node=node, hello=told)
+
+
+def test_a_gpu_under_another_node_name_is_refused_with_what_to_do(cast: Cast) -> None:
+    machine = Machine("gpu1", cast.pool)
+    with pytest.raises(nodes.GpuElsewhere, match=r"^Stop the agent of node gpu1, then run `gpucloud node forget gpu1`"):
+        say_hello(cast, "renamed", machine)
+    lose(machine)
+    with pytest.raises(nodes.GpuElsewhere, match=r"^Run `gpucloud node forget gpu1`: "):
+        say_hello(cast, "again", machine)
+    assert machine.gpu(0).node.name == "gpu1"
+
+
+def test_what_the_refusal_says_works(cast: Cast) -> None:
+    give(cast.acme, core_percent=100, memory_mib=16 * GIB)
+    machine = Machine("gpu1", cast.pool)
+    placed(cast, machine)
+    forget_node(principal=SYSTEM, node=lose(machine))
+    node = say_hello(cast, "renamed", machine)
+    assert {(gpu.node.name, gpu.present) for gpu in Gpu.objects.all()} == {("renamed", True)}
+    assert AuditEvent.objects.filter(action="gpu.move", actor="agent:renamed").count() == node.gpus.count()
+    # The old name has none: its agent, enrolled anew, is the one that is refused.
+    with pytest.raises(nodes.GpuElsewhere, match="forget renamed"):
+        nodes.take_hello(node=Node.objects.get(name="gpu1"), hello=hello("gpu1"))
+    assert_books_agree()

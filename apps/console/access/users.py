@@ -171,9 +171,13 @@ class NewInvitation(FormPage):
         return redirect_to_secret(self.request, link, "new-link", **facts)
 
     def more_context(self) -> dict[str, Any]:
-        """Return whether there are local accounts; without them there is no form."""
-        local = settings.LOCAL_ACCOUNTS
-        return {"local_accounts": local} | ({} if local or self.request.method == "POST" else {"form": None})
+        """Return whether there are local accounts."""
+        return {"local_accounts": settings.LOCAL_ACCOUNTS}
+
+    @property
+    def has_form(self) -> bool:
+        """False without local accounts: the identity provider invites. A refusal of a post is shown."""
+        return settings.LOCAL_ACCOUNTS or self.request.method == "POST"
 
 
 @require_GET

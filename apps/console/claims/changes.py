@@ -35,7 +35,7 @@ def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     form, noted = ResizeForm(request.POST, initial=limits(claim)), dict[str, Any]()
     if form.is_valid():
         try:
-            noted = _resize_or_note(request, principal, claim, form)
+            noted = resize_or_note(request, principal, claim, form)
         except GpucloudError as error:
             form.refuse(error)
         else:
@@ -45,7 +45,7 @@ def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
 
 
 @transaction.atomic
-def _resize_or_note(request: HttpRequest, principal: Principal, claim: Claim, form: ResizeForm) -> dict[str, Any]:
+def resize_or_note(request: HttpRequest, principal: Principal, claim: Claim, form: ResizeForm) -> dict[str, Any]:
     """Resize the claim, or return what its reader must know before: a foreign change, or memory below its use."""
     claim_now = locked(claim)
     if form.is_outdated(limits(claim_now)):

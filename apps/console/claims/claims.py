@@ -12,9 +12,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from apps.console.claims.claim_forms import ResizeForm
-from apps.console.claims.guarantees import find_missed
 from apps.console.claims.snippets import snippets
 from apps.console.queue.rounds import placed_by
+from apps.console.shell.chart_span import span_of
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import GpuHealth
@@ -23,6 +23,7 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.models.claim import PLACED, OverQuota
+from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.cycles.queue import find_place
 
@@ -40,13 +41,14 @@ DETAILS = (
 def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Show one claim, or its live fragment."""
     claim = find(principal, uid)
-    shown = claim_context(claim, principal)
+    span = span_of(request)
+    shown = claim_context(claim, principal) | {"span": span}
     if wants_fragment(request):
         new_charts = request.GET.get("charts") not in (None, shown["charted"])
         return render(request, "claims/_again.html", {**shown, "new_charts": new_charts})
     server = f"{request.scheme}://{request.get_host()}"
     more = {
-        "chart": chart_of_claim(claim),
+        "chart": chart_of_claim(claim, span),
         "form": resize_form(claim),
         "snippets": snippets(claim, server=server),
     }
@@ -57,7 +59,7 @@ def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
 @page
 def claim_series(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> JsonResponse:
     """Return the data of the claim's charts."""
-    return JsonResponse(chart_of_claim(find(principal, uid)))
+    return JsonResponse(chart_of_claim(find(principal, uid), span_of(request)))
 
 
 def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:

@@ -49,7 +49,7 @@ class NewClaim(FormPage):
             self.say(gettext("{0} waits in the queue until there is quota for it.").format(done))
         return redirect("claim", uid=done.uid)
 
-    def show(self, form: ClaimForm, **more: Any) -> HttpResponse:
+    def show(self, form: ClaimForm, /, **more: Any) -> HttpResponse:
         """Render the page with the estimate."""
         return super().show(form, **self.estimate(form), **more)
 

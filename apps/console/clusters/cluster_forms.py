@@ -13,8 +13,8 @@ from apps.clusters.api.configurations import ADDRESS, TLS_FILES, SchedulerQuesti
 from apps.clusters.api.namespaces import LABEL_NAME
 from apps.clusters.formats import gpushare
 from apps.clusters.models import Cluster, Placement
-from apps.console.shell.fields import api_help, choice, switch
-from apps.console.shell.forms import ServiceForm
+from apps.console.shell.fields import api_help, choice, one_of, switch
+from apps.console.shell.forms import ServiceForm, VersionedForm, name_field
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.tenant import SLUG
 
@@ -43,15 +43,10 @@ def kubeconfig(help_text: "str | StrPromise") -> forms.CharField:
     return forms.CharField(label=_("Kubeconfig"), required=False, max_length=100_000, help_text=help_text, widget=area)
 
 
-def payer() -> "forms.ModelChoiceField[Tenant]":
+def payer() -> Any:
     """Return a field for the tenant that pays."""
-    return forms.ModelChoiceField(
-        Tenant.objects.order_by("slug"),
-        to_field_name="slug",
-        label=_("Tenant"),
-        help_text=_("It is charged for their pods from now on."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    tenants, help_text = Tenant.objects.order_by("slug"), _("It is charged for their pods from now on.")
+    return one_of(_("Tenant"), tenants, "slug", help_text, empty_label=_("Choose one"))
 
 
 class SettingsForm(ServiceForm):
@@ -74,16 +69,11 @@ class SettingsForm(ServiceForm):
 class NewClusterForm(SettingsForm):
     """A cluster that is not connected yet."""
 
-    name = text(
-        _("Name"), api_help(ClusterSerializer, "name"), pattern=SLUG, required=True, max_length=63, example="prod"
-    )
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        to_field_name="name",
-        label=_("Pool"),
-        help_text=api_help(ClusterSerializer, "pool"),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    name = name_field("prod", api_help(ClusterSerializer, "name"), validators=[RegexValidator(SLUG)])
+    pool = one_of(
+        _("Pool"), Pool.objects.order_by("name"), "name", api_help(ClusterSerializer, "pool"),
+        empty_label=_("Choose one"),
+    )  # fmt: skip
     in_cluster = switch(_("From within"), api_help(ClusterSerializer, "in_cluster"))
     kubeconfig = kubeconfig(api_help(ClusterSerializer, "kubeconfig"))
     field_order = ("name", "pool", "kubeconfig", "in_cluster")
@@ -94,12 +84,11 @@ class NewClusterForm(SettingsForm):
         return self.cleaned_data | {"kubeconfig": self.cleaned_data["kubeconfig"] or None}
 
 
-class ClusterForm(SettingsForm):
+class ClusterForm(VersionedForm, SettingsForm):
     """The changeable settings of a cluster."""
 
     enabled = switch(_("Watched"), api_help(ClusterSerializer, "enabled"))
     kubeconfig = kubeconfig(_("Fill in to replace the credentials. Empty: unchanged."))
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
     field_order = (*SETTABLE, "kubeconfig")
 
     def __init__(self, data: Any = None, *, cluster: Cluster) -> None:
@@ -111,10 +100,8 @@ class ClusterForm(SettingsForm):
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from the cluster, for the service."""
-        values = {name: self.cleaned_data[name] for name in SETTABLE}
-        changed = {name: value for name, value in values.items() if getattr(self.cluster, name) != value}
         given = self.cleaned_data.get("kubeconfig")
-        return changed | ({"kubeconfig": given} if given else {})
+        return self.changes_of(self.cluster, SETTABLE) | ({"kubeconfig": given} if given else {})
 
 
 class BindingForm(ServiceForm):
@@ -143,11 +130,10 @@ class BindingForm(ServiceForm):
         return {"namespace": given["namespace"] or None, "selector": given["labels"], "tenant": given["tenant"]}
 
 
-class RebindForm(ServiceForm):
+class RebindForm(VersionedForm):
     """Another tenant for a binding."""
 
     tenant = payer()
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 class ImportForm(ServiceForm):

@@ -9,29 +9,28 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_GET, require_http_methods
+from django.views.decorators.http import require_http_methods
 
 from apps.clusters.models import Cluster, PodClaim, SharePod
 from apps.clusters.models.cluster import ClusterState
 from apps.clusters.services import clusters, connections, quota_drift, watchers
 from apps.console.clusters.cluster_forms import BindingForm, ClusterForm, NewClusterForm
 from apps.console.shell.export import as_file, facts_of, file_format
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import posted_versions
 from apps.console.shell.lists.columns import column, named, number, rank
 from apps.console.shell.lists.filters import Choice, ListFilter, Search, pools
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
-from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
-from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.errors import GpucloudError
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
 from gpucloud.web.natural_order import natural_key
 
 # The API lists the rest.
 MOST_PODS = 200
-METHODS = ["GET", "POST"]
 PODS = [
     "namespace", "pod", "container", "node_name", "gpu_indexes", "core", "memory_mib", "claim", "state", "tenant",
     "problem",
@@ -101,41 +100,68 @@ def find(name: str) -> Any:
     return cluster
 
 
-@require_http_methods(METHODS)
-@page
-def new_cluster(request: HttpRequest, principal: Principal) -> HttpResponse:
-    """Connect a cluster; nothing is written to it."""
-    principal.require_operator()
-    form = NewClusterForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = clusters.connect(principal=principal, **form.values)
-        except GpucloudError as error:
-            form.refuse(error)
-        else:
-            said = gettext("Cluster {0} is stored. Test the connection, then bind its namespaces.")
-            messages.success(request, said.format(made.name))
-            return redirect("cluster", name=made.name)
-    return render(request, "clusters/new.html", {"form": form}, status=422 if form.is_bound else 200)
+class NewCluster(FormPage):
+    """A new connection to a cluster; nothing is written to the cluster."""
+
+    title, submit, form_class = _("Connect a cluster"), _("Connect cluster"), NewClusterForm
+    subtitle = _("Credentials are stored encrypted and never shown; nothing is written to the cluster yet")
+    operators_only, parent = True, ("clusters", _("Clusters"))
+
+    def act(self, form: NewClusterForm) -> Cluster:
+        """Connect the cluster."""
+        return clusters.connect(principal=self.principal, **form.values)
+
+    def finish(self, form: NewClusterForm, done: Cluster) -> HttpResponse:
+        """Lead to the cluster."""
+        self.say(gettext("Cluster {0} is stored. Test the connection, then bind its namespaces.").format(done))
+        return redirect("cluster", name=done.name)
 
 
-@require_http_methods(METHODS)
-@page
-def cluster_detail(request: HttpRequest, principal: Principal, name: str) -> HttpResponseBase:
-    """Show one cluster or its live fragment, or change its settings."""
-    principal.require_operator()
-    cluster = find(name)
-    if request.method == "GET" and wants_fragment(request):
-        return render(request, "clusters/_living.html", live_context(cluster))
-    if file := file_format(request):
-        return _table(file, principal, cluster, request.GET.get("table", ""))
-    form = ClusterForm(request.POST or None, cluster=cluster)
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _apply_change(request, principal, form)
-        if done:
-            return redirect("cluster", name=name)
-    return render_cluster(request, find(name), form=form, refused=form.is_bound and not form.is_valid(), **shown)
+class ClusterPage(FormPage):
+    """A cluster with its pods, its bindings and the form of its settings."""
+
+    template_name, operators_only, object_type = "clusters/cluster.html", True, "cluster"
+
+    def find(self) -> Any:
+        """Return the cluster."""
+        return find(self.kwargs["name"])
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Show the cluster, its live fragment, or one of its tables as a file."""
+        if file := file_format(request):
+            return _table(file, self.principal, self.row, request.GET.get("table", ""))
+        if wants_fragment(request):
+            self.template_name = "clusters/_living.html"
+        return super().get(request, *args, **kwargs)
+
+    def form(self, data: Any = None) -> Any:
+        """Return the form with the cluster's settings."""
+        return ClusterForm(data, cluster=self.row)
+
+    def act(self, form: Any) -> Any:
+        """Change the settings, and return the changes."""
+        changes = form.changes
+        clusters.change(principal=self.principal, cluster=self.row, versions=form.versions, **changes)
+        return changes
+
+    def finish(self, form: Any, done: Any) -> HttpResponse:
+        """Return to the cluster."""
+        self.say_changed(form, sorted(done))
+        return redirect("cluster", name=self.row.name)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the live parts and the form of a binding."""
+        return {"bind": BindingForm(), **live_context(self.row)}
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Cluster {0}").format(self.row)
+
+    @property
+    def audited_key(self) -> str:
+        """The cluster's name."""
+        return str(self.row.name)
 
 
 def _table(file: str, principal: Principal, cluster: Cluster, table: str) -> HttpResponse:
@@ -161,25 +187,6 @@ def _claim_facts(claim: Claim | None) -> dict[str, Any]:
     return {"claim": claim.uid, "state": claim.state, "tenant": claim.tenant.slug}
 
 
-def render_cluster(
-    request: HttpRequest,
-    cluster: Cluster,
-    *,
-    form: ClusterForm | None = None,
-    bind: BindingForm | None = None,
-    refused: bool = False,
-    **more: Any,
-) -> HttpResponse:
-    """Render the page of a cluster."""
-    shown = {
-        "form": form or ClusterForm(cluster=cluster),
-        "bind": bind or BindingForm(),
-        **live_context(cluster),
-        **more,
-    }
-    return render(request, "clusters/cluster.html", shown, status=422 if refused else 200)
-
-
 def live_context(cluster: Any) -> dict[str, Any]:
     """Return the context of the live fragment."""
     pods = PodClaim.objects.live().filter(cluster=cluster).select_related("node", "claim__tenant")
@@ -195,39 +202,20 @@ def live_context(cluster: Any) -> dict[str, Any]:
     }
 
 
-def _apply_change(request: HttpRequest, principal: Principal, form: ClusterForm) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if the change was made."""
-    version, changes = form.cleaned_data["version"], form.changes
-    versions = None if version is None else frozenset({version})
-    try:
-        clusters.change(principal=principal, cluster=form.cluster, versions=versions, **changes)
-    except PreconditionFailed:
-        form.cluster.refresh_from_db()
-        events = AuditEvent.objects.filter(object_type="cluster", object_id=form.cluster.name).order_by("-pk")
-        form.data = {**dict(form.data.items()), "version": str(form.cluster.version)}
-        return {"conflict": events.first()}, False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    labels = ", ".join(str(form.fields[name].label).lower() for name in sorted(changes))
-    said = gettext("{0} is changed: {1}.") if changes else gettext("Nothing has changed.")
-    messages.success(request, said.format(form.cluster, labels))
-    return {}, True
+class ConnectionPage(ClusterPage):
+    """The test of the connection, as a fragment or with the page."""
+
+    http_method_names = ["get", "head"]
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Test the connection now."""
+        if wants_fragment(request):
+            self.template_name = "clusters/_connection.html"
+        tried = connections.attempt(principal=self.principal, cluster=self.row)
+        return self.show(self.form(), tried=tried)
 
 
-@require_GET
-@page
-def connection(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Test the connection now; render a fragment, or the page with it."""
-    principal.require_operator()
-    cluster = find(name)
-    tried = connections.attempt(principal=principal, cluster=cluster)
-    if wants_fragment(request):
-        return render(request, "clusters/_connection.html", {"tried": tried})
-    return render_cluster(request, cluster, tried=tried)
-
-
-@require_http_methods(METHODS)
+@require_http_methods(["GET", "POST"])
 @page
 def remove(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
     """Show the effect of removing the cluster; remove it if posted."""

@@ -5,18 +5,17 @@ from typing import Any
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_http_methods
 
 from apps.clusters.models import NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, quota_drift
 from apps.console.clusters.cluster_forms import BindingForm, RebindForm
-from apps.console.clusters.clusters import MOST_PODS, find, render_cluster
-from apps.console.shell.forms import posted_versions
+from apps.console.clusters.clusters import MOST_PODS, ClusterPage, find
+from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.page_access import page
-from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
-from gpucloud.errors import GpucloudError, PreconditionFailed
 
 
 @require_GET
@@ -27,21 +26,27 @@ def quotas(request: HttpRequest, principal: Principal, name: str) -> HttpRespons
     return render(request, "clusters/_quotas.html", {"standing": standing})
 
 
-@require_POST
-@page
-def bind(request: HttpRequest, principal: Principal, name: str) -> HttpResponse:
-    """Charge a namespace to a tenant from now on."""
-    principal.require_operator()
-    cluster, form = find(name), BindingForm(request.POST)
-    if form.is_valid():
-        try:
-            row = bindings.bind(principal=principal, cluster=cluster, **form.values)
-        except GpucloudError as error:
-            form.refuse(error)
-        else:
-            messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
-            return redirect("cluster", name=name)
-    return render_cluster(request, cluster, bind=form, refused=True)
+class Bind(ClusterPage):
+    """A new binding, from the form on the cluster's page."""
+
+    http_method_names = ["post"]
+
+    def form(self, data: Any = None) -> BindingForm:
+        """Return the form of the binding."""
+        return BindingForm(data)
+
+    def act(self, form: BindingForm) -> NamespaceBinding:
+        """Charge the namespaces to a tenant from now on."""
+        return bindings.bind(principal=self.principal, cluster=self.row, **form.values)
+
+    def finish(self, form: BindingForm, done: NamespaceBinding) -> HttpResponse:
+        """Return to the cluster."""
+        self.say(_("{0} is charged for {1} from now on.").format(done.tenant, describe(done)))
+        return redirect("cluster", name=self.row.name)
+
+    def show(self, form: BindingForm, /, **more: Any) -> HttpResponse:
+        """Show the refusal beside the present settings."""
+        return super().show(form, **{"bind": form, "form": super().form(), **more})
 
 
 def describe(row: NamespaceBinding) -> str:
@@ -74,44 +79,55 @@ def _binding(name: str, pk: int) -> NamespaceBinding:
     return row
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def rebind(request: HttpRequest, principal: Principal, name: str, pk: int) -> HttpResponse:
-    """Charge new pods to another tenant from now on."""
-    principal.require_operator()
-    cluster, row = find(name), _binding(name, pk)
-    form = RebindForm(request.POST or None, initial={"tenant": row.tenant.slug, "version": row.version})
-    shown: dict[str, Any] = {}
-    if request.method == "POST" and form.is_valid():
-        shown, done = _apply_rebind(request, principal, row, form)
-        if done:
-            return redirect("cluster", name=name)
-    refused = form.is_bound and not form.is_valid()
-    row = _binding(name, pk)
-    shown |= {"cluster": cluster, "row": row, "about": describe(row), "form": form, **_effect(row)}
-    return render(request, "clusters/rebind.html", shown, status=422 if refused else 200)
+class Rebind(FormPage):
+    """Another tenant that is charged for new pods."""
 
+    template_name, operators_only, object_type = "clusters/rebind.html", True, "namespace"
 
-def _apply_rebind(
-    request: HttpRequest, principal: Principal, row: NamespaceBinding, form: RebindForm
-) -> tuple[dict[str, Any], bool]:
-    """Return the context beside the form, and True if another tenant pays."""
-    tenant, versions = form.cleaned_data["tenant"], posted_versions(request)
-    if tenant == row.tenant and row.version in versions:
-        messages.info(request, _("Nothing has changed."))
-        return {}, True
-    try:
-        row = bindings.change(principal=principal, binding=row, tenant=tenant, versions=versions)
-    except PreconditionFailed:
-        row.refresh_from_db()
-        events = AuditEvent.objects.filter(object_type="namespace", object_id=bindings.known_as(row))
-        form.data = {**dict(form.data.items()), "version": str(row.version)}
-        return {"conflict": events.order_by("-pk").first(), "said": str(row.tenant)}, False
-    except GpucloudError as error:
-        form.refuse(error)
-        return {}, False
-    messages.success(request, _("{0} is charged for {1} from now on.").format(row.tenant, describe(row)))
-    return {}, True
+    def find(self) -> NamespaceBinding:
+        """Return the binding."""
+        return _binding(self.kwargs["name"], self.kwargs["pk"])
+
+    def form(self, data: Any = None) -> RebindForm:
+        """Return the form with the present tenant."""
+        return RebindForm(data, initial={"tenant": self.row.tenant.slug, "version": self.row.version})
+
+    def act(self, form: RebindForm) -> bool:
+        """Change the tenant; return False if nothing was to be changed."""
+        tenant, versions = form.cleaned_data["tenant"], form.versions or frozenset()
+        if tenant == self.row.tenant and self.row.version in versions:
+            return False
+        self.row = bindings.change(principal=self.principal, binding=self.row, tenant=tenant, versions=versions)
+        return True
+
+    def finish(self, form: RebindForm, done: bool) -> HttpResponse:
+        """Return to the cluster."""
+        said = _("{0} is charged for {1} from now on.") if done else _("Nothing has changed.")
+        self.say(said.format(self.row.tenant, describe(self.row)))
+        return super().finish(form, done)
+
+    def describe(self) -> str:
+        """Return the present tenant."""
+        return str(self.row.tenant)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the binding and the pods that run there."""
+        return {"cluster": self.row.cluster, "row": self.row, **_effect(self.row)}
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return _("Tenant of {0}").format(describe(self.row))
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The cluster."""
+        return [(reverse("cluster", args=[self.row.cluster.name]), self.row.cluster.name)]
+
+    @property
+    def audited_key(self) -> str:
+        """The binding's name."""
+        return bindings.known_as(self.row)
 
 
 def _effect(row: NamespaceBinding) -> dict[str, Any]:

@@ -4,44 +4,41 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django import forms
-from django.contrib import messages
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
 from apps.console.shell.export import as_file, file_format
-from apps.console.shell.forms import ServiceForm
-from apps.console.shell.page_access import page
+from apps.console.shell.form_page import FormPage, Link
+from apps.console.shell.forms import VersionedForm, number
 from apps.nodes.models import Node, UsageMinute
 from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import MINUTE, floor
-from apps.quotas.principals import Principal
 from apps.scheduling.services.reclaiming.draining import drain_node, plan
-from gpucloud.errors import GpucloudError, PreconditionFailed
+from gpucloud.errors import GpucloudError
 
 MINUTES = 60
 # An agent reports once a second; with fewer frames than this in a minute it was away for some of it.
 WHOLE_MINUTE = 50
 HEIGHTS = {"whole": 10, "part": 6, "silent": 2}
+# A week.
+MOST_GRACE = 7 * 86_400
 COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "reasons"]
 
 
-class DrainForm(ServiceForm):
+class DrainForm(VersionedForm):
     """The grace period of claims."""
 
-    grace_seconds = forms.IntegerField(
-        label=_("Grace period"),
+    grace_seconds = number(
+        _("Grace period"),
+        least=0,
+        most=MOST_GRACE,
         required=False,
-        min_value=0,
-        max_value=7 * 86_400,
         help_text=_("Seconds from the notice until a claim is requeued. Empty: the setting of the pool."),
-        widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
     )
-    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,40 +74,61 @@ def _word(frames: int) -> str:
     return "whole" if frames >= WHOLE_MINUTE else "part" if frames else "silent"
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def drain(request: HttpRequest, principal: Principal, name: str) -> HttpResponseBase:
-    """Preview the drain; drain the node if posted."""
-    principal.require_operator()
-    node = get_object_or_404(Node.objects.select_related("pool"), name=name)
-    form = DrainForm(request.POST or None, initial={"version": node.version})
-    grace: int | None = None
-    if request.method == "POST" and form.is_valid():
+class Drain(FormPage):
+    """The drain of a node after its preview."""
+
+    template_name, preview_template, operators_only = "nodes/drain.html", "nodes/_drain.html", True
+    subtitle = _("Running claims get notice and are requeued after the grace period; no new claims are placed")
+    submit = _("Drain node")
+
+    def find(self) -> Node:
+        """Return the node."""
+        return get_object_or_404(Node.objects.select_related("pool"), name=self.kwargs["name"])
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Show the preview and the form, or the affected claims as a file."""
+        if file := file_format(request):
+            return as_file(file, f"drain-{self.row}", COLUMNS, plan(self.row)["moves"])
+        return super().get(request, *args, **kwargs)
+
+    def form(self, data: Any = None) -> DrainForm:
+        """Return the form."""
+        return DrainForm(data, initial={"version": self.row.version})
+
+    def act(self, form: DrainForm) -> Node:
+        """Drain the node."""
         grace = form.cleaned_data["grace_seconds"]
-        if request.POST.get("act") == "drain" and _try_drain(request, principal, node, form):
-            return redirect("node", name=name)
-    found = plan(node, grace_seconds=grace)
-    if file := file_format(request):
-        return as_file(file, f"drain-{name}", COLUMNS, found["moves"])
-    shown: dict[str, Any] = {"node": node, "form": form, "plan": found}
-    shown["waiting"] = sum(move["to"] is None for move in found["moves"])
-    return render(request, "nodes/drain.html", shown, status=422 if form.errors else 200)
+        return drain_node(principal=self.principal, node=self.row, grace_seconds=grace, versions=form.versions)
 
+    def preview(self, form: DrainForm) -> dict[str, Any]:
+        """Return nothing more: the effect is always shown."""
+        return {}
 
-def _try_drain(request: HttpRequest, principal: Principal, node: Node, form: DrainForm) -> HttpResponse | bool:
-    version, grace = form.cleaned_data["version"], form.cleaned_data["grace_seconds"]
-    versions = None if version is None else frozenset({version})
-    try:
-        drain_node(principal=principal, node=node, grace_seconds=grace, versions=versions)
-    except PreconditionFailed as error:
-        # The plan that is shown with this is of the node as it is now, and so is the form.
-        node.refresh_from_db()
+    def show(self, form: DrainForm, /, **more: Any) -> HttpResponse:
+        """Show the effect above the form."""
+        found = plan(self.row, grace_seconds=getattr(form, "cleaned_data", {}).get("grace_seconds"))
+        waiting = sum(move["to"] is None for move in found["moves"])
+        return super().show(form, **{"node": self.row, "preview": found, "waiting": waiting, **more})
+
+    def finish(self, form: DrainForm, done: Node) -> HttpResponse:
+        """Return to the node."""
+        self.say(gettext("Draining node {0}: its claims get notice within seconds.").format(self.row))
+        return super().finish(form, done)
+
+    def resolve_conflict(self, form: DrainForm, error: GpucloudError) -> HttpResponse:
+        """Refuse: the plan that was read is outdated; the one shown with this is current, and so is the form."""
+        self.row = self.find()
         form.refuse(error)
-        form.data = request.POST.dict() | {"version": str(node.version)}
-        return False
-    except GpucloudError as error:
-        form.refuse(error)
-        return False
-    text = gettext("Draining node {0}: its claims get notice within seconds.")
-    messages.success(request, text.format(node.name))
-    return True
+        data: Any = form.data
+        form.data = data.dict() | {"version": self.version()}
+        return self.show(form)
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Drain {0}").format(self.row)
+
+    @property
+    def crumbs(self) -> list[Link]:
+        """The node."""
+        return [(reverse("node", args=[self.row.name]), self.row.name)]

@@ -10,9 +10,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_GET, require_POST
 
+from apps.console.claims.changes import resize_or_note
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.claims import find_all, last_change, last_resizes, room
 from apps.console.shell.bars import bars_of
+from apps.console.shell.chart_span import span_of
 from apps.console.shell.measurements import chart_of_shares, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
 from apps.nodes.models import Gpu
@@ -20,8 +22,6 @@ from apps.nodes.services.gpus import cordon_gpu
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.lifecycle import limits
-from apps.scheduling.services.claims.resize import resize_claim
-from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from gpucloud.errors import GpucloudError
 
@@ -36,15 +36,17 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live)}
     if wants_fragment(request):
         return render(request, "gpus/_live.html", shown)
-    more = {"rows": _rows(principal, live), "chart": chart_of_shares(live), "effects": effects_of_cordon(gpu)}
-    return render(request, "gpus/gpu.html", shown | more)
+    span = span_of(request)
+    more = {"rows": _rows(principal, live), "effects": effects_of_cordon(gpu), "span": span}
+    return render(request, "gpus/gpu.html", shown | more | {"chart": chart_of_shares(gpu, live, span)})
 
 
 @require_GET
 @page
 def gpu_series(request: HttpRequest, principal: Principal, uuid: str) -> JsonResponse:
     """Return the data of the page's charts."""
-    return JsonResponse(chart_of_shares(_shares(_find(principal, uuid))))
+    gpu = _find(principal, uuid)
+    return JsonResponse(chart_of_shares(gpu, _shares(gpu), span_of(request)))
 
 
 @require_POST
@@ -67,20 +69,20 @@ def reallocate(request: HttpRequest, principal: Principal, uuid: str, claim: uui
     """Set new limits for the claim of an assignment, on all its GPUs. A refusal changes nothing."""
     gpu = _find(principal, uuid)
     item = get_object_or_404(_shares(gpu), claim__uid=claim)
-    form = _form(item, request.POST)
+    form, noted = _form(item, request.POST), dict[str, Any]()
     if form.is_valid():
         try:
-            resize_claim(principal=principal, claim=item.claim, changes=ClaimChanges(**form.changes))
+            noted = resize_or_note(request, principal, item.claim, form)
         except GpucloudError as error:
             form.refuse(error)
-    if not wants_fragment(request) and form.is_valid():
+    refused = bool(noted) or not form.is_valid()
+    if not wants_fragment(request) and not refused:
         return redirect("gpu", uuid=uuid)
-    refused = not form.is_valid()
     item = get_object_or_404(_shares(gpu), claim__uid=claim)
     one = _rows(principal, [item])[0]
-    shown = {"one": one | {"form": form} if refused else one, "gpu": gpu, "answered": True}
+    shown = {"one": one | {"form": form} if refused else one, "gpu": gpu, "answered": not refused, **noted}
     template = "gpus/_share.html" if wants_fragment(request) else "gpus/share.html"
-    return render(request, template, shown, status=422 if refused else 200)
+    return render(request, template, shown, status=422 if form.errors else 200)
 
 
 def _find(principal: Principal, uuid: str) -> Gpu:

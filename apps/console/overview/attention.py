@@ -38,7 +38,8 @@ def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
     """
     nodes = _node_notices(fleet) if fleet is not None else []
     kinds = [_unreachable_notices(principal), _assignment_notices(principal), _webhook_notices(principal)]
-    kinds += [_request_notices(principal), _idle_notices(principal), _queued_notices(principal)]
+    kinds += [_request_notices(principal), _guarantee_notices(principal), _idle_notices(principal)]
+    kinds += [_queued_notices(principal)]
     found = [grouped(kind) for kind in nodes] + [grouped(kind, most=READ) for kind in kinds]
     return [notice for kind in found for notice in kind[:MOST]]
 
@@ -213,6 +214,23 @@ def _request_notices(principal: Principal) -> list[Notice]:
             row.created_at,
         )
         for row in rows[:MOST]
+    ]
+
+
+def _guarantee_notices(principal: Principal) -> list[Notice]:
+    rows = Claim.objects.visible_to(principal).filter(below_guarantee_since__isnull=False).select_related("tenant")
+    return [
+        Notice(
+            "warn",
+            "gauge",
+            _("{0} is below its guarantee").format(claim),
+            claim.below_guarantee,
+            reverse("claim", args=[claim.uid]),
+            claim.below_guarantee_since,
+            str(claim),
+            _("{0} claims are below their guarantee"),
+        )
+        for claim in rows.order_by("below_guarantee_since", "pk")[:READ]
     ]
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.contrib import messages
 from django.db import transaction
-from django.db.models import Count, F, OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce
+from django.db.models import Count, F, JSONField, OuterRef, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce, JSONObject
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -39,6 +39,8 @@ from gpucloud.web.keyset import Key
 
 # A preview that needs scrolling hides what it should show.
 MOST = 10
+# The capacity of a pool without GPUs.
+EMPTY = {"gpus": 0, "core": 0, "allocated": 0}
 IDLE = {"idle_rule", "idle_seconds", "unused_seconds", "rebalance_bounds"}
 REBALANCING = {"rebalance_mode", "rebalance_policy", "rebalance_bounds"}
 
@@ -76,7 +78,8 @@ class PoolList(ListPage):
 
     def facts(self, row: Any) -> Any:
         """Return the pool with its name."""
-        return facts_of(row, self.file[1], pool=row.name)
+        part = {"gpu_count": "gpus", "core_total": "core", "core_leased": "allocated"}
+        return facts_of(row, self.file[1], pool=row.name, **{name: row.capacity[key] for name, key in part.items()})
 
 
 class PoolPage(FormPage):
@@ -170,13 +173,13 @@ def with_counts(pools: QuerySet[Pool]) -> QuerySet[Pool]:
     # No joins: they would multiply the rows of each count.
     nodes = Node.objects.filter(pool=OuterRef("pk"), last_seen_at__isnull=False).order_by().values("pool")
     gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).order_by().values("node__pool")
+    # One pass over the GPUs of a pool, which has thousands: each subquery would be one more.
+    capacity = JSONObject(gpus=Count("pk"), core=Count("pk") * WHOLE, allocated=Sum("core_used"))
     claims = Claim.objects.filter(pool=OuterRef("pk"), idle_since__isnull=False).order_by().values("pool")
     asked = Proposal.objects.filter(pool=OuterRef("pk"), state=ProposalState.PROPOSED).order_by().values("pool")
     return pools.annotate(
         nodes_there=_one(nodes, Count("pk")),
-        gpu_count=_one(gpus, Count("pk")),
-        core_total=_one(gpus, Count("pk") * WHOLE),
-        core_leased=_one(gpus, Sum("core_used")),
+        capacity=Coalesce(Subquery(gpus.annotate(number=capacity).values("number")), Value(EMPTY, JSONField())),
         idle_claims=_one(claims, Count("pk")),
         open_proposals=_one(asked, Count("pk")),
     )

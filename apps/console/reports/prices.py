@@ -5,14 +5,17 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, redirect
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_POST
 
 from apps.console.shell.export import as_file, file_format
+from apps.console.shell.fields import choice, one_of
+from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu
@@ -20,7 +23,6 @@ from apps.quotas.models import Pool, Price
 from apps.quotas.models.price import PRICE_PLACES
 from apps.quotas.principals import Principal
 from apps.quotas.services import prices
-from gpucloud.errors import GpucloudError
 
 COLUMNS = ["gpu_model", "pool", "valid_from", "per_gpu_hour", "currency"]
 
@@ -28,16 +30,11 @@ COLUMNS = ["gpu_model", "pool", "valid_from", "per_gpu_hour", "currency"]
 class PriceForm(ServiceForm):
     """A price from a day on."""
 
-    gpu_model = forms.ChoiceField(label=_("Model"), widget=forms.Select(attrs={"class": "form-select"}))
-    pool = forms.ModelChoiceField(
-        Pool.objects.order_by("name"),
-        label=_("Pool"),
-        to_field_name="name",
-        required=False,
-        empty_label=_("All pools"),
-        help_text=_("A pool’s own price goes first."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
+    gpu_model = choice(_("Model"), [])
+    pool = one_of(
+        _("Pool"), Pool.objects.order_by("name"), "name", _("A pool’s own price goes first."),
+        required=False, empty_label=_("All pools"),
+    )  # fmt: skip
     valid_from = forms.DateField(
         label=_("From"),
         help_text=_("A day, UTC."),
@@ -60,29 +57,51 @@ class PriceForm(ServiceForm):
         self.fields["per_gpu_hour"].help_text = gettext("In {0}; a share costs its part.").format(settings.CURRENCY)
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def price_list(request: HttpRequest, principal: Principal) -> HttpResponseBase:
-    """List every price, the newest of each model first; with a form for operators."""
-    rows = Price.objects.select_related("pool").order_by("gpu_model", "pool__name", "-valid_from")
-    if file := file_format(request):
-        return as_file(file, "prices", COLUMNS, map(_facts, rows.iterator()))
-    initial = {"valid_from": timezone.now().date(), "gpu_model": request.GET.get("model")}
-    form = PriceForm(request.POST or None, initial=initial)
-    if request.method == "POST":
-        principal.require_operator()
-        if form.is_valid():
-            try:
-                price = prices.set_price(principal=principal, **form.cleaned_data)
-                said = gettext("{0} costs {1} from {2} on.").format(
-                    price.gpu_model, price.per_gpu_hour, price.valid_from
-                )
-                messages.success(request, said)
-                return redirect("prices")
-            except GpucloudError as error:
-                form.refuse(error)
-    shown = {"prices": rows, "form": form, "currency": settings.CURRENCY}
-    return render(request, "reports/prices.html", shown, status=422 if form.is_bound else 200)
+class PriceList(FormPage):
+    """Every price, the newest of each model first, and the form of a new one for operators."""
+
+    template_name, title = "reports/prices.html", _("Prices")
+    subtitle = _("Price of an hour of a whole GPU, valid from a day until the next row of the same model and pool")
+    submit, parent = _("Set the price"), ("reports", _("GPU-hours"))
+
+    @property
+    def prices(self) -> QuerySet[Price]:
+        """The price book."""
+        return Price.objects.select_related("pool").order_by("gpu_model", "pool__name", "-valid_from")
+
+    def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Show the page, or the prices as a file."""
+        if file := file_format(request):
+            return as_file(file, "prices", COLUMNS, map(_facts, self.prices.iterator()))
+        return super().get(request, *args, **kwargs)
+
+    def authorize(self) -> None:
+        """Refuse prices of readers who may not set one."""
+        if self.request.method == "POST":
+            self.principal.require_operator()
+
+    @property
+    def has_form(self) -> bool:
+        """True for operators."""
+        return self.principal.is_operator
+
+    def form(self, data: Any = None) -> PriceForm:
+        """Return the form of a new price, with the model of the URL."""
+        model = self.request.GET.get("model")
+        return PriceForm(data, initial={"valid_from": timezone.now().date(), "gpu_model": model})
+
+    def act(self, form: PriceForm) -> Price:
+        """Set the price."""
+        return prices.set_price(principal=self.principal, **form.cleaned_data)
+
+    def finish(self, form: PriceForm, done: Price) -> HttpResponse:
+        """Return to the prices."""
+        self.say(gettext("{0} costs {1} from {2} on.").format(done.gpu_model, done.per_gpu_hour, done.valid_from))
+        return redirect("prices")
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the prices and their currency."""
+        return {"prices": self.prices, "currency": settings.CURRENCY}
 
 
 @require_POST

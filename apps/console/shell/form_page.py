@@ -1,11 +1,12 @@
 """The generic form page, for a new object or a change: errors at fields, preview, conflict note, redirect."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -105,6 +106,20 @@ class FormPage(View):
         """Return the present values in words, for a reader whose change came second."""
         return ""
 
+    def changes(self) -> QuerySet[AuditEvent]:
+        """Return the audited changes of what the form shows."""
+        events = AuditEvent.objects.filter(object_type=self.object_type, object_id=str(self.audited_key))
+        return events.filter(action__in=self.actions) if self.actions else events
+
+    def version(self) -> str:
+        """Return the present version of what the form shows, as the form posts it."""
+        return str(self.row.version)
+
+    def require_version(self, form: Any) -> None:
+        """Refuse a form that shows other values than the present ones. Raises PreconditionFailed."""
+        if form.cleaned_data["version"] != self.version():
+            raise PreconditionFailed("Somebody changed it.", current=None)
+
     def refused(self, form: Any, error: GpucloudError) -> dict[str, Any]:
         """Return the context of a refusal, which the form shows."""
         return {}
@@ -129,6 +144,11 @@ class FormPage(View):
         return self.crumbs[-1][0]
 
     @property
+    def has_form(self) -> bool:
+        """False if the reader may only read the page."""
+        return True
+
+    @property
     def wants_preview(self) -> bool:
         """True if the post only asks for the effect."""
         return bool(self.preview_template) and self.request.POST.get("act") == "preview"
@@ -148,41 +168,39 @@ class FormPage(View):
             if self.wants_preview:
                 return self.show(form, **self.preview(form))
             return self.finish(form, self.act(form))
-        except PreconditionFailed:
-            return self.show(form, **self._resolve_conflict(form))
+        except PreconditionFailed as error:
+            return self.resolve_conflict(form, error)
         except Denied:
             raise
         except GpucloudError as error:
             form.refuse(error)
             return self.show(form, **self.refused(form, error))
 
-    def show(self, form: Any, **more: Any) -> HttpResponse:
+    def show(self, form: Any, /, **more: Any) -> HttpResponse:
         """Render the page: 422 with a wrong form."""
         wrong = form.is_bound and not form.is_valid()
         status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
         shown = {"page": self, "form": form, **self.more_context(), **more}
         return render(self.request, self.template_name, shown, status=status)
 
-    def _resolve_conflict(self, form: Any) -> dict[str, Any]:
-        """Return the conflicting change. The form keeps its values; sent again, it applies to the new version."""
-        self.row.refresh_from_db()
+    def resolve_conflict(self, form: Any, error: GpucloudError) -> HttpResponse:
+        """Show the conflicting change. The form keeps its values; sent again, it applies to the new version."""
+        self.row = self.find()
         form.data = form.data.copy()
-        form.data["version"] = str(self.row.version)
-        key = self.row.uid if hasattr(self.row, "uid") else self.audited_key
-        events = AuditEvent.objects.filter(object_type=self.object_type, object_id=str(key))
-        if self.actions:
-            events = events.filter(action__in=self.actions)
-        return {"conflict": events.order_by("-pk").first(), "said": self.describe()}
+        form.data["version"] = self.version()
+        return self.show(form, conflict=self.changes().order_by("-pk").first(), said=self.describe())
 
     @property
     def audited_key(self) -> Any:
         """The key by which the audit log names the object."""
-        return self.row.pk
+        return getattr(self.row, "uid", self.row.pk)
 
     def say(self, words: str) -> None:
         """Show a message on the next page."""
         messages.success(self.request, words)
 
-    def say_nothing_changed(self) -> None:
-        """Tell that the form was sent as it was."""
-        self.say(gettext("Nothing has changed."))
+    def say_changed(self, form: Any, names: Collection[str]) -> None:
+        """Tell which fields were changed."""
+        labels = ", ".join(str(form.fields[name].label).lower() for name in names)
+        said = gettext("{0} is changed: {1}.") if names else gettext("Nothing has changed.")
+        self.say(said.format(self.row, labels))

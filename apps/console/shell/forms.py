@@ -32,11 +32,13 @@ FIELD_OF_RESOURCE: Final[Mapping[str, str]] = {
 }
 
 
-def number(label: "str | StrPromise", *, most: int, help_text: "str | StrPromise", **more: Any) -> forms.IntegerField:
-    """Return a field for a number from 1 on."""
+def number(
+    label: "str | StrPromise", *, most: int, help_text: "str | StrPromise", least: int = 1, **more: Any
+) -> forms.IntegerField:
+    """Return a field for a whole number."""
     return forms.IntegerField(
         label=label,
-        min_value=1,
+        min_value=least,
         max_value=most,
         help_text=help_text,
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "numeric"}),
@@ -161,6 +163,10 @@ class VersionedForm(ServiceForm):
         """The version for the service; None without one."""
         version = self.cleaned_data["version"]
         return parse_version(version) if version else None
+
+    def changes_of(self, row: Any, names: Sequence[str]) -> dict[str, Any]:
+        """Return the named fields that differ from the row, for the service."""
+        return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] != getattr(row, name)}
 
 
 class TenantForm(ServiceForm):

@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from django.db.models import Prefetch
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from apps.console.shell.chart_span import ChartSpan, last_minutes
 from apps.nodes.models import Gpu
 from apps.nodes.services.telemetry import reading
 from apps.quotas.models import AuditEvent
@@ -20,10 +22,6 @@ from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 LATEST: Final = timedelta(seconds=15)
 # The span of samples that one number averages.
 MEAN: Final = timedelta(seconds=5)
-# Enough to see the effect of a change, and a point for every pixel or two.
-WINDOW: Final = timedelta(minutes=5)
-# After a change the agent reports twice within half a second: a longer step would mix the old limit with the new one.
-STEP_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,58 +59,61 @@ def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:
     return {row["assignment"]: _last(row) for row in rows}
 
 
-def chart_of_claim(claim: Claim) -> dict[str, Any]:
+def chart_of_claim(claim: Claim, span: ChartSpan | None = None) -> dict[str, Any]:
     """Return the data of the claim's charts: a series per assignment, and marks at changes of its limits."""
-    now = timezone.now()
+    span = span or last_minutes()
     assignments = [item for item in claim.assignments.all() if item.state != "released"]
-    rows = utilization.of_assignments(assignments or claim.assignments.all(), **_window(now))
-    resizes = list(_resizes(claim, now))
+    rows = utilization.of_assignments(assignments or claim.assignments.all(), **span.window)
+    resizes = list(_resizes(claim, span))
     present = None if claim.best_effort else claim.core_request
     series = [
         {"key": str(row["assignment"]), **_numbers(row), "core_request_percent": _guaranteed(row, present, resizes)}
         for row in rows
     ]
-    marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in resizes]
-    return {**_frame(now), "series": series, "marks": marks}
+    marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in resizes if event.at <= span.end]
+    return {**_frame(span, series), "marks": marks}
 
 
 def _guaranteed(row: Mapping[str, Any], present: int | None, resizes: Iterable[AuditEvent]) -> list[int | None]:
-    """Return the guarantee at each time of the series; `resizes`: those of its window, oldest first."""
+    """Return the guarantee at each time of the series; `resizes`: those since its begin, oldest first."""
     former = [(event.at.timestamp(), (event.before or {}).get("core_request")) for event in resizes]
     if present is None:
         return [None] * len(row["times"])
     return [next((core for end, core in former if at < end), present) for at in row["times"]]
 
 
-def chart_of_shares(assignments: Iterable[Assignment]) -> dict[str, Any]:
-    """Return the data of a GPU's charts: a series per assignment on it."""
-    now = timezone.now()
-    rows = utilization.of_assignments(assignments, **_window(now))
-    return {**_frame(now), "series": [{"key": str(row["assignment"]), **_numbers(row)} for row in rows], "marks": []}
+def chart_of_shares(gpu: Gpu, assignments: Iterable[Assignment], span: ChartSpan | None = None) -> dict[str, Any]:
+    """Return the data of a GPU's charts: its own series, and one per assignment on it."""
+    span = span or last_minutes()
+    shares = [
+        {"key": str(row["assignment"]), **_numbers(row)}
+        for row in utilization.of_assignments(assignments, **span.window)
+    ]
+    whole = [{"key": gpu.uuid, **_numbers(row)} for row in utilization.of_gpus([gpu], **span.window)]
+    return {**_frame(span, [*whole, *shares]), "marks": []}
 
 
 def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
     """Return the data of a node's charts: two series per GPU, its use and, as `UUID/power`, its power."""
-    now = timezone.now()
-    rows = utilization.of_gpus(gpus, **_window(now))
-    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows]
-    watts_of = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=now - WINDOW)
+    span = last_minutes()
+    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in utilization.of_gpus(gpus, **span.window)]
+    watts_of = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=span.begin)
     power = [(gpu.uuid, *watts_of.get(gpu.pk, ([], []))) for gpu in gpus]
     watts = [{"key": f"{uuid}/power", "times": times, "power_watts": values} for uuid, times, values in power]
-    return {**_frame(now), "series": [*use, *watts], "marks": []}
+    return {**_frame(span, [*use, *watts]), "marks": []}
 
 
-def _frame(now: datetime) -> dict[str, Any]:
-    return {"now": now.timestamp(), "window_seconds": WINDOW.total_seconds()}
+def _frame(span: ChartSpan, series: list[dict[str, Any]]) -> dict[str, Any]:
+    length = (span.end - span.begin).total_seconds()
+    # Points stand at whole steps: the least distance of two is the step.
+    steps = [later - at for one in series for at, later in pairwise(one["times"])]
+    facts = {"now": timezone.now().timestamp(), "window_seconds": length, "step_seconds": min(steps, default=0)}
+    return {**facts, "live": span.live, "series": series}
 
 
 def _latest() -> dict[str, Any]:
     now = timezone.now()
     return {"start": now - LATEST, "end": None, "step_seconds": int(LATEST.total_seconds())}
-
-
-def _window(now: datetime) -> dict[str, Any]:
-    return {"start": now - WINDOW, "end": None, "step_seconds": STEP_SECONDS}
 
 
 def _last(row: Mapping[str, Any]) -> Use:
@@ -125,10 +126,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"times": row["times"], **columns}
 
 
-def _resizes(claim: Claim, now: datetime) -> Iterable[AuditEvent]:
-    """Return the resizes inside the window, oldest first; viewers of the claim see them without their authors."""
+def _resizes(claim: Claim, span: ChartSpan) -> Iterable[AuditEvent]:
+    """Return the resizes since the span's begin, oldest first; viewers of the claim see them without their authors."""
     mine = AuditEvent.objects.filter(object_type="claim", object_id=str(claim.uid), action="claim.resize")
-    return mine.filter(at__gte=now - WINDOW).order_by("pk")
+    return mine.filter(at__gte=span.begin).order_by("pk")
 
 
 WORDS: Final = {

@@ -105,10 +105,15 @@ class QuotaPage(FormPage):
             return as_file(file, f"ledger-{self.row.pk}", LEDGER, self._entries.values(*LEDGER).iterator())
         return super().get(request, *args, **kwargs)
 
-    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Change the quota."""
-        self.principal.require_operator()
-        return super().post(request, *args, **kwargs)
+    def authorize(self) -> None:
+        """Refuse changes of readers who may not make them."""
+        if self.request.method == "POST":
+            self.principal.require_operator()
+
+    @property
+    def has_form(self) -> bool:
+        """True for operators."""
+        return self.principal.is_operator
 
     def form(self, data: Any = None) -> QuotaForm:
         """Return the form with the quota's values."""
@@ -155,8 +160,7 @@ class QuotaPage(FormPage):
         part = keyset_page(self._entries, self.request.GET)
         uids = {entry.claim_uid for entry in part.rows if entry.claim_uid}
         names = dict(Claim.objects.filter(uid__in=uids).values_list("uid", "name"))
-        shown: dict[str, Any] = {} if self.principal.is_operator else {"form": None}
-        return shown | {
+        return {
             "quota": quota,
             # An unlimited quota cannot be raised.
             "may_ask": quota.hard is not None and quota.tenant_id in self.principal.with_role(Role.MEMBER),

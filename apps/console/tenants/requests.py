@@ -1,28 +1,25 @@
 """Requests beyond quotas and budgets: members ask, their admins pass it on, operators answer."""
 
-import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
 from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import facts_of
 from apps.console.shell.fields import choice, one_of
 from apps.console.shell.form_page import FormPage
-from apps.console.shell.forms import ServiceForm, VersionedForm, describe_error, moment
+from apps.console.shell.forms import ServiceForm, VersionedForm, moment
 from apps.console.shell.lists.columns import SavedView, column
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
-from apps.console.shell.page_access import page
 from apps.console.tenants.bound_labels import PERIODS, Effect, hours
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
 from apps.quotas.models import Budget, Pool, QuotaRequest, Role, Tenant
@@ -32,7 +29,7 @@ from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
 from apps.scheduling.api.requests import granting
-from gpucloud.errors import Denied, GpucloudError, PreconditionFailed
+from gpucloud.errors import GpucloudError
 from gpucloud.web.badges import badge
 
 ASKS, ANSWERS = ("forward", "accept", "withdraw"), ("approve", "counter", "deny")
@@ -126,7 +123,7 @@ class RequestForm(ServiceForm):
 
 
 class DenialForm(VersionedForm):
-    """The reason for which a tenant's admin does not pass a member's request on."""
+    """The answer of a tenant's admin, who passes a member's request on or says why not."""
 
     words = forms.CharField(
         label=_("Reason"),
@@ -135,51 +132,54 @@ class DenialForm(VersionedForm):
         help_text=_("Shown to the requester. A refusal needs a reason."),
         widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
     )
+    # The fields that each answer sends.
+    sends: ClassVar[Mapping[str, Sequence[str]]] = {"deny": ("words",)}
 
     def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
         super().__init__(data, initial={"version": row.version})
 
-    def values_for(self, act: str) -> dict[str, Any]:
-        """Return the arguments for the service; add an error if a refusal has no reason."""
-        if act != "deny":
-            return {}
-        words = self.cleaned_data["words"]
-        if not words:
-            self.add_error("words", _("Enter a reason."))
-        return {"words": words}
+    @property
+    def verb(self) -> str:
+        """The button that was pressed."""
+        return str(self.data.get("act", ""))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments for the service."""
+        return {name: self.cleaned_data[name] for name in self.sends.get(self.verb, ())}
+
+    def clean_words(self) -> str:
+        """Require a reason for a refusal."""
+        words: str = self.cleaned_data["words"]
+        if self.verb == "deny" and not words:
+            raise forms.ValidationError(_("Enter a reason."))
+        return words
 
 
-class AnswerForm(VersionedForm):
+class AnswerForm(DenialForm):
     """An operator's answer."""
 
-    words = forms.CharField(
-        label=_("Comment"),
-        required=False,
-        max_length=2000,
-        help_text=_("Shown to the requester. A refusal needs a reason."),
-        widget=forms.Textarea(attrs={"class": "form-control", "rows": 2}),
-    )
     amount = AmountField(
         label=_("Offer instead"), least=1, required=False, help_text=_("It counts once the tenant accepts.")
     )
     until = moment(_("Offered until"), required=False, help_text=_("Empty: permanent."))
+    sends = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
 
     def __init__(self, data: Any = None, *, row: QuotaRequest) -> None:
-        super().__init__(data, initial={"version": row.version})
+        super().__init__(data, row=row)
+        self.fields["words"].label = gettext("Comment")
         read_as(self, row.resource)
 
-    def values_for(self, act: str) -> dict[str, Any]:
-        """Return the arguments for the service; add an error if the answer lacks a field."""
-        values = self.cleaned_data
-        if act == "deny" and not values["words"]:
-            self.add_error("words", _("Enter a reason."))
-        if act == "counter" and not values["amount"]:
+    def clean(self) -> dict[str, Any]:
+        """Check that an offer has an amount, and that nothing else has one."""
+        values = super().clean() or self.cleaned_data
+        offered = values.get("amount") or values.get("until")
+        if self.verb == "counter" and not values.get("amount") and "amount" not in self.errors:
             self.add_error("amount", _("Enter an amount."))
-        if act == "approve" and (values["amount"] or values["until"]):
+        if self.verb == "approve" and offered:
             # Enter in these fields presses the form's first button.
             self.add_error("amount", _("Approving grants what was asked for. Offer this instead, or leave both empty."))
-        names = {"approve": ("words",), "deny": ("words",), "counter": ("words", "amount", "until")}
-        return {name: values[name] for name in names.get(act, ()) if name in values}
+        return values
 
 
 class NewRequest(FormPage):
@@ -212,29 +212,77 @@ class NewRequest(FormPage):
         return redirect("request", uid=done.uid)
 
 
-@require_http_methods(["GET", "POST"])
-@page
-def request_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Show one request: to operators with its effect and an answer, to its tenant's admins with theirs."""
-    row = _find(principal, uid)
-    form = (DenialForm if row.state == RequestState.REQUESTED else AnswerForm)(request.POST or None, row=row)
-    if request.method == "POST" and form.is_valid() and _answer(request, principal, row, form):
-        return redirect("request", uid=uid)
-    administers = principal.is_operator or row.tenant_id in principal.with_role(Role.ADMIN)
-    may_answer = principal.is_operator if row.state in UNDECIDED else administers
-    own = requests.person_of(row.created_by) == principal.name
-    shown: dict[str, Any] = {
-        "row": row,
-        "form": form if row.state in UNANSWERED and may_answer else None,
-        "may_take": row.state in UNANSWERED and (administers or own),
-    }
-    if principal.is_operator:
-        effect = granting(row, principal)
-        claims = [*effect["runnable"], *effect["pending"]] if effect else []
-        if effect and effect["budget"]:
-            effect["effects"] = _budget_effects(row, effect["budget"])
-        shown |= {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
-    return render(request, "requests/request.html", shown, status=422 if form.is_bound else 200)
+class RequestPage(FormPage):
+    """One request: to operators with its effect and an answer, to its tenant's admins with theirs."""
+
+    template_name, parent = "requests/request.html", ("requests", _("Requests"))
+
+    def find(self) -> QuotaRequest:
+        """Return the request."""
+        rows = QuotaRequest.objects.visible_to(self.principal).select_related("tenant", "pool")
+        return get_object_or_404(rows, uid=self.kwargs["uid"])
+
+    def form(self, data: Any = None) -> Any:
+        """Return the form of those who answer now."""
+        kind = DenialForm if self.row.state == RequestState.REQUESTED else AnswerForm
+        return kind(data, row=self.row)
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Answer, accept or withdraw."""
+        if self._verb not in (*ASKS, *ANSWERS):
+            return self.get(request, *args, **kwargs)
+        return super().post(request, *args, **kwargs)
+
+    @property
+    def _verb(self) -> str:
+        return self.request.POST.get("act", "")
+
+    def act(self, form: Any) -> QuotaRequest:
+        """Give the answer."""
+        answer: Callable[..., QuotaRequest] = getattr(requests, self._verb)
+        return answer(principal=self.principal, request=self.row, versions=form.versions, **form.values)
+
+    def finish(self, form: Any, done: QuotaRequest) -> HttpResponse:
+        """Show the request as it is now."""
+        self.say(gettext("The request is {0}.").format(str(badge(done.state).label).lower()))
+        return redirect("request", uid=done.uid)
+
+    def resolve_conflict(self, form: Any, error: GpucloudError) -> HttpResponse:
+        """Show the other answer: this one no longer applies."""
+        said = gettext("Somebody answered it while you had this page open; this is how it is now.")
+        messages.error(self.request, said)
+        return redirect("request", uid=self.row.uid)
+
+    @property
+    def _administers(self) -> bool:
+        return self.principal.is_operator or self.row.tenant_id in self.principal.with_role(Role.ADMIN)
+
+    @property
+    def has_form(self) -> bool:
+        """True for those whose answer the request awaits."""
+        asked = self.principal.is_operator if self.row.state in UNDECIDED else self._administers
+        return self.row.state in UNANSWERED and asked
+
+    def more_context(self) -> dict[str, Any]:
+        """Return whether the reader may withdraw it, and the effect of a grant for operators."""
+        row, principal = self.row, self.principal
+        own = requests.person_of(row.created_by) == principal.name
+        shown = {"row": row, "may_take": row.state in UNANSWERED and (self._administers or own)}
+        return shown | (_effect(row, principal) if principal.is_operator else {})
+
+    @property
+    def heading(self) -> str:
+        """The title of the page."""
+        return gettext("Request of {0}").format(self.row.tenant)
+
+
+def _effect(row: QuotaRequest, principal: Principal) -> dict[str, Any]:
+    """Return the context of the preview: the effect of granting the request."""
+    effect = granting(row, principal)
+    claims = [*effect["runnable"], *effect["pending"]] if effect else []
+    if effect and effect["budget"]:
+        effect["effects"] = _budget_effects(row, effect["budget"])
+    return {"preview": effect, "changes_queue": any(claim["changed"] for claim in claims)}
 
 
 def _budget_effects(row: QuotaRequest, budget: dict[str, Any]) -> list[Effect]:
@@ -246,38 +294,3 @@ def _budget_effects(row: QuotaRequest, budget: dict[str, Any]) -> list[Effect]:
         first = gettext("It is the tenant’s first budget of this period: until now only quotas limit it.")
         effects.append(("alert-triangle", first))
     return effects
-
-
-def _answer(request: HttpRequest, principal: Principal, row: QuotaRequest, form: AnswerForm | DenialForm) -> bool:
-    """Return True if the answer was given; otherwise the form, or a message, gives the reason."""
-    act = request.POST.get("act", "")
-    if act not in (*ASKS, *ANSWERS):
-        return False
-    values = form.values_for(act)
-    if form.errors:
-        return False
-    answer: Callable[..., QuotaRequest] = getattr(requests, act)
-    try:
-        done = answer(principal=principal, request=row, versions=form.versions, **values)
-    except PreconditionFailed:
-        messages.error(request, gettext("Somebody answered it while you had this page open; this is how it is now."))
-        return True
-    except Denied:
-        raise
-    except GpucloudError as error:
-        if act in ASKS:
-            # The requester has no form for the text.
-            messages.error(request, describe_error(error))
-            return True
-        form.refuse(error)
-        return False
-    messages.success(request, gettext("The request is {0}.").format(str(badge(done.state).label).lower()))
-    return True
-
-
-def _find(principal: Principal, uid: uuid.UUID) -> QuotaRequest:
-    rows = QuotaRequest.objects.visible_to(principal).select_related("tenant", "pool")
-    row = rows.filter(uid=uid).first()
-    if row is None:
-        raise Http404("There is no such request that you may see.")
-    return row

@@ -185,7 +185,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
     if unknown := said.keys() - known.keys():
-        _require_nobodys(unknown)
+        known |= _take_over(node, unknown)
     for gpu in hello.gpus:
         _take_gpu(node, gpu, known.get(gpu.uuid))
     if gone := [gpu.pk for gpu in known.values() if gpu.present and gpu.uuid not in said]:
@@ -218,9 +218,31 @@ def _lock_node(node_id: Any) -> QuerySet[Node]:
     return Node.objects.select_for_update().filter(pk=node_id)
 
 
-def _require_nobodys(uuids: Iterable[str]) -> None:
-    if foreign := Gpu.objects.filter(uuid__in=uuids).select_related("node").first():
-        raise GpuElsewhere(f"GPU {foreign.uuid} belongs to node {foreign.node.name}: remove it there first.")
+def _take_over(node: Node, uuids: Iterable[str]) -> dict[str, Gpu]:
+    """Move GPUs of forgotten nodes, which hold nothing, to this node. Raises GpuElsewhere for those of other nodes."""
+    foreign = list(Gpu.objects.select_for_update().filter(uuid__in=uuids).order_by("pk"))
+    owners = Node.objects.in_bulk([gpu.node_id for gpu in foreign])
+    for gpu in foreign:
+        owner = owners[gpu.node_id]
+        if owner.last_seen_at is not None:
+            raise GpuElsewhere(_advise(gpu, owner), node=owner.name)
+        gpu.node = node
+        gpu.save(update_fields=["node"])
+        audit.record(
+            principal=Principal(name=f"agent:{node.name}"),
+            action="gpu.move",
+            object_type="gpu",
+            object_id=gpu.uuid,
+            before={"node": owner.name},
+            after={"node": node.name},
+        )
+    return {gpu.uuid: gpu for gpu in foreign}
+
+
+def _advise(gpu: Gpu, owner: Node) -> str:
+    """Return how the GPU can come to another node; the advice first, because a close code's reason is cut off."""
+    stop = f"Stop the agent of node {owner.name}, then run" if owner.online else "Run"
+    return f"{stop} `gpucloud node forget {owner.name}`: {gpu.uuid} is still a GPU of that node."
 
 
 def _take_gpu(node: Node, said: wire.Gpu, known: Gpu | None) -> None:

@@ -32,6 +32,11 @@ class EventKind(models.TextChoices):
     CLAIM_AWAKE = "claim.awake", _("A claim that was idle is idle no longer.")
     CLAIM_UNREACHABLE = "claim.unreachable", _("The node of a claim is lost: the state of the claim is unknown.")
     CLAIM_REACHABLE = "claim.reachable", _("The lost node of a claim is back.")
+    CLAIM_BELOW_GUARANTEE = (
+        "claim.below_guarantee",
+        _("A claim gets less compute than its request although its programs want more."),
+    )
+    CLAIM_GUARANTEE_MET = "claim.guarantee_met", _("A claim gets its requested compute again, or wants less.")
     QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below its use.")
     QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
     BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")

@@ -82,6 +82,14 @@ class ReasonSerializer(Strict):
     detail = serializers.CharField(read_only=True)
 
 
+class ClaimConditionSerializer(Strict):
+    """A problem that a claim has now."""
+
+    type = serializers.ChoiceField(choices=["unreachable", "below-guarantee", "idle"], read_only=True)
+    since = serializers.DateTimeField(read_only=True, help_text="It lasts at least since then.")
+    detail = serializers.CharField(read_only=True)
+
+
 class AssignmentSerializer(Strict):
     """One claim's share of one GPU."""
 
@@ -213,6 +221,7 @@ class ClaimSerializer(Strict):
     idle_release_at = serializers.DateTimeField(
         read_only=True, allow_null=True, help_text="It is released then, unless it is used before."
     )
+    conditions = ClaimConditionSerializer(many=True, read_only=True, help_text="The problems that it has now.")
     yields_at = serializers.DateTimeField(
         read_only=True, allow_null=True, help_text="It runs on room that is reserved from then on, and ends then."
     )

@@ -3,7 +3,7 @@
 import uuid
 from datetime import datetime
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -119,6 +119,9 @@ class Claim(Row):
     idle_since = models.DateTimeField(null=True)
     idle_reason = models.CharField(max_length=10, choices=Idle, null=True)
     idle_release_at = models.DateTimeField(null=True)
+    # The time since when, at least, it gets less core than its request although it wants more; and the measurements.
+    below_guarantee_since = models.DateTimeField(null=True)
+    below_guarantee = models.CharField(max_length=500, blank=True, default="", db_default="")
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
     reasons = models.JSONField(default=list)
@@ -171,6 +174,7 @@ class Claim(Row):
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
             models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
             models.Index(fields=["pool"], name="claim_idle", condition=Q(idle_since__isnull=False)),
+            models.Index(fields=["pool"], name="claim_below", condition=Q(below_guarantee_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_nominated", condition=Q(nominated_gpus__isnull=False)),
             models.Index(fields=["yields_at"], name="claim_yields", condition=Q(yields_at__isnull=False)),
             models.Index(
@@ -236,6 +240,16 @@ class Claim(Row):
         """The last heartbeat of its lost node; None if its node is heard, or it has none."""
         nodes = [row.gpu.node for row in self.present_assignments if row.state != "released"]
         return next((node.last_seen_at for node in nodes if not node.online), None)
+
+    @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """The problems that it has now: type, beginning and detail of each."""
+        found = [
+            ("unreachable", self.unreachable_since, "Its node is lost, so its state is unknown."),
+            ("below-guarantee", self.below_guarantee_since, self.below_guarantee),
+            ("idle", self.idle_since, f"Reason: {self.idle_reason}."),
+        ]
+        return [{"type": kind, "since": since, "detail": detail} for kind, since, detail in found if since is not None]
 
     @property
     def shown_state(self) -> str:

@@ -140,6 +140,9 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
     if found["idle_since"]:
         release = found["idle_release_at"]
         yield "Idle", True, found["idle_since"], f"released {sheets.age(release)}" if release else found["idle_reason"]
+    for one in found["conditions"]:
+        if one["type"] == "below-guarantee":
+            yield "BelowGuarantee", True, one["since"], one["detail"]
     for name, words in {"preempt_at": "Preempted", "yields_at": "Yields"}.items():
         if found[name]:
             yield words, True, None, f"ends {sheets.age(found[name])}"

@@ -108,6 +108,10 @@ NOT_PREEMPTED: dict[str, Any] = {"preempt_at": None, "preempted_for": None}
 NOT_IDLE: dict[str, Any] = {"idle_since": None, "idle_reason": None, "idle_release_at": None}
 
 
+# Values of a claim that gets its guarantee, or has none.
+GUARANTEED: dict[str, Any] = {"below_guarantee_since": None, "below_guarantee": ""}
+
+
 # The webhook event of a claim that comes to a state.
 WEBHOOK_EVENTS = {
     ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
@@ -139,6 +143,8 @@ def move(claim: Claim, state: str, **values: object) -> None:
         values["released_at"] = now
     if state != ClaimState.ACTIVE and claim.idle_since is not None:
         values |= NOT_IDLE
+    if state != ClaimState.ACTIVE and claim.below_guarantee_since is not None:
+        values |= GUARANTEED
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
