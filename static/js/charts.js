@@ -272,7 +272,9 @@ class Chart {
 
   // Words in the place of an empty chart.
   tellEmpty(now) {
-    const text = this.points.length > 1 || this.kind.endless ? "" : say(now - this.since < COLLECTING_SECONDS ? "collecting" : "unmeasured");
+    // The fleet has measurements at any time, but in an installation's first minutes.
+    const young = this.key === "fleet" || now - this.since < COLLECTING_SECONDS;
+    const text = this.points.length > 1 || this.kind.endless ? "" : say(young ? "collecting" : "unmeasured");
     if (this.note.textContent !== text) this.note.textContent = text;
     this.note.hidden = !text;
   }

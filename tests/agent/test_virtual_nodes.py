@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from deploy.demo.nodes import virtual_node
-from tests.agent.conftest import BUILD
+from tests.agent.stage import BUILD
 
 
 def shown(node: Path) -> list[str]:

@@ -168,7 +168,7 @@ def test_an_operator_clears_a_gpu_and_its_agent_hears_of_it(cast: Cast, machine:
     frame = machine.node.frame
     assert cast.anna.post(f"gpus/{gpu_uuid('gpu1', 1)}/clear/").status == 403
     olga = browser("olga")
-    assert "It is cured" in olga.get("/nodes/gpu1/").content.decode()
+    assert "Clear error" in olga.get("/nodes/gpu1/").content.decode()
     assert olga.post(f"/gpus/{gpu_uuid('gpu1', 1)}/clear/", follow=True).status_code == 200
     machine.node.refresh_from_db()
     assert machine.node.frame == frame + 1

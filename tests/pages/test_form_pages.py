@@ -12,7 +12,7 @@ from apps.console.shell.amounts import memory_text, parse_memory
 from apps.quotas.models import LimitRange, MemberLimit, QuotaRequest, ResourceQuota, Tenant, Token, User
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.scheduling.models import Claim
-from tests.cast import Cast, Machine, give
+from tests.cast import Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
 
 QUOTA = {"resource": "memory_mib", "pool": "", "borrowing_limit_unlimited": "on", "lending_limit_unlimited": "on"}
@@ -193,3 +193,16 @@ def test_an_answer_that_came_second_is_not_given(cast: Cast, browser: SignIn) ->
     answer = olga.post(f"/requests/{row.uid}/", {"act": "approve", "version": row.version}, follow=True)
     assert "Somebody answered it while you had this page open" in text(answer)
     assert ResourceQuota.objects.get(tenant=cast.acme, resource="core_percent").hard == 100
+
+
+def test_memory_is_bounded_by_the_gpu(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    values = {"tenant": "acme", "pool": "default", "gpu_count": "1", "core_request": "10", "name": "x"}
+    max_ = browser("max")
+    refused = max_.post("/claims/new/", values | {"memory_mib": "25 GiB"})
+    assert refused.context["form"].errors["memory_mib"] == ["Must be at most 24 GiB."]
+    booked = {"start_at": "2099-01-01T00:00", "end_at": "2099-01-01T01:00", "memory_mib": "2147483647 MiB"}
+    refused = max_.post("/reservations/new/", values | booked)
+    assert refused.context["form"].errors["memory_mib"] == ["Must be at most 24 GiB."]
+    claim, _item = placed(cast, machine)
+    refused = max_.post(f"/claims/{claim.uid}/resize/", {"core_request": 10, "core_limit": 10, "memory_mib": "25"})
+    assert refused.context["form"].errors["memory_mib"] == ["Must be at most 24 GiB."]

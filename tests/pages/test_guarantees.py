@@ -14,6 +14,7 @@ from apps.scheduling.services.accounting.guarantees import watch
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
+from gpucloud_cli.commands.describe import _conditions
 from tests.cast import Cast, Machine, placed
 from tests.measurements import keep
 from tests.pages.conftest import SignIn
@@ -94,7 +95,9 @@ def test_a_missed_guarantee_is_a_condition_and_an_event(cast: Cast, machine: Mac
     roll(other, 22, 0)
     assert watch() == 1
     assert watch() == 0
-    (condition,) = cast.vera.get(f"claims/{claim.uid}/").body["conditions"]
+    found = cast.vera.get(f"claims/{claim.uid}/").body
+    (condition,) = found["conditions"]
+    assert ("BelowGuarantee", True, condition["since"], condition["detail"]) in list(_conditions(found))
     assert condition["type"] == "below-guarantee"
     assert condition["detail"].startswith("gpu1 GPU 0: 22 % of the guaranteed 40 % over 60 s, throttled 35 %")
     assert cast.vera.get(f"claims/{calm.uid}/").body["conditions"] == []

@@ -61,12 +61,15 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     run_round(cast.pool)
     store(machine, assignment)
     readings = {"ecc_corrected": 1, "ecc_uncorrected": 1, "sm_active_percent": 5, "tensor_active_percent": 5}
-    GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), dram_active_percent=5, **readings)
+    processes = [{"pid": 1, "command": "python", "memory_mib": 1, "claim": None, "tenant": None}]
+    more = {"dram_active_percent": 5, "processes": processes}
+    GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), **readings, **more)
     Pool.objects.update(idle_rule="report", idle_seconds=60)
     Claim.objects.filter(pk=assignment.claim_id).update(idle_since=timezone.now(), idle_reason=Idle.IDLE)
     behind = Machine("gpu2", cast.pool).node
     Node.objects.filter(pk=behind.pk).update(frame=behind.frame + 5, drifts=[{"what": "limits"}])
     Gpu.objects.filter(pk=machine.gpu(3).pk).update(core_outside=20, memory_outside_mib=GIB, unhealthy="XID 79")
+    Gpu.objects.filter(pk=machine.gpu(2).pk).update(cordoned=True)
     ResourceQuota.objects.update(updated_at=timezone.now() - timedelta(minutes=1))
 
 

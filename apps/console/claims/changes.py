@@ -32,7 +32,7 @@ def resize(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
     claim = find(principal, uid)
     if request.method == "GET":
         return _answer(request, principal, claim, resize_form(claim))
-    form, noted = ResizeForm(request.POST, initial=limits(claim)), dict[str, Any]()
+    form, noted = resize_form(claim, request.POST), dict[str, Any]()
     if form.is_valid():
         try:
             noted = resize_or_note(request, principal, claim, form)

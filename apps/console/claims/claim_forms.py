@@ -1,6 +1,6 @@
 """Forms of the claims' pages: a new claim, new limits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
+from apps.console.shell.amounts import MemoryField
 from apps.console.shell.forms import Group, ServiceForm, TenantForm, flatten, memory, moment, number
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
+from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
@@ -156,6 +158,13 @@ class ResizeForm(ServiceForm):
         _("Core limit"), most=100, help_text=_("Percent, the ceiling when others are idle."), show_hidden_initial=True
     )
     memory_mib = memory(show_hidden_initial=True)
+
+    def __init__(self, *args: Any, gpus: Iterable[Gpu] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["memory_mib"]
+        assert isinstance(field, MemoryField)
+        # Its share of each of its GPUs is at most the whole of the smallest one.
+        field.most = min((gpu.memory_mib for gpu in gpus), default=field.most)
 
     @property
     def changes(self) -> dict[str, Any]:

@@ -137,9 +137,10 @@ def last_change(event: AuditEvent | None, live: list[Assignment]) -> dict[str, A
     return {"what": difference(event), "at": event.at, "in_force": in_force, "seconds": seconds}
 
 
-def resize_form(claim: Claim) -> ResizeForm:
+def resize_form(claim: Claim, data: Any = None) -> ResizeForm:
     """Return the resize form with the present limits."""
-    return ResizeForm(initial=limits(claim))
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    return ResizeForm(data, initial=limits(claim), gpus=[item.gpu for item in live])
 
 
 def memory_in_use(claim: Claim) -> int:

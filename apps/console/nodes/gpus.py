@@ -128,4 +128,4 @@ def _rows(principal: Principal, items: Iterable[Assignment]) -> list[dict[str, A
 
 def _form(item: Assignment, data: Any = None) -> ResizeForm:
     # The page has several forms: each field has an id of its own for its label.
-    return ResizeForm(data, initial=limits(item.claim), auto_id=f"{item.claim.uid}-%s")
+    return ResizeForm(data, initial=limits(item.claim), gpus=[item.gpu], auto_id=f"{item.claim.uid}-%s")

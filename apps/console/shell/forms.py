@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from django import forms
+from django.db.models import Max
 from django.http import HttpRequest
 from django.utils.functional import lazy
 from django.utils.timezone import get_current_timezone_name
@@ -12,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.amounts import MemoryField
+from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Role, Tenant
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.pool import DEFAULT
@@ -202,6 +204,14 @@ class TenantForm(ServiceForm):
         if len(mine) == 1 and not self.initial.get("tenant"):
             self.initial["tenant"] = mine[0].slug
         self.fields["pool"].initial = DEFAULT
+        self._bound_memory()
+
+    def _bound_memory(self) -> None:
+        """Bound the memory by the largest GPU of the chosen pool; a pool without GPUs has the API's own bound."""
+        field = self.fields.get("memory_mib")
+        if isinstance(field, MemoryField):
+            gpus = Gpu.objects.filter(present=True, node__pool__name=self["pool"].value() or DEFAULT)
+            field.most = gpus.aggregate(most=Max("memory_mib"))["most"] or field.most
 
     @property
     def chosen_tenant(self) -> Tenant | None:

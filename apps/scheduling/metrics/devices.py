@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from django.db.models import Func, IntegerField
 from django.utils import timezone
 from prometheus_client.core import GaugeMetricFamily
 
@@ -30,6 +31,7 @@ FIELDS = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "Ratio of cycles the tensor (HMMA) pipe is active.",
     "DCGM_FI_PROF_DRAM_ACTIVE": "Ratio of cycles the device memory interface is active sending or receiving data.",
 }
+PROCESSES = ("gpucloud_gpu_processes", "Processes that use the GPU, of claims and others.")
 # The columns of `GpuHealth` behind the last five.
 HEALTH = ("ecc_corrected", "ecc_uncorrected", "sm_active_percent", "tensor_active_percent", "dram_active_percent")
 
@@ -65,16 +67,18 @@ def _xid(unhealthy: str) -> int:
 
 
 def health() -> dict[int, tuple[Any, ...]]:
-    """Return `HEALTH` of each GPU with a recent report, by its key; one query."""
+    """Return `HEALTH` and the number of processes of each GPU with a recent report, by its key; one query."""
     recent = GpuHealth.objects.filter(reported_at__gt=timezone.now() - STALE, gpu__present=True)
-    return {key: readings for key, *readings in recent.values_list("pk", *HEALTH)}
+    number = Func("processes", function="jsonb_array_length", output_field=IntegerField())
+    return {key: readings for key, *readings in recent.values_list("pk", *HEALTH, number)}
 
 
 def families(
     devices: list[Device], samples: Mapping[int, Sample], reports: Mapping[int, Sequence[Any]]
 ) -> Iterator[GaugeMetricFamily]:
     """Yield the metrics of each GPU with a recent sample or report, given by its key."""
-    made = {name: GaugeMetricFamily(name, words, labels=LABELS) for name, words in FIELDS.items()}
+    named = FIELDS | dict([PROCESSES])
+    made = {name: GaugeMetricFamily(name, words, labels=LABELS) for name, words in named.items()}
     for device in devices:
         sample = samples.get(device.key)
         values = _of_report(reports.get(device.key)) | (_values(device, sample) if sample else {})
@@ -87,9 +91,10 @@ def families(
 def _of_report(readings: Sequence[Any] | None) -> dict[str, float | None]:
     if readings is None:
         return {}
-    corrected, uncorrected, *percents = readings
+    corrected, uncorrected, *percents, processes = readings
     ratios = [None if percent is None else percent / 100 for percent in percents]
-    return dict(zip(list(FIELDS)[-len(HEALTH) :], [corrected, uncorrected, *ratios], strict=True))
+    values = dict(zip(list(FIELDS)[-len(HEALTH) :], [corrected, uncorrected, *ratios], strict=True))
+    return values | {PROCESSES[0]: processes}
 
 
 def _values(device: Device, sample: Sample) -> dict[str, float | None]:

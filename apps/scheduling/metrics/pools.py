@@ -99,6 +99,11 @@ def gpus() -> Iterator[GaugeMetricFamily]:
     """Yield the capacity of pools, the promised part of it, and the use beside that."""
     names = {
         "gpus": ("gpucloud_gpus", "GPUs that are there.", Count("pk")),
+        "cordoned": (
+            "gpucloud_gpus_cordoned",
+            "GPUs that an operator has cordoned, or whose node is.",
+            Count("pk", filter=Q(cordoned=True) | Q(node__cordoned=True)),
+        ),
         "core_used": ("gpucloud_core_percent_promised", "Percent of a GPU that claims hold.", Sum("core_used")),
         "core_outside": (
             "gpucloud_core_percent_outside",
