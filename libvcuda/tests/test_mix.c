@@ -377,7 +377,7 @@ void test_mix(void)
 {
     unsigned seed = test_seed();
     unsigned long count = test_count(0); /* some that can be thrown overlap bare as no limited program can */
-    setenv("GPUCLOUD_SIM_COSTS", COSTS, 1); /* of the simulated driver only */
+    setenv("GPUCLOUD_SIM_COSTS", COSTS, 1);
     for (size_t i = 0; i < FIXED; i++)
         test_cell(&fixed[i]);
     printf("      cells by seed %u\n", seed);
