@@ -29,6 +29,8 @@ FEW = 4
 AGAIN = ", again"
 # More together than the minimum of two cores: tests wait for agents, browsers and restarts.
 PROCESSES, PLATFORMS = "3", "3"
+# Tests of platforms measure shares and delays, too: the tests beside them compute when these wait.
+AFTER_OTHERS = ("nice", "-n", "5")
 # The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each, all of
 # them and the Python tests by the clock a third of two; the lanes last as long as one another.
 TIMED = {
@@ -84,12 +86,13 @@ class Row:
         return self.status == FAILURES and bool(self.passed) and 0 < (self.failed or 0) <= FEW
 
 
-def pytest_suite(suite: str, caches: Path, *arguments: str) -> list[Row]:
+def pytest_suite(suite: str, caches: Path, *arguments: str, before: Sequence[str] = ()) -> list[Row]:
     """Run a suite of Python tests, or with `--last-failed` its repeat; pytest's cache says what failed."""
     begun, name = time.monotonic(), suite.removesuffix(AGAIN)
     report, cache = caches / f"{suite}.xml", caches / name
     options = ["-m", MARKS[name], "-o", f"cache_dir={cache}", f"--junit-xml={report}", *arguments]
-    status = subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=ROOT, check=False).returncode
+    command = [*before, sys.executable, "-m", "pytest", "-q", *options]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
     return [Row(suite, *counts(report), time.monotonic() - begun, status)]
 
 
@@ -190,7 +193,7 @@ def run_all(caches: Path, extra: list[str]) -> list[Row]:
         *beside(*([partial(c_suite, suite, beside_others=True)] for suite in TIMED), [clock]),
         *beside(
             [partial(c_suite, suite, beside_others=True) for suite in ("C, the rest", "C, sanitizers")],
-            [partial(pytest_suite, "Python", caches, "-n", PROCESSES, *STEALING, *extra)],
+            [partial(pytest_suite, "Python", caches, "-n", PROCESSES, *STEALING, *extra, before=AFTER_OTHERS)],
             [partial(pytest_suite, "Python, platforms", caches, *platforms)],
         ),
     ]
