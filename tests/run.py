@@ -6,7 +6,7 @@ Suites that measure shares by the clock come first: C chapters in lanes, because
 time, and Python tests marked ``alone`` beside them. Everything else runs together afterwards: tests that start a whole
 platform (``serial``) wait more than they compute, the other Python tests compute more than they wait, and the remaining
 C chapters and the sanitizers' builds are short. A few failures of a crowded run are repeated once at the end, alone:
-the table says so, and a second failure counts (docs/decisions/0043, 0062, 0072).
+the table says so, and a second failure counts (docs/decisions/0043, 0062, 0073).
 """
 
 import argparse

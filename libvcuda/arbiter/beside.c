@@ -7,8 +7,9 @@
  *
  * 1. Measure for a quarter of a second how well each claim uses its turns (during a turn no other claim disturbs the
  *    measurement).
- * 2. Let go each claim that would use less of the GPU than its share even with the whole GPU to itself: it follows its
- *    own limit, and only the others take turns. If at most one of the others is left, no turns are given at all.
+ * 2. Let go each claim that leaves its turns idle. One that would use less of the GPU than its share even with the whole
+ *    GPU to itself follows its own limit. One that would use more is *thin*: its share is its limit as long as the others
+ *    want theirs. Only the others take turns; if at most one of them is left, no turns are given at all.
  * 3. Watch every claim from then on. A claim is harmed if it gets less than it got in turns, and less than its share (a
  *    program that waits for each kernel waits for a whole slice of another process each time). Then turns begin again,
  *    and the next attempt comes later. The same happens if a claim that was let go takes more than its share.
@@ -33,6 +34,15 @@
 /* The same for claims beside others. It is longer, as harm would be noticed. */
 #define BESIDE_LEAST_NS (8000 * MS)
 #define BESIDE_MOST_NS (64000 * (int64_t)MS)
+/* Not as long: a cap hides that a claim has become dense. */
+#define THIN_MOST_NS (16000 * MS)
+/* A claim that was not there when turns were judged, and takes this part of the GPU, is reason to judge again. */
+#define NEWCOMER_LEAST (SHARE_WHOLE / 20)
+/* The least share that may be a cap: a smaller one would be rounded to no limit at all. */
+#define CAP_LEAST (SHARE_WHOLE / 100)
+/* A claim that used so much in a window may want this much more. */
+#define DEMAND_PERCENT 125
+#define DEMAND_MORE (SHARE_WHOLE / 10)
 /* The length of a window in which harm is looked for. Several windows in a row must show it, as programs pause. */
 #define HARM_OVER_NS (250 * MS)
 #define HARM_PERCENT 88
@@ -41,6 +51,9 @@
 /* If no claim fills the GPU, a claim that takes more takes it from nobody. */
 #define GREED_MORE_SPARSE (SHARE_WHOLE / 10)
 #define HARM_WINDOWS 2
+/* Caps are reduced by this much more than is missing; not to less than this part of what the claims got in turns. */
+#define SQUEEZE_MORE (SHARE_WHOLE / 100)
+#define SQUEEZE_LEAST_PERCENT 120
 
 /* Return 1 if the measurement is complete. Work is measured when it ends, and work that did not drain takes time from
  * the turns of others. */
@@ -83,46 +96,54 @@ static int count_turns(struct seat *s)
     return whole;
 }
 
-/* Return 1 if the claim needs less than its share: either it leaves the GPU idle in its turns so often that it would
- * not need its share even alone, or it gives turns back and uses far less than its share. It must not wait for the GPU
- * often: beside others it would wait for a whole slice of theirs each time. And letting it go must not have harmed
- * anybody a moment ago. */
-static int is_light(const struct seat *s, uint32_t density, uint64_t lasted, uint64_t now)
+/* Decide whether the claim is light, and thin. It needs less than its share if it leaves the GPU idle in its turns so
+ * often that it would not need its share even alone, or if it gives turns back and uses far less than its share. It must
+ * not wait for the GPU often: beside others it would wait for a whole slice of theirs each time. And letting it go must
+ * not have harmed anybody a moment ago. */
+static void judge_seat(struct seat *s, uint32_t density, uint64_t lasted, uint64_t now)
 {
     int sparse = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
     int needs_less = density <= s->share || (s->idled && 2 * part(s->dense_used_ns, lasted) <= s->share);
-    return sparse && needs_less && s->syncs * 100 <= s->looks * SYNC_PERCENT && now >= s->not_beside_until_ns;
+    int may_be_capped = s->terms.tier == 0 && s->share >= CAP_LEAST && (s->idled || s->dense_used_ns > DENSE_LEAST_NS);
+    s->light = sparse && (needs_less || may_be_capped) && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
+               now >= s->not_beside_until_ns;
+    s->thin = s->light && may_be_capped && density > s->share;
 }
 
 static void watch_from(struct round *r, uint64_t now)
 {
     r->harm_since_ns = now;
+    r->squeeze = 100;
     for (int i = 0; i < r->n; i++) {
         r->seat[i].harm_gpu_time_ns = r->seat[i].reading.gpu_time_ns;
         r->seat[i].harmed = 0;
+        r->seat[i].got = SHARE_WHOLE;
+        r->seat[i].most = r->seat[i].due;
         r->seat[i].rested = !seat_is_active(&r->seat[i], now);
     }
 }
 
 int beside_judge(struct round *r, uint64_t now)
 {
-    int takers = 0, sparse = 0, light = 0, whole = 1;
+    int takers = 0, sparse = 0, light = 0, thin = 0, whole = 1;
     uint64_t lasted = now - r->dense_since_ns;
     for (int i = 0; i < r->n; i++)
         whole &= count_turns(&r->seat[i]);
     if (!whole)
         round_judge_anew(r, now);
     int judged = can_judge(r, now);
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; judged && i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        if (!judged || s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
+        s->known = s->beside || s->dense_used_ns > 0;
+        if (s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
             continue;
         uint32_t density = part(s->dense_gpu_ns, (uint64_t)s->dense_used_ns);
         s->in_turns = part(s->dense_gpu_ns, lasted);
         s->due = s->share;
-        s->light = is_light(s, density, lasted, now);
+        judge_seat(s, density, lasted, now);
         takers++;
         light += s->light;
+        thin += s->thin;
         sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS &&
                   now >= s->not_beside_until_ns;
     }
@@ -138,10 +159,12 @@ int beside_judge(struct round *r, uint64_t now)
     r->free_active = r->n;
     for (int i = 0; i < r->n; i++) {
         r->seat[i].light &= !all_sparse;
+        r->seat[i].thin &= r->seat[i].light;
         r->seat[i].let_go = all_sparse || r->seat[i].light;
     }
+    uint64_t beside_most = thin ? THIN_MOST_NS : BESIDE_MOST_NS;
     if (all_sparse || takers - light < 2) {
-        uint64_t most = all_sparse ? NO_TURNS_MOST_NS : BESIDE_MOST_NS;
+        uint64_t most = all_sparse ? NO_TURNS_MOST_NS : beside_most;
         uint64_t least = all_sparse ? NO_TURNS_LEAST_NS : BESIDE_LEAST_NS;
         r->no_turns_for_ns = r->no_turns_for_ns > least ? r->no_turns_for_ns : least;
         r->no_turns_until_ns = now + r->no_turns_for_ns;
@@ -153,9 +176,33 @@ int beside_judge(struct round *r, uint64_t now)
         if (s->beside || !s->light)
             continue;
         s->beside = 1;
-        s->beside_until_ns = now + BESIDE_MOST_NS;
+        s->beside_until_ns = now + beside_most;
     }
     return 0;
+}
+
+void beside_cap(struct round *r, uint64_t now)
+{
+    struct share_terms terms[ROUND_SEATS];
+    uint32_t shares[ROUND_SEATS];
+    int thin = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        uint32_t wanted = s->got * DEMAND_PERCENT / 100 + DEMAND_MORE;
+        thin |= s->thin;
+        s->cap = 0;
+        terms[i] = s->terms;
+        terms[i].demand = s->thin ? SHARE_WHOLE : seat_is_active(s, now) ? (uint32_t)lesser(wanted, SHARE_WHOLE) : 0;
+    }
+    if (!thin)
+        return;
+    share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    for (int i = 0; i < r->n; i++)
+        if (r->seat[i].thin) {
+            uint32_t cap = shares[i] * r->squeeze / 100;
+            r->seat[i].cap = cap > CAP_LEAST ? cap : CAP_LEAST;
+            r->seat[i].most = r->seat[i].most > r->seat[i].cap ? r->seat[i].most : r->seat[i].cap;
+        }
 }
 
 /* Return 1 if the seat got less than it is due. Work is measured when it ends, so a kernel longer than the window is no
@@ -166,46 +213,102 @@ static int is_harmed(const struct round *r, const struct seat *s, uint32_t got)
     return !s->rested && s->reading.last_end_ns > r->harm_since_ns && got * 100 < due * HARM_PERCENT;
 }
 
-/* Return 1 if the seat was let go and now takes more than it is due. */
+/* The driver's time slices cost up to a seventh of the GPU, which is then missing from the others' shares. Reduce the caps
+ * of thin claims by what the seat lacks; return 0 if they would get little more than in turns. */
+static int squeeze(struct round *r, const struct seat *harmed, uint32_t got)
+{
+    uint32_t due = harmed->due < harmed->in_turns ? harmed->due : harmed->in_turns, caps = 0, in_turns = 0;
+    for (int i = 0; i < r->n; i++) {
+        caps += r->seat[i].cap;
+        in_turns += r->seat[i].cap ? r->seat[i].in_turns : 0;
+    }
+    uint32_t missing = due * HARM_PERCENT / 100 + SQUEEZE_MORE - got, rest = caps > missing ? caps - missing : 0;
+    if (harmed->let_go || rest * 100 <= in_turns * SQUEEZE_LEAST_PERCENT)
+        return 0;
+    r->squeeze = r->squeeze * rest / caps;
+    return 1;
+}
+
+/* Return 1 if the seat was let go and takes more than it may. */
 static int is_greedy(const struct seat *s, uint32_t got)
 {
     uint32_t more = s->light ? GREED_MORE : GREED_MORE_SPARSE;
-    return s->let_go && s->due && got * 100 > s->due * GREED_PERCENT + 100 * more;
+    return s->let_go && s->due && got * 100 > s->most * GREED_PERCENT + 100 * more;
 }
 
 static void take_back(struct seat *s, uint64_t now)
 {
-    s->beside = s->light = s->let_go = 0;
+    s->beside = s->light = s->thin = s->let_go = 0;
     s->not_beside_for_ns =
         s->not_beside_for_ns ? (uint64_t)lesser((int64_t)s->not_beside_for_ns * 2, BESIDE_MOST_NS) : BESIDE_LEAST_NS;
     s->not_beside_until_ns = now + s->not_beside_for_ns;
 }
 
+/* Terms may have changed since turns were judged: what each claim is due follows them. */
+static void renew_dues(struct round *r)
+{
+    struct share_terms terms[ROUND_SEATS];
+    uint32_t shares[ROUND_SEATS];
+    for (int i = 0; i < r->n; i++) {
+        terms[i] = r->seat[i].terms;
+        terms[i].demand = r->seat[i].known ? SHARE_WHOLE : 0;
+    }
+    share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    for (int i = 0; i < r->n; i++) {
+        if (r->seat[i].due != shares[i])
+            r->squeeze = 100;
+        r->seat[i].due = shares[i];
+    }
+}
+
+/* Judge what the seat got in the window that ends now. Return 1 if it is harmed, or takes more than it may. */
+static int is_wrong(const struct round *r, struct seat *s, uint64_t lasted, int *harmed)
+{
+    uint64_t time = s->reading.gpu_time_ns, before = s->harm_gpu_time_ns;
+    s->got = part(time > before ? (int64_t)(time - before) : 0, lasted);
+    s->harm_gpu_time_ns = time;
+    *harmed = time >= before && is_harmed(r, s, s->got);
+    return *harmed || (time >= before && is_greedy(s, s->got));
+}
+
+/* Return 1 if turns must begin again because of this seat. */
+static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
+{
+    if (s->harmed >= HARM_WINDOWS) {
+        s->harmed = 0;
+        if (harmed && squeeze(r, s, s->got))
+            return 0;
+        for (int k = 0; k < r->n; k++)
+            if (r->seat[k].let_go && (&r->seat[k] == s || !s->let_go))
+                take_back(&r->seat[k], now);
+        return 1;
+    }
+    if (s->beside && now >= s->beside_until_ns) {
+        s->beside = s->light = s->thin = s->let_go = 0; /* to be judged anew */
+        return 1;
+    }
+    return r->phase == ROUND_FREE && !s->known && s->got > NEWCOMER_LEAST;
+}
+
 int beside_watch(struct round *r, uint64_t now)
 {
-    int ended = 0;
+    int ended = 0, tight = 0, harmed;
     for (int i = 0; i < r->n; i++)
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
     uint64_t lasted = now - r->harm_since_ns;
     /* While a turn drains, only its holder is read. */
     if (!r->harm_since_ns || lasted < HARM_OVER_NS || r->phase == ROUND_DRAINING)
         return 0;
+    renew_dues(r);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        uint64_t time = s->reading.gpu_time_ns;
-        uint32_t got = part(time > s->harm_gpu_time_ns ? (int64_t)(time - s->harm_gpu_time_ns) : 0, lasted);
-        int wrong = time >= s->harm_gpu_time_ns && (is_harmed(r, s, got) || is_greedy(s, got));
-        s->harmed = wrong ? s->harmed + 1 : 0;
-        s->harm_gpu_time_ns = time;
+        s->harmed = is_wrong(r, s, lasted, &harmed) ? s->harmed + 1 : 0;
+        tight |= harmed;
+        s->most = s->cap ? s->cap : s->due;
         s->rested = !seat_is_active(s, now);
-        if (s->harmed < HARM_WINDOWS && !(s->beside && now >= s->beside_until_ns))
-            continue;
-        ended = 1;
-        s->harmed = 0;
-        for (int k = 0; k < r->n; k++)
-            if (r->seat[k].let_go && (k == i || !s->let_go))
-                take_back(&r->seat[k], now);
+        ended |= ends_it(r, s, harmed, now);
     }
+    r->squeeze += !tight && r->squeeze < 100;
     r->harm_since_ns = now;
     return ended;
 }

@@ -169,6 +169,8 @@ static void publish(struct round *r, uint64_t now)
             __atomic_store_n(&turn->contended, contended, __ATOMIC_RELAXED);
         if (__atomic_load_n(&turn->depth_ns, __ATOMIC_RELAXED) != s->depth_ns)
             __atomic_store_n(&turn->depth_ns, s->depth_ns, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&turn->cap, __ATOMIC_RELAXED) != s->cap)
+            __atomic_store_n(&turn->cap, s->cap, __ATOMIC_RELAXED);
         if (desk->share != s->share)
             __atomic_store_n(&turn->share, s->share, __ATOMIC_RELAXED);
         if (desk->ends_ns != VCUDA_TURN_FREE && s->ends_ns && s->ends_ns < desk->ends_ns)

@@ -128,7 +128,7 @@ static void free_seat(const struct round *r, struct seat *s)
 {
     s->ends_ns = VCUDA_TURN_FREE;
     s->starts_ns = 0;
-    s->share = seat_most(r, s);
+    s->share = s->cap ? s->cap : seat_most(r, s);
 }
 
 static void give_no_turns(struct round *r)
@@ -136,6 +136,7 @@ static void give_no_turns(struct round *r)
     r->phase = ROUND_FREE;
     r->holder = r->first = NOBODY;
     r->window_ns = 0;
+    beside_cap(r, r->stepped_ns);
     for (int i = 0; i < r->n; i++) {
         r->seat[i].stray = r->seat[i].beside = 0;
         free_seat(r, &r->seat[i]);
@@ -194,6 +195,7 @@ void round_begin(struct round *r, uint64_t now)
         terms[i].demand = r->seat[i].in_round ? SHARE_WHOLE : 0;
     }
     share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    beside_cap(r, now);
     r->span_ns = next_span(r, length, now);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
@@ -269,7 +271,8 @@ static void start(struct round *r, uint64_t now)
         struct seat *s = &r->seat[i];
         s->ends_ns = s->starts_ns = 0;
         s->carry_ns = s->debt_ns = s->budget_ns = s->charged_ns = s->used_ns = s->bonus_ns = 0;
-        s->let_go = 0;
+        s->let_go = s->thin = 0;
+        s->cap = 0;
         s->turns_gpu_time_ns = s->reading.gpu_time_ns;
         s->in_round = s->stray = s->beside = 0;
         s->outside_ns = s->reading.outside_ns;
@@ -281,6 +284,7 @@ static void start(struct round *r, uint64_t now)
 static uint64_t stay_free(struct round *r, int active, uint64_t now)
 {
     int waiting = 0, busy = 0;
+    beside_cap(r, now);
     for (int i = 0; i < r->n; i++) {
         waiting += r->seat[i].reading.waiting && r->seat[i].terms.limit;
         busy += r->seat[i].reading.syncing && r->seat[i].terms.limit;

@@ -37,6 +37,7 @@ struct seat {
     uint64_t ends_ns, starts_ns;
     uint32_t share;
     uint64_t depth_ns;
+    uint32_t cap;         /* of a thin claim that was let go; 0: its own limit */
     uint32_t usual_share; /* when it was last active */
     /* The rest belongs to round.c and turn.c. */
     int in_round; /* was active when the round began */
@@ -58,7 +59,11 @@ struct seat {
     uint32_t in_turns;                   /* the share of the GPU that it got in turns, when they were last judged */
     uint32_t due;                        /* its share then */
     uint32_t looks, syncs;               /* since dense_since_ns: samples, and samples in which it waited for the GPU */
-    int light;                           /* needs less than its share: may be let go */
+    int light;                           /* leaves its turns idle: may be let go */
+    int thin;                            /* light, but would take more than its share: let go under a cap */
+    uint32_t most;                       /* its greatest cap since then, or what it is due */
+    uint32_t got;                        /* its part of the GPU in the last window in which harm was looked for */
+    int known;                           /* was there when turns were last judged */
     int let_go;                          /* runs beside others, or without turns as all do */
     uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
     uint64_t harm_gpu_time_ns; /* at harm_since_ns */
@@ -92,6 +97,7 @@ struct round {
     uint64_t dense_since_ns; /* beginning of the time over which the use of turns is judged */
     uint64_t no_turns_until_ns, no_turns_for_ns;
     int free_active;          /* the number of active claims then */
+    uint32_t squeeze;         /* thin claims get this percent of their shares, so that others are not harmed */
     uint64_t harm_since_ns;   /* beginning of the window in which harm is looked for; 0: none */
     uint64_t stepped_ns;      /* the last step */
     int is_cut;               /* ends before everyone had its turn, because terms changed */
@@ -140,6 +146,8 @@ void round_judge_anew(struct round *r, uint64_t now);
 int beside_judge(struct round *r, uint64_t now);
 /* While some claims run beside others: return 1 if that must end. */
 int beside_watch(struct round *r, uint64_t now);
+/* Set the caps of thin claims, by the present terms and what the others use. */
+void beside_cap(struct round *r, uint64_t now);
 
 /* ---- */
 int round_over(const struct round *r, uint64_t now);

@@ -116,7 +116,8 @@ struct vcuda_turn {
     uint32_t contended; /* 1: other claims may have the GPU in between, so measured times contain theirs */
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC; see VCUDA_TURN_STALE_NS. 0: the arbiter speaks for the page alone */
     uint64_t depth_ns;     /* at most so much in flight within a turn; 0: as libvcuda thinks best */
-    uint8_t reserved[16];
+    uint32_t cap; /* hundredths of a percent that it may use while no turns are given to it; 0: its own limit */
+    uint8_t reserved[12];
 };
 
 struct vcuda_turns {

@@ -53,6 +53,7 @@ static const struct field layout[] = {
     FIELD(vcuda_turn, starts_ns),
     FIELD(vcuda_turn, number),
     FIELD(vcuda_turn, share),
+    FIELD(vcuda_turn, cap),
     SIZE(vcuda_usage),
     FIELD(vcuda_usage, magic),
     FIELD(vcuda_usage, version),

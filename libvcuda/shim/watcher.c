@@ -47,7 +47,7 @@ static int is_open(int slot)
 static int is_limited(void)
 {
     for (int i = 0; i < VCUDA_MAX_GPUS; i++)
-        if (is_open(i) && __atomic_load_n(&shim.gpu[i].core_limit, __ATOMIC_RELAXED) < 100)
+        if (is_open(i) && gate_limit(i) < 100)
             return 1;
     return 0;
 }

@@ -39,13 +39,101 @@ static void test_let_go(struct virtual_gpu *v)
     expect(virtual_share(v, 0) > 14 && virtual_share(v, 2) > 1.8 * virtual_share(v, 1),
            "and beside two heavy ones, which take turns: %.1f, %.1f and %.1f %%", virtual_share(v, 0),
            virtual_share(v, 1), virtual_share(v, 2));
+}
+
+/* A thin claim leaves its turns idle, and needs more than its share. */
+static void test_capped(struct virtual_gpu *v)
+{
     virtual_begin(v, 50);
     light(v, 10);
     heavy(v, 90);
     virtual_run(v, 2);
     virtual_count(v);
     virtual_run(v, 10);
-    expect(virtual_share(v, 1) > 88, "one that needs more than its share is not let go: %.1f and %.1f %%",
+    expect(fabs(virtual_share(v, 0) - 10) < 1 && virtual_share(v, 1) > 84,
+           "one that needs 20 %% of the GPU and leaves its turns idle has its 10 beside a heavy one: %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1));
+    virtual_begin(v, 50);
+    light(v, 10);
+    heavy(v, 30);
+    heavy(v, 60);
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 10);
+    expect(fabs(virtual_share(v, 0) - 10) < 1 && fabs(virtual_share(v, 2) / virtual_share(v, 1) - 2) < 0.2,
+           "and beside two heavy ones, which take turns: %.1f, %.1f and %.1f %%", virtual_share(v, 0),
+           virtual_share(v, 1), virtual_share(v, 2));
+}
+
+/* The driver's slices cost a fifth while both are busy: neither bears that alone. */
+static void test_squeezed(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    v->lost_percent = 20;
+    light(v, 30)->think_ns = 300000;
+    heavy(v, 70);
+    virtual_run(v, 5);
+    virtual_count(v);
+    virtual_run(v, 10);
+    expect(
+        virtual_share(v, 0) > 15 && virtual_share(v, 1) > 0.86 * 70,
+        "where slices cost time, a heavy one keeps 88 %% of its share and a thin one gets the rest: %.1f and %.1f %%",
+        virtual_share(v, 0), virtual_share(v, 1));
+}
+
+/* A third claim comes while no turns are given, and a thin one's program becomes a flood. */
+static void test_changes(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *first = light(v, 20);
+    heavy(v, 30);
+    struct tenant *third = heavy(v, 50);
+    third->begins_ns = v->now + 4000 * MS;
+    virtual_run(v, 3);
+    virtual_count(v);
+    virtual_run(v, 1);
+    double thin = virtual_share(v, 0);
+    first->synchronous = 0;
+    first->kernel_ns = 1600000;
+    virtual_run(v, 1.5);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(thin > 14 && fabs(virtual_share(v, 0) - 20) < 2 && fabs(virtual_share(v, 1) - 30) < 2 &&
+               fabs(virtual_share(v, 2) - 50) < 2,
+           "turns begin again once a third one comes and the thin one (%.1f) floods: %.1f, %.1f and %.1f %%", thin,
+           virtual_share(v, 0), virtual_share(v, 1), virtual_share(v, 2));
+    virtual_begin(v, 50);
+    first = light(v, 20);
+    heavy(v, 80);
+    virtual_run(v, 3);
+    first->synchronous = 0;
+    first->kernel_ns = 1600000;
+    virtual_run(v, 20);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(fabs(virtual_share(v, 0) - 20) < 1.5 && v->turns_ns > 4900 * MS,
+           "and after some seconds once it alone floods: %.1f %%", virtual_share(v, 0));
+}
+
+/* The cap follows the terms, and what the other one uses. */
+static void test_cap_follows(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *t = light(v, 10), *other = heavy(v, 90);
+    virtual_run(v, 2);
+    t->limit.core_request = 15;
+    other->limit.core_request = 85;
+    virtual_run(v, 0.1);
+    virtual_count(v);
+    virtual_run(v, 1);
+    expect(fabs(virtual_share(v, 0) - 15) < 1, "resized to 15 %%, it has them at once: %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1));
+    other->synchronous = 1;
+    other->think_ns = 6400000;
+    virtual_run(v, 1);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(virtual_share(v, 0) > 16, "and what the other one leaves once it uses a fifth: %.1f and %.1f %%",
            virtual_share(v, 0), virtual_share(v, 1));
 }
 
@@ -103,6 +191,10 @@ static void test_watchful(struct virtual_gpu *v)
 void test_beside(struct virtual_gpu *v)
 {
     test_let_go(v);
+    test_capped(v);
+    test_squeezed(v);
+    test_changes(v);
+    test_cap_follows(v);
     test_taken_back(v);
     test_away(v);
     test_watchful(v);

@@ -126,7 +126,7 @@ static void test_limits(void)
     virtual_run(v, 0.05);
     virtual_count(v);
     virtual_run(v, 0.4);
-    expect(v->tenant[0].used_ns == 0, "a limit of 0 is never given a turn");
+    expect(virtual_share(v, 0) == 0, "a limit of 0 is never given a turn");
 }
 
 static void set_policy(uint32_t policy, uint32_t weight, uint32_t parts, uint32_t flags)

@@ -99,6 +99,38 @@ static void test_orphans(void)
     end();
 }
 
+/* The cap of a claim without turns is its limit while the arbiter lives. */
+static void test_cap(void)
+{
+    double shares[SHARERS] = {0};
+    struct vcuda_turns *turns;
+    char path[300];
+    begin(50, 50);
+    arbiter_end(SIGKILL);
+    snprintf(path, sizeof path, "%s/turns", node.claim[0].directory);
+    if (vcuda_turns_open(path, 1, &turns)) {
+        expect(0, "%s can be written", path);
+        return;
+    }
+    struct vcuda_turn *turn = &turns->turn[0];
+    uint64_t now = pages_clock(CLOCK_MONOTONIC);
+    __atomic_store_n(&turn->ends_ns, VCUDA_TURN_FREE, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->cap, 3000, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->heartbeat_ns, now + 60000000000ull, __ATOMIC_SEQ_CST); /* as if it lived on */
+    add_load(0, "500000", "0");
+    pause_s(0.5);
+    for (int again = 0; again < 4 && (shares[0] < 27 || shares[0] > 33); again++)
+        node_measure(1, shares);
+    expect(shares[0] >= 27 && shares[0] <= 33, "a cap of 30 %% without turns is held: %.1f %%", shares[0]);
+    __atomic_store_n(&turn->heartbeat_ns, now, __ATOMIC_SEQ_CST);
+    pause_s(0.5);
+    node_measure(1, shares);
+    expect(shares[0] > 60, "that of a dead arbiter is not: %.1f %%", shares[0]);
+    vcuda_turns_unmap(turns);
+    node.arbiter = arbiter_start(node_directory);
+    end();
+}
+
 void test_turns(void)
 {
     test_two("30/70, kernels of 1 ms", "1000000", "1000000", 30);
@@ -107,4 +139,5 @@ void test_turns(void)
     test_waiting();
     test_alone_again();
     test_orphans();
+    test_cap();
 }

@@ -8,6 +8,7 @@
 #define TICK_NS 20000ull
 #define SWITCH_NS 200000ull
 #define INFLIGHT_NS 2500000ull
+#define CREDIT_MOST_NS (20 * (int64_t)MS)
 
 static uint64_t counted_since;
 
@@ -31,8 +32,16 @@ struct tenant *virtual_tenant(struct virtual_gpu *v, uint32_t request, uint32_t 
     return t;
 }
 
+/* As libvcuda's credit does for a limit. */
+static int is_capped(const struct tenant *t, const struct seat *s)
+{
+    return s->ends_ns == VCUDA_TURN_FREE && s->cap && t->credit_ns <= (int64_t)t->queued_ns;
+}
+
 static int may_launch(const struct tenant *t, const struct seat *s, uint64_t now)
 {
+    if (is_capped(t, s))
+        return 0;
     uint64_t most = s->ends_ns == VCUDA_TURN_FREE ? t->deep_ns : INFLIGHT_NS;
     most = most < 2 * t->kernel_ns ? 2 * t->kernel_ns : most;
     if (t->queued_ns + t->kernel_ns > (t->synchronous ? t->kernel_ns : most))
@@ -44,9 +53,10 @@ static void act(struct virtual_gpu *v, struct tenant *t, const struct seat *s)
 {
     int asks = v->now >= t->begins_ns && v->now < t->ends_ns && v->now >= t->resumes_ns && t->kernel_ns;
     int held = 0;
+    t->credit_ns = lesser(t->credit_ns + share_of(TICK_NS, s->cap ? s->cap : SHARE_WHOLE), CREDIT_MOST_NS);
     while (asks && !(t->synchronous && t->queued_ns)) {
         if (!may_launch(t, s, v->now)) {
-            held = v->now >= s->ends_ns || !t->queued_ns;
+            held = v->now >= s->ends_ns || !t->queued_ns || is_capped(t, s);
             break;
         }
         t->queued_ns += t->kernel_ns;
@@ -68,6 +78,7 @@ static void finish_work(struct virtual_gpu *v, struct tenant *t, uint64_t spent)
     uint64_t before = t->queued_ns;
     t->queued_ns -= spent < before ? spent : before;
     t->used_ns += before - t->queued_ns;
+    t->credit_ns -= (int64_t)(before - t->queued_ns);
     if (t->queued_ns)
         return;
     t->last_end_ns = v->now;
@@ -94,7 +105,7 @@ static void run_gpu(struct virtual_gpu *v)
         return;
     for (int i = 0; i < v->n; i++)
         if (v->tenant[i].queued_ns)
-            finish_work(v, &v->tenant[i], TICK_NS / (uint64_t)busy);
+            finish_work(v, &v->tenant[i], TICK_NS * (100 - (busy > 1 ? v->lost_percent : 0)) / 100 / (uint64_t)busy);
 }
 
 static void arbitrate(struct virtual_gpu *v)
@@ -138,13 +149,16 @@ void virtual_run(struct virtual_gpu *v, double seconds)
 
 void virtual_count(struct virtual_gpu *v)
 {
-    for (int i = 0; i < v->n; i++)
-        v->tenant[i].used_ns = v->tenant[i].longest_wait_ns = 0;
+    for (int i = 0; i < v->n; i++) {
+        v->tenant[i].counted_ns = v->tenant[i].used_ns;
+        v->tenant[i].longest_wait_ns = 0;
+    }
     v->turns_ns = v->steps = v->switches = 0;
     counted_since = v->now;
 }
 
 double virtual_share(const struct virtual_gpu *v, int tenant)
 {
-    return 100.0 * (double)v->tenant[tenant].used_ns / (double)(v->now - counted_since);
+    const struct tenant *t = &v->tenant[tenant];
+    return 100.0 * (double)(t->used_ns - t->counted_ns) / (double)(v->now - counted_since);
 }

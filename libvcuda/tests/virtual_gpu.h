@@ -19,9 +19,11 @@ struct tenant {
     uint64_t stuck_ns; /* says to have so much in flight always */
     int always_waiting;
     /* What became of it. */
-    uint64_t queued_ns, asked_ns, used_ns, resumes_ns, last_end_ns, last_launch_ns;
+    uint64_t queued_ns, asked_ns, used_ns, counted_ns /* of it, when it was last forgotten */, resumes_ns, last_end_ns,
+        last_launch_ns;
     uint64_t waited_ns, longest_wait_ns;
     int waiting;
+    int64_t credit_ns; /* under a cap */
 };
 
 struct virtual_gpu {
@@ -29,6 +31,7 @@ struct virtual_gpu {
     struct tenant tenant[TENANTS_MOST];
     int n, running;
     uint64_t now, next, switching_until, turns_ns /* time in which turns were given */;
+    uint32_t lost_percent;    /* of the GPU while several are busy: the driver's slices */
     uint64_t steps, switches; /* how often the GPU went from one tenant to another */
 };
 

@@ -29,7 +29,7 @@ static const uint64_t no_turns = VCUDA_TURN_FREE;
 
 static int is_unlimited(int slot)
 {
-    return __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED) >= 100;
+    return gate_limit(slot) >= 100;
 }
 
 /* Charge launches without events since the last burst together with the one that opens. */

@@ -74,6 +74,14 @@ static int arbiter_lives(int slot)
     return heard && (heard >= now || now - heard < stale);
 }
 
+uint32_t gate_limit(int slot)
+{
+    uint32_t limit = __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED);
+    const struct vcuda_turns *turns = turns_page();
+    uint32_t cap = turns ? (__atomic_load_n(&turns->turn[slot].cap, __ATOMIC_RELAXED) + 50) / 100 : 0;
+    return cap && cap < limit && arbiter_lives(slot) ? cap : limit;
+}
+
 int gate_gives_turns(int slot)
 {
     return turn_word(slot) != VCUDA_TURN_FREE && arbiter_lives(slot);
@@ -163,7 +171,7 @@ static uint64_t beside(const struct meter_lane *lane)
 static uint64_t limit_allows(const struct meter_lane *lane, uint64_t predicted, int64_t *missing)
 {
     int slot = lane->slot;
-    uint32_t limit = __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED);
+    uint32_t limit = gate_limit(slot);
     int64_t credit;
     if (limit >= 100) {
         uint64_t inflight = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED);

@@ -192,6 +192,8 @@ void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);
 
 /* ---- gate.c ---- */
+/* Return the percent of the GPU that the claim may use while it has no turns: its own limit, or the arbiter's cap. */
+uint32_t gate_limit(int slot);
 /* Return 1 if the arbiter gives turns on this GPU: see gate.c. */
 int gate_gives_turns(int slot);
 int gate_has_turn(int slot); /* 1 if this claim's turn is open now */

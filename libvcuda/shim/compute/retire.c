@@ -64,7 +64,7 @@ static void note_end(int slot, uint64_t end_ns)
 static int is_on_credit(const struct meter_lane *lane, const struct meter_burst *burst)
 {
     const struct shim_gpu *gpu = &shim.gpu[lane->slot];
-    return __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) < 100 &&
+    return gate_limit(lane->slot) < 100 &&
            burst->begun_ns >= __atomic_load_n(&gpu->limited_since_ns, __ATOMIC_RELAXED) &&
            !gate_gives_turns(lane->slot);
 }
