@@ -6,9 +6,12 @@ wants.
 """
 
 import json
+import pickle
+import re
+import secrets
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,6 +31,7 @@ from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles.rounds import run_round
+from tests.recording import Recording, created
 
 GIB: Final = 1024
 MIB_BYTES: Final = 1 << 20
@@ -140,16 +144,74 @@ def make_cast() -> Cast:
     )
 
 
+class RecordedCast:
+    """A cast that was made by the services, and can be made again without them."""
+
+    def __init__(self) -> None:
+        with created() as rows:
+            self.cast = make_cast()
+        self._recording = Recording(rows)
+        self._numbers = {(type(row), row.pk): number for number, row in enumerate(rows)}
+        self._objects = pickle.dumps((self.cast.acme, self.cast.globex, self.cast.pool))
+        self._kept = {
+            name: split_token(api.token) for name, api in vars(self.cast).items() if getattr(api, "token", None)
+        }
+
+    def again(self) -> Cast:
+        """Return a cast with keys and tokens of its own."""
+        texts = {name: f"{tokens.PREFIX}{secrets.token_hex(6)}.{secrets.token_urlsafe(32)}" for name in self._kept}
+        other = dict(
+            pair for name, text in texts.items() for pair in zip(self._kept[name], split_token(text), strict=True)
+        )
+        now = timezone.now()
+        pattern = re.compile("|".join(other))
+        keys = self._recording.replay(now, lambda script: pattern.sub(lambda found: other[found[0]], script))
+        objects: list[Any] = list(pickle.loads(self._objects))  # noqa: S301 - dumped above
+        for one in objects:
+            one.pk = keys[self._numbers[type(one), one.pk]]
+            one.created_at = one.updated_at = now
+        acme, globex, pool = objects
+        member = self.cast.member
+        user = keys[self._numbers[User, member.user_id]]
+        key = other[member.token_key]
+        return replace(
+            self.cast,
+            **{name: Api(text) for name, text in texts.items()},
+            acme=acme,
+            globex=globex,
+            pool=pool,
+            nobody=Api(),
+            member=replace(member, user_id=user, token_key=key, roles={acme.pk: member.roles[self.cast.acme.pk]}),
+        )
+
+
+def split_token(text: str) -> tuple[str, str]:
+    """Return what the database has of a token: its key and its secret's digest."""
+    key, _, secret = text.removeprefix(tokens.PREFIX).partition(".")
+    return key, tokens.keyed_digest(secret)
+
+
+recorded: list[RecordedCast] = []
+
+
+def recorded_cast() -> Cast:
+    """Return the cast of `make_cast`: the first of a process is recorded, the others are replayed."""
+    if recorded:
+        return recorded[0].again()
+    recorded.append(RecordedCast())
+    return recorded[0].cast
+
+
 @pytest.fixture
 def cast(db: None) -> Cast:
     """Create the cast in a transaction of the test's own."""
-    return make_cast()
+    return recorded_cast()
 
 
 @pytest.fixture
 def real_cast(transactional_db: None) -> Cast:
     """Create the cast, committed: for tests with several connections."""
-    return make_cast()
+    return recorded_cast()
 
 
 def give(tenant: Tenant, *, pool: Pool | None = None, **hard: int | None) -> dict[str, ResourceQuota]:

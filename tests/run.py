@@ -2,11 +2,11 @@
 
     python -m tests.run [--fast | --long] [pytest's arguments…]
 
-Suites that measure shares by the clock come first: C chapters, three at a time because they wait for nine tenths of
-their time, then Python tests marked ``alone``. The other chapters run beside the Python tests. Tests that start a whole
-platform are marked ``serial`` and come last, a few at a time; they wait more than they compute, so the sanitizers'
-builds run beside them. A few failures of a crowded run are repeated once, alone: the table says so, and a second
-failure counts (docs/decisions/0043, 0062).
+Suites that measure shares by the clock come first: C chapters in lanes, because they wait for nine tenths of their
+time, and Python tests marked ``alone`` beside them. Everything else runs together afterwards: tests that start a whole
+platform (``serial``) wait more than they compute, the other Python tests compute more than they wait, and the remaining
+C chapters and the sanitizers' builds are short. A few failures of a crowded run are repeated once at the end, alone:
+the table says so, and a second failure counts (docs/decisions/0043, 0062, 0073).
 """
 
 import argparse
@@ -27,17 +27,17 @@ FAILURES, NO_TESTS = 1, 5
 # More failures than these are not due to a crowded machine.
 FEW = 4
 AGAIN = ", again"
-# More than the minimum of two cores: tests wait for agents, browsers and restarts for half of their time and more.
-PROCESSES, PLATFORMS = "5", "3"
-CLOCK = "C, by the clock"
-# The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each; the
-# three lanes last as long as one another, and use a fifth of one together.
+# More together than the minimum of two cores: tests wait for agents, browsers and restarts.
+PROCESSES, PLATFORMS = "3", "3"
+# Tests of platforms measure shares and delays, too: the tests beside them compute when these wait.
+AFTER_OTHERS = ("nice", "-n", "5")
+# The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each, all of
+# them and the Python tests by the clock a third of two; the lanes last as long as one another.
 TIMED = {
-    # Compares rates of launches, and uses most: alone.
-    CLOCK: "mix",
     "C, by the clock 1": "compute legacy compat",
-    "C, by the clock 2": "arbiter copies",
-    "C, by the clock 3": "turns sweep",
+    "C, by the clock 2": "mix copies",
+    "C, by the clock 3": "charges sweep",
+    "C, by the clock 4": "arbiter turns",
 }
 C_SUITES = {
     **{suite: f"chapters CHAPTERS={chapters}" for suite, chapters in TIMED.items()},
@@ -48,6 +48,14 @@ SERIAL = "serial and not long"
 # What a change of Python is tried with first: each function once, and nothing that waits for other processes. Tests of
 # pages are a third of what is left, in processor time.
 FAST = f"{TOGETHER} and not committed and not browser and not slow"
+MARKS = {
+    "Python, fast": FAST,
+    "Python, long": "long",
+    "Python, containers": "containers",
+    "Python, by the clock": "alone and not long",
+    "Python": TOGETHER,
+    "Python, platforms": SERIAL,
+}
 NOT_FAST = ("agent", "benchmarks", "browser", "containers", "demo", "e2e", "embedded", "fuzz", "gallery", "pages")
 # Where the tests marked ``alone`` are, and those marked ``serial``: every process would read all files to find them.
 BY_THE_CLOCK = ("tests/benchmarks",)
@@ -78,22 +86,14 @@ class Row:
         return self.status == FAILURES and bool(self.passed) and 0 < (self.failed or 0) <= FEW
 
 
-def pytest_suite(suite: str, marks: str, *arguments: str) -> list[Row]:
-    """Run pytest; return one row, and a second one for a repeat of a few failures."""
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["-m", marks, "-o", f"cache_dir={directory}"]
-        rows = [pytest_row(suite, Path(directory), *options, *arguments)]
-        if rows[0].may_be_the_crowd:
-            print(f"\n{suite}: what failed is asked once more, alone\n", flush=True)
-            rows.append(pytest_row(f"{suite}{AGAIN}", Path(directory), *options, "--last-failed"))
-    return rows
-
-
-def pytest_row(suite: str, directory: Path, *options: str) -> Row:
-    begun, report = time.monotonic(), directory / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *options]
+def pytest_suite(suite: str, caches: Path, *arguments: str, before: Sequence[str] = ()) -> list[Row]:
+    """Run a suite of Python tests, or with `--last-failed` its repeat; pytest's cache says what failed."""
+    begun, name = time.monotonic(), suite.removesuffix(AGAIN)
+    report, cache = caches / f"{suite}.xml", caches / name
+    options = ["-m", MARKS[name], "-o", f"cache_dir={cache}", f"--junit-xml={report}", *arguments]
+    command = [*before, sys.executable, "-m", "pytest", "-q", *options]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return Row(suite, *counts(report), time.monotonic() - begun, status)
+    return [Row(suite, *counts(report), time.monotonic() - begun, status)]
 
 
 def counts(report: Path) -> tuple[int, int, int]:
@@ -130,10 +130,16 @@ def beside(*lanes: Sequence[Callable[[], list[Row]]]) -> list[Row]:
         return [row for rows in threads.map(driven, lanes) for row in rows]
 
 
-def c_suites_again(rows: list[Row]) -> list[Row]:
-    """Repeat failed suites as a whole: they measure, and other work may have disturbed them."""
-    failed = [row.suite for row in rows if row.suite in C_SUITES and not row.good]
-    return [row for suite in failed for row in c_suite(f"{suite}{AGAIN}")]
+def suites_again(rows: list[Row], caches: Path) -> list[Row]:
+    """Repeat what other work may have disturbed: a few failed tests, and C suites as a whole, which measure."""
+    repeated = []
+    for row in rows:
+        if row.suite in MARKS and row.may_be_the_crowd:
+            print(f"\n{row.suite}: what failed is asked once more, alone\n", flush=True)
+            repeated += pytest_suite(f"{row.suite}{AGAIN}", caches, "--last-failed")
+        elif row.suite in C_SUITES and not row.good:
+            repeated += c_suite(f"{row.suite}{AGAIN}")
+    return repeated
 
 
 def table(rows: list[Row]) -> str:
@@ -158,36 +164,39 @@ def main() -> int:
     which.add_argument("--fast", action="store_true", help="each test once, without platforms, browsers and libvcuda")
     which.add_argument("--long", action="store_true", help="the long counts only")
     arguments, extra = parser.parse_known_args()
-    if arguments.fast:
-        without = [f"--ignore=tests/{name}" for name in NOT_FAST]
-        rows = pytest_suite("Python, fast", FAST, "--once", *without, "-n", "2", *STEALING, *extra)
-    elif arguments.long:
-        rows = [
-            *c_suite("C, long"),
-            *pytest_suite("Python, long", "long", "--timeout=3600", *extra),
-            *pytest_suite("Python, containers", "containers", *(extra or ["tests/containers"])),
-        ]
-    else:
-        rows = [
-            *c_suite(CLOCK),
-            *beside(*([partial(c_suite, suite, beside_others=True)] for suite in TIMED if suite != CLOCK)),
-            *pytest_suite("Python, by the clock", "alone and not long", *(extra or BY_THE_CLOCK)),
-            *beside(
-                [lambda: c_suite("C, the rest", beside_others=True)],
-                [lambda: pytest_suite("Python", TOGETHER, "-n", PROCESSES, *STEALING, *extra)],
-            ),
-            *beside(
-                [lambda: c_suite("C, sanitizers", beside_others=True)],
-                [
-                    lambda: pytest_suite(
-                        "Python, platforms", SERIAL, "-n", PLATFORMS, *BY_FILES, *(extra or ON_PLATFORMS)
-                    )
-                ],
-            ),
-        ]
-    rows += c_suites_again(rows)
+    with tempfile.TemporaryDirectory() as directory:
+        caches = Path(directory)
+        selection = run_fast if arguments.fast else run_long if arguments.long else run_all
+        rows = selection(caches, extra)
+        rows += suites_again(rows, caches)
     print(f"\n{table(rows)}")
     return 0 if is_good(rows) else 1
+
+
+def run_fast(caches: Path, extra: list[str]) -> list[Row]:
+    without = [f"--ignore=tests/{name}" for name in NOT_FAST]
+    return pytest_suite("Python, fast", caches, "--once", *without, "-n", "2", *STEALING, *extra)
+
+
+def run_long(caches: Path, extra: list[str]) -> list[Row]:
+    return [
+        *c_suite("C, long"),
+        *pytest_suite("Python, long", caches, "--timeout=3600", *extra),
+        *pytest_suite("Python, containers", caches, *(extra or ["tests/containers"])),
+    ]
+
+
+def run_all(caches: Path, extra: list[str]) -> list[Row]:
+    clock = partial(pytest_suite, "Python, by the clock", caches, *(extra or BY_THE_CLOCK))
+    platforms = ("-n", PLATFORMS, *BY_FILES, *(extra or ON_PLATFORMS))
+    return [
+        *beside(*([partial(c_suite, suite, beside_others=True)] for suite in TIMED), [clock]),
+        *beside(
+            [partial(c_suite, suite, beside_others=True) for suite in ("C, the rest", "C, sanitizers")],
+            [partial(pytest_suite, "Python", caches, "-n", PROCESSES, *STEALING, *extra, before=AFTER_OTHERS)],
+            [partial(pytest_suite, "Python, platforms", caches, *platforms)],
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@
 /* The same for claims beside others. It is longer, as harm would be noticed. */
 #define BESIDE_LEAST_NS (8000 * MS)
 #define BESIDE_MOST_NS (64000 * (int64_t)MS)
+/* Not as long: a cap hides that a claim has become dense. */
+#define THIN_MOST_NS (16000 * MS)
+/* A claim that was not there when turns were judged, and takes this part of the GPU, is reason to judge again. */
+#define NEWCOMER_LEAST (SHARE_WHOLE / 20)
 /* The least share that may be a cap: a smaller one would be rounded to no limit at all. */
 #define CAP_LEAST (SHARE_WHOLE / 100)
 /* A claim that used so much in a window may want this much more. */
@@ -121,16 +125,17 @@ static void watch_from(struct round *r, uint64_t now)
 
 int beside_judge(struct round *r, uint64_t now)
 {
-    int takers = 0, sparse = 0, light = 0, whole = 1;
+    int takers = 0, sparse = 0, light = 0, thin = 0, whole = 1;
     uint64_t lasted = now - r->dense_since_ns;
     for (int i = 0; i < r->n; i++)
         whole &= count_turns(&r->seat[i]);
     if (!whole)
         round_judge_anew(r, now);
     int judged = can_judge(r, now);
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; judged && i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        if (!judged || s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
+        s->known = s->beside || s->dense_used_ns > 0;
+        if (s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
             continue;
         uint32_t density = part(s->dense_gpu_ns, (uint64_t)s->dense_used_ns);
         s->in_turns = part(s->dense_gpu_ns, lasted);
@@ -138,6 +143,7 @@ int beside_judge(struct round *r, uint64_t now)
         judge_seat(s, density, lasted, now);
         takers++;
         light += s->light;
+        thin += s->thin;
         sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS &&
                   now >= s->not_beside_until_ns;
     }
@@ -156,8 +162,9 @@ int beside_judge(struct round *r, uint64_t now)
         r->seat[i].thin &= r->seat[i].light;
         r->seat[i].let_go = all_sparse || r->seat[i].light;
     }
+    uint64_t beside_most = thin ? THIN_MOST_NS : BESIDE_MOST_NS;
     if (all_sparse || takers - light < 2) {
-        uint64_t most = all_sparse ? NO_TURNS_MOST_NS : BESIDE_MOST_NS;
+        uint64_t most = all_sparse ? NO_TURNS_MOST_NS : beside_most;
         uint64_t least = all_sparse ? NO_TURNS_LEAST_NS : BESIDE_LEAST_NS;
         r->no_turns_for_ns = r->no_turns_for_ns > least ? r->no_turns_for_ns : least;
         r->no_turns_until_ns = now + r->no_turns_for_ns;
@@ -169,7 +176,7 @@ int beside_judge(struct round *r, uint64_t now)
         if (s->beside || !s->light)
             continue;
         s->beside = 1;
-        s->beside_until_ns = now + BESIDE_MOST_NS;
+        s->beside_until_ns = now + beside_most;
     }
     return 0;
 }
@@ -237,39 +244,69 @@ static void take_back(struct seat *s, uint64_t now)
     s->not_beside_until_ns = now + s->not_beside_for_ns;
 }
 
+/* Terms may have changed since turns were judged: what each claim is due follows them. */
+static void renew_dues(struct round *r)
+{
+    struct share_terms terms[ROUND_SEATS];
+    uint32_t shares[ROUND_SEATS];
+    for (int i = 0; i < r->n; i++) {
+        terms[i] = r->seat[i].terms;
+        terms[i].demand = r->seat[i].known ? SHARE_WHOLE : 0;
+    }
+    share_fill(terms, (uint32_t)r->n, r->ceiling, shares);
+    for (int i = 0; i < r->n; i++) {
+        if (r->seat[i].due != shares[i])
+            r->squeeze = 100;
+        r->seat[i].due = shares[i];
+    }
+}
+
+/* Judge what the seat got in the window that ends now. Return 1 if it is harmed, or takes more than it may. */
+static int is_wrong(const struct round *r, struct seat *s, uint64_t lasted, int *harmed)
+{
+    uint64_t time = s->reading.gpu_time_ns, before = s->harm_gpu_time_ns;
+    s->got = part(time > before ? (int64_t)(time - before) : 0, lasted);
+    s->harm_gpu_time_ns = time;
+    *harmed = time >= before && is_harmed(r, s, s->got);
+    return *harmed || (time >= before && is_greedy(s, s->got));
+}
+
+/* Return 1 if turns must begin again because of this seat. */
+static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
+{
+    if (s->harmed >= HARM_WINDOWS) {
+        s->harmed = 0;
+        if (harmed && squeeze(r, s, s->got))
+            return 0;
+        for (int k = 0; k < r->n; k++)
+            if (r->seat[k].let_go && (&r->seat[k] == s || !s->let_go))
+                take_back(&r->seat[k], now);
+        return 1;
+    }
+    if (s->beside && now >= s->beside_until_ns) {
+        s->beside = s->light = s->thin = s->let_go = 0; /* to be judged anew */
+        return 1;
+    }
+    return r->phase == ROUND_FREE && !s->known && s->got > NEWCOMER_LEAST;
+}
+
 int beside_watch(struct round *r, uint64_t now)
 {
-    int ended = 0, tight = 0;
+    int ended = 0, tight = 0, harmed;
     for (int i = 0; i < r->n; i++)
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
     uint64_t lasted = now - r->harm_since_ns;
     /* While a turn drains, only its holder is read. */
     if (!r->harm_since_ns || lasted < HARM_OVER_NS || r->phase == ROUND_DRAINING)
         return 0;
+    renew_dues(r);
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
-        uint64_t time = s->reading.gpu_time_ns;
-        uint32_t got = part(time > s->harm_gpu_time_ns ? (int64_t)(time - s->harm_gpu_time_ns) : 0, lasted);
-        s->got = got;
-        int whole = time >= s->harm_gpu_time_ns, harmed = whole && is_harmed(r, s, got);
+        s->harmed = is_wrong(r, s, lasted, &harmed) ? s->harmed + 1 : 0;
         tight |= harmed;
-        int wrong = harmed || (whole && is_greedy(s, got));
-        s->harmed = wrong ? s->harmed + 1 : 0;
-        s->harm_gpu_time_ns = time;
         s->most = s->cap ? s->cap : s->due;
         s->rested = !seat_is_active(s, now);
-        int over = s->beside && now >= s->beside_until_ns;
-        if (s->harmed < HARM_WINDOWS && !over)
-            continue;
-        if (harmed && !over && squeeze(r, s, got)) {
-            s->harmed = 0;
-            continue;
-        }
-        ended = 1;
-        s->harmed = 0;
-        for (int k = 0; k < r->n; k++)
-            if (r->seat[k].let_go && (k == i || !s->let_go))
-                take_back(&r->seat[k], now);
+        ended |= ends_it(r, s, harmed, now);
     }
     r->squeeze += !tight && r->squeeze < 100;
     r->harm_since_ns = now;

@@ -63,6 +63,7 @@ struct seat {
     int thin;                            /* light, but would take more than its share: let go under a cap */
     uint32_t most;                       /* its greatest cap since then, or what it is due */
     uint32_t got;                        /* its part of the GPU in the last window in which harm was looked for */
+    int known;                           /* was there when turns were last judged */
     int let_go;                          /* runs beside others, or without turns as all do */
     uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
     uint64_t harm_gpu_time_ns; /* at harm_since_ns */

@@ -103,6 +103,7 @@ void test_drift(void);
 void test_syscalls(void);
 void test_sweep(void);
 void test_mix(void);
+void test_charges(void);
 void test_kill(void);
 void test_rounds(void);
 void test_arbiter(void);

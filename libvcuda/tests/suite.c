@@ -41,6 +41,7 @@ static const struct chapter {
     {"turns", test_turns, TIMED, "tenants under libvcuda that share a GPU by turns"},
     {"sweep", test_sweep, TIMED, "limits by lengths of kernels by ways to launch; moved limits"},
     {"mix", test_mix, TIMED, "several kinds of kernels with waits between them: 1-8 kinds, 5 ways to wait, limits"},
+    {"charges", test_charges, TIMED, "the same programs without a limit: what their pages say they used"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };

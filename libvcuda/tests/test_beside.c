@@ -81,6 +81,40 @@ static void test_squeezed(struct virtual_gpu *v)
         virtual_share(v, 0), virtual_share(v, 1));
 }
 
+/* A third claim comes while no turns are given, and a thin one's program becomes a flood. */
+static void test_changes(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *first = light(v, 20);
+    heavy(v, 30);
+    struct tenant *third = heavy(v, 50);
+    third->begins_ns = v->now + 4000 * MS;
+    virtual_run(v, 3);
+    virtual_count(v);
+    virtual_run(v, 1);
+    double thin = virtual_share(v, 0);
+    first->synchronous = 0;
+    first->kernel_ns = 1600000;
+    virtual_run(v, 1.5);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(thin > 14 && fabs(virtual_share(v, 0) - 20) < 2 && fabs(virtual_share(v, 1) - 30) < 2 &&
+               fabs(virtual_share(v, 2) - 50) < 2,
+           "turns begin again once a third one comes and the thin one (%.1f) floods: %.1f, %.1f and %.1f %%", thin,
+           virtual_share(v, 0), virtual_share(v, 1), virtual_share(v, 2));
+    virtual_begin(v, 50);
+    first = light(v, 20);
+    heavy(v, 80);
+    virtual_run(v, 3);
+    first->synchronous = 0;
+    first->kernel_ns = 1600000;
+    virtual_run(v, 20);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(fabs(virtual_share(v, 0) - 20) < 1.5 && v->turns_ns > 4900 * MS,
+           "and after some seconds once it alone floods: %.1f %%", virtual_share(v, 0));
+}
+
 /* The cap follows the terms, and what the other one uses. */
 static void test_cap_follows(struct virtual_gpu *v)
 {
@@ -159,6 +193,7 @@ void test_beside(struct virtual_gpu *v)
     test_let_go(v);
     test_capped(v);
     test_squeezed(v);
+    test_changes(v);
     test_cap_follows(v);
     test_taken_back(v);
     test_away(v);

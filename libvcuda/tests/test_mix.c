@@ -115,7 +115,6 @@ static void join(char *text, size_t size, const char *name, const struct cell *c
 
 /* What the simulated GPU's kernels take is known; a real one's are calibrated by each bare process. */
 static char queued[200], alone[200];
-
 static void learn_durations(const struct player *player, const struct cell *cell)
 {
     size_t a = (size_t)snprintf(alone, sizeof alone, "--alone-ns"),
@@ -324,7 +323,7 @@ static struct charge charge_without_limit(const struct cell *cell)
     struct vcuda_totals from, to;
     struct charge found;
     claim_make(&claim, 4 * GIB, 100);
-    begin_process(&p, &claim, cell, WARM_SECONDS + CHARGED_SECONDS + 4 * TOGETHER_SECONDS);
+    begin_process(&p, &claim, cell, WARM_SECONDS + CHARGED_SECONDS + 2 * TOGETHER_SECONDS);
     wait_for(&p, "row");
     pause_s(WARM_SECONDS);
     double begin = now_s();
@@ -364,9 +363,7 @@ static void test_charged(const struct cell *cell)
 static void test_costs(void)
 {
     struct player p;
-    for (int priced = 1; priced >= 0; priced--) {
-        if (!priced)
-            unsetenv("GPUCLOUD_SIM_COSTS");
+    for (int priced = 1; priced >= 0; priced--, unsetenv("GPUCLOUD_SIM_COSTS")) {
         play(&p, NULL, BARE, "mix", "0.01", "--kinds=1", "--durations-us=50", "--calibrate", NULL);
         finish(&p);
         double least = 50000 + priced * GAP_NS - 100;
@@ -380,8 +377,7 @@ void test_mix(void)
 {
     unsigned seed = test_seed();
     unsigned long count = test_count(0); /* some that can be thrown overlap bare as no limited program can */
-    if (!on_real_gpu)
-        setenv("GPUCLOUD_SIM_COSTS", COSTS, 1);
+    setenv("GPUCLOUD_SIM_COSTS", COSTS, 1);
     for (size_t i = 0; i < FIXED; i++)
         test_cell(&fixed[i]);
     printf("      cells by seed %u\n", seed);
@@ -389,10 +385,16 @@ void test_mix(void)
         struct cell cell = throw_cell(&seed);
         test_cell(&cell);
     }
-    /* Several processes without an arbiter measure one another's slices, whatever is measured how often. */
+    if (!on_real_gpu)
+        test_costs();
+}
+
+/* Several processes without an arbiter measure one another's slices, whatever is measured how often. */
+void test_charges(void)
+{
+    setenv("GPUCLOUD_SIM_COSTS", COSTS, 1);
     for (size_t i = 0; i < FIXED; i++)
         if (fixed[i].processes == 1)
             test_charged(&fixed[i]);
-    if (!on_real_gpu)
-        test_costs();
+    unsetenv("GPUCLOUD_SIM_COSTS");
 }

@@ -71,8 +71,13 @@ def test_a_wrong_span_is_the_last_five_minutes(cast: Cast, machine: Machine, bro
 
 
 def test_a_gpus_charts_have_the_whole_gpu_and_reach_as_far(cast: Cast, machine: Machine, browser: SignIn) -> None:
-    _claim, item = placed(cast, machine)
+    claim, item = placed(cast, machine)
+    keep([Sample(assignment_uid=item.uid, at=timezone.now(), core_percent=5, memory_bytes=0)])
     olga = browser("olga")
+    (share,) = (
+        one for one in olga.get(f"/gpus/{item.gpu.uuid}/series/").json()["series"] if one["key"] == str(item.uid)
+    )
+    assert share["core_request_percent"] == [claim.core_request]
     answer = olga.get(f"/gpus/{item.gpu.uuid}/series/?range=30d").json()
     assert [one["key"] for one in answer["series"]] == [item.gpu.uuid, str(item.uid)]
     assert answer["window_seconds"] == 30 * 86_400

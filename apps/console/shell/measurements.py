@@ -1,10 +1,12 @@
 """Measurements as pages show them: the last few seconds as one number, the last minutes as a chart."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final, Protocol
+from uuid import UUID
 
 from django.db.models import Prefetch
 from django.utils import timezone
@@ -62,35 +64,47 @@ def use_of_assignments(assignments: Iterable[Assignment]) -> dict[Any, Use]:
 def chart_of_claim(claim: Claim, span: ChartSpan | None = None) -> dict[str, Any]:
     """Return the data of the claim's charts: a series per assignment, and marks at changes of its limits."""
     span = span or last_minutes()
-    assignments = [item for item in claim.assignments.all() if item.state != "released"]
-    rows = utilization.of_assignments(assignments or claim.assignments.all(), **span.window)
-    resizes = list(_resizes(claim, span))
-    present = None if claim.best_effort else claim.core_request
-    series = [
-        {"key": str(row["assignment"]), **_numbers(row), "core_request_percent": _guaranteed(row, present, resizes)}
-        for row in rows
-    ]
-    marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in resizes if event.at <= span.end]
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    resizes = _resizes([claim], span)
+    series = _shares(live or claim.assignments.all(), {claim.uid: claim}, resizes, span)
+    mine = [event for event in resizes[str(claim.uid)] if event.at <= span.end]
+    marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in mine]
     return {**_frame(span, series), "marks": marks}
-
-
-def _guaranteed(row: Mapping[str, Any], present: int | None, resizes: Iterable[AuditEvent]) -> list[int | None]:
-    """Return the guarantee at each time of the series; `resizes`: those since its begin, oldest first."""
-    former = [(event.at.timestamp(), (event.before or {}).get("core_request")) for event in resizes]
-    if present is None:
-        return [None] * len(row["times"])
-    return [next((core for end, core in former if at < end), present) for at in row["times"]]
 
 
 def chart_of_shares(gpu: Gpu, assignments: Iterable[Assignment], span: ChartSpan | None = None) -> dict[str, Any]:
     """Return the data of a GPU's charts: its own series, and one per assignment on it."""
     span = span or last_minutes()
-    shares = [
-        {"key": str(row["assignment"]), **_numbers(row)}
-        for row in utilization.of_assignments(assignments, **span.window)
-    ]
+    claims = {item.claim.uid: item.claim for item in assignments}
+    shares = _shares(assignments, claims, _resizes(claims.values(), span), span)
     whole = [{"key": gpu.uuid, **_numbers(row)} for row in utilization.of_gpus([gpu], **span.window)]
     return {**_frame(span, [*whole, *shares]), "marks": []}
+
+
+def _shares(
+    assignments: Iterable[Assignment],
+    claims: Mapping[UUID, Claim],
+    resizes: Mapping[str, Sequence[AuditEvent]],
+    span: ChartSpan,
+) -> list[dict[str, Any]]:
+    """Return a series per assignment, with its claim's guarantee at each time."""
+    rows = utilization.of_assignments(assignments, **span.window)
+    return [
+        {
+            "key": str(row["assignment"]),
+            **_numbers(row),
+            "core_request_percent": _guaranteed(row, claims[row["claim"]], resizes[str(row["claim"])]),
+        }
+        for row in rows
+    ]
+
+
+def _guaranteed(row: Mapping[str, Any], claim: Claim, resizes: Iterable[AuditEvent]) -> list[int | None]:
+    """Return the guarantee at each time of the series; `resizes`: those since its begin, oldest first."""
+    if claim.best_effort:
+        return [None] * len(row["times"])
+    former = [(event.at.timestamp(), (event.before or {}).get("core_request")) for event in resizes]
+    return [next((core for end, core in former if at < end), claim.core_request) for at in row["times"]]
 
 
 def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
@@ -126,10 +140,17 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"times": row["times"], **columns}
 
 
-def _resizes(claim: Claim, span: ChartSpan) -> Iterable[AuditEvent]:
-    """Return the resizes since the span's begin, oldest first; viewers of the claim see them without their authors."""
-    mine = AuditEvent.objects.filter(object_type="claim", object_id=str(claim.uid), action="claim.resize")
-    return mine.filter(at__gte=span.begin).order_by("pk")
+def _resizes(claims: Iterable[Claim], span: ChartSpan) -> Mapping[str, list[AuditEvent]]:
+    """Return the claims' resizes since the span's begin, by uid, oldest first.
+
+    Viewers of a claim see them without their authors.
+    """
+    uids = [str(claim.uid) for claim in claims]
+    rows = AuditEvent.objects.filter(object_type="claim", object_id__in=uids, action="claim.resize")
+    found = defaultdict[str, list[AuditEvent]](list)
+    for event in rows.filter(at__gte=span.begin).order_by("pk"):
+        found[event.object_id].append(event)
+    return found
 
 
 WORDS: Final = {
