@@ -14,8 +14,7 @@ from apps.scheduling.core import gangs
 from apps.scheduling.core.backfill import BlockedHead, ExpectedRelease
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
-from apps.scheduling.core.refusals import could_help
-from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import NOTHING, GpuState, Held, Placed, Refused, Request
 from benchmarks.churn.load import Arrival
 
 # Claims of a tenant with equal requests that are tried per cycle: a refusal of the first holds for the others.
@@ -73,7 +72,7 @@ class Rounds:
         for uuid in gpus:
             state = self._carries(uuid, claim.request, -1)
             self._blocked.record_change(state)
-            self._no_room = {kind for kind in self._no_room if not could_help(state, kind)}
+            self._no_room = {kind for kind in self._no_room if not state.could_help(kind)}
 
     def round(self, now: float) -> Started:
         """Try the claims whose answer may have changed."""
@@ -113,7 +112,7 @@ class Rounds:
         guard = blocked.withheld_from(ask, now=now)
         answer = gangs.place_all(self._fleet, ask, held=guard)
         if isinstance(answer, Refused):
-            if guard and blocked.explain_refusal(self._fleet, ask, held=gangs.NOTHING):
+            if guard and blocked.explain_refusal(self._fleet, ask, held=NOTHING):
                 blocked.hold_back(ask)
                 return None
             blocked.record_refusal(ask)
@@ -194,5 +193,5 @@ class Fifo:
         return min(firsts, key=lambda claim: claim.number, default=None)
 
 
-def _nothing_reserved(_ask: Ask) -> gangs.Held:
-    return gangs.NOTHING
+def _nothing_reserved(_ask: Ask) -> Held:
+    return NOTHING

@@ -35,8 +35,8 @@ def furnish(nodes: int) -> Filled:
     _decisions(pool)
     for number in range(EVENTS):
         audit.record(
-            principal=SYSTEM, action="claim.resize", object_type="claim", object_id=filled.nodes[0].claims[0],
-            tenant=None, before={"core_limit": 50}, after={"core_limit": 50 + number % 50},
+            SYSTEM, "claim.resize", audit.Named("claim", filled.nodes[0].claims[0]),
+            before={"core_limit": 50}, after={"core_limit": 50 + number % 50},
         )  # fmt: skip
     _reserve(pool)
     # Two in a hundred are unhealthy.

@@ -17,8 +17,8 @@ from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.models import Assignment, Claim, FleetSnapshot, Round
+from apps.scheduling.models.share import amounts as amounts_of
 from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.charging import states
 
 TENANTS = 4
 GPUS_PER_NODE = 8
@@ -94,7 +94,7 @@ def _claim(pool: Pool, tenant: Tenant, core: int, **facts: Any) -> Claim:
         tenant=tenant, pool=pool, name="bench", core_request=core, core_limit=core, memory_mib=1024,
         created_by="bench", timeline=[["pending", timezone.now().isoformat()]], **facts,
     )  # fmt: skip
-    for resource, amount in states.amounts(gpu_count=1, core=core, memory_mib=1024).items():
+    for resource, amount in amounts_of(gpu_count=1, core=core, memory_mib=1024).items():
         setattr(claim, f"charged_{resource}", amount)
     return claim
 

@@ -17,7 +17,7 @@ from apps.quotas.principals import SCOPES, SYSTEM
 from apps.quotas.services import quotas, tenants, tokens
 from apps.quotas.services.tokens import keyed_digest
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.charging import states
+from apps.scheduling.models.share import amounts as amounts_of
 from benchmarks.telemetry.filled import SECRET, Filled, FilledNode
 
 GPUS, EACH = 8, 2
@@ -100,7 +100,7 @@ def _claim(tenant: Tenant, pool: Pool, number: int, now: Any) -> Claim:
         created_by="bench", state="active", assigned_at=now,
         timeline=[["pending", now.isoformat()]],
     )  # fmt: skip
-    for resource, amount in states.amounts(gpu_count=1, core=30, memory_mib=16 * 1024).items():
+    for resource, amount in amounts_of(gpu_count=1, core=30, memory_mib=16 * 1024).items():
         setattr(claim, f"charged_{resource}", amount)
     return claim
 
