@@ -4,7 +4,9 @@ import re
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from apps.console.pools.pool_forms import BOUNDS, GROUPS, SETTABLE
 from apps.quotas.models import AuditEvent, Pool
@@ -238,6 +240,21 @@ def test_filters_of_proposals_live_in_the_url(pending: Proposal, browser: SignIn
 
 def test_the_list_of_pools_says_what_waits(pending: Proposal, browser: SignIn) -> None:
     assert "1 to decide" in text(browser("olga").get("/pools/"))
+
+
+def test_the_list_of_pools_reads_each_gpu_once(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=30)
+    Pool.objects.create(name="empty")
+    olga = browser("olga")
+    with CaptureQueriesContext(connection) as asked:
+        page = text(olga.get("/pools/"))
+    assert sum(query["sql"].count('FROM "nodes_gpu"') for query in asked) == 1
+    assert '<td class="num">4</td>' in page
+    assert "30 % <span" in page
+    assert '<td class="num">0</td>' in page
+    rows = {one["pool"]: one for one in olga.get("/pools/?format=json").json()}
+    assert [rows["default"][name] for name in ("gpu_count", "core_total", "core_leased")] == [4, 400, 30]
+    assert rows["empty"]["gpu_count"] == 0
 
 
 def test_a_pool_is_made_and_its_name_taken_only_once(cast: Cast, browser: SignIn) -> None:
