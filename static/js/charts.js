@@ -241,7 +241,8 @@ class Chart {
 
   series(line) {
     return {
-      label: say(line.label), stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
+      label: say(line.label), stroke: colourOf(line.colour), width: line.width ?? 2, dash: line.dash,
+      points: { show: () => this.points.length === 1, size: 6 }, // a long range of a young claim
       fill: line.fill && colourOf(line.fill), paths: pathsOf(line),
     };
   }
@@ -256,14 +257,14 @@ class Chart {
     return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
   }
 
-  draw(points, { now, window, marks, gap, zoom: { span } }) {
+  draw(points, { now, window, marks, gap, live, zoom: { span } }) {
     this.points = points;
     this.range = span ?? [now - window, now];
     const [from, to] = this.range;
     this.marks = marks.filter((mark) => mark.at > from && mark.at <= to);
     this.gap = gap;
     this.stamp = to - from > 2 * A_DAY ? day : clock;
-    this.age = points.length && !this.kind.endless && !span ? now - points.at(-1).at : 0;
+    this.age = points.length > (live ? 0 : 1) && !this.kind.endless && !span ? now - points.at(-1).at : 0;
     this.tellEmpty(now);
     this.chart.setData(this.columns());
     this.tell();
@@ -274,7 +275,7 @@ class Chart {
   tellEmpty(now) {
     // The fleet has measurements at any time, but in an installation's first minutes.
     const young = this.key === "fleet" || now - this.since < COLLECTING_SECONDS;
-    const text = this.points.length > 1 || this.kind.endless ? "" : say(young ? "collecting" : "unmeasured");
+    const text = this.points.length > (young ? 1 : 0) || this.kind.endless ? "" : say(young ? "collecting" : "unmeasured");
     if (this.note.textContent !== text) this.note.textContent = text;
     this.note.hidden = !text;
   }

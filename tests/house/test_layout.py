@@ -87,6 +87,7 @@ def test_no_template_is_longer_than_can_be_seen_at_once() -> None:
     assert not long
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{file.relative_to(ROOT)}:{function.lineno} {function.name}": length

@@ -180,6 +180,7 @@ def test_the_time_zone_is_used_on_pages(cast: Cast) -> None:
     assert cast.olga.get("me/").body["time_zone"] == ""
 
 
+@pytest.mark.slow
 def test_the_password_is_changed_with_the_present_one_only(cast: Cast) -> None:
     user = User.objects.get(username="max")
     user.set_password(GOOD)

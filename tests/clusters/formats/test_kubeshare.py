@@ -108,6 +108,7 @@ def asked(draw: st.DrawFn) -> Ask:
     )
 
 
+@pytest.mark.slow
 @given(asked(), st.sampled_from(["kubeshare/", "gemini/"]))
 def test_what_is_written_is_read_again(ask: Ask, prefix: str) -> None:
     assert kubeshare.asks(pod({}, annotations=kubeshare.annotations_for(ask, prefix=prefix))) == (ask,)
