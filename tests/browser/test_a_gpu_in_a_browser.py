@@ -21,8 +21,8 @@ def test_the_end_of_a_share_is_dragged_and_apply_makes_it_so(
     claim = platform.granted("PATCH", f"claims/{running['uid']}/?wait=20", {"core_request": 25, "core_limit": 25})
     page.goto(f"/gpus/{claim['assignments'][0]['gpu_uuid']}/")
     form = page.locator(f"#share-of-{claim['uid']}")
-    box = page.get_by_label("Core by assignment").bounding_box()
-    assert box is not None
+    # A refresh replaces the bar: for a moment there is none.
+    box = until(page.get_by_label("Core by assignment").bounding_box, what="the bar to stand on the page")
     grip = page.locator(f'[data-moves="{claim["uid"]}-core_request"]')
     end = float(grip.get_attribute("x1") or "")
     middle = box["y"] + box["height"] / 2

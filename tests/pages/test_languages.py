@@ -136,7 +136,7 @@ def test_a_templates_messages_are_found(template: str, said: list[str]) -> None:
     [
         ("from django.utils.translation import gettext as _\n_('Done.')", ["Done."]),
         ("gettext_lazy('one ' 'two'); gettext(text); other('three')", ["one two"]),
-        ("class Taken(Conflict):\n    code = 'taken'\n    title = 'It is taken'", ["It is taken"]),
+        ("class Taken(Conflict, code='taken', title='It is taken'):\n    pass", ["It is taken"]),
         ("class Page:\n    title = 'Pools'", []),
     ],
 )

@@ -215,7 +215,7 @@ def test_control_a_quota_lowered_by_what_was_read_before_is_exceeded(
 # Delete against resize
 
 
-def deleted_and_resized(cast: Cast, racers: int) -> list[Claim]:
+def deleted_and_resized(cast: Cast, racers: int, *, may_fail: frozenset[str] = frozenset()) -> list[Claim]:
     give(cast.acme, core_percent=None, memory_mib=None)
     rows = [ask(cast, core_request=10, memory_mib=1) for _ in range(racers // 2)]
     turns: list[Callable[[], Any]] = []
@@ -225,7 +225,7 @@ def deleted_and_resized(cast: Cast, racers: int) -> list[Claim]:
             partial(resize_claim, principal=SYSTEM, claim=row, changes=ClaimChanges(core_request=20)),
         ]
     results = race(turns, at_once=racers)
-    assert set(outcomes(results)) <= {"Claim", "WrongState"}
+    assert set(outcomes(results)) <= {"Claim", "WrongState"} | may_fail
     for row in rows:
         row.refresh_from_db()
     return rows
@@ -247,7 +247,9 @@ def test_control_a_resize_that_does_not_lock_brings_a_deleted_claim_back(
         return read
 
     monkeypatch.setattr(resize, "locked", unlocked)
-    assert "pending" in {claim.state for claim in deleted_and_resized(real_cast, 8)}
+    # Without the lock, PostgreSQL may end a deadlock as well.
+    claims = deleted_and_resized(real_cast, 8, may_fail=frozenset({"OperationalError"}))
+    assert "pending" in {claim.state for claim in claims}
 
 
 @RACERS
