@@ -143,7 +143,8 @@ export class Watch {
     const query = this.series.includes("range=") ? this.charts.zoom.query : "";
     try {
       const answer = await fetch(this.series + query, { headers: { Accept: "application/json" } });
-      if (answer.status === 401) location.reload(); // the session ended: sign in, and come back here
+      // The session ended: sign in, and come back here, with what was typed.
+      if (answer.status === 401) location.assign(answer.headers.get("HX-Redirect") ?? location.href);
       if (!answer.ok) return;
       const data = await answer.json();
       if (query && query !== this.charts.zoom.query) return; // zoomed again meanwhile

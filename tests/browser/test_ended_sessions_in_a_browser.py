@@ -86,6 +86,25 @@ def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platfo
     platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
 
 
+def test_a_chart_that_meets_the_ended_session_first_keeps_what_was_typed(visitor: Visitor, platform: Platform) -> None:
+    platform.new_tenant("browser-first")
+    asked = {"tenant": "browser-first", "name": "first", "core_request": 10, "core_limit": 20, "memory_mib": 512}
+    claim = platform.granted("POST", "claims/?wait=30", asked)
+    page = visitor.page
+    page.goto(f"/claims/{claim['uid']}/")
+    expect(page.locator("#live")).to_have_attribute("data-mode", "live")
+    write(page, "Core limit", "30")
+    page.context.clear_cookies(name="sessionid")
+    # The change is news to the page, which asks for new numbers.
+    platform.granted("PATCH", f"claims/{claim['uid']}/", {"core_limit": 45})
+    expect(page.get_by_text("Your session has ended.")).to_be_visible()
+    expect(page.get_by_text("What you typed is kept in this tab.")).to_be_visible()
+    sign_in_again(page, platform)
+    visitor.complaints.clear()
+    expect(page.get_by_label("Core limit")).to_have_value("30")
+    platform.granted("DELETE", f"claims/{claim['uid']}/?wait=20")
+
+
 def test_the_resize_panel_follows_the_claim_while_one_types(visitor: Visitor, platform: Platform) -> None:
     platform.new_tenant("browser-panel")
     asked = {"tenant": "browser-panel", "name": "panel", "core_request": 10, "core_limit": 20, "memory_mib": 512}

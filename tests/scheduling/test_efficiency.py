@@ -220,11 +220,12 @@ SELECT %(today)s - day * interval '1 day', md5((claim + 8000 * (day / 10))::text
     17280000, 4000000 + claim
 FROM generate_series(0, 29) AS day, generate_series(1, 8000) AS claim
 """
-MOST_SECONDS = 0.3
+# It takes 0.1 to 0.2 s, and twice that in the crowd of all tests; a plan that reads each row for each claim takes minutes.
+MOST_SECONDS = 1.0
 
 
 @pytest.mark.slow
-def test_thirty_days_of_two_hundred_nodes_take_less_than_300_ms(cast: Cast) -> None:
+def test_thirty_days_of_two_hundred_nodes_are_summed_at_once(cast: Cast) -> None:
     rows = Tenant.objects.bulk_create(Tenant(slug=f"t{number}", name=str(number)) for number in range(20))
     today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
     with connection.cursor() as cursor:

@@ -72,7 +72,9 @@ def _sign_in_first(request: HttpRequest) -> HttpResponse:
         # A script asks only from a page that had a session.
         return HttpResponse(status=401, headers={"HX-Redirect": f"{login['Location']}&{ENDED}"})
     if request.headers.get("Accept", "").startswith("application/json"):
-        return HttpResponse(status=401)
+        # Likewise: the next numbers of a chart.
+        login = redirect_to_login(_came_from(request))
+        return HttpResponse(status=401, headers={"HX-Redirect": f"{login['Location']}&{ENDED}"})
     login = redirect_to_login(request.get_full_path() if request.method in {"GET", "HEAD"} else _came_from(request))
     if request.method == "POST" or settings.SESSION_COOKIE_NAME in request.COOKIES:
         login["Location"] += f"&{ENDED}"
