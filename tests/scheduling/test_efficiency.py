@@ -220,7 +220,7 @@ SELECT %(today)s - day * interval '1 day', md5((claim + 8000 * (day / 10))::text
     17280000, 4000000 + claim
 FROM generate_series(0, 29) AS day, generate_series(1, 8000) AS claim
 """
-# It takes 0.1 to 0.2 s, and twice that in the crowd of all tests; a plan that reads each row for each claim takes minutes.
+# It takes 0.1 to 0.2 s, and twice that in the crowd of all tests. A plan that reads each row for each claim: minutes.
 MOST_SECONDS = 1.0
 
 
