@@ -1,5 +1,7 @@
 """Visibility of pages and of their parts."""
 
+from uuid import uuid4
+
 import msgspec
 import pytest
 from django.test import Client
@@ -66,6 +68,25 @@ def test_every_page_needs_somebody_signed_in_and_comes_back_afterwards(cast: Cas
 def test_a_fragment_for_nobody_sends_the_whole_page_to_the_sign_in(cast: Cast) -> None:
     answer = Client().get("/claims/", headers=HTMX)
     assert (answer.status_code, answer["HX-Redirect"]) == (401, "/sign-in/?next=/claims/&ended=1")
+
+
+@pytest.mark.parametrize(
+    ("referer", "back"),
+    [
+        ("http://testserver/claims/1/?range=7d", "/claims/1/"),
+        ("http://elsewhere.example/claims/1/", "/"),
+        ("//elsewhere.example/claims/1/", "/"),
+        ("http://[broken/", "/"),
+        ("", "/"),
+    ],
+)
+def test_numbers_for_nobody_name_the_sign_in_that_leads_back_to_our_own_page(
+    cast: Cast, referer: str, back: str
+) -> None:
+    # Nobody learns whether the claim exists.
+    path = f"/claims/{uuid4()}/series/"
+    answer = Client().get(path, headers={"Accept": "application/json", "Referer": referer})
+    assert (answer.status_code, answer["HX-Redirect"]) == (401, f"/sign-in/?next={back}&ended=1")
 
 
 def test_signing_in_leads_to_where_one_wanted_to_be(cast: Cast) -> None:
