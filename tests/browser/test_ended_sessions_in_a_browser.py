@@ -1,6 +1,7 @@
 """A session that ends under an open page, and the resize panel while one types."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from playwright.sync_api import Error, Page, expect
@@ -16,6 +17,15 @@ def sign_in_again(page: Page, platform: Platform) -> None:
     page.get_by_label("Name", exact=True).fill("operator")
     page.get_by_label("Password", exact=True).fill((platform.state / "operator.password").read_text().strip())
     page.get_by_role("button", name="Sign in").click()
+
+
+def open_claim(visitor: Visitor, platform: Platform, name: str) -> dict[str, Any]:
+    """Create a claim with a limit of 20 % in a tenant of its own, and open its page."""
+    tenant = platform.new_tenant(f"browser-{name}")
+    asked = {"tenant": tenant, "name": name, "core_request": 10, "core_limit": 20, "memory_mib": 512}
+    claim: dict[str, Any] = platform.granted("POST", "claims/?wait=30", asked)
+    visitor.page.goto(f"/claims/{claim['uid']}/")
+    return claim
 
 
 def test_a_session_that_ended_says_so_and_what_was_typed_comes_back(visitor: Visitor, platform: Platform) -> None:
@@ -66,11 +76,7 @@ def test_what_comes_back_over_a_newer_page_gets_the_conflict_note(visitor: Visit
 
 
 def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platform: Platform) -> None:
-    platform.new_tenant("browser-ended")
-    asked = {"tenant": "browser-ended", "name": "ended", "core_request": 10, "core_limit": 20, "memory_mib": 512}
-    claim = platform.granted("POST", "claims/?wait=30", asked)
-    page = visitor.page
-    page.goto(f"/claims/{claim['uid']}/")
+    page, claim = visitor.page, open_claim(visitor, platform, "ended")
     write(page, "Core limit", "30")
     platform.granted("PATCH", f"claims/{claim['uid']}/", {"core_limit": 45})
     page.context.clear_cookies(name="sessionid")
@@ -87,11 +93,7 @@ def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platfo
 
 
 def test_a_chart_that_meets_the_ended_session_first_keeps_what_was_typed(visitor: Visitor, platform: Platform) -> None:
-    platform.new_tenant("browser-first")
-    asked = {"tenant": "browser-first", "name": "first", "core_request": 10, "core_limit": 20, "memory_mib": 512}
-    claim = platform.granted("POST", "claims/?wait=30", asked)
-    page = visitor.page
-    page.goto(f"/claims/{claim['uid']}/")
+    page, claim = visitor.page, open_claim(visitor, platform, "first")
     expect(page.locator("#live")).to_have_attribute("data-mode", "live")
     write(page, "Core limit", "30")
     page.context.clear_cookies(name="sessionid")
@@ -106,11 +108,7 @@ def test_a_chart_that_meets_the_ended_session_first_keeps_what_was_typed(visitor
 
 
 def test_the_resize_panel_follows_the_claim_while_one_types(visitor: Visitor, platform: Platform) -> None:
-    platform.new_tenant("browser-panel")
-    asked = {"tenant": "browser-panel", "name": "panel", "core_request": 10, "core_limit": 20, "memory_mib": 512}
-    claim = platform.granted("POST", "claims/?wait=30", asked)
-    page = visitor.page
-    page.goto(f"/claims/{claim['uid']}/")
+    page, claim = visitor.page, open_claim(visitor, platform, "panel")
     expect(page.locator(".legend").first).to_contain_text("guaranteed")
     write(page, "Core limit", "30")
     press(page, page.get_by_role("button", name="Apply"))

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 
 from apps.console.shell.export import as_file, file_format
 from apps.console.shell.fields import choice, one_of
-from apps.console.shell.form_page import FormPage
+from apps.console.shell.form_page import OperatorFormPage
 from apps.console.shell.forms import ServiceForm
 from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu
@@ -57,7 +57,7 @@ class PriceForm(ServiceForm):
         self.fields["per_gpu_hour"].help_text = gettext("In {0}; a share costs its part.").format(settings.CURRENCY)
 
 
-class PriceList(FormPage):
+class PriceList(OperatorFormPage):
     """Every price, the newest of each model first, and the form of a new one for operators."""
 
     template_name, title = "reports/prices.html", _("Prices")
@@ -74,16 +74,6 @@ class PriceList(FormPage):
         if file := file_format(request):
             return as_file(file, "prices", COLUMNS, map(_facts, self.prices.iterator()))
         return super().get(request, *args, **kwargs)
-
-    def authorize(self) -> None:
-        """Refuse prices of readers who may not set one."""
-        if self.request.method == "POST":
-            self.principal.require_operator()
-
-    @property
-    def has_form(self) -> bool:
-        """True for operators."""
-        return self.principal.is_operator
 
     def form(self, data: Any = None) -> PriceForm:
         """Return the form of a new price, with the model of the URL."""

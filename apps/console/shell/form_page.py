@@ -204,3 +204,17 @@ class FormPage(View):
         labels = ", ".join(str(form.fields[name].label).lower() for name in names)
         said = gettext("{0} is changed: {1}.") if names else gettext("Nothing has changed.")
         self.say(said.format(self.row, labels))
+
+
+class OperatorFormPage(FormPage):
+    """A page for its readers, with a form for operators."""
+
+    def authorize(self) -> None:
+        """Refuse changes of readers who may not make them."""
+        if self.request.method == "POST":
+            self.principal.require_operator()
+
+    @property
+    def has_form(self) -> bool:
+        """True for operators."""
+        return self.principal.is_operator

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import as_file, file_format
 from apps.console.shell.fields import choice, one_of
-from apps.console.shell.form_page import FormPage, Link
+from apps.console.shell.form_page import FormPage, Link, OperatorFormPage
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
@@ -89,7 +89,7 @@ class NewQuotaForm(QuotaForm):
         read_as(self, (data or {}).get("resource", ""))
 
 
-class QuotaPage(FormPage):
+class QuotaPage(OperatorFormPage):
     """A quota: its values, its form for operators, and its ledger."""
 
     template_name, preview_template, form_class = "tenants/quota.html", "tenants/_preview.html", QuotaForm
@@ -104,16 +104,6 @@ class QuotaPage(FormPage):
         if file := file_format(request):
             return as_file(file, f"ledger-{self.row.pk}", LEDGER, self._entries.values(*LEDGER).iterator())
         return super().get(request, *args, **kwargs)
-
-    def authorize(self) -> None:
-        """Refuse changes of readers who may not make them."""
-        if self.request.method == "POST":
-            self.principal.require_operator()
-
-    @property
-    def has_form(self) -> bool:
-        """True for operators."""
-        return self.principal.is_operator
 
     def form(self, data: Any = None) -> QuotaForm:
         """Return the form with the quota's values."""
