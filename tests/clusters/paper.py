@@ -59,6 +59,12 @@ class Paper:
         item["metadata"]["annotations"] |= body["metadata"]["annotations"]
         return json.dumps(item).encode()
 
+    def see(self, name: str) -> None:
+        """Let the watch report the pod."""
+        self.version += 1
+        self.pods[name]["metadata"]["resourceVersion"] = str(self.version)
+        self.mirror.see(Observation("pods", (msgspec.convert(self.pods[name], Pod),)))
+
     def extended(self, **options: Any) -> Extended:
         return Extended("paper", cast(Client, self), self.mirror, **options)
 
