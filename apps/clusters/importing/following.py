@@ -5,23 +5,27 @@ namespace is not bound to a tenant, the quota has no room, the node is unknown),
 recording is retried; the pod runs on, and its GPU use is unavailable to others (`services.outside`).
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
 from apps.clusters.core import gpu_admission
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import LEAST_CORE, Share
+from apps.clusters.importing import batches
 from apps.clusters.importing.containers import gpu_of
 from apps.clusters.importing.plan import PodWanted, Snapshot, plan
 from apps.clusters.importing.taking import hold
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
+from apps.quotas.models import Tenant
 from apps.scheduling.services.claims import lifecycle
 from gpucloud.errors import GpucloudError
 
+logger = logging.getLogger(__name__)
 Pod = Mapping[str, Any]
 
 
@@ -42,6 +46,42 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
             _note(cluster, pod, "Another process was recording it at the same time.")
     if not found.pods and found.left:
         _note(cluster, pod, found.left[0].why)
+
+
+def follow_many(*, cluster: Cluster, found: Iterable[tuple[Pod, Mapping[str, str]]]) -> list[Pod]:
+    """Bring the ledger in step with many live pods, given with the labels of their namespaces.
+
+    Return the pods for which `follow` is to be called: those that cannot be recorded together with others.
+    """
+    bound = list(cluster.bindings.select_related("tenant"))
+    of: dict[int, tuple[Tenant, list[PodWanted]]] = {}
+    given: dict[str, Pod] = {}
+    alone: list[Pod] = []
+    for pod, labels in found:
+        if not pods.node_of(pod):
+            continue
+        try:
+            planned = plan(Snapshot(pods=[pod]))
+            wanted = planned.pods[0] if planned.pods else None
+            tenant = None if wanted is None else bindings.tenant_of(bound, wanted.namespace, dict(labels))
+        except Exception:  # noqa: BLE001 - a malformed pod fails by itself, and is then named
+            alone.append(pod)
+            continue
+        if wanted is None or tenant is None:
+            alone += [pod] if planned.pods or planned.left else []
+            continue
+        given[wanted.uid] = pod
+        of.setdefault(tenant.pk, (tenant, []))[1].append(wanted)
+    for tenant, mine in of.values():
+        try:
+            rest = batches.record(cluster=cluster, tenant=tenant, pods=mine)
+        except (InterfaceError, OperationalError):
+            raise
+        except Exception:
+            logger.exception("%d pods of cluster %s are recorded one by one", len(mine), cluster.name)
+            rest = mine
+        alone += [given[wanted.uid] for wanted in rest]
+    return alone
 
 
 def _end_former(cluster: Cluster, wanted: PodWanted) -> None:
