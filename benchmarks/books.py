@@ -20,7 +20,8 @@ from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
 
-GPUS, UNITS, NAMESPACES = 8, 96, 4
+GPUS, NAMESPACES = 8, 4
+MOST_SECONDS = 120
 Json = dict[str, Any]
 # Events: whether the pod is gone, and its state.
 Events = list[tuple[str, Json]]
@@ -84,7 +85,13 @@ class _Seen:
 
     def end(self, begun: float, count: int) -> tuple[float, list[float]]:
         """Wait for all; return the seconds until the last, and those of each."""
+        from apps.clusters.models import PodClaim  # noqa: PLC0415
+
         while len(self._at) < count:
+            if time.monotonic() - begun > MOST_SECONDS:
+                raise SystemExit(
+                    f"{count - len(self._at)} pods have no claim: {PodClaim.objects.filter(claim=None)[:3].values()}"
+                )
             time.sleep(0.005)
         self._over.set()
         self._thread.join()
@@ -98,7 +105,7 @@ class _Seen:
 
         rows = PodClaim.objects.live().filter(cluster=self._cluster, claim__isnull=False).values_list("pod_uid")
         while not self._over.wait(0.02):
-            for (uid,) in rows:
+            for (uid,) in rows.all():
                 self._at.setdefault(uid, time.monotonic())
         connection.close()
 

@@ -1,4 +1,4 @@
-"""How long ago a cluster was heard, as metrics and in its row: a cluster that says nothing ages."""
+"""The time since a cluster was heard, as metrics and in its row: a cluster that says nothing ages."""
 
 from datetime import timedelta
 from typing import Any

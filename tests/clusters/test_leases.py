@@ -1,4 +1,4 @@
-"""Of several extenders one answers: by a Lease of a real API server, and taken over within five seconds."""
+"""One of several extenders answers: by a Lease of a real API server, and taken over within five seconds."""
 
 import threading
 import time

@@ -213,7 +213,7 @@ def test_a_failing_batch_is_recorded_one_by_one(
 def test_a_list_of_recorded_pods_costs_a_few_statements(
     cast: Cast, machine: Machine, queue: PodQueue, recorder: Recorder, cluster: Cluster
 ) -> None:
-    """As after a restart: everything is listed, and nothing has changed."""
+    """After a restart everything is listed, and nothing has changed."""
     give_plenty(cast.acme)
     there = [pod(f"p{number}", gpus=str(number % 4)) for number in range(BATCH)]
     put(queue, *there)
