@@ -39,7 +39,7 @@ class SchedulerQuestion(Strict):
         ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("URL of the extender for kube-scheduler.")
     )
     cluster = ClusterByName(
-        required=False, default=None, help_text=_("One of several clusters: its name becomes part of the path.")
+        required=False, default=None, help_text=_("Cluster whose name becomes part of the path; empty: the first one.")
     )
     by_name = serializers.BooleanField(
         default=False, help_text=_("Send only names of nodes, which is much less data; Kubernetes 1.25 or later.")

@@ -32,12 +32,14 @@ logger = logging.getLogger(__name__)
 
 # As in the original: a transient refusal is retried so many times, with this pause between attempts.
 TRIES, PAUSE_SECONDS = 10, 1.0
+# A longer Retry-After is not waited for: kube-scheduler asks again by itself.
+MOST_PAUSE_SECONDS = 3.0
 # Nodes tried while the pod cannot be written to: other pods wait meanwhile, and there may be thousands of nodes.
 MOST_FAILED_WRITES = 3
 # Attempts on a node whose GPUs others took meanwhile.
 MOST_LOOKS = 3
 # One text for all such nodes: kube-scheduler groups nodes by text and lists each text in the pod's event.
-BESIDES = "; claims outside of Kubernetes, reservations, and closed nodes and GPUs count too"
+BESIDES = "; claims outside of Kubernetes, resized pods, reservations, and closed nodes and GPUs count too"
 QUICKER = "others were quicker to take its GPUs: try again"
 # A chooser by the ledger: returns (node, GPUs), or the reason why there is none.
 Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
@@ -72,6 +74,8 @@ class Extended:
     choose: Choose | None = None
     # None: the cluster is not in the ledger.
     promises: Promises | None = None
+    # Seconds since the API server last said something, by kind of objects.
+    ages: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -221,7 +225,7 @@ class _Decision:
 
     def _no_match(self, node: str) -> str:
         """Return the original's text, extended if claims outside of the cluster use the node."""
-        besides = BESIDES if self.cluster.mirror.others_on(node) else ""
+        besides = BESIDES if self.cluster.mirror.beside_annotations(node) else ""
         selection = selection_of(self.pod.annotations)
         wanted = f"; it accepts only GPUs of {selection}" if selection else ""
         return f"pod {self.pod.uid} does not match with this node{besides}{wanted}"
@@ -255,9 +259,9 @@ class _Decision:
                 return True
             except Refused as error:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
-                if not error.worth_another_try or attempt == TRIES - 1:
+                if not error.worth_another_try or attempt == TRIES - 1 or error.pause_seconds > MOST_PAUSE_SECONDS:
                     break
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(max(PAUSE_SECONDS, error.pause_seconds))
             except Unreachable as error:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 # Every further attempt would wait for the same timeout.

@@ -32,6 +32,11 @@ def url() -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.EXTENDER_PORT}"
 
 
+def address_for(at: str, cluster: Cluster | None) -> str:
+    """Return the extender's URL for the cluster's kube-scheduler; without clusters the short one."""
+    return at.rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
+
+
 def scheduler(
     *,
     principal: Principal,
@@ -45,11 +50,11 @@ def scheduler(
 ) -> Json:
     """Return the configuration of kube-scheduler. Raises Denied.
 
-    `at`: URL of the extender for kube-scheduler; else from the settings. `cluster`: one of several; its name becomes
-    part of the path. `tls`: files on kube-scheduler's machine.
+    `at`: URL of the extender for kube-scheduler; else from the settings. `cluster`: one of several, else the first; its
+    name becomes part of the path. `tls`: files on kube-scheduler's machine.
     """
     principal.require_operator()
-    address = (at or url()).rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
+    address = address_for(at or url(), cluster or Cluster.objects.order_by("pk").first())
     files: dict[str, Any] = dict(tls or {})
     entry = scheduler_configuration.extender(address, by_name=by_name, everything=everything, **files)
     if form == "policy":

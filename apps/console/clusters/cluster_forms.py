@@ -162,7 +162,7 @@ class SchedulerForm(forms.Form):
         to_field_name="name",
         required=False,
         label=_("Cluster"),
-        empty_label=_("The only one"),
+        empty_label=_("The first one"),
         help_text=api_help(SchedulerQuestion, "cluster"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )

@@ -40,7 +40,7 @@ def _endpoint() -> dict[str, Any]:
         "url": configurations.url(),
         "certificate": settings.EXTENDER_CLIENT_CA,
         "networks": ", ".join(map(str, settings.EXTENDER_CIDRS)),
-        "several": Cluster.objects.filter(enabled=True).count() > 1,
+        "path": f"{'/clusters/NAME' if Cluster.objects.exists() else ''}/scheduler",
     }
 
 
