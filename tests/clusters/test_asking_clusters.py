@@ -166,6 +166,9 @@ def test_webhook_configurations_trust_the_listeners_authority(cast: Cast, tmp_pa
     assert cast.olga.get("webhook-configuration/?url=http://x").code == "not-reachable"
     [hook, *_] = cast.olga.get("webhook-configuration/").body["configurations"]
     assert hook["webhooks"][0]["clientConfig"]["url"] == "https://127.0.0.1:3456/admission/mutate"
+    assert len(hook["webhooks"]) == 1
+    [hook, *_] = cast.olga.get("webhook-configuration/?hide_gpus=true").body["configurations"]
+    assert hook["webhooks"][1]["clientConfig"]["url"] == "https://127.0.0.1:3456/admission/hide"
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,6 +13,7 @@ from apps.nodes.models import Node
 from tests.cast import Cast, Machine
 from tests.clusters import paper
 from tests.clusters.test_evicting import EVICTION, Kube, cluster, machine
+from tests.clusters.test_forged import kubeshare_pods
 from tests.clusters.test_holding import running
 
 __all__ = ["cluster", "machine"]
@@ -67,6 +68,15 @@ def test_what_runs_or_ran_is_left_alone(cluster: Cluster, late: Json, status: Js
     PodClaim.objects.filter(container="other").delete()
     late["status"] = status
     assert evict(cluster, Kube(), late) == set()
+
+
+def test_a_pod_that_gets_its_claim_by_an_import_is_left_alone(cluster: Cluster, machine: Machine) -> None:
+    pending, *_ = kubeshare_pods(machine.gpu().uuid)
+    pending["status"] = {"phase": "Pending"}
+    following.follow(cluster=cluster, pod=pending, labels={})
+    PodClaim.objects.update(created_at=timezone.now() - timedelta(seconds=301))
+    assert PodClaim.objects.get().problem
+    assert evict(cluster, Kube(), pending) == set()
 
 
 def test_a_container_that_waits_has_not_started(cluster: Cluster, late: Json) -> None:

@@ -91,6 +91,9 @@ class WebhookQuestion(Strict):
     before_1_28 = serializers.BooleanField(
         default=False, help_text=_("Omit matchConditions: API servers send every pod.")
     )
+    hide_gpus = serializers.BooleanField(
+        default=False, help_text=_("Also hide a node's GPUs from pods that ask for none, by a further webhook.")
+    )
 
 
 class ConfigurationSerializer(Strict):
@@ -176,6 +179,7 @@ class WebhookConfiguration(ConfigurationView):
         self.principal.require_operator()
         values = self.question(request, WebhookQuestion).validated_data
         asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}
+        asked["hide_gpus"] = values["hide_gpus"]
         try:
             made = configurations.webhooks(principal=self.principal, **asked)
         except configurations.NoAuthority as error:

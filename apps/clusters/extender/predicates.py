@@ -26,7 +26,7 @@ from apps.clusters.formats.wishes import selection_of
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodState, parse_pod
+from apps.clusters.kube.pods import PodState, chosen_for, parse_pod
 
 logger = logging.getLogger(__name__)
 
@@ -118,22 +118,41 @@ class _Decision:
 
     def answer_with_gang(self) -> bytes:
         """Place the pod, and before it as many others of its gang as must be placed together with it."""
-        others = [] if self.cluster.strict else gangs.others_due(self.cluster.mirror, self.pod)
+        others = [] if self.cluster.strict else gangs.others_due(self.cluster, self.pod)
         if isinstance(others, str):
             self.failed |= {size[0]: others for size in self._sizes()}
+            return self._answer(None)
+        if others and (room := self._room_for([*others, self.pod])) <= len(others):
+            # Nothing is written for a gang that does not fit: each write would make kube-scheduler ask again.
+            why = gangs.no_room(self.pod, room)
+            self.failed |= {size[0]: why for size in self._sizes()}
             return self._answer(None)
         placed: list[PodState] = []
         for other in others:
             if _Decision(self.cluster, other, self.asked).place() is None:
                 self._take_back(placed)
-                why = gangs.no_room(self.pod, len(placed))
-                self.failed |= {size[0]: why for size in self._sizes()}
+                self.failed |= {size[0]: QUICKER for size in self._sizes()}
                 return self._answer(None)
             placed.append(other)
         node = self.place()
         if node is None:
             self._take_back(placed)
         return self._answer(node)
+
+    def _room_for(self, pods: list[PodState]) -> int:
+        """Return how many of these pods fit, each after those before it, without writing anything."""
+        pretended: list[PodState] = []
+        try:
+            for pod in pods:
+                found = _Decision(self.cluster, pod, self.asked).fit()
+                if found is None:
+                    break
+                pretended.append(pod)
+                self.cluster.mirror.pretend(chosen_for(pod, *found))
+            return len(pretended)
+        finally:
+            for pod in pretended:
+                self.cluster.mirror.pretend(pod)
 
     def _take_back(self, placed: list[PodState]) -> None:
         """Take the choice back from pods whose gang does not fit."""
@@ -149,11 +168,23 @@ class _Decision:
             if self.cluster.promises is not None:
                 self.cluster.promises.withdraw(pod)
 
-    def place(self) -> str | None:
-        """Choose and promise the pod's GPUs and write them to it; return their node."""
+    def fit(self) -> tuple[str, Chosen] | None:
+        """Return the node and the GPUs that would be chosen now; None if there are none."""
+        views = self._views()
+        if self.cluster.choose is not None:
+            found = self.cluster.choose(self.pod, [view.name for view in views])
+            return None if isinstance(found, str) else found
+        fitting = gpu_admission.tries(views, self.pod.containers)
+        return next(((view.name, chosen) for view, chosen in fitting if chosen is not None), None)
+
+    def _views(self) -> list[View]:
         # A pod that is filtered again may use its own earlier promise.
         self.sizes = self._sizes()
-        views = [self.restrict(view) for view in self.cluster.mirror.views(self.sizes, but=self.pod.key)]
+        return [self.restrict(view) for view in self.cluster.mirror.views(self.sizes, but=self.pod.key)]
+
+    def place(self) -> str | None:
+        """Choose and promise the pod's GPUs and write them to it; return their node."""
+        views = self._views()
         if self.cluster.choose is None:
             return self._first_that_fits(views)
         for _ in range(MOST_LOOKS):

@@ -70,6 +70,13 @@ class Mirror:
             self._taken[mine.key] = mine
             self._see_pod(mine, gone=False)
 
+    def pretend(self, pod: PodState) -> None:
+        """Apply a state of a known pod that is not written, or its former state; what the watch said since stays."""
+        with self._lock:
+            known = self._pods.get(pod.key)
+            if known is not None and (known.uid, known.version) == (pod.uid, pod.version):
+                self._see_pod(pod, gone=False)
+
     def see_others(self, others: Others, grown: Grown) -> None:
         """Replace the use of GPUs by others than the cluster's pods, and that of its pods above their annotations."""
         with self._lock:

@@ -68,7 +68,9 @@ def convert(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
     return scheduler_configuration.convert(document)
 
 
-def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False) -> list[Json]:
+def webhooks(
+    *, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False, hide_gpus: bool = False
+) -> list[Json]:
     """Return both configurations with the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
 
     `service`: NAMESPACE/NAME of the webhooks' Service; else `at`, an https:// address, or the listener's own. Raises
@@ -80,7 +82,7 @@ def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_
         raise NotReachable("Say a Service as NAMESPACE/NAME, or an https:// address: API servers speak TLS only.")
     trusted = _authority()
     reached: Json = {"service": (namespace, name)} if service else {"url": at or url()}
-    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, **reached)
+    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, hide_gpus=hide_gpus, **reached)
 
 
 def _authority() -> bytes:

@@ -23,7 +23,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from apps.clusters.formats import pods
+from apps.clusters.formats import Unreadable, format_of, pods
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import pod_events
@@ -54,6 +54,8 @@ def evict_unclaimed(
         pod = there.get(row.pod_uid)
         if pod is None or row.pod_uid in done or _has_started(pod, row.container) or not _was_bound(pod):
             continue
+        if not _is_due_a_claim(pod):
+            continue
         done.add(row.pod_uid)
         if _request(row, api, later):
             granted.add(row.pod_uid)
@@ -71,6 +73,15 @@ def _unclaimed(cluster: Cluster) -> Iterator[PodClaim]:
         nodes = Node.objects.filter(pool=cluster.pool, enrolled_at__isnull=False).values_list("kubernetes_node", "name")
         names = {theirs or ours for theirs, ours in nodes}
         yield from (row for row in found if row.node_name in names)
+
+
+def _is_due_a_claim(pod: pods.Pod) -> bool:
+    """Return True if the watch gives pods of this format claims; those of others run without one until an import."""
+    try:
+        used = format_of(pod)
+    except Unreadable:
+        return False
+    return used is not None and not used.IMPORTED_ONLY
 
 
 def _was_bound(pod: pods.Pod) -> bool:

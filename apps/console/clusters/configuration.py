@@ -46,7 +46,7 @@ def _endpoint() -> dict[str, Any]:
 
 def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
     given = form.cleaned_data
-    arguments = {"service": given["service"], "at": given["webhook_url"], "before_1_28": given["before_1_28"]}
+    arguments = {name: given[name] for name in ("service", "before_1_28", "hide_gpus")} | {"at": given["webhook_url"]}
     try:
         return {"webhooks": _file(configurations.webhooks(principal=principal, **arguments))}
     except GpucloudError as error:
