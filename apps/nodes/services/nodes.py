@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
@@ -17,7 +17,8 @@ from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
+from apps.quotas.services.tenants import InUse
 from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
@@ -47,11 +48,8 @@ def create_node(
 ) -> tuple[Node, str]:
     """Create a node that waits for its agent; return it and its one-time enrolment token. Raises NameTaken."""
     principal.require_operator()
-    try:
-        with transaction.atomic():
-            node = Node.objects.create(name=name, pool=pool, labels=dict(labels or {}))
-    except IntegrityError as error:
-        raise NameTaken(f"There is a node {name} already.", name=name) from error
+    with refuse_taken(lambda: NameTaken(f"There is a node {name} already.", name=name)):
+        node = Node.objects.create(name=name, pool=pool, labels=dict(labels or {}))
     after = {"pool": pool.name, **({"labels": node.labels} if labels else {})}
     audit.record(principal, "node.create", audit.Named("node", name), after=after)
     return node, _new_enrolment(node)
