@@ -123,7 +123,7 @@ def test_gpu_managers_names_help_and_labels_are_exact(cast: Cast, machine: Machi
 def test_claims_below_their_guarantee_are_counted_by_tenant_and_pool(cast: Cast, machine: Machine) -> None:
     missed, _ = placed(cast, machine)
     placed(cast, machine, tenant=cast.globex)
-    waiting = ask(cast, core_request=100, gpu_count=5)
+    waiting = ask(cast, core_request=100, gpu_count=4)
     name = "gpucloud_claims_below_guarantee"
 
     def counted() -> dict[Any, float]:
