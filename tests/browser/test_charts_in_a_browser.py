@@ -39,7 +39,9 @@ def open_claim(page: Page, claim: dict[str, Any]) -> Locator:
 
 def select_by_mouse(page: Page, chart: Locator, begin: float, end: float) -> None:
     """Drag over a part of the chart."""
-    box = chart.locator(".u-over").bounding_box()
+    over = chart.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + begin * box["width"], box["y"] + 20)
     page.mouse.down()
