@@ -236,12 +236,18 @@ class Chart {
       cursor: { sync: { key: "page" }, y: false, drag: { x: !this.kind.endless, y: false, setScale: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
-        { ...axis, size: 28, space: 80, values: (plot, splits) => splits.map((at) => whole(plot, at, this.stamp(at).replace(/:00$/, ""), font)) },
+        { ...axis, size: 28, gap: 8, space: 80, values: (plot, splits) => this.labels(plot, splits, font) },
         { ...axis, size: LEFT, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
     }, this.columns(), this.plot);
+  }
+
+  // The label of each time: a day once, and none that would be cut off at the right.
+  labels(plot, splits, font) {
+    const texts = splits.map((at) => this.stamp(at).replace(/:00$/, ""));
+    return texts.map((text, index) => (text !== texts[index - 1] && fits(plot, splits[index], text, font) ? text : ""));
   }
 
   series(line) {
@@ -332,12 +338,12 @@ class Chart {
   }
 }
 
-// The label of a time, or nothing where it would be cut off at the right.
-function whole(plot, at, label, font) {
+// True where the label of a time ends within the canvas.
+function fits(plot, at, label, font) {
   const { min, max } = plot.scales.x;
   const middle = LEFT + ((at - min) / (max - min)) * (plot.width - LEFT - RIGHT);
   pen.font = font;
-  return middle + pen.measureText(label).width / 2 > plot.width ? "" : label;
+  return middle + pen.measureText(label).width / 2 <= plot.width;
 }
 
 function pathsOf(line) {
