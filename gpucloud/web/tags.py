@@ -108,6 +108,14 @@ def duration(seconds: float) -> str:
 
 
 @register.filter
+def microseconds(number: int) -> str:
+    """Format microseconds as `840 µs`, `29 ms`, `1.2 s`."""
+    if number < 1000:
+        return f"{number} µs"
+    return f"{number / 1000:.0f} ms" if number < 1_000_000 else f"{number / 1_000_000:.1f} s"
+
+
+@register.filter
 def mib(value: float | None) -> str:
     """Format mebibytes as `512 MiB`, `1.5 GiB`."""
     if value is None:
