@@ -98,7 +98,10 @@ class Pods:
         if named and not wanted:
             return f"claim {named[0].claim_uid} is an older pod's of that name; its own is not placed yet"
         if not wanted:
-            return "no claim is placed for it on this node; is it scheduled by gpucloud's scheduler?"
+            return (
+                "no claim is placed for it on this node: the list of its cluster's pods in gpucloud says why "
+                "(no tenant, no quota, no room); a pod that is not listed was placed by another scheduler"
+            )
         if len(claims) > 1:
             return f"claims {', '.join(sorted(claims))} are all for it; the older pods' must be released first"
         refusal = authorization.find_obstacle(self._node, self._library, wanted)

@@ -11,8 +11,11 @@
  *    GPU to itself follows its own limit. One that would use more is *thin*: its share is its limit as long as the others
  *    want theirs. Only the others take turns; if at most one of them is left, no turns are given at all.
  * 3. Watch every claim from then on. A claim is harmed if it gets less than it got in turns, and less than its share (a
- *    program that waits for each kernel waits for a whole slice of another process each time). Then turns begin again,
- *    and the next attempt comes later. The same happens if a claim that was let go takes more than its share.
+ *    program that waits for each kernel waits for a whole slice of another process each time). Then claims that were let
+ *    go are treated as thin, as is one that takes more than its share: turns are too short to show all that a program
+ *    needs. If that does not help, turns begin again, and the next attempt comes later.
+ * 4. Turns also begin again, to be judged anew, once a program has changed: it uses far more than at first, or
+ *    waits under its cap all the time, as a flood does.
  *
  * A claim that understates its use is let go and gets what the driver's equal slices give; the agent's audit compares
  * with NVML. */
@@ -51,6 +54,11 @@
 /* If no claim fills the GPU, a claim that takes more takes it from nobody. */
 #define GREED_MORE_SPARSE (SHARE_WHOLE / 10)
 #define HARM_WINDOWS 2
+/* A program that uses this much more than in the first window has changed. */
+#define CHANGED_PERCENT 150
+#define CHANGED_MORE (SHARE_WHOLE / 10)
+/* A flood is free to launch in less than this part of the time in which a program of its need would be. */
+#define FLOOD_PART 3
 /* Caps are reduced by this much more than is missing; not to less than this part of what the claims got in turns. */
 #define SQUEEZE_MORE (SHARE_WHOLE / 100)
 #define SQUEEZE_LEAST_PERCENT 120
@@ -104,10 +112,11 @@ static void judge_seat(struct seat *s, uint32_t density, uint64_t lasted, uint64
 {
     int sparse = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
     int needs_less = density <= s->share || (s->idled && 2 * part(s->dense_used_ns, lasted) <= s->share);
-    int may_be_capped = s->terms.tier == 0 && s->share >= CAP_LEAST && (s->idled || s->dense_used_ns > DENSE_LEAST_NS);
-    s->light = sparse && (needs_less || may_be_capped) && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
+    s->may_be_capped = s->terms.tier == 0 && s->share >= CAP_LEAST && (s->idled || s->dense_used_ns > DENSE_LEAST_NS);
+    s->light = sparse && (needs_less || s->may_be_capped) && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
                now >= s->not_beside_until_ns;
-    s->thin = s->light && may_be_capped && density > s->share;
+    s->thin = s->light && s->may_be_capped && density > s->share;
+    s->need = density;
 }
 
 static void watch_from(struct round *r, uint64_t now)
@@ -116,8 +125,10 @@ static void watch_from(struct round *r, uint64_t now)
     r->squeeze = 100;
     for (int i = 0; i < r->n; i++) {
         r->seat[i].harm_gpu_time_ns = r->seat[i].reading.gpu_time_ns;
-        r->seat[i].harmed = 0;
+        r->seat[i].harmed = r->seat[i].changed = 0;
+        r->seat[i].watched = r->seat[i].waits = 0;
         r->seat[i].got = SHARE_WHOLE;
+        r->seat[i].usual = 0;
         r->seat[i].most = r->seat[i].due;
         r->seat[i].rested = !seat_is_active(&r->seat[i], now);
     }
@@ -236,6 +247,33 @@ static int is_greedy(const struct seat *s, uint32_t got)
     return s->let_go && s->due && got * 100 > s->most * GREED_PERCENT + 100 * more;
 }
 
+/* Return 1 if the seat's program is no longer the one whose need was measured. If that has just been judged again, it is
+ * believed. */
+static int is_changed(const struct seat *s, uint64_t now)
+{
+    uint64_t launching = s->watched - s->waits;
+    if (!s->let_go || !s->need || (s->doubted_ns && now - s->doubted_ns < THIN_MOST_NS))
+        return 0;
+    if (s->cap)
+        return launching * FLOOD_PART * s->need < (uint64_t)s->watched * s->got;
+    return s->usual && s->got > s->usual * CHANGED_PERCENT / 100 + CHANGED_MORE;
+}
+
+/* Cap the light claims that may have harmed the seat, or the seat itself if it took too much. Return 1 if there are any. */
+static int cap_light(struct round *r, struct seat *seat, int harmed, uint64_t now)
+{
+    int found = 0;
+    for (int i = 0; i < r->n && !(harmed && seat->let_go); i++) {
+        struct seat *s = &r->seat[i];
+        if (!s->let_go || !s->light || s->thin || !s->may_be_capped || (!harmed && s != seat))
+            continue;
+        s->thin = found = 1;
+        s->beside_until_ns = (uint64_t)lesser((int64_t)s->beside_until_ns, (int64_t)(now + THIN_MOST_NS));
+        r->no_turns_until_ns = (uint64_t)lesser((int64_t)r->no_turns_until_ns, (int64_t)(now + THIN_MOST_NS));
+    }
+    return found;
+}
+
 static void take_back(struct seat *s, uint64_t now)
 {
     s->beside = s->light = s->thin = s->let_go = 0;
@@ -276,14 +314,17 @@ static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
 {
     if (s->harmed >= HARM_WINDOWS) {
         s->harmed = 0;
-        if (harmed && squeeze(r, s, s->got))
+        if (cap_light(r, s, harmed, now) || (harmed && squeeze(r, s, s->got)))
             return 0;
         for (int k = 0; k < r->n; k++)
             if (r->seat[k].let_go && (&r->seat[k] == s || !s->let_go))
                 take_back(&r->seat[k], now);
         return 1;
     }
-    if (s->beside && now >= s->beside_until_ns) {
+    if (s->changed >= HARM_WINDOWS)
+        s->doubted_ns = now;
+    if (s->changed >= HARM_WINDOWS || (s->beside && now >= s->beside_until_ns)) {
+        s->changed = 0;
         s->beside = s->light = s->thin = s->let_go = 0; /* to be judged anew */
         return 1;
     }
@@ -293,8 +334,11 @@ static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
 int beside_watch(struct round *r, uint64_t now)
 {
     int ended = 0, tight = 0, harmed;
-    for (int i = 0; i < r->n; i++)
+    for (int i = 0; i < r->n; i++) {
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
+        r->seat[i].watched++;
+        r->seat[i].waits += r->seat[i].reading.waiting != 0;
+    }
     uint64_t lasted = now - r->harm_since_ns;
     /* While a turn drains, only its holder is read. */
     if (!r->harm_since_ns || lasted < HARM_OVER_NS || r->phase == ROUND_DRAINING)
@@ -303,6 +347,9 @@ int beside_watch(struct round *r, uint64_t now)
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
         s->harmed = is_wrong(r, s, lasted, &harmed) ? s->harmed + 1 : 0;
+        s->changed = is_changed(s, now) ? s->changed + 1 : 0;
+        s->watched = s->waits = 0;
+        s->usual = s->usual || s->rested ? s->usual : s->got;
         tight |= harmed;
         s->most = s->cap ? s->cap : s->due;
         s->rested = !seat_is_active(s, now);

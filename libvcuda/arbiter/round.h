@@ -61,13 +61,19 @@ struct seat {
     uint32_t looks, syncs;               /* since dense_since_ns: samples, and samples in which it waited for the GPU */
     int light;                           /* leaves its turns idle: may be let go */
     int thin;                            /* light, but would take more than its share: let go under a cap */
-    uint32_t most;                       /* its greatest cap since then, or what it is due */
-    uint32_t got;                        /* its part of the GPU in the last window in which harm was looked for */
-    int known;                           /* was there when turns were last judged */
-    int let_go;                          /* runs beside others, or without turns as all do */
+    int may_be_capped;
+    uint32_t need;  /* how much of its turns it used */
+    uint32_t most;  /* its greatest cap since then, or what it is due */
+    uint32_t got;   /* its part of the GPU in the last window in which harm was looked for */
+    uint32_t usual; /* the same of the first window in which it did not pause */
+    int known;      /* was there when turns were last judged */
+    int let_go;     /* runs beside others, or without turns as all do */
     uint64_t beside_until_ns, not_beside_until_ns, not_beside_for_ns;
     uint64_t harm_gpu_time_ns; /* at harm_since_ns */
     int rested, harmed;        /* since then: was inactive at some time; windows in a row in which it got too little */
+    uint32_t watched, waits;   /* since then: samples, and samples in which it waited to launch */
+    int changed;               /* windows in a row in which it looked like another program */
+    uint64_t doubted_ns;       /* when that last ended its being let go */
     uint64_t outside_ns;       /* the reading's value that was charged last */
 };
 

@@ -108,11 +108,41 @@ static void test_changes(struct virtual_gpu *v)
     virtual_run(v, 3);
     first->synchronous = 0;
     first->kernel_ns = 1600000;
-    virtual_run(v, 20);
+    virtual_run(v, 1.5);
     virtual_count(v);
     virtual_run(v, 5);
-    expect(fabs(virtual_share(v, 0) - 20) < 1.5 && v->turns_ns > 4900 * MS,
-           "and after some seconds once it alone floods: %.1f %%", virtual_share(v, 0));
+    expect(fabs(virtual_share(v, 0) - 20) < 1.5 && v->turns_ns > 4900 * MS, "and once it alone floods: %.1f %%",
+           virtual_share(v, 0));
+    virtual_begin(v, 50);
+    first = light(v, 80);
+    heavy(v, 20);
+    virtual_run(v, 3);
+    first->synchronous = 0;
+    first->kernel_ns = 1600000;
+    virtual_run(v, 1.5);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(fabs(virtual_share(v, 0) - 80) < 1.5, "and once one that needed far less than its 80 %% floods: %.1f %%",
+           virtual_share(v, 0));
+}
+
+/* One that was light when turns were judged uses twice as much. */
+static void test_capped_later(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    v->lost_percent = 10;
+    struct tenant *t = heavy(v, 30);
+    t->kernel_ns = 200000;
+    t->gap_ns = 1000000;
+    heavy(v, 70);
+    virtual_run(v, 3);
+    t->gap_ns = 550000;
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 3);
+    expect(virtual_share(v, 0) > 24 && virtual_share(v, 1) > 0.87 * 70 && v->turns_ns == 0,
+           "a light one that harms a heavy one is capped before it is taken back: %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1));
 }
 
 /* The cap follows the terms, and what the other one uses. */
@@ -194,6 +224,7 @@ void test_beside(struct virtual_gpu *v)
     test_capped(v);
     test_squeezed(v);
     test_changes(v);
+    test_capped_later(v);
     test_cap_follows(v);
     test_taken_back(v);
     test_away(v);

@@ -62,6 +62,10 @@ static void act(struct virtual_gpu *v, struct tenant *t, const struct seat *s)
         t->queued_ns += t->kernel_ns;
         t->asked_ns += t->kernel_ns;
         t->last_launch_ns = v->now;
+        if (t->gap_ns) {
+            t->resumes_ns = v->now + t->gap_ns;
+            break;
+        }
         if (t->burst_ns && t->asked_ns >= t->burst_ns) {
             t->asked_ns = 0;
             t->resumes_ns = UINT64_MAX; /* until the burst has run */
@@ -79,9 +83,10 @@ static void finish_work(struct virtual_gpu *v, struct tenant *t, uint64_t spent)
     t->queued_ns -= spent < before ? spent : before;
     t->used_ns += before - t->queued_ns;
     t->credit_ns -= (int64_t)(before - t->queued_ns);
+    if (!t->queued_ns || before / t->kernel_ns != t->queued_ns / t->kernel_ns)
+        t->last_end_ns = v->now;
     if (t->queued_ns)
         return;
-    t->last_end_ns = v->now;
     if (t->resumes_ns == UINT64_MAX)
         t->resumes_ns = v->now + t->pause_ns;
     else if (t->synchronous)

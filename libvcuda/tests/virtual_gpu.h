@@ -15,6 +15,7 @@ struct tenant {
     uint64_t begins_ns, ends_ns;
     int synchronous; /* waits for each kernel, then for think_ns */
     uint64_t think_ns;
+    uint64_t gap_ns; /* launches once in this time, and waits for nothing */
     /* Lies. */
     uint64_t stuck_ns; /* says to have so much in flight always */
     int always_waiting;

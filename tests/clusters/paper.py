@@ -56,7 +56,8 @@ class Paper:
         item = self.pods[path.rpartition("/")[2]]
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
-        item["metadata"]["annotations"] |= body["metadata"]["annotations"]
+        merged = item["metadata"]["annotations"] | body["metadata"]["annotations"]
+        item["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
         return json.dumps(item).encode()
 
     def extended(self, **options: Any) -> Extended:

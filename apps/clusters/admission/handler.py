@@ -6,7 +6,7 @@ from typing import Any
 
 from django.conf import settings
 
-from apps.clusters.admission import mutating, reviews, validating
+from apps.clusters.admission import hiding, mutating, reviews, validating
 from apps.clusters.admission.policy import TRUSTED, Policy
 
 # An object of the API is at most 1.5 MiB in etcd; an update's review has two of them, and JSON is longer.
@@ -14,6 +14,7 @@ MOST_BYTES = 8 << 20
 WEBHOOKS: dict[str, Callable[[reviews.Review, Policy], reviews.Verdict]] = {
     "/admission/validate": validating.validate,
     "/admission/mutate": mutating.mutate,
+    "/admission/hide": hiding.hide,
     # HAMi's path.
     "/webhook": mutating.mutate,
 }
@@ -29,6 +30,9 @@ def policy() -> Policy:
         default_memory_mib=settings.ADMISSION_DEFAULT_MEMORY_MIB or None,
         trusted=TRUSTED | frozenset(settings.ADMISSION_TRUSTED),
         translated=frozenset(settings.ADMISSION_TRANSLATE),
+        refuse_unmet=settings.ADMISSION_REFUSE_UNMET,
+        gpu_memory_mib=settings.ADMISSION_GPU_MEMORY_MIB or None,
+        gpushare_unit_mib=settings.GPUSHARE_UNIT_MIB,
         library_directory=settings.ADMISSION_LIBRARY_DIRECTORY or None,
         cdi_device=settings.ADMISSION_CDI_DEVICE or None,
     )

@@ -1,27 +1,43 @@
 """Manifests of a cluster's two webhook configurations."""
 
 import base64
+from collections.abc import Iterable
 from typing import Any
 
-# Pods without any of these resources are not ours: match conditions admit them even while the webhooks are down.
-WORDS = ("tencent.com/vcuda-", "aliyun.com/gpu-mem", "nvidia.com/gpu")
+from apps.clusters.admission.policy import GUARDS
+from apps.clusters.formats import RESOURCES
+
+# Pods with none of these words are not ours: match conditions admit them even while the webhooks are down.
+ANNOTATIONS = tuple(sorted({prefix for guard in GUARDS for prefix in (*guard.annotations, *guard.asking)}))
+LABELS = tuple(sorted({prefix for guard in GUARDS for prefix in (*guard.labels, *guard.asking)}))
 NAME = "gpucloud"
+# Label of a namespace whose pods see their node's GPUs: agents, exporters, device plugins.
+SEES_GPUS = "gpucloud.io/gpus"
 # Our own namespace, where a failing webhook would prevent our restart, and the cluster's own.
 SPARED = ("kube-system", "kube-node-lease")
 
 
 def configurations(
-    *, ca_bundle: bytes, url: str | None = None, service: tuple[str, str] | None = None, conditions: bool = True
+    *,
+    ca_bundle: bytes,
+    url: str | None = None,
+    service: tuple[str, str] | None = None,
+    conditions: bool = True,
+    hide_gpus: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the mutating and the validating configuration, reached by URL or by (namespace, name) of a service.
 
     Without `conditions` (Kubernetes before 1.28) the API server sends every pod, so the failurePolicy is `Ignore`:
-    nothing is refused while the webhooks are down.
+    nothing is refused while the webhooks are down. `hide_gpus`: add a webhook for every pod that hides the node's GPUs
+    from containers that ask for none.
     """
-    return [
+    made = [
         _configuration("Mutating", ca_bundle, _client_config(url, service, "/admission/mutate"), conditions),
         _configuration("Validating", ca_bundle, _client_config(url, service, "/admission/validate"), conditions),
     ]
+    if hide_gpus:
+        made[0]["webhooks"].append(_hiding(_client(ca_bundle, _client_config(url, service, "/admission/hide"))))
+    return made
 
 
 def _client_config(url: str | None, service: tuple[str, str] | None, path: str) -> dict[str, Any]:
@@ -30,8 +46,26 @@ def _client_config(url: str | None, service: tuple[str, str] | None, path: str) 
     return {"service": {"namespace": service[0], "name": service[1], "port": 443, "path": path}}
 
 
+def _client(ca_bundle: bytes, reached: dict[str, Any]) -> dict[str, Any]:
+    return reached | {"caBundle": base64.b64encode(ca_bundle).decode()}
+
+
+def _hiding(client: dict[str, Any]) -> dict[str, Any]:
+    rules = [
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods/ephemeralcontainers"]},
+    ]
+    webhook = _webhook("hidden-gpus", client, rules, conditions=False)
+    # Every pod of the cluster passes here: none must wait for it. It comes after the rewriting of pods.
+    webhook["failurePolicy"] = "Ignore"
+    webhook["namespaceSelector"]["matchExpressions"].append(
+        {"key": SEES_GPUS, "operator": "NotIn", "values": ["visible"]}
+    )
+    return webhook
+
+
 def _configuration(kind: str, ca_bundle: bytes, reached: dict[str, Any], conditions: bool) -> dict[str, Any]:
-    client = reached | {"caBundle": base64.b64encode(ca_bundle).decode()}
+    client = _client(ca_bundle, reached)
     webhooks = [_webhook("pods", client, _pod_rules(kind), conditions=conditions)]
     if kind == "Validating":
         webhooks.append(_webhook("things", client, _object_rules(), conditions=False))
@@ -79,14 +113,26 @@ def _object_rules() -> list[dict[str, Any]]:
 
 
 def _asks_for_gpus() -> str:
-    """Return a CEL expression: a container or init container names one of our resources, or a label is KubeShare's."""
-    named = " || ".join(f"k.startsWith('{word}')" for word in WORDS)
-    said = " || ".join(
-        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, {named}))"
+    """Return a CEL expression: the pod names one of our resources, or a label or annotation of it decides or asks.
+
+    The pod before an update counts, too: a word that is taken away decides as well.
+    """
+    return f"({_is_ours('object')}) || (oldObject != null && ({_is_ours('oldObject')}))"
+
+
+def _is_ours(pod: str) -> str:
+    named = ", ".join(f"'{name}'" for name in RESOURCES)
+    asks = " || ".join(
+        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{named}]))"
         for kind in ("limits", "requests")
     )
     return (
-        f"object.spec.containers.exists(c, {said}) || "
-        f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {said})) || "
-        "(has(object.metadata.labels) && object.metadata.labels.exists(k, k.startsWith('sharedgpu/')))"
+        f"{pod}.spec.containers.exists(c, {asks}) || "
+        f"(has({pod}.spec.initContainers) && {pod}.spec.initContainers.exists(c, {asks})) || "
+        f"{_has_key(pod, 'labels', LABELS)} || {_has_key(pod, 'annotations', ANNOTATIONS)}"
     )
+
+
+def _has_key(pod: str, kind: str, prefixes: Iterable[str]) -> str:
+    begins = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
+    return f"(has({pod}.metadata.{kind}) && {pod}.metadata.{kind}.exists(k, {begins}))"

@@ -4,17 +4,23 @@ The patch replaces whole values, so it is idempotent.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from apps.clusters.admission.policy import Policy, decision_annotations
+from apps.clusters.admission import rewriting
+from apps.clusters.admission.policy import (
+    Policy,
+    decision_annotations,
+    decision_labels,
+    decision_variables,
+    decisions,
+)
 from apps.clusters.admission.reviews import Review, Verdict
-from apps.clusters.formats import Format, format_of, gpu_manager, kubeshare, pods, translation
-from apps.clusters.formats.asks import WHOLE, Ask, Unreadable
+from apps.clusters.formats import FORMATS, Format, format_of, gpu_manager, pods, translation
+from apps.clusters.formats.asks import WHOLE, Unreadable
 
 DEFAULT_SCHEDULER = "default-scheduler"
 # Schedulers of other formats, which no longer run once their pods are translated.
-FORMER_SCHEDULERS = frozenset({"kubeshare-scheduler", "hami-scheduler"})
+FORMER_SCHEDULERS = frozenset(name for format_ in FORMATS for name in format_.SCHEDULERS)
 VOLUME = "gpucloud-library"
 MOUNTED_AT = "/usr/local/gpucloud"
 LIBRARY = f"{MOUNTED_AT}/libvcuda.so"
@@ -29,9 +35,9 @@ def mutate(review: Review, policy: Policy) -> Verdict:
     pod = dict(review.thing)
     warnings = []
     try:
-        if decision_annotations(pod) and not policy.trusts(review.who):
-            warnings.append("Annotations that assign GPUs to the pod were removed: only the scheduler may write them.")
-            _annotate(pod, dict.fromkeys(decision_annotations(pod)))
+        if (forged := sorted(decisions(pod))) and not policy.trusts(review.who):
+            warnings.append(f"{forged[0]} assigns GPUs to the pod and was removed: only the scheduler may write it.")
+            _remove_decisions(pod)
         used = format_of(pod)
         if used is not None:
             _fill(pod, used, policy)
@@ -42,6 +48,26 @@ def mutate(review: Review, policy: Policy) -> Verdict:
     return Verdict(warnings=warnings, patch=list(_operations(review.thing, pod)))
 
 
+def _remove_decisions(pod: dict[str, Any]) -> None:
+    """Remove what assigns GPUs to the pod: annotations, labels and variables."""
+    labels, variables = decision_labels(pod), decision_variables(pod)
+    if annotations := decision_annotations(pod):
+        _annotate(pod, dict.fromkeys(annotations))
+    if labels:
+        kept = {key: value for key, value in pods.labels(pod).items() if key not in labels}
+        pod["metadata"] = {**(pod.get("metadata") or {}), "labels": kept}
+    if variables:
+        spec = pod["spec"] = dict(pod.get("spec") or {})
+        for kind in [kind for kind in ("initContainers", "containers") if spec.get(kind)]:
+            spec[kind] = [_without_variables(container, variables) for container in spec[kind]]
+
+
+def _without_variables(container: Mapping[str, Any], removed: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    name = str(container.get("name"))
+    kept = [entry for entry in container.get("env") or [] if (name, str(entry.get("name"))) not in removed]
+    return {**container, "env": kept} if "env" in container else dict(container)
+
+
 def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
     spec = dict(pod.get("spec") or {})
     pod["spec"] = spec
@@ -49,7 +75,9 @@ def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
     if used.NAME == gpu_manager.NAME:
         _default(spec["containers"], policy)
     elif used.NAME in policy.translated:
-        _translate(pod, used)
+        spec["containers"], said = rewriting.rewrite(pod, used, policy)
+        if said:
+            _annotate(pod, said)
         if spec.get("schedulerName") in FORMER_SCHEDULERS:
             spec["schedulerName"] = policy.scheduler_name or DEFAULT_SCHEDULER
     if policy.scheduler_name is not None and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
@@ -71,36 +99,6 @@ def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
             amounts[gpu_manager.MEMORY] = -(-policy.default_memory_mib // gpu_manager.UNIT_MIB)
         if amounts:
             container["resources"] = translation.replace_resources(container, tuple(amounts), amounts)
-
-
-def _translate(pod: dict[str, Any], used: Format) -> None:
-    asks = _by_container(pod, used)
-    for container in pod["spec"]["containers"]:
-        if (ask := asks.get(str(container.get("name")))) is not None:
-            amounts = translation.translate(ask)
-            container["resources"] = translation.replace_resources(container, used.RESOURCES, amounts)
-    ceiling = translation.ceiling(list(asks.values()))
-    if ceiling is not None:
-        _annotate(pod, {gpu_manager.CORE_LIMIT: str(ceiling)})
-
-
-def _by_container(pod: pods.Pod, used: Format) -> dict[str, Ask]:
-    """Return the asks by container name.
-
-    A pod-level ask (KubeShare's labels) belongs to the first container; resources belong to the container that names
-    them.
-    """
-    if used.NAME == kubeshare.NAME:
-        if kubeshare.prefix_of(pod) != kubeshare.V2_PREFIX:
-            return {}
-        first = str(pods.containers(pod)[0].get("name"))
-        return {ask.container: ask for ask in (replace(ask, container=first) for ask in used.asks(pod))}
-    found = {}
-    for container in pods.containers(pod):
-        alone = {**pod, "spec": {**pod["spec"], "containers": [container]}}
-        for ask in used.asks(alone):
-            found[str(container.get("name"))] = ask
-    return found
 
 
 def _preload(spec: dict[str, Any], directory: str) -> None:

@@ -5,23 +5,19 @@ from dataclasses import dataclass
 
 from django.core.exceptions import ImproperlyConfigured
 
-from apps.clusters.formats import FORMATS, gpushare, hami, kubeshare, pods
+from apps.clusters.formats import FORMATS, OWN, gpushare, hami, kubeshare, pods
 
-# Annotations that assign GPUs to a pod. Only schedulers may write them: any other writer could take any GPU.
-DECISIONS = (
-    *(prefix for format_ in FORMATS for prefix in format_.DECISIONS),
-    pods.CLAIM,
-    "gpucloud.io/resize-status",
-)
-# Ours, those of gpu-admission, gpu-manager and KubeShare, and those who may do anything anyway. Not all of kube-system:
-# its controllers make pods of templates that tenants write.
+# Words that assign GPUs to a pod. Only schedulers may write them: any other writer could take any GPU.
+GUARDS = (*(format_.GUARDED for format_ in FORMATS), OWN)
+ANNOTATIONS = tuple(prefix for guard in GUARDS for prefix in guard.annotations)
+LABELS = tuple(prefix for guard in GUARDS for prefix in guard.labels)
+# Ours, those of the formats' schedulers and agents, and those who may do anything anyway. Not all of kube-system: its
+# controllers make pods of templates that tenants write.
 TRUSTED = frozenset(
     {
         "system:masters",
         "system:serviceaccounts:gpucloud",
-        "system:serviceaccount:kube-system:gpu-admission",
-        "system:serviceaccount:kube-system:gpu-manager",
-        "system:serviceaccount:kube-system:kubeshare-scheduler",
+        *(f"system:serviceaccount:kube-system:{name}" for format_ in FORMATS for name in format_.WRITERS),
     }
 )
 # KubeShare's labels of version 2 only: a SharePod is not a pod.
@@ -38,6 +34,11 @@ class Policy:
     trusted: frozenset[str] = TRUSTED
     # Formats whose pods are translated into gpu-manager's resources.
     translated: frozenset[str] = frozenset()
+    # True: such a pod is refused if something of its words is lost; False: it gets a warning.
+    refuse_unmet: bool = False
+    # Memory of every GPU, by which percents of memory are translated; and MiB of one `aliyun.com/gpu-mem`.
+    gpu_memory_mib: int | None = None
+    gpushare_unit_mib: int = gpushare.GIB
     # A directory on the nodes with the library, mounted into pods and preloaded there; and the CDI device of the pods.
     library_directory: str | None = None
     cdi_device: str | None = None
@@ -58,4 +59,31 @@ def require_translatable(names: Iterable[str]) -> None:
 
 def decision_annotations(pod: pods.Pod) -> Mapping[str, str]:
     """Return the pod's annotations that assign GPUs to it."""
-    return {key: value for key, value in pods.annotations(pod).items() if key.startswith(DECISIONS)}
+    return {key: value for key, value in pods.annotations(pod).items() if key.startswith(ANNOTATIONS)}
+
+
+def decision_labels(pod: pods.Pod) -> Mapping[str, str]:
+    """Return the pod's labels that readers believe."""
+    return {key: value for key, value in pods.labels(pod).items() if key.startswith(LABELS)}
+
+
+def decision_variables(pod: pods.Pod) -> Mapping[tuple[str, str], str]:
+    """Return the pod's variables that name its GPU, by container and name."""
+    return {key: value for guard in GUARDS for key, value in guard.variables(pod).items()}
+
+
+def decisions(pod: pods.Pod) -> Mapping[str, str]:
+    """Return everything in the pod that assigns GPUs to it, by a name for messages."""
+    return {
+        **{f"Annotation {key}": value for key, value in decision_annotations(pod).items()},
+        **{f"Label {key}": value for key, value in decision_labels(pod).items()},
+        **{
+            f"Variable {name} of container {container}": value
+            for (container, name), value in decision_variables(pod).items()
+        },
+    }
+
+
+def asking_words(pod: pods.Pod) -> Mapping[str, str]:
+    """Return the labels and annotations in which the pod asks and which are fixed once it exists."""
+    return {key: value for guard in GUARDS for key, value in guard.asks(pod).items()}

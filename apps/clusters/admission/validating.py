@@ -9,12 +9,11 @@ scheduler.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from apps.clusters.admission.policy import Policy, decision_annotations
+from apps.clusters.admission import rewriting
+from apps.clusters.admission.policy import Policy, asking_words, decision_annotations, decisions
 from apps.clusters.admission.reviews import Review, Verdict
-from apps.clusters.formats import format_of, gpu_manager, kubeshare, pods
+from apps.clusters.formats import BY_NAME, NEVER_COUNTED, format_of, gpu_manager, kubeshare, pods
 from apps.clusters.formats.asks import Unreadable
-
-NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
 
 
 def validate(review: Review, policy: Policy) -> Verdict:
@@ -39,29 +38,39 @@ def _pod(review: Review, policy: Policy) -> Verdict:
     used = format_of(pod)
     if used is None:
         return Verdict(refusals=refusals)
-    used.asks(pod)
+    rewriting.asks_of(pod, used, policy)
     refusals += _unequal_requests(pod)
-    refusals += _init_container_requests(pod)
+    refusals += _init_container_requests(pod, policy)
     if pods.node_of(pod) and used.RESOURCES and not decision_annotations(pod):
         refusals.append(
             f"It names node {pods.node_of(pod)}, so no scheduler would choose its GPU: use a nodeSelector or affinity."
         )
-    return Verdict(refusals=refusals, warnings=list(_scheduler_warnings(pod, policy)))
+    lost = list(rewriting.shortfalls(pod, used, policy))
+    if policy.refuse_unmet:
+        return Verdict(refusals=refusals + lost, warnings=list(_scheduler_warnings(pod, policy)))
+    return Verdict(refusals=refusals, warnings=[*lost, *_scheduler_warnings(pod, policy)])
 
 
 def _forged_decisions(pod: pods.Pod, review: Review, policy: Policy) -> Iterator[str]:
-    said = sorted(decision_annotations(pod))
+    said = sorted(decisions(pod))
     if said and not policy.trusts(review.who):
-        yield f"Annotation {said[0]} says which GPU a pod has, which the scheduler decides: leave it out."
+        yield f"{said[0]} says which GPU a pod has, which the scheduler decides: leave it out."
 
 
 def _changed_decisions(review: Review, policy: Policy) -> Iterator[str]:
     """Refuse changes of a pod's GPUs; its elastic ceiling may move within its bounds."""
-    if decision_annotations(review.thing) != decision_annotations(review.old) and not policy.trusts(review.who):
-        yield "Only the scheduler assigns GPUs to a pod: leave its annotations as they are."
+    if not policy.trusts(review.who):
+        if decisions(review.thing) != decisions(review.old):
+            yield "Only the scheduler assigns GPUs to a pod: leave its annotations and labels as they are."
+        elif changed := _differing(asking_words(review.thing), asking_words(review.old)):
+            yield f"The {changed[0]} says what a pod asks, which is fixed once it exists: create another pod."
     ceiling = pods.annotations(review.thing).get(gpu_manager.CORE_LIMIT)
     if ceiling != pods.annotations(review.old).get(gpu_manager.CORE_LIMIT):
         gpu_manager.asks(review.thing)
+
+
+def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    return sorted(key for key in {*now, *before} if now.get(key) != before.get(key))
 
 
 def _unequal_requests(pod: pods.Pod) -> Iterator[str]:
@@ -80,9 +89,10 @@ def _amount(amounts: Mapping[str, Any], name: str) -> int | None:
     return pods.whole(amounts[name], name) if name in amounts else None
 
 
-def _init_container_requests(pod: pods.Pod) -> Iterator[str]:
+def _init_container_requests(pod: pods.Pod, policy: Policy) -> Iterator[str]:
+    ours = [*gpu_manager.RESOURCES, *(name for used in policy.translated for name in BY_NAME[used].RESOURCES)]
     for container in pods.init_containers(pod):
-        for name in gpu_manager.RESOURCES:
+        for name in ours:
             if pods.amount(container, name):
                 yield (
                     f"Init container {container.get('name')} asks {name}: init containers are given no GPU. "

@@ -21,8 +21,10 @@ class ImportSerializer(Strict):
     gpushare_unit_mib = serializers.IntegerField(
         min_value=1,
         max_value=gpushare.GIB,
-        default=gpushare.GIB,
-        help_text="MiB of one `aliyun.com/gpu-mem`: 1024, or 1 if gpushare's device plugin counts in MiB.",
+        allow_null=True,
+        default=None,
+        help_text="MiB of one `aliyun.com/gpu-mem`: 1024, or 1 if gpushare's device plugin counts in MiB; "
+        "null: GPUSHARE_UNIT_MIB of the server.",
     )
 
 

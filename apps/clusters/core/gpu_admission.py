@@ -157,6 +157,16 @@ class View:
             return ()
         return tuple(free)
 
+    def without(self, indexes: Iterable[int]) -> "View":
+        """Return the view with nothing free on these GPUs."""
+        twin = self._copy()
+        for index in indexes:
+            twin.core_left -= twin.core_free[index]
+            twin.memory_left -= twin.memory_free[index]
+            twin.core_free[index] = twin.memory_free[index] = 0
+        twin.order = (twin.core_left, twin.memory_left, twin.name)
+        return twin
+
     def _copy(self) -> "View":
         twin = View.__new__(View)
         twin.name, twin.count, twin.memory_each, twin.order = self.name, self.count, self.memory_each, self.order
@@ -186,3 +196,8 @@ def annotations(node: str, chosen: Chosen, *, time_ns: int) -> dict[str, str]:
     """Return the annotations that gpu-admission writes to the pod."""
     places = {f"{INDEX_PREFIX}{place}": ",".join(map(str, found)) for place, found in chosen.items()}
     return {**places, NODE: node, ASSIGNED: "false", TIME: str(time_ns)}
+
+
+def removed(written: Iterable[str]) -> dict[str, None]:
+    """Return those of a pod's annotations that `annotations` writes, to be removed."""
+    return dict.fromkeys(key for key in written if key.startswith((INDEX_PREFIX, NODE, ASSIGNED, TIME)))

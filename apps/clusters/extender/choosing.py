@@ -16,6 +16,7 @@ from django.db import transaction
 
 from apps.clusters.core.gpu_admission import WHOLE, Chosen, ContainerRequest, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
+from apps.clusters.formats.wishes import selection_of
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
@@ -121,12 +122,15 @@ class ByLedger:
         # Promises in the ledger are not free there; the pod's own earlier promise is free for it.
         promised, own = _taken_by(one for one in unwritten if one.uid not in held), held.get(pod.uid, {})
         reserved = outside.reserved_amounts(cluster.pool)
+        selection = selection_of(pod.annotations)
         fleet = [
             self._with_promises(_with_own(gpu, own), called[gpu.node], pod, promised, reserved.get(gpu.uuid, (0, 0)))
             for gpu in read_fleet(cluster.pool)
-            if gpu.node in called
+            if gpu.node in called and selection.accepts(gpu.model, gpu.uuid)
         ]
         policy, why = str(cluster.pool.placement_policy), "No node of the pool is among these."
+        if selection:
+            why = f"No node of the pool that is among these has a GPU of {selection}."
         placed = partial(place, nodes=read_nodes(cluster.pool), policy=policy, held=reserved)
         while fleet:
             found = _on_one_node(fleet, pod, placed)

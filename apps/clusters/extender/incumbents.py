@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
+from django.conf import settings
 
 from apps.clusters.core.gpu_admission import WHOLE
 from apps.clusters.extender import others, predicates
@@ -37,7 +38,7 @@ VERBS: dict[str, Callable[[Extended, bytes], bytes]] = {
 
 
 def inspect(cluster: Extended, node: str | None) -> bytes:
-    """Return gpushare's report of nodes, their GPUs and the pods on each, in GiB; of one node or of all with GPUs."""
+    """Return gpushare's report of nodes, their GPUs and the pods on each, in its unit; of one node or of all."""
     names = cluster.mirror.nodes() if node is None else [node]
     if node is not None and cluster.mirror.capacity(node) is None:
         return msgspec.json.encode({"nodes": [], "error": f"node {node} not found"})
@@ -47,7 +48,7 @@ def inspect(cluster: Extended, node: str | None) -> bytes:
 def _node(cluster: Extended, name: str) -> dict[str, Any]:
     view = cluster.mirror.view(name, *(cluster.mirror.capacity(name) or (0, 0)))
     there = cluster.mirror.pods_on(name)
-    total, used = _gib(view.memory_each), [_gib(view.memory_each - free) for free in view.memory_free]
+    total, used = _in_its_unit(view.memory_each), [_in_its_unit(view.memory_each - free) for free in view.memory_free]
     devices = [
         {"id": index, "totalGPU": total, "usedGPU": amount, "pods": list(_pods(there, index, view.memory_each))}
         for index, amount in enumerate(used)
@@ -60,11 +61,11 @@ def _pods(there: Iterable[PodState], index: int, whole: int) -> Iterator[dict[st
         mine = [share for share in pod.shares if share.index == index]
         if mine:
             units = sum(whole if share.core >= WHOLE else share.memory for share in mine)
-            yield {"name": pod.name, "namespace": pod.namespace, "usedGPU": _gib(units)}
+            yield {"name": pod.name, "namespace": pod.namespace, "usedGPU": _in_its_unit(units)}
 
 
-def _gib(units: int) -> int:
-    return -(-units * UNIT_MIB // gpushare.GIB)
+def _in_its_unit(units: int) -> int:
+    return -(-units * UNIT_MIB // settings.GPUSHARE_UNIT_MIB)
 
 
 def _not_rewritten(body: bytes) -> str | None:

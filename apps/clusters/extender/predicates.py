@@ -19,7 +19,10 @@ import msgspec
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import Chosen, View
 from apps.clusters.core.quantities import NotAQuantity
+from apps.clusters.extender import gangs
 from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filter_result
+from apps.clusters.extender.selecting import Gpus, restriction
+from apps.clusters.formats.wishes import selection_of
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
@@ -52,6 +55,9 @@ class Promises(Protocol):
 
     def withdraw(self, pod: PodState) -> None:
         """Withdraw the promise of a pod that could not be annotated."""
+
+    def gpus(self) -> Gpus:
+        """Return model and UUID of the known GPUs, by node and index."""
 
 
 @dataclass
@@ -88,7 +94,7 @@ def answer(cluster: Extended, body: bytes) -> bytes:
         return filter_result(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
     with cluster.lock:
         try:
-            return _Decision(cluster, pod, asked).answer()
+            return _Decision(cluster, pod, asked).answer_with_gang()
         except NotAQuantity as error:
             return filter_result(None, None, None, error=str(error))
         except NoLedger as error:
@@ -104,13 +110,48 @@ class _Decision:
         self.failed: dict[str, str] = {}
         self.failed_writes = 0
         self.sizes: list[Sized] = []
+        self.restrict = restriction(cluster, pod)
 
-    def answer(self) -> bytes:
+    def answer_with_gang(self) -> bytes:
+        """Place the pod, and before it as many others of its gang as must be placed together with it."""
+        others = [] if self.cluster.strict else gangs.others_due(self.cluster.mirror, self.pod)
+        if isinstance(others, str):
+            self.failed |= {size[0]: others for size in self._sizes()}
+            return self._answer(None)
+        placed: list[PodState] = []
+        for other in others:
+            if _Decision(self.cluster, other, self.asked).place() is None:
+                self._take_back(placed)
+                why = gangs.no_room(self.pod, len(placed))
+                self.failed |= {size[0]: why for size in self._sizes()}
+                return self._answer(None)
+            placed.append(other)
+        node = self.place()
+        if node is None:
+            self._take_back(placed)
+        return self._answer(node)
+
+    def _take_back(self, placed: list[PodState]) -> None:
+        """Take the choice back from pods whose gang does not fit."""
+        for pod in placed:
+            written = self.cluster.mirror.pod(pod.key) or pod
+            try:
+                self.cluster.mirror.take(
+                    annotate(self.cluster.client, written, gpu_admission.removed(written.annotations))
+                )
+            except (Refused, Unreachable) as error:
+                logger.warning("choice for pod %s/%s could not be taken back: %s", *pod.key, error)
+                continue
+            if self.cluster.promises is not None:
+                self.cluster.promises.withdraw(pod)
+
+    def place(self) -> str | None:
+        """Choose and promise the pod's GPUs and write them to it; return their node."""
         # A pod that is filtered again may use its own earlier promise.
         self.sizes = self._sizes()
-        views = self.cluster.mirror.views(self.sizes, but=self.pod.key)
+        views = [self.restrict(view) for view in self.cluster.mirror.views(self.sizes, but=self.pod.key)]
         if self.cluster.choose is None:
-            return self._answer(self._first_that_fits(views))
+            return self._first_that_fits(views)
         for _ in range(MOST_LOOKS):
             found = self.cluster.choose(self.pod, [view.name for view in views])
             for view in views:
@@ -119,9 +160,9 @@ class _Decision:
                 break
             node, chosen = found
             if self._promise(node, chosen):
-                return self._answer(node if self._write(node, chosen) else None)
+                return node if self._write(node, chosen) else None
             self.failed[node] = QUICKER
-        return self._answer(None)
+        return None
 
     @property
     def _matched_elsewhere(self) -> str:
@@ -150,7 +191,9 @@ class _Decision:
     def _no_match(self, node: str) -> str:
         """Return the original's text, extended if claims outside of the cluster use the node."""
         besides = BESIDES if self.cluster.mirror.others_on(node) else ""
-        return f"pod {self.pod.uid} does not match with this node{besides}"
+        selection = selection_of(self.pod.annotations)
+        wanted = f"; it accepts only GPUs of {selection}" if selection else ""
+        return f"pod {self.pod.uid} does not match with this node{besides}{wanted}"
 
     def _settle(self, node: str, chosen: Chosen | None) -> bool:
         """Promise and write the choice; if others took it meanwhile, choose again on the same node."""
@@ -161,7 +204,7 @@ class _Decision:
             if self._promise(node, chosen):
                 return self._write(node, chosen)
             size = next(size for size in self.sizes if size[0] == node)
-            chosen = self.cluster.mirror.view(*size, but=self.pod.key).fit(self.pod.containers)
+            chosen = self.restrict(self.cluster.mirror.view(*size, but=self.pod.key)).fit(self.pod.containers)
         self.failed[node] = QUICKER
         return False
 

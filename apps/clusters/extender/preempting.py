@@ -13,7 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from apps.clusters.core.gpu_admission import View
 from apps.clusters.extender.bodies import POD, NotUnderstood, fold
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.predicates import Extended, NoLedger
+from apps.clusters.extender.selecting import restriction
 from apps.clusters.kube.objects import Pod
 from apps.clusters.kube.pods import PodState, parse_pod
 
@@ -52,6 +53,10 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
     """
     asked = _preemption(body)
     pod = parse_pod(asked.pod)
+    try:
+        restrict = restriction(cluster, pod)
+    except NoLedger:
+        return msgspec.json.encode({"NodeNameToMetaVictims": {}})
     named: dict[str, tuple[set[str], dict[str, int]]] = {}
     for name, victims in (asked.node_name_to_victims or {}).items():
         named[name] = {item.metadata.uid for item in victims.pods or ()}, _violations(victims)
@@ -59,7 +64,7 @@ def preempt(cluster: Extended, body: bytes) -> bytes:
         named[name] = {item.uid for item in meta.pods or ()}, _violations(meta)
     good: dict[str, Any] = {}
     for name, (uids, violations) in named.items():
-        further = _further(cluster, pod, name, uids) if pod.wants_gpu else set()
+        further = _further(cluster, pod, name, uids, restrict) if pod.wants_gpu else set()
         if further is not None:
             # The disruption budgets of the further victims are not known here.
             good[name] = {"Pods": [{"UID": uid} for uid in sorted(uids | further)], **violations}
@@ -84,7 +89,9 @@ def _violations(victims: _Victims | _MetaVictims) -> dict[str, int]:
     return {} if isinstance(number, UnsetType) else {"NumPDBViolations": number}
 
 
-def _further(cluster: Extended, pod: PodState, node: str, gone: set[str]) -> set[str] | None:
+def _further(
+    cluster: Extended, pod: PodState, node: str, gone: set[str], restrict: Callable[[View], View]
+) -> set[str] | None:
     """Return the uids of further victims that free the pod's GPUs; None if no set does."""
     core, memory = cluster.mirror.capacity(node) or (0, 0)
     staying = [item for item in cluster.mirror.pods_on(node) if item.uid not in gone and item.key != pod.key]
@@ -92,7 +99,7 @@ def _further(cluster: Extended, pod: PodState, node: str, gone: set[str]) -> set
 
     def fits(there: Sequence[PodState]) -> bool:
         shares = [item.shares for item in sorted(there, key=lambda item: item.key)]
-        return View(node, core, memory, shares, others).fit(pod.containers) is not None
+        return restrict(View(node, core, memory, shares, others)).fit(pod.containers) is not None
 
     # A pod that is only chosen for the node does not run yet, so it cannot be evicted.
     lower = [item for item in staying if item.priority < pod.priority and item.bound_to == node]

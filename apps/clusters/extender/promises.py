@@ -16,6 +16,7 @@ from django.db.models import Q
 
 from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
 from apps.clusters.extender.predicates import NoLedger
+from apps.clusters.extender.selecting import Gpus
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.pods import PodState
@@ -57,6 +58,18 @@ class Promises:
         except NoLedger as error:
             # The watch of pods drops it later.
             logger.warning("promise to pod %s/%s could not be withdrawn yet: %s", *pod.key, error)
+
+    def gpus(self) -> Gpus:
+        """Return model and UUID of the pool's GPUs, by node and index. Raises NoLedger."""
+        return _surely(self._gpus)
+
+    def _gpus(self) -> Gpus:
+        found: dict[str, dict[int, tuple[str, str]]] = {}
+        rows = Gpu.objects.filter(node__pool=self._cluster.pool_id, present=True)
+        names = rows.values_list("node__kubernetes_node", "node__name", "index", "model", "uuid")
+        for theirs, ours, index, model, uuid in names:
+            found.setdefault(theirs or ours, {})[index] = model, uuid
+        return found
 
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)

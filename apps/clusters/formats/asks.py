@@ -23,7 +23,7 @@ class Ask:
     """A request for `gpu_count` GPUs of one node, with this share of each.
 
     `container` is empty if the pod as a whole asks. One of the two memory fields is set: MiB, or percent of the GPU.
-    `core_request` 0 is a share without a guarantee. `gpu_uuids` empty: any GPU.
+    `core_request` 0 is a share without a guarantee.
     """
 
     container: str
@@ -33,7 +33,6 @@ class Ask:
     memory_mib: int | None = None
     memory_percent: int | None = None
     gpu_model: str | None = None
-    gpu_uuids: tuple[str, ...] = ()
     affinity: str | None = None
     anti_affinity: str | None = None
     exclusion: str | None = None

@@ -8,18 +8,24 @@ from collections.abc import Mapping, Sequence
 
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+from apps.clusters.formats.guarded import Guarded
+from apps.clusters.formats.wishes import Wishes, gang_of, selection_of
 
 NAME = "gpu-manager"
 CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
 RESOURCES = (CORE, MEMORY)
 UNIT_MIB = 256
+QUOTAS = {f"requests.{CORE}": ("core_percent", 1), f"requests.{MEMORY}": ("memory_mib", UNIT_MIB)}
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 INDEX_PREFIX = "tencent.com/predicate-gpu-idx-"
 NODE = "tencent.com/predicate-node"
 TIME = "tencent.com/predicate-time"
 ASSIGNED = "tencent.com/gpu-assigned"
-DECISIONS = (INDEX_PREFIX, NODE, TIME, ASSIGNED)
+GUARDED = Guarded(annotations=(INDEX_PREFIX, NODE, TIME, ASSIGNED))
+WRITERS = ("gpu-admission", "gpu-manager")
+SCHEDULERS: tuple[str, ...] = ()
+IMPORTED_ONLY = False
 
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:
@@ -55,8 +61,13 @@ def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_ns:
 
 def quota(hard: Mapping[str, int]) -> dict[str, int]:
     """Return the ResourceQuota's amounts in our resources. Kubernetes enforces `requests.` only."""
-    units = {f"requests.{CORE}": ("core_percent", 1), f"requests.{MEMORY}": ("memory_mib", UNIT_MIB)}
-    return {units[key][0]: value * units[key][1] for key, value in hard.items() if key in units}
+    return {QUOTAS[key][0]: value * QUOTAS[key][1] for key, value in hard.items() if key in QUOTAS}
+
+
+def wishes(pod: pods.Pod) -> Wishes:
+    """Return what the annotations ask that the extender reads."""
+    said = pods.annotations(pod)
+    return Wishes(selection_of(said), gang_of(said))
 
 
 def _asking(pod: pods.Pod) -> list[tuple[int, Ask]]:

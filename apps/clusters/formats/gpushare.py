@@ -1,29 +1,43 @@
 """Format of gpushare: `aliyun.com/gpu-mem`, memory of one GPU for all containers of a pod, without compute.
 
-The cluster chooses the unit, GiB unless its device plugin is configured otherwise. Annotations name the GPU by index.
+The cluster chooses the unit: GiB, or MiB if its device plugin is configured so (`GPUSHARE_UNIT_MIB`). Annotations name
+the GPU by index.
 """
 
 from collections.abc import Mapping, Sequence
 
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+from apps.clusters.formats.guarded import Guarded
+from apps.clusters.formats.wishes import Wishes
 
 NAME = "gpushare"
 MEMORY = "aliyun.com/gpu-mem"
 COUNT = "aliyun.com/gpu-count"
 RESOURCES = (MEMORY,)
 GIB = 1024
+# More than any GPU has: who asks it counts in another unit.
+MOST_MIB = 1 << 20
+QUOTAS = {f"requests.{MEMORY}": "memory_mib"}
 INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 BY_POD = "ALIYUN_COM_GPU_MEM_POD"
 BY_DEVICE = "ALIYUN_COM_GPU_MEM_DEV"
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
-DECISIONS = (INDEX, BY_POD, ASSIGNED)
 ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+GUARDED = Guarded(annotations=(INDEX, BY_POD, BY_DEVICE, ASSIGNED, ASSUME_TIME))
+WRITERS = ("gpushare-schd-extender", "gpushare-device-plugin")
+SCHEDULERS: tuple[str, ...] = ()
+IMPORTED_ONLY = False
 
 
 def asks(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Ask, ...]:
     """Return the pod's request: none or one. Raises Unreadable."""
     memory = units(pod)
+    if memory * unit_mib > MOST_MIB:
+        raise Unreadable(
+            f"{pods.name_of(pod)} asks {MEMORY} {memory}, in units of {unit_mib} MiB, which is more than any GPU has. "
+            "If the cluster counts in MiB, set GPUSHARE_UNIT_MIB=1 on the server."
+        )
     return (Ask("", 1, 0, WHOLE, memory_mib=memory * unit_mib),) if memory else ()
 
 
@@ -60,5 +74,10 @@ def annotations_for(
 
 def quota(hard: Mapping[str, int], *, unit_mib: int = GIB) -> dict[str, int]:
     """Return the ResourceQuota's amounts in our resources."""
-    said = hard.get(f"requests.{MEMORY}")
-    return {} if said is None else {"memory_mib": said * unit_mib}
+    return {QUOTAS[key]: value * unit_mib for key, value in hard.items() if key in QUOTAS}
+
+
+def wishes(pod: pods.Pod) -> Wishes:
+    """Return nothing: gpushare's pods ask a share only."""
+    del pod
+    return Wishes()

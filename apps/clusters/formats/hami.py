@@ -5,10 +5,12 @@ is whole: then the cores are too. One annotation holds the placement: `:` ends a
 container (init containers first), a device is `uuid,type,MiB,cores`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+from apps.clusters.formats.guarded import Guarded
+from apps.clusters.formats.wishes import Selection, Wishes, split, without
 
 NAME = "HAMi"
 COUNT = "nvidia.com/gpu"
@@ -16,14 +18,25 @@ MEMORY = "nvidia.com/gpumem"
 MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 SHARING = (MEMORY, MEMORY_PERCENT, CORES)
-RESOURCES = (COUNT, *SHARING)
-USE_MODEL = "nvidia.com/use-gputype"
-USE_UUID = "nvidia.com/use-gpuuuid"
+PRIORITY = "nvidia.com/priority"
+RESOURCES = (COUNT, *SHARING, PRIORITY)
+USE_MODEL, NOT_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+USE_UUID, NOT_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
+MODE, SHARED_MODE = "nvidia.com/vgpu-mode", "hami-core"
+NUMA = "nvidia.com/numa-bind"
+INDEXES = ("nvidia.com/use-gpuindex", "nvidia.com/nouse-gpuindex")
+POLICIES = ("hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy", "hami.io/device-scoring-weights")
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
-DECISIONS = (ALLOCATED, TO_ALLOCATE, NODE, TIME)
+GUARDED = Guarded(annotations=(ALLOCATED, TO_ALLOCATE, NODE, TIME))
+WRITERS = ("hami-scheduler", "hami-device-plugin")
+SCHEDULERS = ("hami-scheduler",)
+IMPORTED_ONLY = False
+# What HAMi's scheduler and device plugin write beside.
+WRITTEN = ("hami.io/vgpu-", "hami.io/bind-")
+QUOTAS = {f"limits.{MEMORY}": "memory_mib", f"limits.{CORES}": "core_percent", f"requests.{COUNT}": "vgpus"}
 TYPE = "NVIDIA"
 FIELDS = 4
 
@@ -64,13 +77,25 @@ def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_sec
 
 def quota(hard: Mapping[str, int]) -> dict[str, int]:
     """Return the ResourceQuota's amounts in our resources: HAMi's scheduler counts `limits.`, summed over the GPUs."""
-    names = {f"limits.{MEMORY}": "memory_mib", f"limits.{CORES}": "core_percent", f"requests.{COUNT}": "vgpus"}
-    return {names[key]: value for key, value in hard.items() if key in names}
+    return {QUOTAS[key]: value for key, value in hard.items() if key in QUOTAS}
+
+
+def wishes(pod: pods.Pod) -> Wishes:
+    """Return what the pod's annotations ask beside its share."""
+    said = pods.annotations(pod)
+    models, not_models, uuids, not_uuids = (
+        split(said.get(key, "")) for key in (USE_MODEL, NOT_MODEL, USE_UUID, NOT_UUID)
+    )
+    selection = Selection((*models, *without(not_models)), (*uuids, *without(not_uuids)))
+    unmet = list(_unmet(said))
+    if any(pods.amount(container, PRIORITY) is not None for container in pods.containers(pod)):
+        unmet.append(f"{PRIORITY} is not followed: give the pod a PriorityClass.")
+    return Wishes(selection, unmet=tuple(unmet), impossible=tuple(_impossible(said)))
 
 
 def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
     name = str(container.get("name"))
-    count, memory, percent, cores = (pods.amount(container, resource) for resource in RESOURCES)
+    count, memory, percent, cores = (pods.amount(container, resource) for resource in (COUNT, *SHARING))
     if count is None and memory is None and percent is None and cores is None:
         return None
     # HAMi's webhook adds one GPU if only shares are named.
@@ -91,14 +116,27 @@ def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
         cores or WHOLE,
         memory_mib=memory or None,
         memory_percent=None if memory else (percent or WHOLE),
-        gpu_model="|".join(_listed(pod, USE_MODEL)) or None,
-        gpu_uuids=_listed(pod, USE_UUID),
     )
 
 
-def _listed(pod: pods.Pod, key: str) -> tuple[str, ...]:
-    words = (word.strip() for word in pods.annotations(pod).get(key, "").split(","))
-    return tuple(word for word in words if word)
+def _unmet(said: Mapping[str, str]) -> Iterator[str]:
+    known = (USE_MODEL, NOT_MODEL, USE_UUID, NOT_UUID, MODE, NUMA)
+    for key in sorted(said):
+        if key in POLICIES:
+            yield f"{key} is not followed: the placement of the cluster and of its pool decides."
+        elif key.startswith(("nvidia.com/", "hami.io/")) and not key.startswith((*known, *INDEXES, *WRITTEN)):
+            yield f"{key} is not followed: it is not known here."
+
+
+def _impossible(said: Mapping[str, str]) -> Iterator[str]:
+    mode = said.get(MODE, SHARED_MODE)
+    if SHARED_MODE not in mode:
+        yield f"{MODE} is {mode[: pods.LONGEST]}: here a GPU is shared in the way of {SHARED_MODE} only."
+    if said.get(NUMA, "").lower() in ("1", "t", "true"):
+        yield f"{NUMA} is set: GPUs are not chosen by NUMA node; leave it out."
+    for key in sorted(said):
+        if key.startswith(INDEXES):
+            yield f"{key} is set: an index means another GPU on each node; name UUIDs in {USE_UUID}."
 
 
 def _devices(part: str, container: str, pod: str) -> list[Share]:

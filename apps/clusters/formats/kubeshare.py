@@ -5,21 +5,39 @@ v1 (and its predecessor with the prefix `gemini/`): annotations of a SharePod, `
 (a whole number, request equal to limit); without `gpu_mem` memory follows the request.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import ROUND_FLOOR, ROUND_HALF_UP, Decimal, InvalidOperation
 
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
+from apps.clusters.formats.guarded import Guarded
+from apps.clusters.formats.wishes import EXACT, MOST_IN_GANG, Gang, Selection, Wishes
 
 NAME = "KubeShare"
 V1_PREFIX = "kubeshare/"
 SLIDES_PREFIX = "gemini/"
 V2_PREFIX = "sharedgpu/"
+PREFIXES = (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX)
 RESOURCES: tuple[str, ...] = ()
-# Version 2 asks in labels; in annotations its scheduler writes the GPU, and the memory that it filled in.
-DECISIONS = (*(f"{prefix}gpu_uuid" for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX)), f"{V2_PREFIX}gpu_mem")
+QUOTAS: tuple[str, ...] = ()
 SHARES = ("gpu_request", "gpu_limit", "gpu_mem")
+GROUP = ("group_name", "group_headcount", "group_threshold")
+# The minimum of a group in the manifests of earlier releases.
+MINIMUM = "min_available"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+# v1 holds a GPU with an idle pod that has this label.
+PLACEHOLDER = f"{V1_PREFIX}role"
+GUARDED = Guarded(
+    # Version 2 asks in labels; in annotations its scheduler writes the GPU, and the memory that it filled in.
+    annotations=(*(f"{prefix}gpu_uuid" for prefix in PREFIXES), f"{V2_PREFIX}gpu_mem"),
+    labels=(PLACEHOLDER,),
+    environment=(VISIBLE,),
+    asking=PREFIXES,
+)
+WRITERS = ("kubeshare-scheduler", "kubeshare-device-manager")
+SCHEDULERS = ("kubeshare-scheduler",)
+# Kubernetes counts nothing of it and no kubelet checks it: a pod's words alone are no use of a GPU.
+IMPORTED_ONLY = True
 MIB = 1 << 20
 MOST_GPUS = 1024
 MOST_PRIORITY = 100
@@ -28,7 +46,7 @@ LONGEST_LABEL = 63
 
 def prefix_of(pod: pods.Pod) -> str | None:
     """Return the prefix of the version that the pod uses, or None. Raises Unreadable if it mixes versions."""
-    used = {prefix for prefix in (V1_PREFIX, SLIDES_PREFIX, V2_PREFIX) if _uses(pod, prefix)}
+    used = {prefix for prefix in PREFIXES if _uses(pod, prefix)}
     if len(used) > 1:
         raise Unreadable(f"{pods.name_of(pod)} uses {' and '.join(sorted(used))}: use the words of one version.")
     return used.pop() if used else None
@@ -105,6 +123,41 @@ def annotations_for(ask: Ask, *, prefix: str) -> dict[str, str]:
         "priority": str(ask.priority) if ask.priority else "",
     }
     return {f"{prefix}{word}": value for word, value in said.items() if value}
+
+
+def wishes(pod: pods.Pod) -> Wishes:
+    """Return what the labels of version 2 ask beside the share."""
+    if prefix_of(pod) != V2_PREFIX:
+        return Wishes()
+    said = {word: value for word, value in _words(pod, V2_PREFIX).items() if value}
+    model = said.get("gpu_model")
+    gang = _gang(said)
+    unmet = tuple(_unmet(said, gang))
+    wanted = gang if gang is not None and 1 < gang.minimum <= MOST_IN_GANG else None
+    return Wishes(Selection((f"{EXACT}{model}",)) if model else Selection(), wanted, unmet)
+
+
+def _gang(said: Mapping[str, str]) -> Gang | None:
+    """Return the pod's group: so much of its headcount as the threshold says, rounded to the nearest."""
+    name, headcount, threshold = (said.get(word, "") for word in GROUP)
+    headcount, threshold = (said[MINIMUM], "1") if MINIMUM in said else (headcount, threshold)
+    try:
+        least = (Decimal(threshold) * Decimal(headcount)).to_integral_value(ROUND_HALF_UP)
+    except (InvalidOperation, OverflowError):
+        return None
+    return Gang(name, int(least)) if name and least.is_finite() and 0 <= least <= pods.MOST else None
+
+
+def _unmet(said: Mapping[str, str], gang: Gang | None) -> Iterator[str]:
+    for word in sorted(said):
+        if word == "priority" and said[word] not in ("0", "-1"):
+            yield f"{V2_PREFIX}priority is not followed: give the pod a PriorityClass."
+        elif word in (*GROUP, MINIMUM) and gang is None:
+            yield f"{V2_PREFIX}{word} is not followed: a group has a name, a headcount and a threshold."
+        elif word == GROUP[0] and gang is not None and gang.minimum > MOST_IN_GANG:
+            yield f"{V2_PREFIX}{word} is not followed: at most {MOST_IN_GANG} pods are placed together."
+        elif word not in (*SHARES, *GROUP, MINIMUM, "gpu_model", "priority"):
+            yield f"{V2_PREFIX}{word} is not followed: it is not known here."
 
 
 def gpu_id(pod: pods.Pod) -> str:

@@ -11,6 +11,10 @@ Container = Mapping[str, Any]
 
 # The claim for which a pod was created.
 CLAIM = "gpucloud.io/claim"
+# The answer to a resize.
+RESIZE_STATUS = "gpucloud.io/resize-status"
+# Label of the pods of SharePods.
+SHAREPOD = "gpucloud.io/sharepod"
 ENDED = frozenset({"Succeeded", "Failed"})
 # The largest plausible number of GPUs, percent or MiB; also within the database's columns.
 MOST = 2**31 - 1

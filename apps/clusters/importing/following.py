@@ -8,11 +8,12 @@ recording is retried; the pod runs on, and its GPU use is unavailable to others 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from apps.clusters.core import gpu_admission
-from apps.clusters.formats import pods
+from apps.clusters.formats import BY_NAME, RESOURCES, pods
 from apps.clusters.formats.asks import LEAST_CORE, Share
 from apps.clusters.importing.containers import gpu_of
 from apps.clusters.importing.plan import PodWanted, Snapshot, plan
@@ -29,9 +30,13 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
     """Bring the ledger in step with one live pod, whose namespace has these labels. Repeatable."""
     if not pods.node_of(pod):
         return
-    found = plan(Snapshot(pods=[pod]))
+    found = plan(Snapshot(pods=[pod]), gpushare_unit_mib=settings.GPUSHARE_UNIT_MIB)
     for wanted in found.pods:
         _end_former(cluster, wanted)
+        if BY_NAME[wanted.format].IMPORTED_ONLY and not _is_recorded(cluster, wanted):
+            _note(cluster, pod, f"A pod of {wanted.format} counts once an import of the cluster has taken it.")
+            outside.drop(cluster=cluster, pod_uid=wanted.uid)
+            continue
         try:
             _hold(cluster, wanted, labels)
         except GpucloudError as error:
@@ -53,8 +58,7 @@ def _end_former(cluster: Cluster, wanted: PodWanted) -> None:
 
 
 def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> None:
-    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=wanted.uid)
-    if rows.exists() and not rows.filter(claim=None).exists():
+    if _is_recorded(cluster, wanted):
         outside.drop(cluster=cluster, pod_uid=wanted.uid)
         return
     bound = list(cluster.bindings.select_related("tenant"))
@@ -62,6 +66,12 @@ def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> Non
     if tenant is None:
         raise Unbound(f"Namespace {wanted.namespace} is bound to no tenant: bind it.", namespace=wanted.namespace)
     hold(wanted, tenant=tenant, principal=cluster.principal, cluster=cluster)
+
+
+def _is_recorded(cluster: Cluster, wanted: PodWanted) -> bool:
+    """Return True if every container of the pod has its claim."""
+    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=wanted.uid)
+    return rows.exists() and not rows.filter(claim=None).exists()
 
 
 def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
@@ -84,17 +94,14 @@ class Unbound(GpucloudError, code="namespace-unbound", title="The namespace is b
 
 def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:
     """Record beside each container that asks for GPUs why it has no claim; containers with a claim keep it."""
-    meta = pod.get("metadata") or {}
-    for place, container in enumerate(pods.containers(pod)):
-        limits = pods.resources(container, "limits")
-        if not any(name.startswith(("tencent.com/", "nvidia.com/gpu", "aliyun.com/gpu")) for name in limits):
-            continue
+    meta, annotations = pod.get("metadata") or {}, pods.annotations(pod)
+    for place, container in _asking(pod):
         mine = [share for share in shares if share.container == container.get("name")]
         values = {
             "namespace": str(meta.get("namespace"))[:63],
             "pod": str(meta.get("name"))[:253],
             "container_index": place,
-            "node_name": pods.node_of(pod)[:253],
+            "node_name": (pods.node_of(pod) or annotations.get(gpu_admission.NODE, ""))[:253],
             "core": sum(share.core_request for share in mine),
             "memory_mib": sum(share.memory_mib or 0 for share in mine),
             "gpu_indexes": _annotated_indexes(pod, place),
@@ -103,6 +110,17 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
         row, made = PodClaim.objects.get_or_create(**key, defaults={**values, "problem": why[:2000]})
         if not made and row.claim_id is None and row.problem != why[:2000]:
             row.change(problem=why[:2000])
+
+
+def _asking(pod: Pod) -> list[tuple[int, pods.Container]]:
+    """Return the containers that name a resource of a format; the first one if the pod as a whole asks."""
+    every = list(enumerate(pods.containers(pod)))
+    named = [
+        (place, container)
+        for place, container in every
+        if any(name in RESOURCES for kind in ("limits", "requests") for name in pods.resources(container, kind))
+    ]
+    return named or every[:1]
 
 
 def _annotated_indexes(pod: Pod, place: int) -> list[int]:
@@ -148,10 +166,20 @@ def end_others(*, cluster: Cluster, live: Iterable[str], is_there: Callable[[Pod
 
 
 def forget_promises(*, cluster: Cluster, pods_there: Iterable[Pod]) -> None:
-    """Free promises to pods that are gone or were never annotated. Repeatable."""
-    live = [
-        str(pod["metadata"]["uid"])
-        for pod in pods_there
-        if pods.node_of(pod) or pods.annotations(pod).get(gpu_admission.NODE)
-    ]
-    outside.drop_others(cluster=cluster, live=live)
+    """Free promises to pods that are gone or were never annotated, and list those that last. Repeatable.
+
+    A promised GPU is not free for others, so its pod has a row as soon as the promise has stood for a while.
+    """
+    there = list(pods_there)
+    promised = {
+        str(pod["metadata"]["uid"]): pod
+        for pod in there
+        if not pods.node_of(pod) and pods.annotations(pod).get(gpu_admission.NODE)
+    }
+    bound = [str(pod["metadata"]["uid"]) for pod in there if pods.node_of(pod)]
+    outside.drop_others(cluster=cluster, live=[*bound, *promised])
+    lasting = outside.settled(cluster, among=promised)
+    for uid, since in lasting.items():
+        _note(cluster, promised[uid], f"Its GPUs are promised to it since {since:%H:%M} UTC; it is not bound yet.")
+    unbound = {str(pod["metadata"]["uid"]) for pod in there if not pods.node_of(pod)}
+    PodClaim.objects.live().filter(cluster=cluster, claim=None, pod_uid__in=unbound - lasting.keys()).delete()

@@ -10,15 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apps.clusters.formats import Format, format_of, gpu_manager, gpushare, hami, kubeshare, pods
+from apps.clusters.formats import (
+    NEVER_COUNTED,
+    QUOTAS,
+    Format,
+    format_of,
+    gpu_manager,
+    gpushare,
+    hami,
+    kubeshare,
+    pods,
+)
 from apps.clusters.formats.asks import WHOLE, Share, Unreadable
 
 QUOTA_MAP = ("kube-system", "gpuquota")
 QUOTA_KEY = "gpu_quota"
 CORE, MEMORY = "core_percent", "memory_mib"
-# KubeShare v1 holds a GPU with an idle pod that has this label.
-PLACEHOLDER_ROLE = "kubeshare/role"
-NEVER_COUNTED = ("limits.tencent.com/", "limits.aliyun.com/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ def _read_resource_quota(
     for key, value in sorted(((quota.get("spec") or {}).get("hard") or {}).items()):
         if key.startswith(NEVER_COUNTED):
             made.left.append(Left(about, f"{key} was never counted by Kubernetes, and is not taken over."))
-        elif key.startswith(("requests.", "limits.")):
+        elif key in QUOTAS:
             try:
                 said[key] = pods.whole(value, f"{about}, {key}")
             except Unreadable as error:
@@ -168,7 +175,7 @@ def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib:
         used = format_of(pod)
         if used is None or not pods.is_live(pod):
             return None
-        if pods.labels(pod).get(PLACEHOLDER_ROLE):
+        if pods.labels(pod).get(kubeshare.PLACEHOLDER):
             made.left.append(Left(about, "It only keeps a GPU for KubeShare: the shares on that GPU are taken over."))
             return None
         if not pods.node_of(pod):

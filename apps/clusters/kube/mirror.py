@@ -116,6 +116,11 @@ class Mirror:
         """Return the pod of this name, or None."""
         return self._pods.get(key)
 
+    def pods_in(self, namespace: str) -> list[PodState]:
+        """Return the live pods of the namespace."""
+        with self._lock:
+            return [pod for key, pod in sorted(self._pods.items()) if key[0] == namespace]
+
     def pods_on(self, node: str) -> list[PodState]:
         """Return the pods that hold GPUs of the node."""
         with self._lock:

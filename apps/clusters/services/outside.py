@@ -7,7 +7,7 @@ together cannot both be promised the same capacity.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -66,6 +66,12 @@ def drop_others(*, cluster: Cluster, live: Iterable[str]) -> None:
     uids = old.exclude(pod_uid__in=list(live)).order_by("pod_uid").values_list("pod_uid", flat=True).distinct()
     for uid in list(uids):
         drop(cluster=cluster, pod_uid=uid)
+
+
+def settled(cluster: Cluster, *, among: Iterable[str]) -> dict[str, datetime]:
+    """Return since when each of these pods holds parts, if it has for a while."""
+    rows = PodHold.objects.filter(cluster=cluster, pod_uid__in=list(among), since__lt=timezone.now() - SETTLED)
+    return dict(rows.order_by("-since").values_list("pod_uid", "since"))
 
 
 @transaction.atomic

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 CORE = "gpucloud.io/vcuda-core"
 MEMORY = "gpucloud.io/vcuda-memory"
-STATUS = "gpucloud.io/resize-status"
+STATUS = pods.RESIZE_STATUS
 KEYS = (CORE, CORE_LIMIT, MEMORY)
 # Longest annotation that is read.
 LONGEST = 1000

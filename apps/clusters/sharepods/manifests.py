@@ -12,8 +12,7 @@ from apps.clusters.formats import gpu_manager, pods, translation
 from apps.clusters.formats.asks import WHOLE, Ask, Share
 from apps.clusters.sharepods.definition import API_VERSION
 
-# Label of the pods of SharePods.
-LABEL = "gpucloud.io/sharepod"
+LABEL = pods.SHAREPOD
 LONGEST_LABEL = 63
 
 

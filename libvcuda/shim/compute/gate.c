@@ -218,16 +218,23 @@ static void end_waiting(int slot, const struct waiting *w)
     prctl(PR_SET_TIMERSLACK, (unsigned long)(w->slack > 0 ? w->slack : 0), 0, 0, 0);
 }
 
-/* Wait until the turn comes, or until the work in flight may have ended. */
-static void wait_for_turn(int slot, uint32_t turns_gen)
+/* Wait until the turn comes, or until some of the work in flight may have ended. */
+static void wait_for_turn(const struct meter_lane *lane, uint32_t turns_gen)
 {
+    int slot = lane->slot;
     const struct vcuda_turn *turn = &turns_page()->turn[slot];
+    uint64_t before = credit_inflight(slot);
     meter_retire();
+    if (credit_inflight(slot) < before)
+        return; /* there may be room now */
     uint64_t mine = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_SEQ_CST);
     uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
     int64_t ahead = (int64_t)(starts - shim_now());
     if (mine) {
-        int64_t due = (int64_t)(gate_drained_at(slot) - shim_now()) - DRAIN_AHEAD_NS;
+        uint64_t oldest = lane_oldest(lane), later = mine > oldest && oldest ? mine - oldest : 0;
+        int64_t due = (int64_t)(gate_drained_at(slot) - later - shim_now()) - DRAIN_AHEAD_NS;
+        /* The GPU has more work than the oldest, so that need not be seen to end at once if it is late. */
+        due = due < 0 && later ? -due / 8 : due;
         doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
     } else if (shim_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
         doze(POLL_NS); /* the turn may still be ours, with room in it for the work that was just retired */
@@ -291,7 +298,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
             return CUDA_SUCCESS;
         }
         if (turns) {
-            wait_for_turn(slot, turns_gen);
+            wait_for_turn(lane, turns_gen);
         } else {
             /* Work that was charged a moment ago changes what is missing. */
             meter_retire();

@@ -140,6 +140,12 @@ uint64_t lane_inflight(const struct meter_lane *lane)
     return sum;
 }
 
+uint64_t lane_oldest(const struct meter_lane *lane)
+{
+    uint32_t tail = __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE);
+    return tail != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE) ? lane->ring[tail % METER_BURSTS].counted_ns : 0;
+}
+
 /* Forget everything in the lane without asking the driver about its events: they are gone or about to be. */
 void lane_clear(struct meter_lane *lane)
 {

@@ -61,6 +61,7 @@ static inline uint64_t lane_position(const struct meter_lane *lane)
            __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
 }
 uint64_t lane_inflight(const struct meter_lane *lane); /* closed and not yet retired, as predicted; ns */
+uint64_t lane_oldest(const struct meter_lane *lane);   /* of those, the one that ends first; 0: none */
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

@@ -1,5 +1,6 @@
 """Resources that the mutating webhook adds to a pod; a second call adds nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,10 +114,109 @@ def test_containers_of_gpushare_keep_their_own_parts() -> None:
     assert [amounts(made, place)[MEMORY] for place in (0, 2)] == ["8", "12"]
 
 
-@pytest.mark.parametrize("container", [container_with(gpu=2, gpumem=3000), container_with(gpu=1, percent=50)])
-def test_what_two_resources_cannot_say_is_left_as_it_is(container: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("container", "why"),
+    [
+        (container_with(gpu=2, gpumem=3000), "parts of 2 GPUs"),
+        (container_with(gpu=2, percent=50, cores=30), "parts of 2 GPUs"),
+        (container_with(gpu=1, percent=50), "set ADMISSION_GPU_MEMORY_MIB"),
+    ],
+)
+def test_what_two_resources_cannot_say_is_left_as_it_is_and_never_silently(container: dict[str, Any], why: str) -> None:
     asked = pod(container)
     assert mutate(asked, TRANSLATE) is asked
+    warned = validate(asked, TRANSLATE)
+    assert warned["allowed"]
+    assert warned["warnings"][0].startswith("It is left as it is, and nothing here gives it a GPU.")
+    assert why in warned["warnings"][0]
+    refused = validate(asked, replace(TRANSLATE, refuse_unmet=True))
+    assert why in refused["status"]["message"]
+    # Where HAMi's own scheduler places its pods, they are none of our business.
+    assert validate(asked) == {"uid": warned["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "becomes"),
+    [
+        (pod(container_with(gpu=1, percent=50)), {CORE: "1", MEMORY: "48"}),
+        (pod(container_with(gpu=1, percent=40, cores=60)), {CORE: "60", MEMORY: "38"}),
+        (pod({}, labels={"sharedgpu/gpu_request": "0.2", "sharedgpu/gpu_limit": "1.0"}), {CORE: "20", MEMORY: "19"}),
+    ],
+)
+def test_percents_of_memory_are_rewritten_if_all_gpus_have_the_same(
+    asked: dict[str, Any], becomes: dict[str, str]
+) -> None:
+    policy = Policy(translated=frozenset({"HAMi", "KubeShare"}), gpu_memory_mib=24_576)
+    made = mutate(asked, policy)
+    assert amounts(made) == becomes
+    assert validate(made, policy)["allowed"]
+
+
+def test_percents_that_make_up_a_gpu_fit_one() -> None:
+    """HAMi's own example: 40 and 60 percent on one GPU."""
+    policy = Policy(translated=frozenset({"HAMi"}), gpu_memory_mib=24_576)
+    both = [amounts(mutate(pod(container_with(gpu=1, percent=part, cores=part)), policy)) for part in (40, 60)]
+    assert sum(int(one[MEMORY]) for one in both) <= 96
+
+
+@pytest.mark.parametrize(("unit", "asked", "becomes"), [(1024, 2, "8"), (1, 16276, "64"), (1, 2048, "8")])
+def test_gpushares_memory_is_in_the_clusters_unit(unit: int, asked: int, becomes: str) -> None:
+    policy = Policy(translated=frozenset({"gpushare"}), gpushare_unit_mib=unit)
+    assert amounts(mutate(pod(container_with(aliyun=asked)), policy))[MEMORY] == becomes
+
+
+def test_memory_that_no_gpu_has_is_in_another_unit() -> None:
+    asked = pod(container_with(aliyun=16276))
+    assert mutate(asked, TRANSLATE) is asked
+    assert "GPUSHARE_UNIT_MIB=1" in validate(asked, TRANSLATE)["status"]["message"]
+    assert validate(asked, Policy(gpushare_unit_mib=1))["allowed"]
+
+
+WORDS = {
+    "nvidia.com/use-gputype": "A100,V100",
+    "nvidia.com/nouse-gpuuuid": "GPU-1",
+    "hami.io/gpu-scheduler-policy": "spread",
+}
+
+
+def test_models_and_uuids_are_handed_to_the_extender_and_the_rest_is_told_of() -> None:
+    made = mutate(pod(container_with(gpu=1), annotations=WORDS), TRANSLATE)
+    added = {key: made["metadata"]["annotations"][key] for key in made["metadata"]["annotations"].keys() - WORDS}
+    assert added == {"gpucloud.io/gpu-model": "A100,V100", "gpucloud.io/gpu-uuid": "!GPU-1"}
+    [warning] = validate(made, TRANSLATE)["warnings"]
+    assert warning.startswith("hami.io/gpu-scheduler-policy is not followed")
+    assert warning in validate(made, replace(TRANSLATE, refuse_unmet=True))["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    "words", [{"nvidia.com/vgpu-mode": "mig"}, {"nvidia.com/numa-bind": "true"}, {"nvidia.com/use-gpuindexes": "0,1"}]
+)
+def test_a_pod_that_would_be_wrong_here_is_not_rewritten(words: dict[str, str]) -> None:
+    asked = pod(container_with(gpu=1, gpumem=3000), annotations=words)
+    assert mutate(asked, TRANSLATE) is asked
+    assert next(iter(words)) in validate(asked, TRANSLATE)["warnings"][0]
+
+
+def test_a_model_and_a_group_of_kubeshare_are_followed_or_told_of() -> None:
+    policy = Policy(translated=frozenset({"KubeShare"}), gpu_memory_mib=16_384)
+    said = {"gpu_request": "0.5", "gpu_limit": "1.0", "gpu_model": "Tesla-T4", "priority": "100", "group_name": "a"}
+    made = mutate(pod({}, labels={f"sharedgpu/{word}": value for word, value in said.items()}), policy)
+    assert made["metadata"]["annotations"]["gpucloud.io/gpu-model"] == "=Tesla-T4"
+    group = {"sharedgpu/group_headcount": "10", "sharedgpu/group_threshold": "0.2"}
+    labels = made["metadata"]["labels"] | group
+    together = mutate(pod({}, labels=labels), policy)["metadata"]["annotations"]
+    assert (together["gpucloud.io/gang"], together["gpucloud.io/gang-minimum"]) == ("a", "2")
+    told = " ".join(validate(made, policy)["warnings"])
+    assert "sharedgpu/priority is not followed" in told
+    assert "sharedgpu/group_name is not followed" in told
+
+
+def test_an_annotation_of_kubeshare_1_on_a_pod_is_told_of() -> None:
+    said = {"kubeshare/gpu_request": "0.5", "kubeshare/gpu_limit": "1.0", "kubeshare/gpu_mem": "1048576"}
+    policy = Policy(translated=frozenset({"KubeShare"}))
+    asked = pod({}, annotations=said)
+    assert mutate(asked, policy) is asked
+    assert "SharePod: create one" in validate(asked, policy)["warnings"][0]
 
 
 def test_only_the_formats_that_are_named_are_rewritten() -> None:

@@ -11,10 +11,12 @@ import pytest
 import yaml
 from django.core.management import call_command
 
+from apps.clusters.admission.policy import decisions
 from apps.clusters.kube.client import Client, Refused
 from tests.clusters.admission.serving import serve
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.formats.pods import container_with, pod
+from tests.clusters.formats.test_decisions import forgeries
 from tests.clusters.real import until
 
 pytestmark = [pytest.mark.serial, pytest.mark.control_plane]
@@ -56,9 +58,15 @@ class Webhooks:
         return False
 
     def make(self, container: dict[str, Any]) -> dict[str, Any]:
-        thing = pod({"image": "cuda:12", **container}, name=f"p-{uuid.uuid4().hex[:8]}", namespace=self.name)
-        del thing["metadata"]["uid"]
-        made: dict[str, Any] = json.loads(self.client.post(f"/api/v1/namespaces/{self.name}/pods", thing))
+        return self.make_of(self.client, pod(container))
+
+    def make_of(self, client: Client, thing: dict[str, Any]) -> dict[str, Any]:
+        """Create the pod here, by this client, under a name of its own."""
+        thing["metadata"] |= {"name": f"p-{uuid.uuid4().hex[:8]}", "namespace": self.name}
+        thing["metadata"].pop("uid", None)
+        for container in thing["spec"]["containers"]:
+            container.setdefault("image", "cuda:12")
+        made: dict[str, Any] = json.loads(client.post(f"/api/v1/namespaces/{self.name}/pods", thing))
         return made
 
 
@@ -95,3 +103,25 @@ def test_after_a_rotation_the_api_server_trusts_what_the_door_serves(webhooks: W
     with serve(webhooks.directory) as url:
         webhooks.configure(url)
         assert webhooks.make(container_with(core=100))["metadata"]["name"]
+
+
+def test_an_account_with_edit_in_one_namespace_writes_no_word_that_decides(
+    webhooks: Webhooks, real_plane: ControlPlane
+) -> None:
+    anna = Client(yaml.safe_load(real_plane.kubeconfig_by_certificate("anna")))
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{webhooks.name}/rolebindings"
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "anna"}
+    webhooks.client.post(path, {"metadata": {"name": "anna"}, "roleRef": role, "subjects": [subject]})
+    webhooks.certificates(url="https://127.0.0.1:1")
+    with serve(webhooks.directory) as url:
+        webhooks.configure(url)
+        for word, forged in forgeries().items():
+            made = webhooks.make_of(anna, forged)
+            assert not decisions(made), word
+        # Nor later, to a pod that asks nothing and that the webhooks have not seen before.
+        plain = webhooks.make_of(anna, pod({}))["metadata"]["name"]
+        for forged in forgeries().values():
+            meta = {key: forged["metadata"][key] for key in ("annotations", "labels") if key in forged["metadata"]}
+            with pytest.raises(Refused, match=r"leave its annotations|what a pod asks"):
+                anna.patch(f"/api/v1/namespaces/{webhooks.name}/pods/{plain}", {"metadata": meta})

@@ -65,6 +65,14 @@ def test_an_init_container_is_given_no_gpu() -> None:
     assert "Init container fetch" in refusal_of(validate(asked))
 
 
+def test_an_init_container_of_a_rewritten_format_is_given_none_either() -> None:
+    asked = pod(container_with(core=30, memory=4))
+    asked["spec"]["initContainers"] = [{"name": "fetch", **container_with(gpumem=1000)}]
+    policy = Policy(translated=frozenset({"HAMi"}))
+    assert "Init container fetch asks nvidia.com/gpumem" in refusal_of(validate(asked, policy))
+    assert validate(asked)["allowed"]
+
+
 def test_a_pod_that_names_its_node_would_pass_by_every_scheduler() -> None:
     asked = pod(container_with(core=30, memory=4))
     asked["spec"]["nodeName"] = "gpu1"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.clusters.admission.manifests import WORDS
+from apps.clusters.admission.manifests import configurations
+from apps.clusters.admission.policy import GUARDS
 from apps.clusters.formats import FORMATS, format_of
 from apps.clusters.formats.asks import Unreadable
 from tests.clusters.formats.pods import container_with, pod
@@ -33,8 +34,12 @@ def test_every_format_with_resources_has_a_pod_above() -> None:
 
 
 def test_the_webhooks_see_the_pods_of_every_format() -> None:
-    unseen = [name for format_ in FORMATS for name in format_.RESOURCES if not name.startswith(WORDS)]
-    assert not unseen, "apps/clusters/admission/manifests.py, WORDS"
+    webhook = configurations(ca_bundle=b"", url="https://127.0.0.1")[0]["webhooks"][0]
+    [condition] = webhook["matchConditions"]
+    words = [*(name for format_ in FORMATS for name in format_.RESOURCES)]
+    words += [key for guard in GUARDS for key in (*guard.annotations, *guard.labels, *guard.asking)]
+    unseen = [word for word in words if f"'{word}'" not in condition["expression"]]
+    assert not unseen, "apps/clusters/admission/manifests.py, _is_ours"
 
 
 def test_the_page_says_what_becomes_of_each_format() -> None:
@@ -61,7 +66,7 @@ TEXT = st.sampled_from(
 KEYS = st.sampled_from(
     [
         "tencent.com/vcuda-core-limit",
-        *(f"{prefix}0" if prefix.endswith("-") else prefix for form in FORMATS for prefix in form.DECISIONS),
+        *(f"{prefix}0" if prefix.endswith("-") else prefix for guard in GUARDS for prefix in guard.annotations),
         *[
             f"{prefix}{word}"
             for prefix in ("kubeshare/", "sharedgpu/")

@@ -33,12 +33,6 @@ def test_a_percentage_is_of_the_gpu_it_runs_on_and_one_gpu_is_meant_where_none_i
     assert (ask.gpu_count, ask.memory_on(24_001), ask.core_request) == (1, 6000, 0)
 
 
-def test_models_and_uuids_are_read_from_annotations() -> None:
-    wanted = {"nvidia.com/use-gputype": "A100, V100", "nvidia.com/use-gpuuuid": f" {V100} "}
-    (ask,) = hami.asks(pod(container_with(gpu=1), annotations=wanted))
-    assert (ask.gpu_model, ask.gpu_uuids) == ("A100|V100", (V100,))
-
-
 @pytest.mark.parametrize(
     "container", [container_with(gpu=1, percent=101), container_with(gpu=1, cores=101), container_with(gpu="1.5.2")]
 )

@@ -71,6 +71,15 @@ def test_several_quotas_of_a_namespace_all_count() -> None:
     assert quotas(plan(Snapshot(pods=[], resource_quotas=said)))["red"]["core_percent"] == 300
 
 
+def test_resources_of_others_are_not_spoken_of() -> None:
+    foreign = {
+        "requests.cpu": "500m", "limits.memory": "64Gi", "requests.storage": "10Ti", "requests.amd.com/gpu": "4",
+        "requests.nvidia.com/mig-1g.5gb": "7", "count/deployments.apps": "10", "requests.ephemeral-storage": "1Ti",
+    }  # fmt: skip
+    made = plan(Snapshot(pods=[], resource_quotas=[quota("red", **foreign)]))
+    assert (made.left, quotas(made)) == ([], {})
+
+
 PLACEHOLDER = running(pod(container_with(gpu=1), labels={"kubeshare/role": "dummyPod"}))
 
 

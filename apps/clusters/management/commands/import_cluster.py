@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.clusters.formats import gpushare
@@ -28,7 +29,10 @@ class Command(BaseCommand):
         parser.add_argument("--take", action="store_true", help="do it")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
         parser.add_argument(
-            "--gpushare-unit-mib", type=int, default=gpushare.GIB, help="MiB of one aliyun.com/gpu-mem: 1024, or 1"
+            "--gpushare-unit-mib",
+            type=int,
+            default=settings.GPUSHARE_UNIT_MIB,
+            help="MiB of one aliyun.com/gpu-mem: 1024, or 1; default: GPUSHARE_UNIT_MIB",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -34,6 +34,13 @@ class Command(BaseCommand):
             help="for Kubernetes without matchConditions: API servers send every pod",
         )
 
+        parser.add_argument(
+            "--hide-gpus",
+            action="store_true",
+            help="also for pods that ask for no GPU: they get NVIDIA_VISIBLE_DEVICES=void, except in namespaces that "
+            "are labelled gpucloud.io/gpus=visible",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Write the files and print both configurations. Raises CommandError for an address no API server can use."""
         service, url = options["service"], options["url"]
@@ -48,6 +55,7 @@ class Command(BaseCommand):
             url=url,
             service=tuple(service.split("/")) if service else None,
             conditions=not options["before_1_28"],
+            hide_gpus=options["hide_gpus"],
         )
         self.stdout.write(yaml.safe_dump_all(configurations, sort_keys=False))
 
