@@ -78,12 +78,13 @@ FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
+PRESENT = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory) AS item (gpu_id, core, memory)"
 # The last seconds before each node's newest sample, shown as the present.
 NOW_OF_GPU = f"""
 SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
     SELECT *, max(at) OVER (PARTITION BY node_id) AS newest FROM nodes_usageframe
     WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
-) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
+) AS frame CROSS JOIN LATERAL {PRESENT} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
 """  # noqa: S608 - likewise
 # The same, summed up by pool: of the newest frame of each node alone, since 2,000 nodes send 10,000 frames in a mean.
 NOW_OF_POOL = f"""
@@ -91,7 +92,7 @@ SELECT node.pool_id, count(*), sum(item.core), sum(item.memory) / {MIB} FROM nod
 CROSS JOIN LATERAL (
     SELECT gpu_ids, gpu_core, gpu_memory FROM nodes_usageframe
     WHERE node_id = node.id AND at >= %(begin)s ORDER BY at DESC LIMIT 1
-) AS frame CROSS JOIN LATERAL {GPU} GROUP BY node.pool_id
+) AS frame CROSS JOIN LATERAL {PRESENT} GROUP BY node.pool_id
 """  # noqa: S608 - likewise
 # Names the whole key without a join: a planner that expects one row would join by loops.
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
