@@ -128,7 +128,7 @@ def main() -> int:
     """Measure and print; return 1 if a reading and a rate disagree."""
     observer = Observer()
     print(f"{observer.gpu.model}, driver {observer.driver_version}", flush=True)
-    rows = [_row(observer, "idle", lambda: time.sleep(SECONDS) or 0.0)]
+    rows = [_row(observer, "idle", _rest)]
     for module, bursts in (("gemm", False), ("gemm", True), ("copies", False)):
         program = Program(module)
         name = f"{module}, half" if bursts else module
@@ -138,6 +138,11 @@ def main() -> int:
     wrong = [line for row in rows for line in _disagreements(row)]
     print("\n".join(wrong) or "each reading agrees with its program's rate")
     return 1 if wrong else 0
+
+
+def _rest() -> float:
+    time.sleep(SECONDS)
+    return 0.0
 
 
 def _run(program: Program, *, bursts: bool) -> float:
@@ -174,12 +179,13 @@ def _row(observer: Observer, name: str, work: Callable[[], float]) -> Row:
 
 def _disagreements(row: Row) -> list[str]:
     """Return a sentence for each reading that is missing or is not what the program did."""
-    wanted: dict[str, tuple[float, float]] = {
+    of_programs: dict[str, dict[str, tuple[float, float]]] = {
         "idle": {"SM %": (0, 5), "tensor %": (0, 5), "DRAM %": (0, 5)},
         "gemm": {"SM %": (85, 100)},
         "gemm, half": {"SM %": (35, 65)},
         "copies": {"SM %": (85, 100), "tensor %": (0, 5)},
-    }[row["program"]]
+    }
+    wanted = of_programs[row["program"]]
     if row["program"].startswith("gemm"):
         wanted["tensor %"] = _near(row["by its rate"])
     if row["program"] == "copies":
