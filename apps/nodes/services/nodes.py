@@ -144,7 +144,7 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
-    before = {name: str(getattr(node, name)) for name in values}
+    before = {name: _fact(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}
     if any(values.get(name, getattr(node, name)) != getattr(node, name) for name in ("pool", "repair_drift")):
         # These change the desired state (a pool has its own rules); the repair of pushes sends it within seconds.
@@ -152,9 +152,14 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     if values.get("cordoned") is False:
         more |= {"draining_at": None, "drain_grace_seconds": None}
     node.change(**values, **more)
-    after = {name: str(value) for name, value in values.items()}
+    after = {name: _fact(value) for name, value in values.items()}
     audit.record(principal, "node.change", node, before=before, after=after)
     return node
+
+
+def _fact(value: Any) -> Any:
+    """Return the value as the audit log has it: a pool by its name."""
+    return value.name if isinstance(value, Pool) else value
 
 
 @transaction.atomic
