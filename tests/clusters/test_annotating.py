@@ -41,7 +41,8 @@ def paper() -> Paper:
 
 
 def gpu_of(paper: Paper, name: str) -> str | None:
-    return paper.pods[name]["metadata"]["annotations"].get(INDEX)
+    annotations: dict[str, str] = paper.pods[name]["metadata"]["annotations"]
+    return annotations.get(INDEX)
 
 
 def test_others_are_placed_while_it_is_tried_again_and_not_on_its_gpu(paper: Paper) -> None:
