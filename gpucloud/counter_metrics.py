@@ -1,7 +1,7 @@
 """Counters and histograms of all processes (`gpucloud.counters`), for Prometheus."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,11 +10,13 @@ from redis import RedisError
 from gpucloud import counters
 from gpucloud.counters import Counter, Histogram
 
+# Families of apps above that read their own rows: each returns its families.
+FURTHER: list[Callable[[], Iterable[Metric]]] = []
 Parts = dict[tuple[str, ...], dict[str | None, float]]
 
 
 def families() -> Iterator[Metric]:
-    """Yield the counters, in one round trip to Redis; if it does not answer, only a gauge that says so."""
+    """Yield the counters, in one round trip to Redis; if it does not answer, a gauge says so. Then those of FURTHER."""
     counters.write()
     found: dict[str, Parts] = defaultdict(lambda: defaultdict(dict))
     readable = True
@@ -30,6 +32,8 @@ def families() -> Iterator[Metric]:
             # Counts of another version with other labels are not shown.
             parts = {key: value for key, value in found[kind.name].items() if len(key) == len(kind.labels)}
             yield _counter(kind, parts) if isinstance(kind, Counter) else _histogram(kind, parts)
+    for further in FURTHER:
+        yield from further()
 
 
 def _counter(kind: Counter, parts: Parts) -> CounterMetricFamily:

@@ -188,6 +188,13 @@ GPUSHARE_UNIT_MIB = environment.number("GPUSHARE_UNIT_MIB", 1024, least=1)
 ADMISSION_LIBRARY_DIRECTORY = environment.text("ADMISSION_LIBRARY_DIRECTORY", "")
 ADMISSION_CDI_DEVICE = environment.text("ADMISSION_CDI_DEVICE", "")
 
+# NAMESPACE/NAME of the service account of the extender and of the watch over the cluster in which this process runs,
+# where it is not this process's own.
+CLUSTER_ACCOUNT = environment.text("CLUSTER_ACCOUNT", "")
+
+# Time after which a bound pod that has not started and has no claim is evicted; 0: never.
+POD_CLAIM_SECONDS = environment.number("POD_CLAIM_SECONDS", 300)
+
 # Address of the scheduler extender and its allowed clients: these networks or, with a certificate authority, every
 # client with one of its certificates.
 EXTENDER_HOST = environment.text("EXTENDER_HOST", "127.0.0.1")
@@ -196,6 +203,8 @@ EXTENDER_CIDRS = environment.networks("EXTENDER_CIDRS", "127.0.0.0/8,::1/128")
 EXTENDER_CERTIFICATE = environment.text("EXTENDER_CERTIFICATE", "")
 EXTENDER_KEY = environment.text("EXTENDER_KEY", "")
 EXTENDER_CLIENT_CA = environment.text("EXTENDER_CLIENT_CA", "")
+# NAMESPACE/NAME of the Lease by which one of several extenders leads; empty: there is one.
+EXTENDER_LEASE = environment.text("EXTENDER_LEASE", "")
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [

@@ -1,7 +1,18 @@
 """The app's configuration."""
 
+from collections.abc import Iterable
+
 from django.apps import AppConfig
 from django.conf import settings
+from prometheus_client.core import Metric
+
+from gpucloud import counter_metrics
+
+
+def _heard() -> Iterable[Metric]:
+    from apps.clusters import metrics  # noqa: PLC0415 - its models are not loaded yet while apps are
+
+    return metrics.heard()
 
 
 class ClustersConfig(AppConfig):
@@ -12,7 +23,8 @@ class ClustersConfig(AppConfig):
     verbose_name = "Clusters"
 
     def ready(self) -> None:
-        """Validate the settings of the webhooks. Raises ImproperlyConfigured."""
+        """Add the metrics of clusters; validate the settings of the webhooks. Raises ImproperlyConfigured."""
+        counter_metrics.FURTHER.append(_heard)
         if settings.ADMISSION_TRANSLATE:
             from apps.clusters.admission import policy  # noqa: PLC0415 - loads slowly, and few processes read pods
 

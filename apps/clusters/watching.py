@@ -1,15 +1,16 @@
 """Watch of one cluster: its namespaces, its live pods, and pending work on them.
 
-Reflectors queue their observations; the cluster's thread takes them and does all work on the database.
+Reflectors queue their observations. The cluster's thread takes them, keeps the pods in memory, and does periodic work;
+workers record the pods (`recording`).
 """
 
 import logging
 import queue
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
-from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from apps.clusters.formats import pods
@@ -17,9 +18,11 @@ from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Observation, Reflector
 from apps.clusters.models import Cluster, ClusterState, PodClaim
+from apps.clusters.pod_queue import PodQueue
+from apps.clusters.recording import Recorder
 from apps.clusters.services import evicting, quota_sync, resizing
 from apps.clusters.watches import Watch
-from gpucloud.errors import Busy, GpucloudError
+from gpucloud.errors import Busy
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ EVICT_SECONDS = 2.0
 AGAIN_SECONDS = 10.0
 # Interval of quota syncs. Each costs one list, and a few queries for each bound namespace.
 QUOTA_SECONDS = 5.0
+# Interval of writing when the cluster was last heard.
+AGE_SECONDS = 10.0
 
 
 class Watched(Watch):
@@ -46,13 +51,18 @@ class Watched(Watch):
             self.evict: EVICT_SECONDS,
             self.retry: AGAIN_SECONDS,
             self.sync_quotas: QUOTA_SECONDS,
+            self.report_age: AGE_SECONDS,
         }
         self._due = dict.fromkeys(self._every, 0.0)
         self._namespaces: dict[str, Mapping[str, str]] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
         self._pods_whole = False
+        self._queue = PodQueue()
+        self._recorder = Recorder(cluster, self._queue, labels=self._labels_of)
         # True while pods that are missing from the list are to be ended.
         self._others_due = False
+        # Moments before which pods must not be evicted again, by uid: the cluster's answers named them.
+        self._evict_later: dict[str, float] = {}
         # Uids of evicted pods whose end the watch may not have reported yet.
         self._evicted: set[str] = set()
         self._reflectors = [
@@ -69,26 +79,37 @@ class Watched(Watch):
         """Start the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.start()
+        self._recorder.start()
         super().start()
 
     def stop(self) -> None:
         """Stop the reflectors and the thread."""
         for reflector in self._reflectors:
             reflector.stop()
+        self._recorder.stop()
         super().stop()
+
+    def join(self, seconds: float) -> None:
+        """Wait at most so many seconds for the end of the thread, and as many for that of the workers."""
+        super().join(seconds)
+        self._recorder.join(seconds)
 
     def hear(self, heard: Observation | str) -> None:
         """Queue an observation, or the error of a reflector. Callable from any thread."""
         self._heard.put(heard)
 
     def step(self) -> None:
-        """Do periodic work that is due; then apply one queued observation, waiting for it a moment."""
+        """Do periodic work that is due; then apply queued observations, waiting for the first a moment."""
+        self._recorder.raise_failure()
         for does, seconds in self._every.items():
             if time.monotonic() >= self._due[does]:
-                does()
                 self._due[does] = time.monotonic() + seconds
+                does()
         try:
             self.take(self._heard.get(timeout=TELL_SECONDS / 2))
+            until = time.monotonic() + TELL_SECONDS
+            while not self._stopped.is_set() and time.monotonic() < until:
+                self.take(self._heard.get_nowait())
         except queue.Empty:
             return
 
@@ -116,7 +137,8 @@ class Watched(Watch):
         rows = PodClaim.objects.live().filter(cluster=self.cluster, claim=None)
         for uid in rows.values_list("pod_uid", flat=True).distinct():
             if (pod := self._pods.get(uid)) is not None:
-                self._follow(pod)
+                self._queue.put_again(uid, pod)
+        self._recorder.work_off()
 
     def sync_quotas(self) -> None:
         """Write tenants' quotas into their namespaces if the cluster has `sync_quotas`."""
@@ -126,6 +148,7 @@ class Watched(Watch):
             quota_sync.sync(cluster=self.cluster, client=self.client, namespaces=self._namespaces)
         except (Refused, Unreachable) as error:
             logger.warning("quotas of cluster %s: %s", self.cluster.name, error.detail)
+            self._due[self.sync_quotas] += getattr(error, "pause_seconds", 0.0)
 
     def tell(self) -> None:
         """Report changed shares to their pods."""
@@ -140,10 +163,22 @@ class Watched(Watch):
             return
         self._evicted &= self._pods.keys()
         ending = {uid for uid, pod in self._pods.items() if pod["metadata"].get("deletionTimestamp")}
+        now = time.monotonic()
+        self._evict_later = {uid: at for uid, at in self._evict_later.items() if at > now and uid in self._pods}
+        ending |= self._evict_later.keys()
+        about: Any = {"cluster": self.cluster, "api": self.client, "later": self._evict_later}
         try:
-            self._evicted |= evicting.evict(cluster=self.cluster, api=self.client, ending=ending | self._evicted)
+            self._evicted |= evicting.evict(ending=ending | self._evicted, **about)
+            self._evicted |= evicting.evict_unclaimed(ending=ending | self._evicted, there=self._pods, **about)
         except Busy as error:
             logger.info("cluster %s: %s", self.cluster.name, error.detail)
+
+    def report_age(self) -> None:
+        """Write when the cluster was last heard, for its page and for metrics."""
+        if self.cluster.state == ClusterState.CONNECTED:
+            age = max(reflector.age_seconds for reflector in self._reflectors)
+            heard = timezone.now() - timedelta(seconds=age)
+            Cluster.objects.filter(pk=self.cluster.pk).update(synced_at=heard)
 
     def _take_namespaces(self, seen: Observation) -> None:
         first = self._namespaces is None
@@ -160,21 +195,25 @@ class Watched(Watch):
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
         if seen.whole:
             self._pods, self._pods_whole = by_uid, True
+            self._queue.keep_only(by_uid)
             if self._namespaces is not None:
                 self._follow_all()
             return
         for uid, item in by_uid.items():
             if seen.gone:
                 self._pods.pop(uid, None)
-                following.end(cluster=self.cluster, pod_uid=uid)
+                self._queue.put_end(uid)
             else:
                 self._pods[uid] = item
-                self._follow(item)
+                if self._namespaces is not None:
+                    self._queue.put(uid, item)
+        self._recorder.work_off()
 
     def _follow_all(self) -> None:
-        for pod in list(self._pods.values()):
-            if not self._stopped.is_set():
-                self._follow(pod)
+        for uid, pod in self._pods.items():
+            self._queue.put(uid, pod)
+        while not self._stopped.is_set() and not self._recorder.work_off(seconds=TELL_SECONDS):
+            self._recorder.raise_failure()
         if self._stopped.is_set():
             # Another process leads by now, with newer knowledge.
             return
@@ -194,21 +233,8 @@ class Watched(Watch):
         pod = self.client.find(f"/api/v1/namespaces/{row.namespace}/pods/{row.pod}")
         return pod is not None and pod["metadata"]["uid"] == row.pod_uid and pods.is_live(pod)
 
-    def _follow(self, pod: dict[str, Any]) -> None:
-        if self._namespaces is None:
-            return
-        meta = pod["metadata"]
-        try:
-            following.follow(cluster=self.cluster, pod=pod, labels=self._namespaces.get(meta["namespace"], {}))
-            annotations = meta.get("annotations") or {}
-            resizing.follow(cluster=self.cluster, pod_uid=str(meta["uid"]), annotations=annotations)
-        except GpucloudError as error:
-            logger.info("pod %s/%s of %s: %s", meta["namespace"], meta["name"], self.cluster.name, error.detail)
-        except (InterfaceError, OperationalError):
-            raise
-        except Exception:
-            # Tenants write pods: a malformed one must not keep others out of the ledger.
-            logger.exception("pod %s/%s of %s skipped", meta["namespace"], meta["name"], self.cluster.name)
+    def _labels_of(self, namespace: str) -> Mapping[str, str]:
+        return (self._namespaces or {}).get(namespace, {})
 
     def _set_state(self, state: str, why: str = "") -> None:
         values: dict[str, Any] = {"state": state, "state_reason": why[:2000]}

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,13 +21,23 @@ from tests.processes import eventually
 class Listening:
     """A listener that serves while the context is entered."""
 
-    def __init__(self, *, networks: Networks | None = None, **tls: Any) -> None:
+    def __init__(
+        self, *, networks: Networks | None = None, leads: Callable[[], bool] = lambda: True, **tls: Any
+    ) -> None:
         """Take `tls`, uvicorn's options for certificates."""
         self.clusters: dict[str, Extended] = {}
         self.watches: list[Reflector] = []
         self.troubles: list[str] = []
+        # The cluster that short paths mean; None: the first of `clusters`.
+        self.first: str | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
-        handler = ExtenderHandler(self.clusters, networks=networks, version="test")
+        handler = ExtenderHandler(
+            self.clusters,
+            networks=networks,
+            version="test",
+            first=lambda: self.first or next(iter(self.clusters), None),
+            leads=leads,
+        )
         self._scheme = "https" if tls else "http"
         self._server = uvicorn.Server(configuration(handler, **tls))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), daemon=True)

@@ -1,7 +1,7 @@
 """A cluster in memory: its API server is a dictionary of pods, for tests with thousands of extender requests."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +13,7 @@ from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.reflector import Observation
 
 Json = dict[str, Any]
+Items = list[Json]
 
 
 def node(name: str, core: int | str, memory: int | str, **more: Any) -> Json:
@@ -42,7 +43,7 @@ def pod(name: str, *containers: Json, annotations: Json | None = None, on: str =
 class Paper:
     """The client's methods that the extender uses. `refuse`: how many of the next patches fail, and how."""
 
-    def __init__(self, nodes: list[Json], pods: list[Json] = []) -> None:  # noqa: B006
+    def __init__(self, nodes: Items, pods: Items = []) -> None:  # noqa: B006
         self.nodes, self.pods = nodes, {item["metadata"]["name"]: item for item in pods}
         self.refusals: list[Refused] = []
         self.version = 1
@@ -59,6 +60,17 @@ class Paper:
         merged = item["metadata"]["annotations"] | body["metadata"]["annotations"]
         item["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
         return json.dumps(item).encode()
+
+    def list(self, path: str) -> "tuple[Sequence[bytes], str]":
+        namespace = path.split("/")[-2]
+        pods = [item for item in self.pods.values() if item["metadata"]["namespace"] == namespace]
+        return [json.dumps(item).encode() for item in pods], str(self.version)
+
+    def see(self, name: str) -> None:
+        """Let the watch report the pod."""
+        self.version += 1
+        self.pods[name]["metadata"]["resourceVersion"] = str(self.version)
+        self.mirror.see(Observation("pods", (msgspec.convert(self.pods[name], Pod),)))
 
     def extended(self, **options: Any) -> Extended:
         return Extended("paper", cast(Client, self), self.mirror, **options)

@@ -33,6 +33,8 @@ class Played:
         self.directory = authority.make(directory)
         self.objects: dict[str, dict[Key, Json]] = {"pods": {}, "nodes": {}, "namespaces": {}, "resourcequotas": {}}
         self.version = 1
+        # The status of token reviews.
+        self.review: Json = {}
         # The requests, by verb and path.
         self.requests: list[tuple[str, str]] = []
         self._events: list[tuple[int, str, str, Json]] = []
@@ -119,8 +121,8 @@ class Played:
         match method, parts:
             case "GET", ["version"]:
                 return 200, {"gitVersion": "v1.36.2"}
-            case "POST", ["apis", *_, "selfsubjectaccessreviews"]:
-                return 201, {"status": {"allowed": True}}
+            case "POST", ["apis", *_, "selfsubjectaccessreviews" | "subjectaccessreviews" | "tokenreviews" as kind]:
+                return 201, {"status": self.review if kind == "tokenreviews" else {"allowed": True}}
             case "GET", ["api", "v1", kind]:
                 items = list(self.objects[kind].values())
                 return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": items}

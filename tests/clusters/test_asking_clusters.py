@@ -119,7 +119,8 @@ def test_only_operators_ask(cast: Cast, cluster: Cluster, path: str) -> None:
 
 def test_kube_schedulers_configuration_names_this_installation(cast: Cast, cluster: Cluster) -> None:
     [entry] = cast.olga.get("scheduler-configuration/").body["configuration"]["extenders"]
-    assert (entry["urlPrefix"], entry["enableHTTPS"]) == ("http://127.0.0.1:3456/scheduler", False)
+    # The first cluster is named, too: a second one may be connected later.
+    assert (entry["urlPrefix"], entry["enableHTTPS"]) == ("http://127.0.0.1:3456/clusters/kube/scheduler", False)
     query = (
         "?form=policy&url=https://gpu:9&cluster=kube&everything=true&ca_file=/ca.crt&cert_file=/c.crt&key_file=/c.key"
     )
@@ -165,6 +166,9 @@ def test_webhook_configurations_trust_the_listeners_authority(cast: Cast, tmp_pa
     assert cast.olga.get("webhook-configuration/?url=http://x").code == "not-reachable"
     [hook, *_] = cast.olga.get("webhook-configuration/").body["configurations"]
     assert hook["webhooks"][0]["clientConfig"]["url"] == "https://127.0.0.1:3456/admission/mutate"
+    assert len(hook["webhooks"]) == 1
+    [hook, *_] = cast.olga.get("webhook-configuration/?hide_gpus=true").body["configurations"]
+    assert hook["webhooks"][1]["clientConfig"]["url"] == "https://127.0.0.1:3456/admission/hide"
 
 
 @pytest.mark.django_db(transaction=True)

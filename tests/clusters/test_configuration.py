@@ -9,7 +9,10 @@ import pytest
 import yaml
 from django.core.management import CommandError, call_command
 
-from apps.clusters.services import scheduler_configuration
+from apps.clusters.services import clusters, scheduler_configuration
+from apps.quotas.principals import SYSTEM
+from tests.cast import Cast
+from tests.clusters.kubeconfigs import kubeconfig
 
 # From gpu-admission's documentation.
 OLD: dict[str, Any] = {
@@ -77,6 +80,19 @@ def command(*arguments: str) -> Any:
     return yaml.safe_load(out.getvalue())
 
 
+@pytest.mark.django_db
+def test_the_command_names_the_cluster_in_the_path(cast: Cast) -> None:
+    assert command("--url", "https://e:1")["extenders"][0]["urlPrefix"] == "https://e:1/scheduler"
+    for name in ("first", "second"):
+        clusters.connect(principal=SYSTEM, name=name, pool=cast.pool, kubeconfig=kubeconfig())
+    assert command("--url", "https://e:1")["extenders"][0]["urlPrefix"] == "https://e:1/clusters/first/scheduler"
+    named = command("--url", "https://e:1", "--cluster", "second")
+    assert named["extenders"][0]["urlPrefix"] == "https://e:1/clusters/second/scheduler"
+    with pytest.raises(CommandError, match="no cluster third"):
+        command("--cluster", "third")
+
+
+@pytest.mark.django_db
 def test_the_command_prints_either_form() -> None:
     new, old = command("--url", "https://e:1"), command("--url", "https://e:1", "--policy")
     assert (new["kind"], new["extenders"][0]["enableHTTPS"]) == ("KubeSchedulerConfiguration", True)

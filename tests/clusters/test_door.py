@@ -27,14 +27,23 @@ def call(extender: Listening, path: str, body: bytes) -> httpx.Response:
     return httpx.post(f"{extender.url}{path}", content=body)
 
 
-def test_the_only_cluster_needs_no_name(extender: Listening) -> None:
+def test_the_first_cluster_needs_no_name_also_after_another_was_connected(extender: Listening) -> None:
     body = request(pod("p", container(100, 1)), NODES)
     said = call(extender, "/scheduler/predicates", body)
     assert said.headers["content-type"] == "application/json"
     assert call(extender, "/clusters/kube/scheduler/predicates", body).json()["Error"] == ""
-    extender.clusters["other"] = extender.clusters["kube"]
-    assert call(extender, "/scheduler/predicates", body).status_code == 404
+    extender.clusters["other"] = Paper([node("there", 200, 118)], [pod("p", container(100, 1))]).extended()
+    assert call(extender, "/scheduler/predicates", body).json()["Nodes"]["items"][0]["metadata"]["name"] == "a"
     assert call(extender, "/clusters/third/scheduler/predicates", body).status_code == 404
+
+
+def test_without_the_first_cluster_its_requests_go_to_no_other(extender: Listening) -> None:
+    """Its kube-scheduler would be given GPUs of the other one."""
+    extender.clusters["other"] = extender.clusters.pop("kube")
+    extender.first = "kube"
+    body = request(pod("p", container(100, 1)), NODES)
+    assert call(extender, "/scheduler/predicates", body).status_code == 404
+    assert call(extender, "/clusters/other/scheduler/predicates", body).status_code == 200
 
 
 def test_only_those_networks_are_answered_that_are_named() -> None:

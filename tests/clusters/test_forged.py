@@ -104,3 +104,14 @@ def test_a_promise_that_lasts_has_a_row_until_it_ends(cast: Cast, cluster: Clust
     following.forget_promises(cluster=cluster, pods_there=[chosen])
     assert not PodHold.objects.exists()
     assert not PodClaim.objects.exists()
+
+
+def test_the_watch_counts_gpushares_memory_in_the_clusters_unit(
+    cast: Cast, cluster: Cluster, machine: Machine, settings: Any
+) -> None:
+    give_plenty(cast.acme)
+    settings.GPUSHARE_UNIT_MIB = 1
+    said = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "16276"}
+    share = bound(pod(container_with(aliyun=16276), name="share", namespace="ml", annotations=said))
+    row = follow(cluster, share)
+    assert (row.problem, row.memory_mib) == ("", 16_276)

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from apps.clusters.kube.client import Refused
+from apps.clusters.kube.objects import Pod
+from apps.clusters.kube.pods import chosen_for
+from apps.clusters.kube.reflector import Observation
 from apps.clusters.models import Cluster, Placement, PodHold
 from tests.cast import Cast, give_plenty
 from tests.clusters.paper import container, pod
@@ -60,9 +64,33 @@ def test_a_gang_without_room_for_its_minimum_takes_nothing(placed_by: Cluster) -
     world = World(placed_by, *(member(name, core=70) for name in "abc"), pod("other", container(90, 8)))
     said = world.ask("a")
     assert nodes(said) == []
+    assert "gang train needs 3 pods at once, and there is room for 2" in said["FailedNodes"]["gpu1"]
+    # Nothing was written: an annotation would make kube-scheduler ask for the pods again at once.
+    assert world.paper.version == 1
     assert set(gpus(world).values()) == {None}
     assert not PodHold.objects.exists()
     assert nodes(world.ask("other")) == ["gpu1"]
+
+
+def test_pods_that_the_watch_has_not_told_of_yet_are_read(cluster: Cluster) -> None:
+    """kube-scheduler may know a pod earlier, and asks for the last one of a gang only once."""
+    world = World(cluster, member("a", minimum=2), member("of-another", gang="other"))
+    world.paper.pods |= {name: member(name, minimum=2) for name in ("b", "ended")}
+    world.paper.pods["ended"]["status"]["phase"] = "Succeeded"
+    assert nodes(world.ask("a")) == ["gpu1"]
+    assert [name for name, index in gpus(world).items() if index is not None] == ["a", "b"]
+
+
+def test_what_the_watch_says_while_a_gang_is_tried_stays(cluster: Cluster) -> None:
+    mirror = World(cluster, member("a"), member("b")).paper.mirror
+    before = mirror.pod(("ml", "a"))
+    assert before is not None
+    mirror.pretend(chosen_for(before, "gpu1", {0: (0,)}))
+    assert [one.name for one in mirror.pods_on("gpu1")] == ["a"]
+    mirror.see(Observation("pods", (msgspec.convert(member("a"), Pod),), gone=True))
+    mirror.pretend(before)
+    assert mirror.pod(before.key) is None
+    assert mirror.pods_on("gpu1") == []
 
 
 def test_pods_beyond_the_minimum_are_placed_one_by_one(placed_by: Cluster) -> None:

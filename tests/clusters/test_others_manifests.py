@@ -13,6 +13,7 @@ from django.core.management import call_command
 from apps.clusters.kube.client import Client, Refused
 from tests.clusters.admission.serving import serve
 from tests.clusters.cluster_objects import (
+    CHOSEN,
     CORE,
     MEMORY,
     add_namespace,
@@ -113,3 +114,37 @@ def test_a_tenants_quota_counts_what_others_words_were_rewritten_into(client: Cl
         with pytest.raises(Refused, match=r"exceeded quota: gpu, requested: requests\.tencent\.com/vcuda"):
             client.post("/api/v1/namespaces/others/pods", _named(manifest(asks), name))
     client.delete("/api/v1/namespaces/others/resourcequotas/gpu")
+
+
+def group(name: str, request: str, headcount: int) -> dict[str, Any]:
+    words = {"gpu_request": request, "gpu_limit": "1.0", "group_name": name}
+    words |= {"group_headcount": str(headcount), "group_threshold": "1.0"}
+    thing = manifest({}, labels={f"sharedgpu/{word}": value for word, value in words.items()})
+    thing["spec"]["schedulerName"] = "kubeshare-scheduler"
+    return thing
+
+
+def chosen(client: Client, names: list[str]) -> list[str]:
+    """Return the pods for which GPUs were chosen."""
+    return [name for name in names if CHOSEN in (pod(client, "others", name)["metadata"].get("annotations") or {})]
+
+
+def test_a_group_of_kubeshare_is_bound_together_or_not_at_all(client: Client, settings: Any) -> None:
+    settings.ADMISSION_GPU_MEMORY_MIB = 24_576
+    names = ["first", "second", "third"]
+    for name in names[:2]:
+        client.post("/api/v1/namespaces/others/pods", _named(group("train", "0.4", 3), name))
+    too_large = ["a", "b", "c"]
+    for name in too_large:
+        client.post("/api/v1/namespaces/others/pods", _named(group("too-large", "0.7", 3), name))
+
+    def waits(name: str, words: str) -> bool:
+        conditions = pod(client, "others", name).get("status", {}).get("conditions") or [{}]
+        return words in conditions[0].get("message", "")
+
+    assert eventually(lambda: waits("second", "gang train needs 3 pods at once, of which 1 do not"), seconds=30)
+    assert eventually(lambda: waits("c", "gang too-large needs 3 pods at once, and there is room for 2"), seconds=30)
+    assert chosen(client, [*names[:2], *too_large]) == []
+    client.post("/api/v1/namespaces/others/pods", _named(group("train", "0.4", 3), "third"))
+    assert {placement_of(client, "others", name, seconds=60)[0] for name in names} == {"gpu1"}
+    assert chosen(client, too_large) == []

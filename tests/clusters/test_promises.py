@@ -125,7 +125,7 @@ def test_a_promise_becomes_the_pods_claim(cast: Cast, cluster: Cluster, machine:
     assert not PodHold.objects.exists()
     # Its annotations name its part: to the pods of its cluster it is not free.
     world.promises.refresh()
-    assert world.paper.mirror.others_on("gpu1") == ()
+    assert world.paper.mirror.beside_annotations("gpu1") == ()
 
 
 def test_a_pod_that_could_not_be_told_is_promised_nothing(cluster: Cluster) -> None:

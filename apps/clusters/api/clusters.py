@@ -69,7 +69,7 @@ class ClusterSerializer(Strict):
     state = shown.choice(ClusterState.choices)
     state_reason = shown.text("Error of the last attempt.")
     kubernetes_version = shown.text()
-    synced_at = shown.time("Time of the last complete list of its objects.", null=True)
+    synced_at = shown.time("Time at which the cluster was last heard.", null=True)
     changed = Columns(Cluster, "version created_at updated_at")
 
 

@@ -39,7 +39,7 @@ class SchedulerQuestion(Strict):
         ADDRESS, default="", allow_blank=True, max_length=500, help_text=_("URL of the extender for kube-scheduler.")
     )
     cluster = ClusterByName(
-        required=False, default=None, help_text=_("One of several clusters: its name becomes part of the path.")
+        required=False, default=None, help_text=_("Cluster whose name becomes part of the path; empty: the first one.")
     )
     by_name = serializers.BooleanField(
         default=False, help_text=_("Send only names of nodes, which is much less data; Kubernetes 1.25 or later.")
@@ -90,6 +90,9 @@ class WebhookQuestion(Strict):
     )
     before_1_28 = serializers.BooleanField(
         default=False, help_text=_("Omit matchConditions: API servers send every pod.")
+    )
+    hide_gpus = serializers.BooleanField(
+        default=False, help_text=_("Also hide a node's GPUs from pods that ask for none, by a further webhook.")
     )
 
 
@@ -176,6 +179,7 @@ class WebhookConfiguration(ConfigurationView):
         self.principal.require_operator()
         values = self.question(request, WebhookQuestion).validated_data
         asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}
+        asked["hide_gpus"] = values["hide_gpus"]
         try:
             made = configurations.webhooks(principal=self.principal, **asked)
         except configurations.NoAuthority as error:

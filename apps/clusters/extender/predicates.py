@@ -26,18 +26,20 @@ from apps.clusters.formats.wishes import selection_of
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodState, parse_pod
+from apps.clusters.kube.pods import PodState, chosen_for, parse_pod
 
 logger = logging.getLogger(__name__)
 
 # As in the original: a transient refusal is retried so many times, with this pause between attempts.
 TRIES, PAUSE_SECONDS = 10, 1.0
+# A longer Retry-After is not waited for: kube-scheduler asks again by itself.
+MOST_PAUSE_SECONDS = 3.0
 # Nodes tried while the pod cannot be written to: other pods wait meanwhile, and there may be thousands of nodes.
 MOST_FAILED_WRITES = 3
 # Attempts on a node whose GPUs others took meanwhile.
 MOST_LOOKS = 3
 # One text for all such nodes: kube-scheduler groups nodes by text and lists each text in the pod's event.
-BESIDES = "; claims outside of Kubernetes, reservations, and closed nodes and GPUs count too"
+BESIDES = "; claims outside of Kubernetes, resized pods, reservations, and closed nodes and GPUs count too"
 QUICKER = "others were quicker to take its GPUs: try again"
 # A chooser by the ledger: returns (node, GPUs), or the reason why there is none.
 Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
@@ -72,6 +74,8 @@ class Extended:
     choose: Choose | None = None
     # None: the cluster is not in the ledger.
     promises: Promises | None = None
+    # Seconds since the API server last said something, by kind of objects.
+    ages: Callable[[], Mapping[str, float]] = dict
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -114,22 +118,41 @@ class _Decision:
 
     def answer_with_gang(self) -> bytes:
         """Place the pod, and before it as many others of its gang as must be placed together with it."""
-        others = [] if self.cluster.strict else gangs.others_due(self.cluster.mirror, self.pod)
+        others = [] if self.cluster.strict else gangs.others_due(self.cluster, self.pod)
         if isinstance(others, str):
             self.failed |= {size[0]: others for size in self._sizes()}
+            return self._answer(None)
+        if others and (room := self._room_for([*others, self.pod])) <= len(others):
+            # Nothing is written for a gang that does not fit: each write would make kube-scheduler ask again.
+            why = gangs.no_room(self.pod, room)
+            self.failed |= {size[0]: why for size in self._sizes()}
             return self._answer(None)
         placed: list[PodState] = []
         for other in others:
             if _Decision(self.cluster, other, self.asked).place() is None:
                 self._take_back(placed)
-                why = gangs.no_room(self.pod, len(placed))
-                self.failed |= {size[0]: why for size in self._sizes()}
+                self.failed |= {size[0]: QUICKER for size in self._sizes()}
                 return self._answer(None)
             placed.append(other)
         node = self.place()
         if node is None:
             self._take_back(placed)
         return self._answer(node)
+
+    def _room_for(self, pods: list[PodState]) -> int:
+        """Return how many of these pods fit, each after those before it, without writing anything."""
+        pretended: list[PodState] = []
+        try:
+            for pod in pods:
+                found = _Decision(self.cluster, pod, self.asked).fit()
+                if found is None:
+                    break
+                pretended.append(pod)
+                self.cluster.mirror.pretend(chosen_for(pod, *found))
+            return len(pretended)
+        finally:
+            for pod in pretended:
+                self.cluster.mirror.pretend(pod)
 
     def _take_back(self, placed: list[PodState]) -> None:
         """Take the choice back from pods whose gang does not fit."""
@@ -145,11 +168,23 @@ class _Decision:
             if self.cluster.promises is not None:
                 self.cluster.promises.withdraw(pod)
 
-    def place(self) -> str | None:
-        """Choose and promise the pod's GPUs and write them to it; return their node."""
+    def fit(self) -> tuple[str, Chosen] | None:
+        """Return the node and the GPUs that would be chosen now; None if there are none."""
+        views = self._views()
+        if self.cluster.choose is not None:
+            found = self.cluster.choose(self.pod, [view.name for view in views])
+            return None if isinstance(found, str) else found
+        fitting = gpu_admission.tries(views, self.pod.containers)
+        return next(((view.name, chosen) for view, chosen in fitting if chosen is not None), None)
+
+    def _views(self) -> list[View]:
         # A pod that is filtered again may use its own earlier promise.
         self.sizes = self._sizes()
-        views = [self.restrict(view) for view in self.cluster.mirror.views(self.sizes, but=self.pod.key)]
+        return [self.restrict(view) for view in self.cluster.mirror.views(self.sizes, but=self.pod.key)]
+
+    def place(self) -> str | None:
+        """Choose and promise the pod's GPUs and write them to it; return their node."""
+        views = self._views()
         if self.cluster.choose is None:
             return self._first_that_fits(views)
         for _ in range(MOST_LOOKS):
@@ -190,7 +225,7 @@ class _Decision:
 
     def _no_match(self, node: str) -> str:
         """Return the original's text, extended if claims outside of the cluster use the node."""
-        besides = BESIDES if self.cluster.mirror.others_on(node) else ""
+        besides = BESIDES if self.cluster.mirror.beside_annotations(node) else ""
         selection = selection_of(self.pod.annotations)
         wanted = f"; it accepts only GPUs of {selection}" if selection else ""
         return f"pod {self.pod.uid} does not match with this node{besides}{wanted}"
@@ -224,9 +259,9 @@ class _Decision:
                 return True
             except Refused as error:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
-                if not error.worth_another_try or attempt == TRIES - 1:
+                if not error.worth_another_try or attempt == TRIES - 1 or error.pause_seconds > MOST_PAUSE_SECONDS:
                     break
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(max(PAUSE_SECONDS, error.pause_seconds))
             except Unreachable as error:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 # Every further attempt would wait for the same timeout.

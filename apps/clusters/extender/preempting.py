@@ -95,11 +95,13 @@ def _further(
     """Return the uids of further victims that free the pod's GPUs; None if no set does."""
     core, memory = cluster.mirror.capacity(node) or (0, 0)
     staying = [item for item in cluster.mirror.pods_on(node) if item.uid not in gone and item.key != pod.key]
-    others = cluster.mirror.others_on(node)
+    everybody = {item.uid for item in cluster.mirror.pods_on(node)}
 
     def fits(there: Sequence[PodState]) -> bool:
         shares = [item.shares for item in sorted(there, key=lambda item: item.key)]
-        return restrict(View(node, core, memory, shares, others)).fit(pod.containers) is not None
+        # A victim gives back what it was resized to.
+        beside = cluster.mirror.beside_annotations(node, without=everybody - {item.uid for item in there})
+        return restrict(View(node, core, memory, shares, beside)).fit(pod.containers) is not None
 
     # A pod that is only chosen for the node does not run yet, so it cannot be evicted.
     lower = [item for item in staying if item.priority < pod.priority and item.bound_to == node]

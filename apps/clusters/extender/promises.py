@@ -1,10 +1,10 @@
 """The ledger beside the annotations: records promises to pods and reads what others hold.
 
-Annotations do not contain claims outside of Kubernetes, reservations and closed nodes, and placement does not read
-annotations. So a choice is written into the ledger, under the locks of its GPUs, before the pod is annotated.
-Unavailable capacity is read every two seconds for all nodes, and once more under the locks: if it has grown, the node
-is evaluated again. Nodes outside of the pool need no ledger; for the pool's nodes nothing is promised while the
-database is away.
+Annotations do not contain claims outside of Kubernetes, reservations, closed nodes and resizes of running pods, and
+placement does not read annotations. So a choice is written into the ledger, under the locks of its GPUs, before the
+pod is annotated. Unavailable capacity is read every two seconds for all nodes, and once more under the locks: if it has
+grown, the node is evaluated again. Nodes outside of the pool need no ledger; for the pool's nodes nothing is promised
+while the database is away.
 """
 
 import logging
@@ -18,7 +18,7 @@ from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
 from apps.clusters.extender.predicates import NoLedger
 from apps.clusters.extender.selecting import Gpus
 from apps.clusters.formats.gpu_manager import UNIT_MIB
-from apps.clusters.kube.mirror import Mirror
+from apps.clusters.kube.mirror import Grown, Mirror, Others
 from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster
 from apps.clusters.services import outside
@@ -27,7 +27,6 @@ from apps.nodes.models import Gpu, Node
 logger = logging.getLogger(__name__)
 
 Known = TypeVar("Known")
-Others = Mapping[str, tuple[HeldShare, ...]]
 
 
 class Promises:
@@ -37,12 +36,13 @@ class Promises:
         self._cluster, self._mirror = cluster, mirror
         self._ours: frozenset[str] = frozenset()
         self._others: Others = {}
+        self._grown: Grown = {}
 
     def refresh(self) -> None:
         """Read the unavailable capacity of all nodes. Raises DatabaseError."""
         rows = Node.objects.filter(pool=self._cluster.pool_id).values_list("kubernetes_node", "name")
         self._ours = frozenset(theirs or ours for theirs, ours in rows)
-        self._see(self._read(Q(node__pool=self._cluster.pool_id)))
+        self._see(*self._read(Q(node__pool=self._cluster.pool_id)))
 
     def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         """Promise the pod these GPUs and no others; return False if less is available than was known.
@@ -74,32 +74,47 @@ class Promises:
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
         rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)
         gpus = {gpu.index: gpu for gpu in rows}
-        known = {
-            gpus[share.index].pk: (share.core, share.memory * UNIT_MIB)
-            for share in self._mirror.others_on(node)
-            if share.index in gpus
-        }
+        known: dict[int, tuple[int, int]] = {}
+        for share in self._mirror.beside_annotations(node, without=(pod.uid,)):
+            if share.index in gpus:
+                core, memory_mib = known.get(gpus[share.index].pk, (0, 0))
+                known[gpus[share.index].pk] = core + share.core, memory_mib + share.memory * UNIT_MIB
         parts = _parts(pod, chosen, gpus)
-        kept = outside.promise(cluster=self._cluster, pod_uid=pod.uid, parts=parts, known=known)
+        kept = outside.promise(cluster=self._cluster, pod_uid=pod.uid, parts=parts, known=known, shown=self._annotated)
         if not kept:
-            now = self._read(_named(node) & Q(node__pool=self._cluster.pool_id))
-            self._see({**self._others, node: now.get(node, ())})
+            others, grown = self._read(_named(node) & Q(node__pool=self._cluster.pool_id))
+            self._see({**self._others, node: others.get(node, ())}, {**self._grown, node: grown.get(node, {})})
         return kept
 
-    def _read(self, which: Q) -> Others:
+    def _annotated(self, uid: str, index: int) -> tuple[int, int] | None:
+        shown = self._mirror.annotated(uid, index)
+        return None if shown is None else (shown[0], shown[1] * UNIT_MIB)
+
+    def _read(self, which: Q) -> tuple[Others, Grown]:
         found = outside.unavailable(self._cluster, which)
-        there: dict[str, list[HeldShare]] = {}
-        rows = Gpu.objects.filter(pk__in=found).order_by("pk")
+        pods = outside.grown(self._cluster, Q(gpu__in=Gpu.objects.filter(which)), self._annotated)
+        others: dict[str, list[HeldShare]] = {}
+        grown: dict[str, dict[str, list[HeldShare]]] = {}
+        rows = Gpu.objects.filter(pk__in={*found, *pods}).order_by("pk")
         for key, index, theirs, ours in rows.values_list("pk", "index", "node__kubernetes_node", "node__name"):
-            core, memory_mib = found[key]
+            core, memory_mib = found.get(key, (0, 0))
             if core or memory_mib:
                 # A GPU of which others hold only memory cannot be taken whole either.
-                there.setdefault(theirs or ours, []).append(HeldShare(index, max(core, 1), -(-memory_mib // UNIT_MIB)))
-        return {name: tuple(shares) for name, shares in there.items()}
+                others.setdefault(theirs or ours, []).append(_share(index, max(core, 1), memory_mib))
+            for uid, more in pods.get(key, {}).items():
+                grown.setdefault(theirs or ours, {}).setdefault(uid, []).append(_share(index, *more))
+        return (
+            {name: tuple(shares) for name, shares in others.items()},
+            {name: {uid: tuple(shares) for uid, shares in there.items()} for name, there in grown.items()},
+        )
 
-    def _see(self, others: Others) -> None:
-        self._others = others
-        self._mirror.see_others(others)
+    def _see(self, others: Others, grown: Grown) -> None:
+        self._others, self._grown = others, grown
+        self._mirror.see_others(others, grown)
+
+
+def _share(index: int, core: int, memory_mib: int) -> HeldShare:
+    return HeldShare(index, core, -(-memory_mib // UNIT_MIB))
 
 
 def _named(node: str) -> Q:

@@ -77,7 +77,7 @@ def plan_container(
     node = placing.node_of(cluster.pool, pod.node)
     gpus = [gpu_of(share, node) for share in shares]
     return ContainerPlan(
-        pod, place, name, node, gpus, _claim_amounts(shares, gpus, name), _of_sharepod(pod, name, cluster)
+        pod, place, name, node, gpus, claim_amounts(shares, gpus, name), _of_sharepod(pod, name, cluster)
     )
 
 
@@ -101,7 +101,7 @@ def _of_sharepod(pod: PodWanted, container: str, cluster: Cluster) -> Claim | No
     return next((row.claim for row in live if str(row.claim.uid) == pod.claim and row.claim.pod == wanted), None)
 
 
-def _claim_amounts(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
+def claim_amounts(shares: tuple[Share, ...], gpus: list[Gpu], name: str) -> dict[str, int]:
     """Return the fields of one claim: the same on each of its GPUs. Raises NotAsItRuns."""
     parts = {
         (

@@ -5,24 +5,28 @@ namespace is not bound to a tenant, the quota has no room, the node is unknown),
 recording is retried; the pod runs on, and its GPU use is unavailable to others (`services.outside`).
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 from django.utils import timezone
 
 from apps.clusters.core import gpu_admission
 from apps.clusters.formats import BY_NAME, RESOURCES, pods
 from apps.clusters.formats.asks import LEAST_CORE, Share
+from apps.clusters.importing import batches
 from apps.clusters.importing.containers import gpu_of
 from apps.clusters.importing.plan import PodWanted, Snapshot, plan
 from apps.clusters.importing.taking import hold
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
+from apps.quotas.models import Tenant
 from apps.scheduling.services.claims import lifecycle
 from gpucloud.errors import GpucloudError
 
+logger = logging.getLogger(__name__)
 Pod = Mapping[str, Any]
 
 
@@ -47,6 +51,49 @@ def follow(*, cluster: Cluster, pod: Pod, labels: Mapping[str, str]) -> None:
             _note(cluster, pod, "Another process was recording it at the same time.")
     if not found.pods and found.left:
         _note(cluster, pod, found.left[0].why)
+
+
+def follow_many(*, cluster: Cluster, found: Iterable[tuple[Pod, Mapping[str, str]]]) -> list[Pod]:
+    """Bring the ledger in step with many live pods, given with the labels of their namespaces.
+
+    Return the pods for which `follow` is to be called: those that cannot be recorded together with others.
+    """
+    of, alone = _by_tenant(cluster, found)
+    for tenant, mine in of:
+        try:
+            rest = batches.record(cluster=cluster, tenant=tenant, pods=[wanted for wanted, _ in mine])
+        except (InterfaceError, OperationalError):
+            raise
+        except Exception:
+            logger.exception("%d pods of cluster %s are recorded one by one", len(mine), cluster.name)
+            rest = [wanted for wanted, _ in mine]
+        uids = {wanted.uid for wanted in rest}
+        alone += [pod for wanted, pod in mine if wanted.uid in uids]
+    return alone
+
+
+def _by_tenant(
+    cluster: Cluster, found: Iterable[tuple[Pod, Mapping[str, str]]]
+) -> tuple[list[tuple[Tenant, list[tuple[PodWanted, Pod]]]], list[Pod]]:
+    """Return the bound pods that hold GPUs by the tenant that pays, and those that are to be looked at one by one."""
+    bound = list(cluster.bindings.select_related("tenant"))
+    of: dict[int, tuple[Tenant, list[tuple[PodWanted, Pod]]]] = {}
+    alone: list[Pod] = []
+    for pod, labels in found:
+        if not pods.node_of(pod):
+            continue
+        try:
+            planned = plan(Snapshot(pods=[pod]), gpushare_unit_mib=settings.GPUSHARE_UNIT_MIB)
+            wanted = planned.pods[0] if planned.pods else None
+            tenant = None if wanted is None else bindings.tenant_of(bound, wanted.namespace, dict(labels))
+        except Exception:  # noqa: BLE001 - a malformed pod fails by itself, and is then named
+            alone.append(pod)
+            continue
+        if wanted is None or tenant is None or BY_NAME[wanted.format].IMPORTED_ONLY:
+            alone += [pod] if planned.pods or planned.left else []
+        else:
+            of.setdefault(tenant.pk, (tenant, []))[1].append((wanted, pod))
+    return list(of.values()), alone
 
 
 def _end_former(cluster: Cluster, wanted: PodWanted) -> None:

@@ -1,6 +1,7 @@
 """Client of one API server: raw lists, watches, patches. The library provides credentials and TLS."""
 
 import json
+import socket
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -13,21 +14,40 @@ from gpucloud.errors import Busy, Conflict
 
 # Timeout of a request: the extender's caller waits for it.
 ANSWER_SECONDS = 10.0
+# API servers send each watch a bookmark once a minute: then a connection that says nothing for so long is dead.
+SILENCE_SECONDS = 75.0
+# A peer that is gone is noticed within 45 s also while nothing is sent; the library's own options take 165 s.
+KEEPALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
 PAGE = 500
 MERGE_PATCH = "application/merge-patch+json"
 MISSING = 404
+# Longer pauses than this are not waited for, whatever Retry-After says.
+MOST_PAUSE_SECONDS = 300.0
 
 
 class Unreachable(Busy, code="cluster-unreachable", title="The cluster does not answer"):
     """The API server does not answer."""
 
 
-class Refused(Conflict, code="cluster-refused", title="The cluster refused this"):
-    """The API server refused the request; `status` is its code."""
+class Silent(Unreachable):
+    """The watch got nothing for SILENCE_SECONDS, not even a bookmark."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+
+class Refused(Conflict, code="cluster-refused", title="The cluster refused this"):
+    """The API server refused the request; `status` is its code.
+
+    `pause_seconds`: the time after which the API server wants to be asked again (Retry-After); 0: it does not say.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, pause_seconds: float = 0.0) -> None:
         super().__init__(f"The cluster answered {status} {reason}: {message}", status_of_cluster=status, reason=reason)
-        self.status, self.reason, self.message = status, reason, message
+        self.status, self.reason, self.message, self.pause_seconds = status, reason, message, pause_seconds
 
     @property
     def worth_another_try(self) -> bool:
@@ -44,6 +64,7 @@ class Client:
 
     # Timeout of connecting, and of an answer.
     patience_seconds = ANSWER_SECONDS
+    silence_seconds = SILENCE_SECONDS
 
     def __init__(self, kubeconfig: Mapping[str, Any] | None) -> None:
         # Imported late: the library takes a fifth of a server's start, and few processes need it.
@@ -52,6 +73,7 @@ class Client:
         configuration = client.Configuration()
         # The caller decides about retries.
         configuration.retries = urllib3.Retry(total=0, redirect=0)
+        configuration.socket_options = KEEPALIVE
         if kubeconfig is None:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
@@ -108,15 +130,17 @@ class Client:
             query["continue"] = page.metadata.next
 
     def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Generator[Event, None, None]:
-        """Yield changes since that version for `seconds`. Raises Unreachable, Refused, Gone."""
+        """Yield changes since that version for `seconds`. Raises Silent, Unreachable, Refused, Gone."""
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
-        response = self._send("GET", path, {**query, "timeoutSeconds": str(seconds)}, seconds=seconds + ANSWER_SECONDS)
+        response = self._send("GET", path, {**query, "timeoutSeconds": str(seconds)}, seconds=self.silence_seconds)
         try:
             for line in _lines(response):
                 event = msgspec.json.decode(line, type=Event)
                 if event.type == "ERROR":
                     raise _refusal(event.object)
                 yield event
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise Silent(f"The watch was silent for {self.silence_seconds:g} s.") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"The watch was interrupted: {error}") from error
         finally:
@@ -158,7 +182,7 @@ class Client:
             if response.status >= 300:
                 text = response.read()
                 response.release_conn()
-                raise _refusal(text, response.status)
+                raise _refusal(text, response.status, response.headers.get("Retry-After", ""))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             # The cause behind all attempts, without their list.
             raise Unreachable(f"The API server does not answer: {getattr(error, 'reason', None) or error}") from error
@@ -173,10 +197,13 @@ def _lines(response: Any) -> Iterator[bytes]:
         yield from (line for line in whole if line.strip())
 
 
-def _refusal(text: bytes | msgspec.Raw, code: int = 0) -> Refused:
+def _refusal(text: bytes | msgspec.Raw, code: int = 0, retry_after: str = "") -> Refused:
     try:
         status = msgspec.json.decode(text, type=Status)
     except msgspec.DecodeError:
         status = Status(message=bytes(text)[:300].decode(errors="replace"))
     code = status.code or code
-    return (Gone if code == 410 else Refused)(code, status.reason, status.message)
+    # The header may be a date, too, which API servers never write.
+    pause = float(retry_after) if retry_after.isdecimal() else status.details.retry_after_seconds
+    kind = Gone if code == 410 else Refused
+    return kind(code, status.reason, status.message, pause_seconds=min(pause, MOST_PAUSE_SECONDS))

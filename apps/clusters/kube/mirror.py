@@ -8,15 +8,22 @@ get the same GPUs.
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
-from apps.clusters.core.gpu_admission import HeldShare, View
+from apps.clusters.core.gpu_admission import WHOLE, HeldShare, View
 from apps.clusters.core.quantities import NotAQuantity
 from apps.clusters.kube.objects import Node, Pod
 from apps.clusters.kube.pods import Key, PodState, capacity, parse_pod
 from apps.clusters.kube.reflector import Observation
 
 logger = logging.getLogger(__name__)
+
+Others = Mapping[str, tuple[HeldShare, ...]]
+# Use by pods above their annotations, by node and uid.
+Grown = Mapping[str, Mapping[str, tuple[HeldShare, ...]]]
+# More than any GPU has: a whole GPU's memory, whatever its size.
+ALL_MEMORY = 1 << 40
 
 
 class Mirror:
@@ -26,11 +33,14 @@ class Mirror:
         self._lock = threading.RLock()
         self._nodes: dict[str, tuple[int, int]] = {}
         self._pods: dict[Key, PodState] = {}
+        self._by_uid: dict[str, PodState] = {}
         self._on_node: dict[str, dict[Key, tuple[HeldShare, ...]]] = defaultdict(dict)
         self._views: dict[str, tuple[int, int, View]] = {}
         self._whole: set[str] = set()
         # Use of the nodes' GPUs by others than the cluster's pods.
-        self._others: Mapping[str, tuple[HeldShare, ...]] = {}
+        self._others: Others = {}
+        # Use of the nodes' GPUs by the cluster's pods above their annotations: they were resized.
+        self._grown: Grown = {}
         # Pods written by this process, until the watch reports the same version: a list may be older.
         self._taken: dict[Key, PodState] = {}
 
@@ -60,27 +70,45 @@ class Mirror:
             self._taken[mine.key] = mine
             self._see_pod(mine, gone=False)
 
-    def see_others(self, others: Mapping[str, tuple[HeldShare, ...]]) -> None:
-        """Replace the use of GPUs by others than the cluster's pods, by node."""
+    def pretend(self, pod: PodState) -> None:
+        """Apply a state of a known pod that is not written, or its former state; what the watch said since stays."""
         with self._lock:
-            for name in {*self._others, *others}:
-                if self._others.get(name) != others.get(name):
-                    self._views.pop(name, None)
-            self._others = others
+            known = self._pods.get(pod.key)
+            if known is not None and (known.uid, known.version) == (pod.uid, pod.version):
+                self._see_pod(pod, gone=False)
 
-    def others_on(self, name: str) -> tuple[HeldShare, ...]:
-        """Return the use of the node's GPUs by others."""
-        return self._others.get(name, ())
+    def see_others(self, others: Others, grown: Grown) -> None:
+        """Replace the use of GPUs by others than the cluster's pods, and that of its pods above their annotations."""
+        with self._lock:
+            for name in {*self._others, *others, *self._grown, *grown}:
+                if self._others.get(name) != others.get(name) or self._grown.get(name) != grown.get(name):
+                    self._views.pop(name, None)
+            self._others, self._grown = others, grown
+
+    def beside_annotations(self, name: str, *, without: Collection[str] = ()) -> tuple[HeldShare, ...]:
+        """Return the use of the node's GPUs that no annotation shows; of pods `without` (uids) none."""
+        grown = (shares for uid, shares in self._grown.get(name, {}).items() if uid not in without)
+        return (*self._others.get(name, ()), *chain.from_iterable(grown))
+
+    def annotated(self, uid: str, index: int) -> tuple[int, int] | None:
+        """Return core and memory units of this GPU that the pod's annotations show; None: the pod is not known."""
+        pod = self._by_uid.get(uid)
+        if pod is None:
+            return None
+        mine = [share for share in pod.shares if share.index == index]
+        core = sum(share.core for share in mine)
+        return core, ALL_MEMORY if core >= WHOLE else sum(share.memory for share in mine)
 
     def view(self, name: str, core: int, memory: int, *, but: Key | None = None) -> View:
         """Return the node's view with these capacities, without the shares of the pod `but`."""
         with self._lock:
             there = self._on_node.get(name, {})
             if but in there:
-                return View(name, core, memory, _in_order(there, but=but), self.others_on(name))
+                beside = self.beside_annotations(name, without=(self._pods[but].uid,))
+                return View(name, core, memory, _in_order(there, but=but), beside)
             kept = self._views.get(name)
             if kept is None or kept[:2] != (core, memory):
-                view = View(name, core, memory, _in_order(there), self.others_on(name))
+                view = View(name, core, memory, _in_order(there), self.beside_annotations(name))
                 kept = self._views[name] = (core, memory, view)
             return kept[2]
 
@@ -146,6 +174,7 @@ class Mirror:
     def _see_pods(self, news: Observation) -> None:
         if news.whole:
             self._pods.clear()
+            self._by_uid.clear()
             self._on_node.clear()
             self._views.clear()
             self._taken = {key: mine for key, mine in self._taken.items() if mine.version > news.version}
@@ -169,8 +198,11 @@ class Mirror:
             self._views.pop(old.counts_on, None)
         if gone or pod.over:
             self._pods.pop(pod.key, None)
+            self._by_uid.pop(pod.uid, None)
             return
-        self._pods[pod.key] = pod
+        if old is not None and old.uid != pod.uid:
+            self._by_uid.pop(old.uid, None)
+        self._pods[pod.key] = self._by_uid[pod.uid] = pod
         if pod.counts_on and pod.shares:
             self._on_node[pod.counts_on][pod.key] = pod.shares
             self._views.pop(pod.counts_on, None)

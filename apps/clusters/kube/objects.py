@@ -112,12 +112,19 @@ class Event(Struct):
     object: msgspec.Raw
 
 
+class StatusDetails(Struct, rename="camel"):
+    """Further facts of a refused request."""
+
+    retry_after_seconds: float = 0.0
+
+
 class Status(Struct):
     """Reason of a refused request."""
 
     code: int = 0
     reason: str = ""
     message: str = ""
+    details: StatusDetails = field(default_factory=StatusDetails)
 
 
 Object = Pod | Node | Namespace | Quota

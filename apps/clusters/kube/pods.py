@@ -1,7 +1,7 @@
 """Pods as decisions use them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from apps.clusters.core import quantities
 from apps.clusters.core.gpu_admission import (
@@ -9,11 +9,13 @@ from apps.clusters.core.gpu_admission import (
     MEMORY,
     NODE,
     OVER,
+    Chosen,
     ContainerRequest,
     HeldShare,
     held_shares,
     wants_gpu,
 )
+from apps.clusters.core.gpu_admission import annotations as written
 from apps.clusters.kube.objects import Amounts, Container, Node, Pod
 
 Key = tuple[str, str]
@@ -66,6 +68,12 @@ def parse_pod(pod: Pod) -> PodState:
         counts_on="" if over else pod.spec.node_name or annotations.get(NODE, ""),
         shares=held_shares(containers, annotations),
     )
+
+
+def chosen_for(pod: PodState, node: str, chosen: Chosen) -> PodState:
+    """Return the pod as it is once these GPUs are written to it."""
+    annotations = {**pod.annotations, **written(node, chosen, time_ns=0)}
+    return replace(pod, annotations=annotations, counts_on=node, shares=held_shares(pod.containers, annotations))
 
 
 def gpu_request(container: Container) -> ContainerRequest:

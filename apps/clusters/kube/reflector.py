@@ -1,13 +1,16 @@
 """Reflector of one kind of a cluster's objects: one list, then watches from the version of the list.
 
 A watch that ends, as each does after some minutes, continues from the last version (bookmarks report versions even
-without changes). If the server has expired that version everything is listed again. Failures are retried after a
-growing random pause, so that a recovering server does not get all requests at once.
+without changes). If the server has expired that version everything is listed again. What fails or ends at once is tried
+again as client-go does: after a pause that doubles, with jitter, so that a recovering server does not get all requests
+at once, and not before the time that its Retry-After names. A watch that is silent for longer than bookmarks take is
+given up; whether the server is there at all is then asked with a request of its own.
 """
 
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from apps.clusters.kube.client import Client, Gone, Refused, Unreachable
+from apps.clusters.kube.client import Client, Gone, Refused, Silent, Unreachable
 from apps.clusters.kube.objects import Namespace, Node, Pod
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS = 300, 600
 MISSING = 404
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
+# An attempt that lasted so long, longer than a connection takes to fail, was a good one: the next failure is the first.
+GOOD_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,19 @@ class Reflector:
         self._stop = threading.Event()
         self._version = version
         self._decoder = msgspec.json.Decoder(kind.type)
+        self._heard_at = time.monotonic()
         # Number of lists, for tests.
         self.lists = 0
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind."""
+        return self._kind.name
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since the API server last said something of this kind, if only in a bookmark."""
+        return time.monotonic() - self._heard_at
 
     def start(self) -> None:
         """Run in a daemon thread."""
@@ -90,36 +106,62 @@ class Reflector:
         """List and watch until stopped."""
         failures = 0
         while not self._stop.is_set():
-            try:
-                if self._version is None:
-                    self._list()
-                # Closed at once: a kept error, as in a log, must not keep the connection.
-                with closing(self._watch()) as versions:
-                    for version in versions:
-                        self._version, failures = version, 0
-                        if self._stop.is_set():
-                            return
-            except Gone:
-                logger.info("%s: watched version expired, listing again", self._kind.name)
+            begun = time.monotonic()
+            failed, least = self._attempt()
+            if self._stop.is_set():
+                return
+            good = time.monotonic() - begun >= GOOD_SECONDS
+            if good and not failed:
+                failures = 0
+                continue
+            failures = 1 if good else failures + 1
+            self._stop.wait(max(least, pause_seconds(failures)))
+
+    def _attempt(self) -> tuple[bool, float]:
+        """List if necessary, and watch to the end. Return True if it failed, and the least pause in seconds."""
+        try:
+            if self._version is None:
+                self._list()
+            # Closed at once: a kept error, as in a log, must not keep the connection.
+            with closing(self._watch()) as versions:
+                for version in versions:
+                    self._version = version
+                    if self._stop.is_set():
+                        break
+            return False, 0.0
+        except Gone as error:
+            logger.info("%s: watched version expired, listing again", self._kind.name)
+            self._version = None
+            return True, error.pause_seconds
+        except Silent as error:
+            logger.info("%s: %s", self._kind.name, error.detail)
+            return self._is_away(), 0.0
+        except (Unreachable, Refused) as error:
+            if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
                 self._version = None
-            except (Unreachable, Refused) as error:
-                failures += 1
-                if self._kind.optional and isinstance(error, Refused) and error.status == MISSING:
-                    self._version = None
-                    self._see(Observation(self._kind.name, (), whole=True))
-                self._fail(self._kind.name, str(error))
-                self._stop.wait(pause_seconds(failures))
-            except Exception as error:
-                # An ended thread would leave stale objects for ever. A new list contains what was missed.
-                logger.exception("%s: an observation could not be processed", self._kind.name)
-                failures += 1
-                self._version = None
-                self._fail(self._kind.name, str(error))
-                self._stop.wait(pause_seconds(failures))
+                self._see(Observation(self._kind.name, (), whole=True))
+            self._fail(self._kind.name, str(error))
+            return True, getattr(error, "pause_seconds", 0.0)
+        except Exception as error:
+            # An ended thread would leave stale objects for ever. A new list contains what was missed.
+            logger.exception("%s: an observation could not be processed", self._kind.name)
+            self._version = None
+            self._fail(self._kind.name, str(error))
+            return True, 0.0
+
+    def _is_away(self) -> bool:
+        """Return True, and report it, if the API server answers nothing at all. One without bookmarks does."""
+        try:
+            self._client.version()
+        except (Unreachable, Refused) as error:
+            self._fail(self._kind.name, f"Nothing was heard for {self.age_seconds:.0f} s. {error}")
+            return True
+        self._heard_at = time.monotonic()
+        return False
 
     def _list(self) -> None:
         items, version = self._client.list(self._kind.path, **self._kind.query)
-        self.lists += 1
+        self.lists, self._heard_at = self.lists + 1, time.monotonic()
         objects = tuple(self._decoder.decode(item) for item in items)
         self._see(Observation(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
         # Set only after `see` has the list: if `see` raises, everything is listed again.
@@ -131,6 +173,7 @@ class Reflector:
         watch = self._client.watch(self._kind.path, self._version, seconds=seconds, **self._kind.query)
         with closing(watch) as events:
             for event in events:
+                self._heard_at = time.monotonic()
                 found = self._decoder.decode(event.object)
                 if event.type != "BOOKMARK":
                     self._see(Observation(self._kind.name, (found,), gone=event.type == "DELETED"))

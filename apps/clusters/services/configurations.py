@@ -32,6 +32,11 @@ def url() -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.EXTENDER_PORT}"
 
 
+def address_for(at: str, cluster: Cluster | None) -> str:
+    """Return the extender's URL for the cluster's kube-scheduler; without clusters the short one."""
+    return at.rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
+
+
 def scheduler(
     *,
     principal: Principal,
@@ -45,11 +50,11 @@ def scheduler(
 ) -> Json:
     """Return the configuration of kube-scheduler. Raises Denied.
 
-    `at`: URL of the extender for kube-scheduler; else from the settings. `cluster`: one of several; its name becomes
-    part of the path. `tls`: files on kube-scheduler's machine.
+    `at`: URL of the extender for kube-scheduler; else from the settings. `cluster`: one of several, else the first; its
+    name becomes part of the path. `tls`: files on kube-scheduler's machine.
     """
     principal.require_operator()
-    address = (at or url()).rstrip("/") + (f"/clusters/{cluster.name}" if cluster else "")
+    address = address_for(at or url(), cluster or Cluster.objects.order_by("pk").first())
     files: dict[str, Any] = dict(tls or {})
     entry = scheduler_configuration.extender(address, by_name=by_name, everything=everything, **files)
     if form == "policy":
@@ -63,7 +68,9 @@ def convert(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
     return scheduler_configuration.convert(document)
 
 
-def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False) -> list[Json]:
+def webhooks(
+    *, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False, hide_gpus: bool = False
+) -> list[Json]:
     """Return both configurations with the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
 
     `service`: NAMESPACE/NAME of the webhooks' Service; else `at`, an https:// address, or the listener's own. Raises
@@ -75,7 +82,7 @@ def webhooks(*, principal: Principal, service: str = "", at: str = "", before_1_
         raise NotReachable("Say a Service as NAMESPACE/NAME, or an https:// address: API servers speak TLS only.")
     trusted = _authority()
     reached: Json = {"service": (namespace, name)} if service else {"url": at or url()}
-    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, **reached)
+    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, hide_gpus=hide_gpus, **reached)
 
 
 def _authority() -> bytes:

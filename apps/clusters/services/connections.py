@@ -1,14 +1,17 @@
 """Checks of a cluster's connection: reachability and permissions.
 
 `NEEDS` are the rules of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with its purpose.
+`OWN_NEEDS` are those of `gpucloud-web`: the requests of this process itself, where it runs in the cluster under an
+account of its own.
 """
 
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from django.conf import settings
 
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.models import Cluster
@@ -19,6 +22,7 @@ from gpucloud.errors import Conflict, GpucloudError
 logger = logging.getLogger(__name__)
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class CredentialsUnusable(Conflict, code="credentials-unusable", title="The cluster's credentials cannot be used"):
@@ -48,6 +52,16 @@ NEEDS = (
     Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
     Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
     Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
+)
+
+OWN_NEEDS = (
+    Need("", "namespaces", ("list",), "to find the tenants of pods"),
+    Need("", "resourcequotas", ("list",), "to compare quotas"),
+    Need("", "pods", ("get", "list"), "to take over pods, and to know an agent's node"),
+    Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
+    Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
+    Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
+    Need("authorization.k8s.io", "subjectaccessreviews", ("create",), "to test the rights of CLUSTER_ACCOUNT"),
 )
 
 
@@ -84,30 +98,45 @@ def client_of(cluster: Cluster) -> Client:
 
 
 def attempt(*, principal: Principal, cluster: Cluster) -> Tried:
-    """Query the version, then each permission. Changes nothing. Raises Denied."""
+    """Query the version, then each permission. Changes nothing. Raises Denied.
+
+    In its own cluster this process may have an account of its own beside that of the extender and the watch
+    (CLUSTER_ACCOUNT): then the permissions of both are queried.
+    """
     principal.require_operator()
+    other = settings.CLUSTER_ACCOUNT if cluster.in_cluster else ""
     began = time.monotonic()
     try:
         client = client_of(cluster)
         version = client.version()
         took = time.monotonic() - began
-        missing = [gap for need in NEEDS for gap in _missing(client, need)]
+        missing = [gap for need in (OWN_NEEDS if other else NEEDS) for gap in _missing(client, need)]
+        if other:
+            missing += [gap for need in NEEDS for gap in _missing(client, need, account=other)]
     except GpucloudError as error:
         return Tried(reached=False, reason=error.detail)
     return Tried(reached=True, kubernetes_version=version, answer_seconds=round(took, 3), missing=missing)
 
 
-def _missing(client: Client, need: Need) -> list[Missing]:
+def _missing(client: Client, need: Need, *, account: str = "") -> list[Missing]:
+    purpose = f"{need.purpose} (account {account})" if account else need.purpose
     return [
-        Missing(verb, need.resource, need.group, need.purpose) for verb in need.verbs if not _may(client, need, verb)
+        Missing(verb, need.resource, need.group, purpose)
+        for verb in need.verbs
+        if not _may(client, need, verb, account)
     ]
 
 
-def _may(client: Client, need: Need, verb: str) -> bool:
+def _may(client: Client, need: Need, verb: str, account: str) -> bool:
     resource, _, sub = need.resource.partition("/")
     asked = {"verb": verb, "group": need.group, "resource": resource, "subresource": sub, "name": need.name}
+    spec: dict[str, Any] = {"resourceAttributes": asked}
+    if account:
+        namespace, _, name = account.partition("/")
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        spec |= {"user": f"system:serviceaccount:{namespace}:{name}", "groups": groups}
     try:
-        said = msgspec.json.decode(client.post(REVIEWS, {"spec": {"resourceAttributes": asked}}))
+        said = msgspec.json.decode(client.post(REVIEWS_OF_OTHERS if account else REVIEWS, {"spec": spec}))
     except Refused as error:
         logger.info("access review refused: %s", error.detail)
         return False

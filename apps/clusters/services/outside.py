@@ -6,7 +6,7 @@ GPU, and their sum stands on the GPU, where placement reads it. Writers lock the
 together cannot both be promised the same capacity.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,8 @@ from apps.scheduling.services.fleet.reserved import read_reserved
 
 # Core and MiB by the GPU's key.
 Parts = Mapping[int, tuple[int, int]]
+# Core and MiB of a GPU that the annotations of a pod show, by the pod's uid and the GPU's index; None: ask not.
+Shown = Callable[[str, int], tuple[int, int] | None]
 # A promise is written before the pod's annotations, and the watch reports those a while later.
 SETTLED = timedelta(seconds=60)
 
@@ -40,13 +42,17 @@ def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
 
 
 @transaction.atomic
-def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bool:
+def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts, shown: Shown) -> bool:
     """Keep the parts that the pod was chosen for; return False and keep nothing if less is available than known.
 
-    `known`: the earlier result of `unavailable`.
+    `known`: the sums of the earlier results of `unavailable` and of `grown`, by its `shown`, without this pod.
     """
     gpus = _lock_gpus({*_parts_of(cluster, pod_uid), *parts})
     now = unavailable(cluster, Q(pk__in=parts))
+    for key, pods in grown(cluster, Q(gpu__in=parts), shown).items():
+        for core, memory_mib in (more for uid, more in pods.items() if uid != pod_uid):
+            before = now.get(key, (0, 0))
+            now[key] = before[0] + core, before[1] + memory_mib
     for key in parts:
         core, memory_mib = known.get(key, (0, 0))
         if now.get(key, (0, 0))[0] > core or now.get(key, (0, 0))[1] > memory_mib:
@@ -58,6 +64,16 @@ def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts) -> bo
 def drop(*, cluster: Cluster, pod_uid: str) -> None:
     """Remove the pod's parts. Repeatable. Locks GPUs."""
     keep(cluster=cluster, pod_uid=pod_uid, parts={})
+
+
+@transaction.atomic
+def drop_many(*, cluster: Cluster, pod_uids: Collection[str], gpus: Iterable[int] = ()) -> None:
+    """Remove the parts of these pods. Repeatable. Locks their GPUs, and `gpus`, which the caller locks next."""
+    rows = PodHold.objects.filter(cluster=cluster, pod_uid__in=pod_uids)
+    if held := set(rows.values_list("gpu_id", flat=True)):
+        locked = _lock_gpus({*held, *gpus})
+        rows.filter(gpu__in=locked).delete()
+        _count([key for key in locked if key in held])
 
 
 def drop_others(*, cluster: Cluster, live: Iterable[str]) -> None:
@@ -133,6 +149,32 @@ def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
     for gpu, (core, memory_mib) in _sums(pods, "core", "memory_mib").items():
         before = found.get(gpu, (0, 0))
         found[gpu] = before[0] + core, before[1] + memory_mib
+    return found
+
+
+def grown(cluster: Cluster, which: Q, shown: Shown) -> dict[int, dict[str, tuple[int, int]]]:
+    """Return the use by the cluster's pods above what their annotations show, by GPU's key and pod's uid.
+
+    `which` filters rows with a `gpu`. A resized pod keeps its annotations; a pod of another sharer has none of ours;
+    what another extender has just promised may not be reported yet. Pods that `shown` does not know have ended.
+    """
+    claims = Assignment.objects.filter(which, claim__container__cluster=cluster, claim__container__ended_at=None).live()
+    columns = ("gpu_id", "gpu__index", "claim__container__pod_uid", "held_core", "held_memory_mib")
+    held: dict[tuple[int, int, str], tuple[int, int]] = {}
+    for key, index, uid, core, memory_mib in claims.order_by().values_list(*columns):
+        before = held.get((key, index, uid), (0, 0))
+        held[key, index, uid] = before[0] + core, before[1] + memory_mib
+    promised = PodHold.objects.filter(which, cluster=cluster).order_by()
+    for key, index, uid, core, memory_mib in promised.values_list(
+        "gpu_id", "gpu__index", "pod_uid", "core", "memory_mib"
+    ):
+        before = held.get((key, index, uid), (0, 0))
+        held[key, index, uid] = max(before[0], core), max(before[1], memory_mib)
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    for (key, index, uid), (core, memory_mib) in held.items():
+        seen = shown(uid, index)
+        if seen is not None and (core > seen[0] or memory_mib > seen[1]):
+            found.setdefault(key, {})[uid] = max(0, core - seen[0]), max(0, memory_mib - seen[1])
     return found
 
 

@@ -55,12 +55,23 @@ def follow(*, cluster: Cluster, pod_uid: str, annotations: Mapping[str, str]) ->
 
     Raises Busy: retry with the pod's next event.
     """
-    words = {key: annotations[key][:LONGEST] for key in KEYS if key in annotations}
+    words = _words_of(annotations)
     rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid=pod_uid, claim__isnull=False)
     for row in rows.select_related("claim__tenant", "cluster", "resize"):
         known = getattr(row, "resize", None)
         if (known.words if known is not None else {}) != words:
             _act(row, words)
+
+
+def changed(*, cluster: Cluster, annotations: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the uids of the pods for which `follow` has something to do; annotations are given by uid. One query."""
+    rows = PodClaim.objects.live().filter(cluster=cluster, pod_uid__in=annotations, claim__isnull=False)
+    known = rows.order_by("pk").values_list("pod_uid", "resize__words")
+    return list({uid: None for uid, words in known if (words or {}) != _words_of(annotations[uid])})
+
+
+def _words_of(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {key: annotations[key][:LONGEST] for key in KEYS if key in annotations}
 
 
 @transaction.atomic

@@ -162,7 +162,7 @@ class SchedulerForm(forms.Form):
         to_field_name="name",
         required=False,
         label=_("Cluster"),
-        empty_label=_("The only one"),
+        empty_label=_("The first one"),
         help_text=api_help(SchedulerQuestion, "cluster"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
@@ -190,6 +190,7 @@ class WebhookForm(forms.Form):
     service = text(_("Service"), api_help(WebhookQuestion, "service"), pattern=r"^[-a-z0-9]+/[-a-z0-9]+$")
     webhook_url = text(_("Or address"), api_help(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
     before_1_28 = switch(_("Before 1.28"), api_help(WebhookQuestion, "before_1_28"))
+    hide_gpus = switch(_("Hide GPUs"), api_help(WebhookQuestion, "hide_gpus"))
 
 
 class ConvertForm(ServiceForm):

@@ -40,13 +40,13 @@ def _endpoint() -> dict[str, Any]:
         "url": configurations.url(),
         "certificate": settings.EXTENDER_CLIENT_CA,
         "networks": ", ".join(map(str, settings.EXTENDER_CIDRS)),
-        "several": Cluster.objects.filter(enabled=True).count() > 1,
+        "path": f"{'/clusters/NAME' if Cluster.objects.exists() else ''}/scheduler",
     }
 
 
 def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
     given = form.cleaned_data
-    arguments = {"service": given["service"], "at": given["webhook_url"], "before_1_28": given["before_1_28"]}
+    arguments = {name: given[name] for name in ("service", "before_1_28", "hide_gpus")} | {"at": given["webhook_url"]}
     try:
         return {"webhooks": _file(configurations.webhooks(principal=principal, **arguments))}
     except GpucloudError as error:

@@ -105,14 +105,28 @@ def test_after_a_rotation_the_api_server_trusts_what_the_door_serves(webhooks: W
         assert webhooks.make(container_with(core=100))["metadata"]["name"]
 
 
-def test_an_account_with_edit_in_one_namespace_writes_no_word_that_decides(
-    webhooks: Webhooks, real_plane: ControlPlane
-) -> None:
-    anna = Client(yaml.safe_load(real_plane.kubeconfig_by_certificate("anna")))
-    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{webhooks.name}/rolebindings"
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
-    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "anna"}
-    webhooks.client.post(path, {"metadata": {"name": "anna"}, "roleRef": role, "subjects": [subject]})
+RBAC = "rbac.authorization.k8s.io"
+
+
+@pytest.fixture
+def anna(webhooks: Webhooks, real_plane: ControlPlane) -> Client:
+    """Return a client with `edit`, and the right to add containers for debugging, in the test's namespace."""
+    path = f"/apis/{RBAC}/v1/namespaces/{webhooks.name}"
+    debugging = {"apiGroups": [""], "resources": ["pods/ephemeralcontainers"], "verbs": ["patch"]}
+    webhooks.client.post(f"{path}/roles", {"metadata": {"name": "debugging"}, "rules": [debugging]})
+    # `edit` is the sum of the next two, which a controller makes that does not run here.
+    bound = [("ClusterRole", name) for name in ("edit", "system:aggregate-to-edit", "system:aggregate-to-view")]
+    for kind, name in (*bound, ("Role", "debugging")):
+        binding = {
+            "metadata": {"name": f"anna-{name.rpartition(':')[2]}"},
+            "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+            "subjects": [{"apiGroup": RBAC, "kind": "User", "name": "anna"}],
+        }
+        webhooks.client.post(f"{path}/rolebindings", binding)
+    return Client(yaml.safe_load(real_plane.kubeconfig_by_certificate("anna")))
+
+
+def test_an_account_with_edit_in_one_namespace_writes_no_word_that_decides(webhooks: Webhooks, anna: Client) -> None:
     webhooks.certificates(url="https://127.0.0.1:1")
     with serve(webhooks.directory) as url:
         webhooks.configure(url)
@@ -125,3 +139,24 @@ def test_an_account_with_edit_in_one_namespace_writes_no_word_that_decides(
             meta = {key: forged["metadata"][key] for key in ("annotations", "labels") if key in forged["metadata"]}
             with pytest.raises(Refused, match=r"leave its annotations|what a pod asks"):
                 anna.patch(f"/api/v1/namespaces/{webhooks.name}/pods/{plain}", {"metadata": meta})
+
+
+def test_gpus_are_hidden_from_containers_that_ask_for_none(webhooks: Webhooks, anna: Client) -> None:
+    hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    webhooks.certificates(url="https://127.0.0.1:1")
+    with serve(webhooks.directory) as url:
+        webhooks.configure(url, hide_gpus=True)
+        env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+        made = webhooks.make_of(anna, pod({}, {"env": env}, container_with(core=100)))
+        assert [one.get("env") for one in made["spec"]["containers"]] == [[hidden], [hidden], None]
+        path = f"/api/v1/namespaces/{webhooks.name}/pods/{made['metadata']['name']}"
+        debugger = {"name": "debugger", "image": "cuda:12", "env": env}
+        anna.patch(f"{path}/ephemeralcontainers", {"spec": {"ephemeralContainers": [debugger]}})
+        assert webhooks.client.get(path)["spec"]["ephemeralContainers"][0]["env"] == [hidden]
+        # Namespaces of agents, exporters and device plugins are labelled.
+        webhooks.client.patch(
+            f"/api/v1/namespaces/{webhooks.name}", {"metadata": {"labels": {"gpucloud.io/gpus": "visible"}}}
+        )
+        until(lambda: webhooks.make_of(anna, pod({}))["spec"]["containers"][0].get("env") is None)
+    # While the webhook is away, no pod waits for it.
+    assert webhooks.make_of(anna, pod({}))["metadata"]["name"]

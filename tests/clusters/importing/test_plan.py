@@ -8,7 +8,15 @@ import pytest
 
 from apps.clusters.importing.plan import Plan, Snapshot, plan, shares_by_container
 from tests.clusters.formats.pods import container_with, pod
-from tests.clusters.importing.populated import UUID, gpu_manager_pod, hami_pod, populate, quota, running
+from tests.clusters.importing.populated import (
+    UUID,
+    gpu_manager_pod,
+    gpushare_pod,
+    hami_pod,
+    populate,
+    quota,
+    running,
+)
 
 
 def quotas(made: Plan) -> dict[str, dict[str, int | None]]:
@@ -119,3 +127,54 @@ def test_containers_of_a_pod_are_taken_over_each_by_itself() -> None:
         (0, "c0", 2),
         (2, "c2", 1),
     ]
+
+
+def hami_running(devices: str, **limits: int) -> dict[str, Any]:
+    return running(pod(container_with(**limits), annotations={"hami.io/vgpu-devices-allocated": devices}))
+
+
+def kubeshare_running(uuid: str, annotations: dict[str, str] | None = None, **words: str) -> dict[str, Any]:
+    labels = {f"sharedgpu/{word}": value for word, value in words.items()}
+    return running(pod({}, labels=labels, annotations={"sharedgpu/gpu_uuid": uuid, **(annotations or {})}))
+
+
+# Running pods of the examples that HAMi, gpushare and KubeShare publish: count, percents and MiB of each GPU.
+EXAMPLES: dict[str, tuple[dict[str, Any], tuple[int, int, int | None]]] = {
+    "hami-share": (hami_running(f"{UUID},NVIDIA,3000,30:;", gpu=1, gpumem=3000, cores=30), (1, 30, 3000)),
+    "hami-memory": (hami_running(f"{UUID},NVIDIA,3000,0:;", gpu=1, gpumem=3000), (1, 0, 3000)),
+    "hami-whole": (hami_running("GPU-1,NVIDIA,24576,100:GPU-2,NVIDIA,24576,100:;", gpu=2), (2, 100, 24_576)),
+    "hami-percent": (hami_running(f"{UUID},NVIDIA,9830,60:;", gpu=1, percent=40, cores=60), (1, 60, 9830)),
+    # Parts of two GPUs: only new pods of that kind cannot be rewritten.
+    "hami-parts-of-two": (
+        hami_running("GPU-1,NVIDIA,12288,30:GPU-2,NVIDIA,12288,30:;", gpu=2, percent=50, cores=30),
+        (2, 30, 12_288),
+    ),
+    "gpushare": (gpushare_pod(), (1, 0, 2048)),
+    "kubeshare": (kubeshare_running(UUID, gpu_request="0.3", gpu_limit="1.0", gpu_mem="3073741824"), (1, 30, 2932)),
+    "kubeshare-no-memory": (
+        kubeshare_running(UUID, {"sharedgpu/gpu_mem": "5153960755"}, gpu_request="0.2", gpu_limit="1.0"),
+        (1, 20, 4915),
+    ),
+    "kubeshare-whole": (kubeshare_running("GPU-1,GPU-2", gpu_request="2.0", gpu_limit="2.0"), (2, 100, None)),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_running_pods_of_the_published_examples_are_taken_over(name: str) -> None:
+    asked, (count, core, memory_mib) = EXAMPLES[name]
+    made = plan(Snapshot(pods=[asked]))
+    assert made.left == []
+    [wanted] = made.pods
+    assert [(share.core_request, share.memory_mib) for share in wanted.shares] == [(core, memory_mib)] * count
+
+
+def test_a_part_of_a_gpu_by_mig_is_left_in_words() -> None:
+    made = plan(Snapshot(pods=[hami_running(f"{UUID}[0-1],NVIDIA,8000,0:;", gpu=1, gpumem=8000)]))
+    assert "only whole NVIDIA GPUs are taken over" in why(made)
+
+
+def test_gpushares_memory_is_in_the_clusters_unit() -> None:
+    asked = gpushare_pod()
+    asked["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_POD"] = "16276"
+    [wanted] = plan(Snapshot(pods=[asked]), gpushare_unit_mib=1).pods
+    assert wanted.shares[0].memory_mib == 16_276

@@ -1,8 +1,13 @@
 """`manage.py extender`: serves kube-scheduler. Needs the clusters' API servers, but neither Redis nor a worker."""
 
 import logging
+import os
+import socket
 import threading
 import time
+import uuid
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -13,6 +18,7 @@ from apps.clusters.core.gpu_admission import Chosen
 from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
 from apps.clusters.extender.handler import ExtenderHandler
+from apps.clusters.extender.lease import Lease
 from apps.clusters.extender.predicates import Choose, Extended
 from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
@@ -36,6 +42,8 @@ class Extenders(dict[str, Extended]):
 
     def __init__(self) -> None:
         super().__init__()
+        # The name of the cluster that was connected first, served or not: short paths are its.
+        self.first: str | None = None
         self._versions: dict[str, int] = {}
         self._watches: dict[str, list[Reflector]] = {}
         self._promises: dict[str, Promises] = {}
@@ -44,7 +52,9 @@ class Extenders(dict[str, Extended]):
 
     def refresh(self) -> None:
         """Start new clusters and restart changed ones. Raises DatabaseError, and changes nothing then."""
-        rows = {row.name: row for row in Cluster.objects.filter(enabled=True)}
+        every = list(Cluster.objects.order_by("pk"))
+        self.first = every[0].name if every else None
+        rows = {row.name: row for row in every if row.enabled}
         for name in [name for name in self if name not in rows or rows[name].version != self._versions[name]]:
             for watch in self._watches.pop(name):
                 watch.stop()
@@ -74,7 +84,9 @@ class Extenders(dict[str, Extended]):
         logger.info("serving cluster %s with placement %s", row.name, row.placement)
         choose = _by_ledger(ByLedger(row, api, mirror)) if row.placement == Placement.GPUCLOUD else None
         self._promises[row.name] = promises
-        return Extended(row.name, api, mirror, strict=row.strict, choose=choose, promises=promises)
+        return Extended(
+            row.name, api, mirror, strict=row.strict, choose=choose, promises=promises, ages=partial(_ages, watches)
+        )
 
 
 def _by_ledger(choose: ByLedger) -> Choose:
@@ -89,6 +101,10 @@ def _by_ledger(choose: ByLedger) -> Choose:
             return "gpucloud's database does not answer: try again."
 
     return chosen
+
+
+def _ages(watches: Iterable[Reflector]) -> dict[str, float]:
+    return {watch.kind: watch.age_seconds for watch in watches}
 
 
 def _log_failure(cluster: str) -> Any:
@@ -108,7 +124,11 @@ class Command(BaseCommand):
         clusters.refresh()
         threading.Thread(target=_keep, args=(clusters,), daemon=True).start()
         networks = None if settings.EXTENDER_CLIENT_CA else settings.EXTENDER_CIDRS
-        handler = ExtenderHandler(clusters, networks=networks, version=VERSION)
+        lease = _contend()
+        leads = (lambda: True) if lease is None else lease.leads
+        handler = ExtenderHandler(
+            clusters, networks=networks, version=VERSION, first=lambda: clusters.first, leads=leads
+        )
         listener.serve(
             handler,
             certificate=settings.EXTENDER_CERTIFICATE,
@@ -117,6 +137,27 @@ class Command(BaseCommand):
             port=settings.EXTENDER_PORT,
             authority=settings.EXTENDER_CLIENT_CA,
         )
+        if lease is not None:
+            lease.give_back()
+
+
+def _contend() -> Lease | None:
+    """Contend for EXTENDER_LEASE in a thread; None if there is none: this extender is the only one."""
+    namespace, slash, name = settings.EXTENDER_LEASE.partition("/")
+    if not slash:
+        return None
+
+    def client() -> Client:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            return Client(None)
+        row = Cluster.objects.order_by("pk").first()
+        if row is None:
+            raise LookupError("There is no cluster yet whose Lease could be taken.")
+        return Client(kubeconfig_of(row))
+
+    lease = Lease(client, namespace=namespace, name=name, identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
+    threading.Thread(target=lease.run, name="lease", daemon=True).start()
+    return lease
 
 
 def _keep(clusters: Extenders) -> None:

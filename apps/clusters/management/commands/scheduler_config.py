@@ -5,8 +5,10 @@ from typing import Any
 
 import yaml
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
-from apps.clusters.services import scheduler_configuration
+from apps.clusters.models import Cluster
+from apps.clusters.services import configurations, scheduler_configuration
 from gpucloud.errors import GpucloudError
 
 
@@ -18,6 +20,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("--url", default="http://127.0.0.1:3456", help="URL of the extender for kube-scheduler.")
+        parser.add_argument("--cluster", default="", help="Name of the cluster, for the path; default: the first one.")
         parser.add_argument("--policy", action="store_true", help="For Kubernetes before 1.23.")
         parser.add_argument(
             "--by-name",
@@ -33,13 +36,24 @@ class Command(BaseCommand):
         if options["convert"] is not None:
             made = self._converted(options["convert"])
         else:
+            address = configurations.address_for(options["url"], self._cluster(options["cluster"]))
             entry = scheduler_configuration.extender(
-                options["url"], by_name=options["by_name"], everything=options["everything"]
+                address, by_name=options["by_name"], everything=options["everything"]
             )
             make = scheduler_configuration.policy if options["policy"] else scheduler_configuration.configuration
             named = {} if options["policy"] else {"scheduler_name": options["scheduler_name"]}
             made = make(entry, **named)
         self.stdout.write(yaml.safe_dump(made, sort_keys=False))
+
+    def _cluster(self, name: str) -> Cluster | None:
+        try:
+            rows = Cluster.objects.filter(name=name) if name else Cluster.objects.order_by("pk")
+            found = rows.first()
+        except DatabaseError as error:
+            raise CommandError(f"The database does not say which clusters there are: {error}") from error
+        if found is None and name:
+            raise CommandError(f"There is no cluster {name}.")
+        return found
 
     def _converted(self, file: Path) -> dict[str, Any]:
         try:

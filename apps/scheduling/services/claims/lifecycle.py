@@ -71,6 +71,14 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
     LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
     """
+    claim = charge_new_claim(principal=principal, spec=spec)
+    claim.save()
+    events.claim_made_on_commit(claim)
+    return claim
+
+
+def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
+    """Charge and audit a claim that the caller saves in this transaction. Raises as `create_claim`."""
     claim = draft_claim(principal=principal, spec=spec)
     reservation_charges.enter(claim)
     target = claim.amounts
@@ -84,14 +92,12 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
             raise
         _wait_for_quota(claim, error)
     claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
-    claim.save()
     audit.record(
         principal,
         "claim.create",
         claim,
         after={"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
     )
-    events.claim_made_on_commit(claim)
     return claim
 
 
