@@ -61,7 +61,7 @@ BADGES: Final = {
     # Clusters.
     "connected": Badge(_("Connected"), "circle-check", "good"),
     "unreachable": Badge(_("Unreachable"), "plug-connected-x", "bad"),
-    "waiting": Badge(_("Not looked at yet"), "hourglass", "warn"),
+    "waiting": Badge(_("Not checked yet"), "hourglass", "warn"),
     "disabled": Badge(_("Not watched"), "player-pause", "quiet"),
     "in-step": Badge(_("In step"), "circle-check", "good"),
     "drifted": Badge(_("Differs"), "alert-triangle", "warn"),

@@ -78,7 +78,7 @@ SECTIONS: Final = (
                 words="people members invite invitations accounts deactivate password reset last seen",
             ),
             Place("reports", _("Reports"), "gauge", within=("/prices/",), words="gpu-hours cost usage billing prices"),
-            Place("efficiency", _("Efficiency"), "gauge", words="waste unused idle utilisation gpu-hours"),
+            Place("efficiency", _("Efficiency"), "bolt", words="waste unused idle utilisation gpu-hours"),
             Place(
                 "webhooks",
                 _("Webhooks"),

@@ -15,6 +15,7 @@ from django.utils.translation import get_language, gettext_noop
 from django.utils.translation import gettext as _
 
 from gpucloud.web.badges import badge
+from gpucloud.web.browsers import name_browser
 from gpucloud.web.glossary import FIELDS, WORDS
 from gpucloud.web.navigation import locate, sections
 
@@ -107,6 +108,14 @@ def duration(seconds: float) -> str:
 
 
 @register.filter
+def microseconds(number: int) -> str:
+    """Format microseconds as `840 µs`, `29 ms`, `1.2 s`."""
+    if number < 1000:
+        return f"{number} µs"
+    return f"{number / 1000:.0f} ms" if number < 1_000_000 else f"{number / 1_000_000:.1f} s"
+
+
+@register.filter
 def mib(value: float | None) -> str:
     """Format mebibytes as `512 MiB`, `1.5 GiB`."""
     if value is None:
@@ -127,6 +136,12 @@ def coded(text: str) -> SafeString:
 def person(name: str) -> str:
     """Return who made something, without the kind: `anna`, `anna via token ci`."""
     return name.removeprefix("user:")
+
+
+@register.filter
+def browser(header: str) -> str:
+    """Return the name of the browser that sends this header: `Firefox 140 on Linux`."""
+    return name_browser(header)
 
 
 @register.filter
@@ -203,13 +218,16 @@ def bar(parts: Any, label: str, field: str = "", whole: int = 100) -> dict[str, 
 
 
 @register.simple_tag
-def meter(used: float | None, label: str, ceiling: float | None = None, whole: float = 100) -> SafeString:
+def meter(
+    used: float | None, label: str, ceiling: float | None = None, whole: float = 100, *, alarm: bool = True
+) -> SafeString:
     """Return a thin bar of the amount in use, below a ceiling, out of a whole.
 
-    A full bar has its own colour, and the label describes it.
+    A full bar has its own colour, and the label describes it; not without `alarm`: a GPU that is full is well used.
     """
     share = min(100.0, 100 * (used or 0) / whole) if whole else 100.0
-    top = min(100.0, 100 * ceiling / whole) if ceiling is not None and whole else 100.0
-    tone = "meter-full" if share >= 100 else "meter-high" if share >= 85 and ceiling is None else ""
+    top = min(100.0, 100 * ceiling / whole) if ceiling is not None and whole else 0.0
+    high = share >= 85 and ceiling is None
+    tone = ("meter-full" if share >= 100 else "meter-high" if high else "") if alarm else ""
     # Not a template: a page has hundreds of them.
     return format_html(METER, tone, label, f"{top:.2f}", f"{share:.2f}")

@@ -6,6 +6,7 @@ import { Zoom } from "./zoom.js";
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
 const TABLE_ROWS = 60;
 const A_DAY = 86400;
+const [LEFT, RIGHT] = [48, 12]; // pixels beside the plot: labels of the values, half a label of the last time
 
 const COLLECTING_SECONDS = 60; // from a claim's placement until its first points can be expected
 
@@ -13,6 +14,7 @@ const COLLECTING_SECONDS = 60; // from a claim's placement until its first point
 const timeZone = document.getElementById("words").dataset.zone;
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hourCycle: "h23", timeZone });
 const day = (seconds) => new Date(1000 * seconds).toLocaleDateString([], { month: "short", day: "numeric", timeZone });
+const pen = document.createElement("canvas").getContext("2d"); // measures labels
 const gib = (mib) => (mib == null ? null : mib / 1024);
 const number = (value, unit, digits = 0) => (value == null ? "–" : `${value.toFixed(digits)} ${unit}`.trim());
 
@@ -158,13 +160,16 @@ export class Charts {
     if (performance.now() / 1000 + this.offset - this.now > this.window / 600) this.paint();
   }
 
-  stamp(at) {
-    return this.window > A_DAY ? `${day(at)} ${clock(at)}` : clock(at);
+  // The ends of a span: clock times, with their days unless both are today.
+  stamps(span) {
+    const days = new Set([...span, this.now].map(day));
+    return span.map((at) => (days.size > 1 ? `${day(at)} ${clock(at)}` : clock(at)));
   }
 
   paint() {
     this.now = performance.now() / 1000 + this.offset;
     for (const chart of this.charts) chart.draw(this.points.get(chart.key) ?? [], this);
+    this.zoom.tell();
   }
 }
 
@@ -224,19 +229,25 @@ class Chart {
     const axis = { stroke: quiet, font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
     this.chart = new window.uPlot({
       ...this.size(),
-      padding: [20, 8, 0, 0],
+      padding: [20, RIGHT, 0, 0],
       legend: { show: false },
       // What is under the cursor in one chart is told of that moment in all.
       tzDate: (at) => window.uPlot.tzDate(new Date(1000 * at), timeZone),
       cursor: { sync: { key: "page" }, y: false, drag: { x: !this.kind.endless, y: false, setScale: false }, points: { size: 7 } },
       scales: { x: { time: true, range: () => this.range ?? [0, 1] }, y: { range: () => [0, this.kind.top(this.points)] } },
       axes: [
-        { ...axis, size: 28, space: 80, values: (_, splits) => splits.map((at) => this.stamp(at).replace(/:00$/, "")) },
-        { ...axis, size: 48, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
+        { ...axis, size: 28, gap: 8, space: 80, values: (plot, splits) => this.labels(plot, splits, font) },
+        { ...axis, size: LEFT, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
     }, this.columns(), this.plot);
+  }
+
+  // The label of each time: a day once, and none that would be cut off at the right.
+  labels(plot, splits, font) {
+    const texts = splits.map((at) => this.stamp(at).replace(/:00$/, ""));
+    return texts.map((text, index) => (text !== texts[index - 1] && fits(plot, splits[index], text, font) ? text : ""));
   }
 
   series(line) {
@@ -325,6 +336,14 @@ class Chart {
     const newest = this.points.slice(-TABLE_ROWS).reverse();
     body.replaceChildren(...newest.map((p) => row("td", [this.moment(p.at), ...this.kind.lines.map((line) => line.of(p, this)?.toFixed(2) ?? "–")])));
   }
+}
+
+// True where the label of a time ends within the canvas.
+function fits(plot, at, label, font) {
+  const { min, max } = plot.scales.x;
+  const middle = LEFT + ((at - min) / (max - min)) * (plot.width - LEFT - RIGHT);
+  pen.font = font;
+  return middle + pen.measureText(label).width / 2 <= plot.width;
 }
 
 function pathsOf(line) {

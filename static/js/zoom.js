@@ -24,9 +24,18 @@ export class Zoom {
     this.span = span;
     for (const button of document.querySelectorAll("[data-zoom-reset]")) button.hidden = !span;
     const announcer = document.getElementById("announcer");
-    if (announcer) announcer.textContent = span ? say("zoomed", ...span.map((at) => this.charts.stamp(at))) : say("unzoomed");
+    if (announcer) announcer.textContent = span ? say("zoomed", ...this.charts.stamps(span)) : say("unzoomed");
     this.charts.paint();
     document.dispatchEvent(new CustomEvent("zoom"));
+  }
+
+  // Heads that name the range name the selected span instead; those that are empty are filled.
+  tell() {
+    for (const head of document.querySelectorAll("[data-span]")) {
+      head.dataset.range ??= head.textContent;
+      const text = this.span ? this.charts.stamps(this.span).join(" – ") : head.dataset.range;
+      if (head.textContent !== text) head.textContent = text;
+    }
   }
 
   // A drag has ended.

@@ -39,7 +39,9 @@ def open_claim(page: Page, claim: dict[str, Any]) -> Locator:
 
 def select_by_mouse(page: Page, chart: Locator, begin: float, end: float) -> None:
     """Drag over a part of the chart."""
-    box = chart.locator(".u-over").bounding_box()
+    over = chart.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + begin * box["width"], box["y"] + 20)
     page.mouse.down()
@@ -59,6 +61,59 @@ def test_a_span_is_selected_with_the_mouse_and_reset(visitor: Visitor, claim: di
     with page.expect_response(lambda one: one.url.endswith("range=5m")):
         reset.click()
     expect(reset).to_be_hidden()
+
+
+def test_heads_name_the_span_that_is_shown(visitor: Visitor, claim: dict[str, Any]) -> None:
+    page, chart = visitor.page, open_claim(visitor.page, claim)
+    head = page.locator("article .card-head [data-span]").first
+    expect(head).to_have_text("last 5 minutes")
+    select_by_mouse(page, chart, 0.5, 0.75)
+    expect(head).to_have_text(re.compile(r"^(.+ )?\d\d:\d\d:\d\d – (.+ )?\d\d:\d\d:\d\d$"))
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(head).to_have_text("last 5 minutes")
+
+
+def test_a_nodes_charts_have_ranges_and_zoom(visitor: Visitor, claim: dict[str, Any], platform: Platform) -> None:
+    page = visitor.page
+    gpu = platform.granted("GET", f"gpus/{claim['assignments'][0]['gpu_uuid']}/")
+    page.goto(f"/nodes/{gpu['node']}/?range=1h")
+    chart = page.locator(f'[data-chart="gpu"][data-key="{gpu["uuid"]}"]')
+    expect(chart.locator("[data-span]")).to_have_text("last hour")
+    with page.expect_response(re.compile(r"/series/\?range=1h&from=[\d.]+&to=[\d.]+")) as answer:
+        select_by_mouse(page, chart, 0.5, 0.75)
+    assert answer.value.json()["window_seconds"] == pytest.approx(900, abs=30)
+    expect(chart.locator("[data-span]")).to_have_text(re.compile(r"\d\d:\d\d:\d\d – "))
+
+
+LABELS = """
+    window.cut = []; window.drawn = 0;
+    const fillText = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+      if (this.textAlign === "center") {
+        const right = this.getTransform().e + x + this.measureText(text).width / 2;
+        window.drawn += 1;
+        if (right > this.canvas.width + 0.5) window.cut.push(`${text}: ${right} of ${this.canvas.width}`);
+      }
+      return fillText.apply(this, arguments);
+    };
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_label_of_a_time_is_cut_off(visitor: Visitor, claim: dict[str, Any], width: int) -> None:
+    page = visitor.page
+    page.add_init_script(LABELS)
+    page.set_viewport_size({"width": width, "height": 900})
+    chart = open_claim(page, claim)
+    # As the charts slide, each distance of the last label from the edge comes up: here, by spans of other lengths.
+    for tenth in range(10):
+        select_by_mouse(page, chart, 0.3, 0.62 + tenth / 33)
+        expect(page.get_by_role("button", name="Reset zoom")).to_be_visible()
+        page.wait_for_timeout(150)
+        page.get_by_role("button", name="Reset zoom").click()
+        page.wait_for_timeout(100)
+    assert page.evaluate("window.drawn") > 50
+    assert page.evaluate("window.cut") == []
 
 
 def test_a_span_is_selected_with_the_keyboard_and_reset(visitor: Visitor, claim: dict[str, Any]) -> None:

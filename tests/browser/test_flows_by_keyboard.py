@@ -155,7 +155,7 @@ def test_a_node_is_cordoned_after_a_word_of_what_stays_and_the_log_says_who_did_
     row: Any = page.get_by_role("row").filter(has_text="cordoned").first
     expect(row).to_contain_text("user:operator")
     expect(row).to_contain_text("127.0.0.1")
-    expect(row).to_contain_text(re.compile(r"cordoned\s+True → False"))
+    expect(row).to_contain_text(re.compile(r"cordoned\s+true → false"))
 
 
 def cordon(page: Page, word: str) -> None:

@@ -1,6 +1,7 @@
 """Many pods at once: skipped events, one newest state for each pod, one transaction for many of them."""
 
 import threading
+import uuid
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from apps.clusters.models import Cluster, PodClaim, PodHold
 from apps.clusters.pod_queue import PodQueue
 from apps.clusters.recording import BATCH, Recorder
 from apps.clusters.services import bindings, clusters, outside, resizing
-from apps.quotas.models import AuditEvent
+from apps.quotas.models import AuditEvent, LedgerEntry
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services import charging
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, assert_books_agree, give, give_plenty, used
 from tests.clusters import paper
@@ -249,3 +251,28 @@ def test_workers_record_a_burst_of_several_tenants_and_its_end(real_cast: Cast) 
     recorder.join(30)
     recorder.raise_failure()
     assert_books_agree()
+
+
+def test_many_claims_are_charged_at_once_or_not_at_all_each_with_its_entry(cast: Cast) -> None:
+    give(cast.acme, core_percent=60, memory_mib=None)
+    uids = [uuid.uuid4() for _ in range(3)]
+
+    def charge(*cores: int) -> bool:
+        amounts = {one: {"core_percent": core, "memory_mib": 256} for one, core in zip(uids, cores, strict=True)}
+        return charging.charge_many(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, amounts=amounts)
+
+    assert not charge(10, 20, 31)
+    assert used(cast.acme) == {"core_percent": 0, "memory_mib": 0}
+    assert not LedgerEntry.objects.filter(claim_uid__in=uids).exists()
+    assert charge(10, 20, 30)
+    assert used(cast.acme) == {"core_percent": 60, "memory_mib": 768}
+    entries = LedgerEntry.objects.filter(resource="core_percent", claim_uid__in=uids).order_by("pk")
+    assert list(entries.values_list("claim_uid", "amount", "used", "hard")) == [
+        (uids[0], 10, 10, 60), (uids[1], 20, 30, 60), (uids[2], 30, 60, 60),
+    ]  # fmt: skip
+    assert not charge(1, 0, 0)
+
+
+def test_a_tenant_without_a_quota_is_not_charged_at_once(cast: Cast) -> None:
+    amounts = {uuid.uuid4(): {"core_percent": 10, "memory_mib": 256}}
+    assert not charging.charge_many(principal=SYSTEM, tenant=cast.acme, pool=cast.pool, amounts=amounts)

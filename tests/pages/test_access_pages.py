@@ -14,6 +14,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent, Budget, Membership, Price, QuotaRequest, ResourceQuota, Token
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, requests, tokens
+from gpucloud.web.browsers import name_browser
 from gpucloud.web.keyset import PER_PAGE
 from tests.cast import MODEL, Api, Cast, Machine, give, placed
 from tests.pages.conftest import SignIn
@@ -325,3 +326,28 @@ def test_policies_of_all_pools_lead_to_their_forms(cast: Cast, browser: SignIn) 
     rows = json.loads(browser("olga").get("/policies/?format=json").content)
     assert rows[0]["pool"] == "default"
     assert browser("anna").get("/policies/").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0", "Firefox 140 on Linux"),
+        (
+            "Mozilla/5.0 (Windows NT 10.0; Win64) Chrome/141.0 Safari/537.36 Edg/141.0",
+            "Edge 141 on Windows",
+        ),
+        (
+            "Mozilla/5.0 (iPhone; like Mac OS X) Version/19.0 Mobile/15E148 Safari/604.1",
+            "Safari 19 on iPhone",
+        ),
+        (
+            "Mozilla/5.0 (Linux; Android 15) Chrome/141.0.0.0 Mobile Safari/537.36",
+            "Chrome 141 on Android",
+        ),
+        ("curl/8.9", "curl/8.9"),
+        ("x" * 200, "x" * 59 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_session_names_its_browser(header: str, name: str) -> None:
+    assert name_browser(header) == name

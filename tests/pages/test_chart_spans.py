@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from apps.nodes.models import Sample, TelemetryMark, UsageHour, UsageMinute
+from apps.nodes.models import Gpu, Sample, TelemetryMark, UsageHour, UsageMinute
+from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import HOUR, MINUTE, floor
 from apps.quotas.models import User
 from apps.scheduling.models import Assignment
@@ -83,6 +84,33 @@ def test_a_gpus_charts_have_the_whole_gpu_and_reach_as_far(cast: Cast, machine: 
     assert answer["window_seconds"] == 30 * 86_400
     page = olga.get(f"/gpus/{item.gpu.uuid}/?range=30d").content.decode()
     assert f'data-chart="gpu" data-key="{item.gpu.uuid}"' in page
+
+
+def test_a_nodes_charts_reach_as_far_with_each_boards_power(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    first, silent, *_ = Gpu.objects.filter(node__name="gpu1").order_by("index")
+    now = timezone.now()
+    TelemetryMark.objects.update_or_create(name="rolled", defaults={"at": floor(now, HOUR.span)})
+    ago = floor(now - timedelta(days=20), HOUR.span)
+    facts = {"node_id": machine.node.pk, "uid": WHOLE_GPU, "samples": 3600, "core_most": 0, "memory_most": 0}
+    facts |= {"memory": 0, "gpu_time_ms": 0}
+    UsageHour.objects.create(at=ago, gpu_id=first.pk, core=70, watts=250, **facts)
+    UsageHour.objects.create(at=ago, gpu_id=silent.pk, core=30, watts=None, **facts)
+    olga = browser("olga")
+    answer = olga.get("/nodes/gpu1/series/?range=30d").json()
+    found = {one["key"]: one for one in answer["series"]}
+    assert (answer["live"], answer["window_seconds"]) == (False, 30 * 86_400)
+    assert (found[first.uuid]["core_percent"], found[silent.uuid]["core_percent"]) == ([70], [30])
+    assert found[f"{first.uuid}/power"]["power_watts"] == [250]
+    assert found[f"{silent.uuid}/power"]["times"] == []
+    window = f"from={(ago - HOUR.span).isoformat()}&to={(ago + HOUR.span).isoformat()}&step=3600".replace("+", "%2B")
+    (told,) = cast.olga.get(f"utilization/?gpu={first.uuid}&{window}").body["series"]
+    assert (told["times"], told["power_watts"]) == ([ago.timestamp()], [250])
+    span = f"&from={ago.timestamp() - 7200}&to={ago.timestamp() + 7200}"
+    assert olga.get(f"/nodes/gpu1/series/?range=30d{span}").json()["window_seconds"] == 4 * 3600
+    page = olga.get("/nodes/gpu1/?range=30d").content.decode()
+    assert 'href="?range=30d" aria-current="true"' in page
+    assert '<span class="muted" data-span>last 30 days</span>' in page
+    assert 'data-series="/nodes/gpu1/series/?range=30d"' in page
 
 
 def test_a_past_spans_guarantee_is_that_of_its_time(cast: Cast, machine: Machine, browser: SignIn) -> None:

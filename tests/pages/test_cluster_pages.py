@@ -64,7 +64,7 @@ def test_a_cluster_is_connected_and_its_credentials_are_not_shown(cast: Cast, br
     page = text(olga.get("/clusters/prod/"))
     assert "https://127.0.0.1:1" in page
     assert "a-secret-token" not in page
-    assert "Nobody watches clusters" in page
+    assert "No process watches the clusters" in page
     assert "already" in text(olga.post("/new-cluster/", sent))
 
 

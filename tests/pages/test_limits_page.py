@@ -187,7 +187,7 @@ def test_a_budget_once_needs_its_times_and_others_have_none(cast: Cast, browser:
     olga, path = browser("olga"), "/tenants/acme/budgets/new/"
     times = {"starts_at": "2026-01-01T00:00", "ends_at": "2026-02-01T00:00"}
     assert "Enter a beginning" in posted(olga, path, 422, period="custom", gpu_hours="1")
-    assert "Only for a budget that is there once" in posted(olga, path, 422, period="week", gpu_hours="1", **times)
+    assert "Only for a one-time budget" in posted(olga, path, 422, period="week", gpu_hours="1", **times)
     posted(olga, path, period="custom", gpu_hours="1", **times)
     page = text(browser("vera"))
     assert "2026-01-01 00:00 – 2026-02-01 00:00 UTC" in page

@@ -67,6 +67,7 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), **readings, **more)
     Pool.objects.update(idle_rule="report", idle_seconds=60)
     Claim.objects.filter(pk=assignment.claim_id).update(idle_since=timezone.now(), idle_reason=Idle.IDLE)
+    Claim.objects.filter(pk=assignment.claim_id).update(below_guarantee_since=timezone.now())
     behind = Machine("gpu2", cast.pool).node
     Node.objects.filter(pk=behind.pk).update(frame=behind.frame + 5, drifts=[{"what": "limits"}])
     Gpu.objects.filter(pk=machine.gpu(3).pk).update(core_outside=20, memory_outside_mib=GIB, unhealthy="XID 79")

@@ -19,7 +19,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
 from apps.scheduling.metrics import devices, shares
-from apps.scheduling.models import Assignment
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
@@ -118,6 +118,22 @@ def test_gpu_managers_names_help_and_labels_are_exact(cast: Cast, machine: Machi
         series = {tuple(sorted({**pod, label: gpu}.items())): value for gpu, value in values.items()}
         assert told.series(name) == pytest.approx(series)
     assert first.gpu.index == 0
+
+
+def test_claims_below_their_guarantee_are_counted_by_tenant_and_pool(cast: Cast, machine: Machine) -> None:
+    missed, _ = placed(cast, machine)
+    placed(cast, machine, tenant=cast.globex)
+    waiting = ask(cast, core_request=100, gpu_count=4)
+    name = "gpucloud_claims_below_guarantee"
+
+    def counted() -> dict[Any, float]:
+        return scrape(cast.olga).series(name)
+
+    of_acme, of_globex = ((("pool", "default"), ("tenant", tenant)) for tenant in ("acme", "globex"))
+    assert counted() == {of_acme: 0, of_globex: 0}
+    Claim.objects.filter(pk=missed.pk).update(below_guarantee_since=timezone.now())
+    assert counted() == {of_acme: 1, of_globex: 0}
+    assert waiting.state == "pending"
 
 
 def test_devices_have_dcgm_exporters_names_and_labels(cast: Cast, machine: Machine) -> None:

@@ -8,8 +8,9 @@ from apps.clusters.admission.policy import GUARDS
 from apps.clusters.formats import RESOURCES
 
 # Pods with none of these words are not ours: match conditions admit them even while the webhooks are down.
-ANNOTATIONS = tuple(sorted({prefix for guard in GUARDS for prefix in (*guard.annotations, *guard.asking)}))
-LABELS = tuple(sorted({prefix for guard in GUARDS for prefix in (*guard.labels, *guard.asking)}))
+ASKING = tuple(prefix for guard in GUARDS for prefix in guard.asking)
+ANNOTATIONS = (*ASKING, *(key for guard in GUARDS for key in guard.annotations if not key.startswith(ASKING)))
+LABELS = (*ASKING, *(key for guard in GUARDS for key in guard.labels if not key.startswith(ASKING)))
 NAME = "gpucloud"
 # Label of a namespace whose pods see their node's GPUs: agents, exporters, device plugins.
 SEES_GPUS = "gpucloud.io/gpus"
@@ -117,22 +118,22 @@ def _asks_for_gpus() -> str:
 
     The pod before an update counts, too: a word that is taken away decides as well.
     """
-    return f"({_is_ours('object')}) || (oldObject != null && ({_is_ours('oldObject')}))"
-
-
-def _is_ours(pod: str) -> str:
-    named = ", ".join(f"'{name}'" for name in RESOURCES)
     asks = " || ".join(
-        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{named}]))"
+        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{_quoted(RESOURCES)}]))"
         for kind in ("limits", "requests")
     )
     return (
-        f"{pod}.spec.containers.exists(c, {asks}) || "
-        f"(has({pod}.spec.initContainers) && {pod}.spec.initContainers.exists(c, {asks})) || "
-        f"{_has_key(pod, 'labels', LABELS)} || {_has_key(pod, 'annotations', ANNOTATIONS)}"
+        "[object, oldObject].exists(pod, pod != null && ("
+        f"pod.spec.containers.exists(c, {asks}) || "
+        f"(has(pod.spec.initContainers) && pod.spec.initContainers.exists(c, {asks})) || "
+        f"{_has_key('labels', LABELS)} || {_has_key('annotations', ANNOTATIONS)}))"
     )
 
 
-def _has_key(pod: str, kind: str, prefixes: Iterable[str]) -> str:
-    begins = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
-    return f"(has({pod}.metadata.{kind}) && {pod}.metadata.{kind}.exists(k, {begins}))"
+def _has_key(kind: str, prefixes: Iterable[str]) -> str:
+    begins = f"pod.metadata.{kind}.exists(k, [{_quoted(prefixes)}].exists(prefix, k.startsWith(prefix)))"
+    return f"(has(pod.metadata.{kind}) && {begins})"
+
+
+def _quoted(words: Iterable[str]) -> str:
+    return ", ".join(f"'{word}'" for word in words)

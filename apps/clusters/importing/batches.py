@@ -4,20 +4,24 @@ Only pods that nothing is known about are recorded here. The others, and those t
 recorded in a transaction of its own, which finds the reason of a refusal.
 """
 
+import copy
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
+from django.utils import timezone
 
 from apps.clusters.importing.containers import ContainerPlan, claim_amounts
 from apps.clusters.importing.plan import PodWanted, shares_by_container
 from apps.clusters.models import Cluster, PodClaim, PodHold
 from apps.clusters.services import outside
 from apps.nodes.models import Gpu, Node
-from apps.quotas.models import Tenant
-from apps.scheduling.models import Claim
+from apps.quotas.models import AuditEvent, Tenant
+from apps.quotas.services import audit, charging
+from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.cycles import commits
@@ -104,21 +108,16 @@ def _sort(cluster: Cluster, pods: Sequence[PodWanted]) -> tuple[list[PodWanted],
     return new, alone
 
 
+Charged = list[tuple[ContainerPlan, Claim]]
+
+
 def _record(cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted]) -> set[str]:
     """Record the pods; return the uids of those that the quota or a limit refuses. Raises _Lost, IntegrityError."""
-    machines, refused = Machines.read(cluster, {pod.node for pod in pods}), set[str]()
-    claims: list[tuple[ContainerPlan, Claim]] = []
-    # 1. Charge each pod to its tenant; a refused one is rolled back by itself.
-    for pod in pods:
-        try:
-            plans = machines.plans(pod)
-            with transaction.atomic() if len(plans) > 1 else nullcontext():
-                mine = [(plan, _charge(cluster, tenant, plan)) for plan in plans]
-        except GpucloudError:
-            mine = []
-        claims += mine
-        if not mine:
-            refused.add(pod.uid)
+    machines = Machines.read(cluster, {pod.node for pod in pods})
+    # 1. Charge the pods to the tenant: all together, else each by itself.
+    claims, refused = _charge_together(cluster, tenant, pods, machines)
+    if refused:
+        claims, refused = _charge_each(cluster, tenant, pods, machines)
     if not claims:
         return refused
     Claim.objects.bulk_create([claim for _, claim in claims])
@@ -137,6 +136,66 @@ def _record(cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted]) -> set[
         for plan, claim in claims
     )
     return refused
+
+
+def _charge_together(
+    cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted], machines: Machines
+) -> tuple[Charged, set[str]]:
+    """Charge all pods in a few statements; if one is refused, charge nothing and return it."""
+    drafts, alike = Charged(), dict[str, Claim]()
+    for pod in pods:
+        try:
+            plans = machines.plans(pod)
+            if not plans:
+                return [], {pod.uid}
+            for plan in plans:
+                drafts.append((plan, _draft(cluster, tenant, plan, alike)))
+        except GpucloudError:
+            return [], {pod.uid}
+    amounts = {claim.uid: claim.amounts for _, claim in drafts}
+    if not charging.charge_many(principal=cluster.principal, tenant=tenant, pool=cluster.pool, amounts=amounts):
+        return [], {pod.uid for pod in pods}
+    for _, claim in drafts:
+        for resource, amount in claim.amounts.items():
+            setattr(claim, f"charged_{resource}", amount)
+    AuditEvent.objects.bulk_create(
+        audit.draft(cluster.principal, "claim.create", claim, after=lifecycle.created_facts(claim))
+        for _, claim in drafts
+    )
+    return drafts, set()
+
+
+def _draft(cluster: Cluster, tenant: Tenant, plan: ContainerPlan, alike: dict[str, Claim]) -> Claim:
+    """Return the container's claim, neither charged nor saved. What is asked alike is checked once (`alike`)."""
+    fields = plan.claim_fields
+    own = {"name": fields.pop("name"), "pod": fields.pop("pod")}
+    key = repr(sorted(fields.items()))
+    if key not in alike:
+        spec = ClaimSpec(tenant=tenant, pool=cluster.pool, **fields, **own)
+        alike[key] = lifecycle.draft_claim(principal=cluster.principal, spec=spec)
+    claim = copy.copy(alike[key])
+    claim.uid = uuid.uuid4()
+    claim.name, claim.pod = own["name"], own["pod"]
+    claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
+    return claim
+
+
+def _charge_each(
+    cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted], machines: Machines
+) -> tuple[Charged, set[str]]:
+    """Charge each pod by itself; return the charged claims, and the uids of the pods that are refused."""
+    claims, refused = Charged(), set[str]()
+    for pod in pods:
+        try:
+            plans = machines.plans(pod)
+            with transaction.atomic() if len(plans) > 1 else nullcontext():
+                mine = [(plan, _charge(cluster, tenant, plan)) for plan in plans]
+        except GpucloudError:
+            mine = []
+        claims += mine
+        if not mine:
+            refused.add(pod.uid)
+    return claims, refused
 
 
 def _charge(cluster: Cluster, tenant: Tenant, plan: ContainerPlan) -> Claim:

@@ -14,7 +14,8 @@ from gpucloud.errors import Busy, Conflict
 
 # Timeout of a request: the extender's caller waits for it.
 ANSWER_SECONDS = 10.0
-# API servers send each watch a bookmark once a minute: then a connection that says nothing for so long is dead.
+# API servers send each watch a bookmark once a minute, as soon as anything of its kind has changed since it began.
+# After a longer silence the API server is asked whether it is there.
 SILENCE_SECONDS = 75.0
 # A peer that is gone is noticed within 45 s also while nothing is sent; the library's own options take 165 s.
 KEEPALIVE = [

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from apps.clusters.models import Cluster, NamespaceBinding
 from apps.quotas.models import Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
 
@@ -30,13 +30,8 @@ def bind(
     principal.require_operator()
     if (namespace is None) == (selector is None):
         raise NameOrLabels("Give a namespace's name, or a selector of labels.")
-    try:
-        with transaction.atomic():
-            row = NamespaceBinding.objects.create(
-                cluster=cluster, namespace=namespace, selector=selector, tenant=tenant
-            )
-    except IntegrityError as error:
-        raise NameTaken(f"Namespace {namespace} is bound already.", name=namespace) from error
+    with refuse_taken(lambda: NameTaken(f"Namespace {namespace} is bound already.", name=namespace)):
+        row = NamespaceBinding.objects.create(cluster=cluster, namespace=namespace, selector=selector, tenant=tenant)
     _note(row, principal=principal, action="bind")
     return row
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q
 
 from apps.clusters.models import Cluster
@@ -11,7 +11,8 @@ from apps.clusters.services import kubeconfigs, outside, sealing
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
+from apps.quotas.services.tenants import InUse
 from apps.scheduling.models import Claim
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
@@ -37,11 +38,8 @@ def connect(
     if in_cluster == (kubeconfig is not None):
         raise ReachedInTwoWays("Give a kubeconfig, or in_cluster: true where this runs in the cluster itself.")
     _reach(cluster, kubeconfig)
-    try:
-        with transaction.atomic():
-            cluster.save()
-    except IntegrityError as error:
-        raise NameTaken(f"There is a cluster {name} already.", name=name) from error
+    with refuse_taken(lambda: NameTaken(f"There is a cluster {name} already.", name=name)):
+        cluster.save()
     _note(cluster, principal=principal, action="connect", pool=pool.name, server=cluster.server, **values)
     return cluster
 

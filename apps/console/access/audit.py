@@ -1,5 +1,6 @@
 """The audit log: each change, its author and origin, before and after."""
 
+import json
 from typing import Any
 
 import django_filters
@@ -39,7 +40,7 @@ class AuditLog(ListPage):
 
     model, filters, template_name = AuditEvent, AuditFilter, "audit/list.html"
     title = _("Audit log")
-    subtitle = _("Changes with author, origin, before and after; `manage.py verify_audit` proves that none is missing")
+    subtitle = _("Changes with author, origin, before and after; manage.py verify_audit proves that none is missing")
     # The log may hold millions of rows, so only orders that an index serves are offered.
     columns = [
         number(_("When"), "at", "pk"),
@@ -71,4 +72,15 @@ def changes(event: AuditEvent) -> list[tuple[str, Any, Any]]:
     """Return name, before, after of each difference; all fields of a created object."""
     before, after = event.before or {}, event.after or {}
     names = [*after, *(name for name in before if name not in after)]
-    return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
+    return [
+        (name, _plain(before.get(name)), _plain(after.get(name)))
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Return a list or a truth value as JSON has it, without a list's brackets; Python's forms are for programmers."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ", ".join(value)
+    return json.dumps(value) if isinstance(value, bool | list | dict) else value

@@ -24,7 +24,7 @@ from apps.quotas.authentication import source_of
 from apps.quotas.models import User
 from apps.quotas.services import accounts, attempts, invitations, mail, people, resets
 from apps.quotas.services.attempts import TooManyAttempts
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken
 from apps.quotas.tasks import send_reset_link
 from gpucloud.errors import GpucloudError
 

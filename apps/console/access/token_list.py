@@ -52,7 +52,7 @@ class TokenList(ListPage):
     pick_field = "key"
     columns = [
         named(_("Token")),
-        column(_("Of"), "tenant", F("tenant__natural_name")),
+        column(_("Owner"), "tenant", F("tenant__natural_name")),
         column(_("State")),
         column(_("Role"), "role", "role"),
         number(_("Created"), "created", "pk", css="wide num"),

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.nodes.drain import heartbeat
 from apps.console.shell.bars import bars_of
+from apps.console.shell.chart_span import span_of
 from apps.console.shell.forms import describe_error
 from apps.console.shell.measurements import chart_of_gpus, use_of_assignments, use_of_gpus
 from apps.console.shell.page_access import page, wants_fragment
@@ -34,7 +35,9 @@ def node_detail(request: HttpRequest, principal: Principal, name: str) -> HttpRe
     node = get_object_or_404(Node.objects.select_related("pool"), name=name)
     if wants_fragment(request):
         return render(request, "nodes/_live.html", _context(node))
-    return render(request, "nodes/node.html", {**_context(node), "chart": chart_of_gpus(node.gpus.all())})
+    span = span_of(request)
+    chart = chart_of_gpus(node.gpus.all(), span)
+    return render(request, "nodes/node.html", {**_context(node), "span": span, "chart": chart})
 
 
 @require_GET
@@ -43,7 +46,7 @@ def node_series(request: HttpRequest, principal: Principal, name: str) -> JsonRe
     """Return the data of the node's charts."""
     principal.require_operator()
     node = get_object_or_404(Node, name=name)
-    return JsonResponse(chart_of_gpus(node.gpus.all()))
+    return JsonResponse(chart_of_gpus(node.gpus.all(), span_of(request)))
 
 
 @require_POST

@@ -141,11 +141,11 @@ def _assignment_notice(row: Assignment) -> Notice:
             many=_("{0} shares of claims failed"),
         )
     if row.state == AssignmentState.OVER_LIMIT:
-        detail = row.reason or _("It holds more memory than its limit; its next allocation fails.")
+        detail = row.reason or _("It uses more memory than its limit; its next allocation fails.")
         title, many = _("{0} is over its limit on {1}").format(row.claim, where), _("{0} claims are over their limit")
         return Notice("bad", "alert-triangle", title, detail, **common, many=many)
     detail = _("The agent has not confirmed the last change; it is sent again until it does.")
-    title, many = _("{0} is not in force on {1}").format(row.claim, where), _("{0} shares of claims are not in force")
+    title, many = _("{0} is not applied on {1}").format(row.claim, where), _("{0} shares of claims are not applied")
     return Notice("warn", "refresh", title, detail, **common, many=many)
 
 

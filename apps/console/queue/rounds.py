@@ -46,7 +46,7 @@ class RoundList(ListPage):
         number(_("When")),
         number(_("Asked")),
         number(_("Placed")),
-        number(_("Took"), css="wide num"),
+        number(_("Duration"), css="wide num"),
     ]
     file = ("rounds", ["round", "pool", "at", "considered", "placed", "duration_us"])
 

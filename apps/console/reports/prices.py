@@ -41,7 +41,7 @@ class PriceForm(ServiceForm):
         widget=forms.DateInput(attrs={"class": "form-control", "type": "date"}, format="%Y-%m-%d"),
     )
     per_gpu_hour = forms.DecimalField(
-        label=_("A GPU-hour"),
+        label=_("Price per GPU-hour"),
         min_value=0,
         max_digits=12,
         decimal_places=PRICE_PLACES,
@@ -62,7 +62,7 @@ class PriceList(OperatorFormPage):
 
     template_name, title = "reports/prices.html", _("Prices")
     subtitle = _("Price of an hour of a whole GPU, valid from a day until the next row of the same model and pool")
-    submit, parent = _("Set the price"), ("reports", _("GPU-hours"))
+    submit, parent = _("Create price"), ("reports", _("GPU-hours"))
 
     @property
     def prices(self) -> QuerySet[Price]:

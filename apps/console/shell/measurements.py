@@ -107,14 +107,19 @@ def _guaranteed(row: Mapping[str, Any], claim: Claim, resizes: Iterable[AuditEve
     return [next((core for end, core in former if at < end), claim.core_request) for at in row["times"]]
 
 
-def chart_of_gpus(gpus: Collection[Gpu]) -> dict[str, Any]:
+def chart_of_gpus(gpus: Iterable[Gpu], span: ChartSpan | None = None) -> dict[str, Any]:
     """Return the data of a node's charts: two series per GPU, its use and, as `UUID/power`, its power."""
-    span = last_minutes()
-    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in utilization.of_gpus(gpus, **span.window)]
-    watts_of = reading.power_of_gpus({gpu.node_id for gpu in gpus}, since=span.begin)
-    power = [(gpu.uuid, *watts_of.get(gpu.pk, ([], []))) for gpu in gpus]
-    watts = [{"key": f"{uuid}/power", "times": times, "power_watts": values} for uuid, times, values in power]
-    return {**_frame(span, [*use, *watts]), "marks": []}
+    span = span or last_minutes()
+    rows = utilization.of_gpus(gpus, **span.window)
+    use = [{"key": row["gpu_uuid"], **_numbers(row)} for row in rows]
+    return {**_frame(span, [*use, *map(_power, rows)]), "marks": []}
+
+
+def _power(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the power of a GPU's board, without the times at which it told none."""
+    told = [(at, watts) for at, watts in zip(row["times"], row["power_watts"], strict=True) if watts is not None]
+    times, watts = ([pair[place] for pair in told] for place in (0, 1))
+    return {"key": f"{row['gpu_uuid']}/power", "times": times, "power_watts": watts}
 
 
 def _frame(span: ChartSpan, series: list[dict[str, Any]]) -> dict[str, Any]:

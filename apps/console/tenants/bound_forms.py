@@ -150,8 +150,8 @@ class NewBudgetForm(BudgetForm):
     period = choice(
         _("Period"), list(PERIODS.items()), _("Weeks begin on Monday, months on the first, both at midnight UTC.")
     )
-    starts_at = moment(_("Begins"), required=False, help_text=_("For a budget that is there once."))
-    ends_at = moment(_("Expires"), required=False, help_text=_("For a budget that is there once."))
+    starts_at = moment(_("Begins"), required=False, help_text=_("For a one-time budget."))
+    ends_at = moment(_("Expires"), required=False, help_text=_("For a one-time budget."))
     field_order = ("period", "gpu_hours", "starts_at", "ends_at")
 
     def clean(self) -> dict[str, Any]:
@@ -162,5 +162,5 @@ class NewBudgetForm(BudgetForm):
         if once and not self.errors and (begin is None or end is None or begin >= end):
             self.add_error("ends_at", _("Enter a beginning, and an end after it."))
         if not once and (begin, end) != (None, None):
-            self.add_error("starts_at", _("Only for a budget that is there once."))
+            self.add_error("starts_at", _("Only for a one-time budget."))
         return values

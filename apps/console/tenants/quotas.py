@@ -164,7 +164,7 @@ class NewQuota(FormPage):
     """A new quota of a tenant."""
 
     preview_template, form_class, operators_only = "tenants/_preview.html", NewQuotaForm, True
-    subtitle, submit = _("What its claims hold already counts, and stays theirs"), _("Create quota")
+    subtitle, submit = _("Present allocations count towards it; running claims stay"), _("Create quota")
 
     def find(self) -> Tenant:
         """Return the tenant."""

@@ -67,7 +67,7 @@ class WebhookList(ListPage):
     first = (WORST, Key(Coalesce(F("tenant__natural_name"), Value(""))))
     columns = [
         column(_("To")),
-        column(_("Of"), "tenant", F("tenant__natural_name")),
+        column(_("Owner"), "tenant", F("tenant__natural_name")),
         column(_("State"), "state", WORST),
         column(_("Events"), css="wide"),
         number(_("Pending deliveries")),

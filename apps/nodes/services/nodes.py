@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
@@ -17,7 +17,8 @@ from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
+from apps.quotas.services.tenants import InUse
 from apps.quotas.services.tokens import is_digest_of, keyed_digest, keyed_digests
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied
@@ -47,11 +48,8 @@ def create_node(
 ) -> tuple[Node, str]:
     """Create a node that waits for its agent; return it and its one-time enrolment token. Raises NameTaken."""
     principal.require_operator()
-    try:
-        with transaction.atomic():
-            node = Node.objects.create(name=name, pool=pool, labels=dict(labels or {}))
-    except IntegrityError as error:
-        raise NameTaken(f"There is a node {name} already.", name=name) from error
+    with refuse_taken(lambda: NameTaken(f"There is a node {name} already.", name=name)):
+        node = Node.objects.create(name=name, pool=pool, labels=dict(labels or {}))
     after = {"pool": pool.name, **({"labels": node.labels} if labels else {})}
     audit.record(principal, "node.create", audit.Named("node", name), after=after)
     return node, _new_enrolment(node)
@@ -146,7 +144,7 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
     if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
-    before = {name: str(getattr(node, name)) for name in values}
+    before = {name: _fact(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}
     if any(values.get(name, getattr(node, name)) != getattr(node, name) for name in ("pool", "repair_drift")):
         # These change the desired state (a pool has its own rules); the repair of pushes sends it within seconds.
@@ -154,9 +152,14 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     if values.get("cordoned") is False:
         more |= {"draining_at": None, "drain_grace_seconds": None}
     node.change(**values, **more)
-    after = {name: str(value) for name, value in values.items()}
+    after = {name: _fact(value) for name, value in values.items()}
     audit.record(principal, "node.change", node, before=before, after=after)
     return node
+
+
+def _fact(value: Any) -> Any:
+    """Return the value as the audit log has it: a pool by its name."""
+    return value.name if isinstance(value, Pool) else value
 
 
 @transaction.atomic

@@ -4,13 +4,13 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from apps.quotas.models import Budget, Tenant
 from apps.quotas.models.budget import Period
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 
 WEEK = timedelta(days=7)
@@ -42,16 +42,16 @@ def create_budget(
 ) -> Budget:
     """Limit a tenant's reservations. Those of the present period count. Raises NameTaken."""
     principal.require_operator()
-    try:
-        with transaction.atomic():
-            budget = Budget.objects.create(
-                tenant=tenant, period=period, gpu_hours=gpu_hours, starts_at=starts_at, ends_at=ends_at
-            )
-    except IntegrityError as error:
+
+    def describe() -> NameTaken:
         taken = Budget.objects.get(tenant=tenant, period=period, starts_at=starts_at)
-        raise NameTaken(
-            f"{tenant.slug} already has a budget for this period: change budget {taken.pk}.", budget=taken.pk
-        ) from error
+        words = f"{tenant.slug} already has a budget for this period: change budget {taken.pk}."
+        return NameTaken(words, budget=taken.pk)
+
+    with refuse_taken(describe):
+        budget = Budget.objects.create(
+            tenant=tenant, period=period, gpu_hours=gpu_hours, starts_at=starts_at, ends_at=ends_at
+        )
     audit.record(principal, "budget.create", budget, after=_facts(budget))
     return budget
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext_noop
@@ -15,6 +15,7 @@ from django.utils.translation import gettext_noop
 from apps.quotas.models import Invitation, Role, Tenant, User
 from apps.quotas.principals import SYSTEM, Principal, RoleMissing, of_user
 from apps.quotas.services import accounts, audit, tenants
+from apps.quotas.services.names import NameTaken, refuse_taken
 from apps.quotas.services.tokens import keyed_digest, keyed_digests
 from gpucloud.errors import Conflict, Missing
 
@@ -52,7 +53,7 @@ def invite(
         principal.require_role(tenant, Role.ADMIN)
     tenants.refuse_beyond(principal)
     if username and User.objects.filter(username=username).exists():
-        raise tenants.NameTaken(f"There is a user {username} already: add them as a member.", username=username)
+        raise NameTaken(f"There is a user {username} already: add them as a member.", username=username)
     secret = secrets.token_urlsafe(32)
     invitation = Invitation.objects.create(
         digest=_digest(secret),
@@ -108,11 +109,8 @@ def accept(*, secret: str, username: str, password: str, source_ip: str | None) 
     inviter = _inviter(invitation, source_ip=source_ip)
     _check(user, password)
     user.set_password(password)
-    try:
-        with transaction.atomic():
-            user.save()
-    except IntegrityError as error:
-        raise tenants.NameTaken(gettext_noop("This name is taken: choose another one."), username=username) from error
+    with refuse_taken(lambda: _taken(username)):
+        user.save()
     invitation.change(used_at=timezone.now(), user=user)
     if invitation.tenant is not None:
         tenants.set_member(principal=inviter, tenant=invitation.tenant, user=user, role=invitation.role)
@@ -132,6 +130,10 @@ def _inviter(invitation: Invitation, *, source_ip: str | None) -> Principal:
     return inviter
 
 
+def _taken(username: str) -> NameTaken:
+    return NameTaken(gettext_noop("This name is taken: choose another one."), username=username)
+
+
 def _check(user: User, password: str) -> None:
     """Check name and password, each error at its field. Raises ValidationError."""
     wrong: dict[str, list[str]] = {}
@@ -140,7 +142,7 @@ def _check(user: User, password: str) -> None:
     except ValidationError as error:
         wrong |= {name: said for name, said in error.message_dict.items() if name == "username"}
     if "username" not in wrong and User.objects.filter(username=user.username).exists():
-        raise tenants.NameTaken(gettext_noop("This name is taken: choose another one."), username=user.username)
+        raise _taken(user.username)
     try:
         accounts.check_password_rules(password, user)
     except ValidationError as error:

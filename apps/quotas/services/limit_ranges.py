@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from apps.quotas.models import LimitRange, Pool, Tenant
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 from gpucloud.errors import Invalid
 from gpucloud.fastpath.compiled_queries import compiled_query
@@ -93,15 +93,16 @@ def create_range(*, principal: Principal, tenant: Tenant, pool: Pool | None, fie
     principal.require_operator()
     row = LimitRange(tenant=tenant, pool=pool, field=field, **bounds)
     _refuse_disorder(row)
-    try:
-        with transaction.atomic():
-            row.save()
-    except IntegrityError as error:
+
+    def describe() -> NameTaken:
         taken = LimitRange.objects.get(tenant=tenant, pool=pool, field=field)
-        raise NameTaken(
+        return NameTaken(
             f"{tenant.slug} already has a range of {field} for {pool or 'all pools'}: change range {taken.pk}.",
             limit_range=taken.pk,
-        ) from error
+        )
+
+    with refuse_taken(describe):
+        row.save()
     _note(row, principal=principal, action="limit-range.create", before=None)
     return row
 

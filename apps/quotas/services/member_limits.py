@@ -7,14 +7,14 @@ claims of one member cannot both take the last gigabyte, and there is no second 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from apps.quotas.models import MemberLimit, Membership, Resource, Tenant, User
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -61,15 +61,16 @@ def create_limit(
 ) -> MemberLimit:
     """Limit one member, or every member without a limit. Present holdings stay. Raises NameTaken, Denied."""
     principal.require_role(tenant, "admin")
-    try:
-        with transaction.atomic():
-            row = MemberLimit.objects.create(tenant=tenant, user=user, resource=resource, hard=hard)
-    except IntegrityError as error:
+
+    def describe() -> NameTaken:
         taken = MemberLimit.objects.get(tenant=tenant, user=user, resource=resource)
-        raise NameTaken(
+        return NameTaken(
             f"{user or 'Each member'} already has a limit of {resource} in {tenant.slug}: change limit {taken.pk}.",
             member_limit=taken.pk,
-        ) from error
+        )
+
+    with refuse_taken(describe):
+        row = MemberLimit.objects.create(tenant=tenant, user=user, resource=resource, hard=hard)
     _note(row, principal=principal, action="member-limit.create", before=None)
     return row
 

@@ -4,12 +4,12 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from apps.quotas.models import Pool, Price
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.tenants import NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 
 
@@ -19,18 +19,17 @@ def set_price(
 ) -> Price:
     """Set the price of this model's GPU-hour from that day on. Raises NameTaken if the day has a price."""
     principal.require_operator()
-    try:
-        with transaction.atomic():
-            price = Price.objects.create(
-                gpu_model=gpu_model, pool=pool, valid_from=valid_from, per_gpu_hour=per_gpu_hour
-            )
-    except IntegrityError as error:
+
+    def describe() -> NameTaken:
         taken = Price.objects.get(gpu_model=gpu_model, pool=pool, valid_from=valid_from)
-        raise NameTaken(
+        return NameTaken(
             f"{gpu_model} already has a price in {pool or 'all pools'} from {valid_from} on: "
             f"remove price {taken.pk} first, or choose another day.",
             price=taken.pk,
-        ) from error
+        )
+
+    with refuse_taken(describe):
+        price = Price.objects.create(gpu_model=gpu_model, pool=pool, valid_from=valid_from, per_gpu_hour=per_gpu_hour)
     audit.record(principal, "price.set", price, after=_facts(price))
     return price
 

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from apps.quotas.models import EventKind, LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, charging, cohorts, overcommit
-from apps.quotas.services.tenants import InUse, NameTaken
+from apps.quotas.services.names import NameTaken, refuse_taken
+from apps.quotas.services.tenants import InUse
 from apps.quotas.services.webhooks.outbox import tell
 from gpucloud.api import etags
 
@@ -38,15 +39,16 @@ def create_quota(
     quota.borrowing_limit, quota.lending_limit = borrowing_limit, lending_limit
     quota.share = cohorts.share_for(quota, tenant.cohort)
     cohorts.lock([quota.share_id])
-    try:
-        with transaction.atomic():
-            quota.save()
-    except IntegrityError as error:
+
+    def describe() -> NameTaken:
         taken = ResourceQuota.objects.get(tenant=tenant, pool=pool, resource=resource)
-        raise NameTaken(
+        return NameTaken(
             f"{tenant.slug} already has a quota of {resource} for {pool or 'all pools'}: change quota {taken.pk}.",
             quota=taken.pk,
-        ) from error
+        )
+
+    with refuse_taken(describe):
+        quota.save()
     _note(quota, principal=principal, action="quota.create", before=None)
     charging.count_held(quota, principal=principal)
     cohorts.recount([quota.share_id], may_exceed=True)

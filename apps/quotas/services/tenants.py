@@ -2,19 +2,16 @@
 
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import ProtectedError
 
 from apps.quotas.models import Membership, Pool, Role, SharingPolicy, Tenant, User
 from apps.quotas.models.pool import LENDING_POLICIES, IdleRule
 from apps.quotas.principals import ALL_SCOPES, RANK, Principal
 from apps.quotas.services import audit, cohorts
+from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied, Invalid
-
-
-class NameTaken(Conflict, code="name-taken", title="The name is taken"):
-    """Another object has this name."""
 
 
 class InUse(Conflict, code="in-use", title="Still in use"):
@@ -33,11 +30,8 @@ class ShrinkNeedsLending(Invalid, code="shrink-needs-lending", title="Nothing ca
 def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1, cohort: str | None = None) -> Tenant:
     """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken."""
     principal.require_operator()
-    try:
-        with transaction.atomic():
-            tenant = Tenant.objects.create(slug=slug, name=name, weight=weight, cohort=cohort)
-    except IntegrityError as error:
-        raise NameTaken(f"There is a tenant {slug} already.", slug=slug) from error
+    with refuse_taken(lambda: NameTaken(f"There is a tenant {slug} already.", slug=slug)):
+        tenant = Tenant.objects.create(slug=slug, name=name, weight=weight, cohort=cohort)
     audit.record(
         principal,
         "tenant.create",
@@ -99,11 +93,8 @@ def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
     pool = Pool(name=name, **facts)
     require_parts(pool)
     require_lending(pool)
-    try:
-        with transaction.atomic():
-            pool.save()
-    except IntegrityError as error:
-        raise NameTaken(f"There is a pool {name} already.", name=name) from error
+    with refuse_taken(lambda: NameTaken(f"There is a pool {name} already.", name=name)):
+        pool.save()
     audit.record(principal, "pool.create", audit.Named("pool", name), after={"name": name, **facts})
     return pool
 

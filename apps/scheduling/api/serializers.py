@@ -296,6 +296,7 @@ class SeriesSerializer(Strict):
     throttled_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
     memory_mib = serializers.ListField(child=serializers.FloatField())
     memory_limit_mib = serializers.ListField(child=serializers.FloatField(allow_null=True))
+    power_watts = serializers.ListField(child=serializers.FloatField(allow_null=True), required=False)
     age_seconds = serializers.FloatField(allow_null=True, help_text="The age of the newest sample.")
 
 

@@ -43,12 +43,17 @@ def queues() -> Iterator[GaugeMetricFamily]:
 
 
 def claims() -> Iterator[GaugeMetricFamily]:
-    """Yield the number of claims that hold or wait for something."""
+    """Yield the number of claims that hold or wait for something, and of the active ones below their guarantee."""
     family = GaugeMetricFamily("gpucloud_claims", "Claims that are not released.", labels=["tenant", "pool", "state"])
+    words = "Active claims that have got less core than guaranteed for a minute, although they wanted more."
+    below = GaugeMetricFamily("gpucloud_claims_below_guarantee", words, labels=["tenant", "pool"])
     live = Claim.objects.exclude(state=ClaimState.RELEASED).order_by()
-    for *labels, number in live.values_list("tenant__slug", "pool__name", "state").annotate(Count("pk")):
-        family.add_metric(labels, number)
-    yield family
+    rows = live.values_list("tenant__slug", "pool__name", "state")
+    for *labels, state, number, missing in rows.annotate(Count("pk"), Count("below_guarantee_since")):
+        family.add_metric([*labels, state], number)
+        if state == ClaimState.ACTIVE:
+            below.add_metric(labels, missing)
+    yield from (family, below)
 
 
 def idle() -> Iterator[GaugeMetricFamily]:

@@ -30,7 +30,7 @@ LONGEST_WAIT_SECONDS = 300
 
 
 CLAIM_ARGUMENT = click.argument("name", metavar="CLAIM")
-WAIT = click.option("--wait", type=DURATION, help="wait for this long until it is in force; then exit 5")
+WAIT = click.option("--wait", type=DURATION, help="wait for this long until its limits are applied; then exit 5")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="show the effect; change nothing")
 
 
@@ -53,7 +53,7 @@ def create(invocation: Invocation, /, wait: int | None, dry_run: bool, only_uid:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
         claim = api.post("claims/", wanted, dry_run=True if dry_run else None).body
         if wait is not None and not dry_run:
-            output.say(f"claim {claim['uid']} is made; waiting until it is in force")
+            output.say(f"claim {claim['uid']} is created; waiting until its limits are applied")
             claim = claiming.await_active(api, claim, seconds=wait)
     if only_uid:
         click.echo(claim["uid"])
@@ -74,7 +74,7 @@ def create(invocation: Invocation, /, wait: int | None, dry_run: bool, only_uid:
 @output_options
 @pass_invocation
 def wait_for(invocation: Invocation, /, name: str, seconds: int) -> None:
-    """Wait until a claim's limits are in force, and print meanwhile why it waits.
+    """Wait until a claim's limits are applied, and print meanwhile why it waits.
 
     Example: gpucloud claim wait train --for 10m
     """

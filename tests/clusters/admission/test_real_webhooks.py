@@ -106,6 +106,7 @@ def test_after_a_rotation_the_api_server_trusts_what_the_door_serves(webhooks: W
 
 
 RBAC = "rbac.authorization.k8s.io"
+FORBIDDEN = 403
 
 
 @pytest.fixture
@@ -123,7 +124,18 @@ def anna(webhooks: Webhooks, real_plane: ControlPlane) -> Client:
             "subjects": [{"apiGroup": RBAC, "kind": "User", "name": "anna"}],
         }
         webhooks.client.post(f"{path}/rolebindings", binding)
-    return Client(yaml.safe_load(real_plane.kubeconfig_by_certificate("anna")))
+    client = Client(yaml.safe_load(real_plane.kubeconfig_by_certificate("anna")))
+
+    def may_write() -> bool:
+        try:
+            client.post(f"/api/v1/namespaces/{webhooks.name}/pods?dryRun=All", {"metadata": {"name": "trial"}})
+        except Refused as error:
+            return error.status != FORBIDDEN
+        return True
+
+    # The API server makes its roles after its start, and heeds new ones a moment later.
+    until(may_write)
+    return client
 
 
 def test_an_account_with_edit_in_one_namespace_writes_no_word_that_decides(webhooks: Webhooks, anna: Client) -> None:

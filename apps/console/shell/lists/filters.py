@@ -168,7 +168,7 @@ class Owner(django_filters.CharFilter):
     field_class = forms.ChoiceField
 
     def __init__(self) -> None:
-        super().__init__(label=_("Of"), widget=NameWidget(attrs={"class": "form-select"}))
+        super().__init__(label=_("Owner"), widget=NameWidget(attrs={"class": "form-select"}))
 
     @property
     def field(self) -> Any:

@@ -32,24 +32,25 @@ class Series(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Means over steps: lists of one length. Unix seconds, percent, MiB."""
+    """Means over steps: lists of one length. Unix seconds, percent, MiB; watts of a GPU, None for an assignment."""
 
     times: list[float]
-    core: list[float]
-    core_limit: list[float | None]
-    throttled: list[float | None]
+    core_percent: list[float]
+    core_limit_percent: list[float | None]
+    throttled_percent: list[float | None]
     memory_mib: list[float]
     memory_limit_mib: list[float | None]
+    power_watts: list[float | None] | None
 
 
 # The requested series, matched by GPU and uid.
 ASKED = "unnest(%(nodes)s::bigint[], %(gpus)s::bigint[], %(uids)s::uuid[]) AS asked (node_id, gpu_id, uid)"
 ITEM = """unnest(frame.uids, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
     AS item (uid, core, core_limit, throttled, memory, memory_limit)"""
-GPU = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory) AS item (gpu_id, core, memory)"
+GPU = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory, frame.gpu_watts) AS item (gpu_id, core, memory, watts)"
 LATEST = f"""
 SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
-    SELECT at, item.core, item.core_limit, item.throttled, item.memory, item.memory_limit
+    SELECT at, item.core, item.core_limit, item.throttled, item.memory, item.memory_limit, NULL::real
     FROM nodes_usageframe AS frame, {ITEM}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.uid = asked.uid
     ORDER BY at DESC LIMIT 1
@@ -57,7 +58,7 @@ SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
 """  # noqa: S608 - all names are ours
 LATEST_OF_GPU = f"""
 SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
-    SELECT at, item.core, NULL::real, NULL::real, item.memory, NULL::bigint
+    SELECT at, item.core, NULL::real, NULL::real, item.memory, NULL::bigint, item.watts
     FROM nodes_usageframe AS frame, {GPU}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.gpu_id = asked.gpu_id
     ORDER BY at DESC LIMIT 1
@@ -65,23 +66,25 @@ SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
 """  # noqa: S608 - likewise
 SECONDS = f"""
 SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, item.core_limit, item.throttled, item.memory,
-    item.memory_limit
+    item.memory_limit, NULL::real
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {ITEM}
 JOIN {ASKED} ON asked.node_id = frame.node_id AND asked.uid = item.uid
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
 SECONDS_OF_GPU = f"""
-SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, NULL::real, NULL::real, item.memory, NULL::bigint
+SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, NULL::real, NULL::real, item.memory, NULL::bigint,
+    item.watts
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
+PRESENT = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory) AS item (gpu_id, core, memory)"
 # The last seconds before each node's newest sample, shown as the present.
 NOW_OF_GPU = f"""
 SELECT item.gpu_id, avg(item.core), avg(item.memory) / {MIB} FROM (
     SELECT *, max(at) OVER (PARTITION BY node_id) AS newest FROM nodes_usageframe
     WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s
-) AS frame CROSS JOIN LATERAL {GPU} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
+) AS frame CROSS JOIN LATERAL {PRESENT} WHERE at > newest - %(mean)s GROUP BY item.gpu_id
 """  # noqa: S608 - likewise
 # The same, summed up by pool: of the newest frame of each node alone, since 2,000 nodes send 10,000 frames in a mean.
 NOW_OF_POOL = f"""
@@ -89,19 +92,13 @@ SELECT node.pool_id, count(*), sum(item.core), sum(item.memory) / {MIB} FROM nod
 CROSS JOIN LATERAL (
     SELECT gpu_ids, gpu_core, gpu_memory FROM nodes_usageframe
     WHERE node_id = node.id AND at >= %(begin)s ORDER BY at DESC LIMIT 1
-) AS frame CROSS JOIN LATERAL {GPU} GROUP BY node.pool_id
+) AS frame CROSS JOIN LATERAL {PRESENT} GROUP BY node.pool_id
 """  # noqa: S608 - likewise
-# Power of each board.
-POWER = """
-SELECT item.gpu_id, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(item.watts ORDER BY at)
-FROM nodes_usageframe AS frame CROSS JOIN LATERAL unnest(frame.gpu_ids, frame.gpu_watts) AS item (gpu_id, watts)
-WHERE node_id = ANY(%(nodes)s::bigint[]) AND at >= %(begin)s AND item.watts IS NOT NULL GROUP BY item.gpu_id
-"""
 # Names the whole key without a join: a planner that expects one row would join by loops.
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
     AND uid = ANY(%(every_uid)s::uuid[])"""
 SPANS = f"""
-SELECT gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit FROM {{table}}
+SELECT gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit, watts FROM {{table}}
 WHERE at >= {{begin}} AND at < {{end}} AND {KEY}
 """  # noqa: S608 - likewise
 WINDOW = """
@@ -109,8 +106,9 @@ SELECT gpu_id, uid, date_bin(%(step)s, at, %(epoch)s), sum(core * samples) / sum
     sum(core_limit * samples) / nullif(sum(samples) FILTER (WHERE core_limit IS NOT NULL), 0),
     sum(throttled * samples) / nullif(sum(samples) FILTER (WHERE throttled IS NOT NULL), 0),
     sum(memory::float8 * samples) / sum(samples),
-    sum(memory_limit::float8 * samples) / nullif(sum(samples) FILTER (WHERE memory_limit IS NOT NULL), 0)
-FROM ({parts}) AS part (gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit)
+    sum(memory_limit::float8 * samples) / nullif(sum(samples) FILTER (WHERE memory_limit IS NOT NULL), 0),
+    sum(watts * samples) / nullif(sum(samples) FILTER (WHERE watts IS NOT NULL), 0)
+FROM ({parts}) AS part (gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit, watts)
 GROUP BY 1, 2, 3
 """
 # A row for each series, an array for each quantity: building a row for each point would cost more than the query.
@@ -118,10 +116,13 @@ GROUP BY 1, 2, 3
 CURVES = f"""
 SELECT gpu_id, uid, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(core::real ORDER BY at),
     array_agg(core_limit::real ORDER BY at), array_agg(throttled::real ORDER BY at),
-    array_agg((memory::float8 / {MIB})::real ORDER BY at), array_agg((memory_limit::float8 / {MIB})::real ORDER BY at)
-FROM ({{points}}) AS point (gpu_id, uid, at, core, core_limit, throttled, memory, memory_limit)
+    array_agg((memory::float8 / {MIB})::real ORDER BY at), array_agg((memory_limit::float8 / {MIB})::real ORDER BY at),
+    {{watts}}
+FROM ({{points}}) AS point (gpu_id, uid, at, core, core_limit, throttled, memory, memory_limit, watts)
 GROUP BY gpu_id, uid
 """  # noqa: S608 - likewise
+# Of GPUs only: assignments have no power of their own.
+WATTS = "array_agg(watts::real ORDER BY at)"
 
 
 def latest(series: Sequence[Series], *, now: datetime) -> list[Curve]:
@@ -157,16 +158,6 @@ def now_of_pools(*, since: datetime) -> dict[int, PoolUse]:
         return {pool: PoolUse(gpus, core, float(memory)) for pool, gpus, core, memory in cursor.fetchall()}
 
 
-def power_of_gpus(nodes: Collection[int], *, since: datetime) -> dict[int, tuple[list[float], list[float]]]:
-    """Return Unix seconds and watts of each sample, by GPU of these nodes (primary keys).
-
-    A board that reports no power is left out.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(POWER, {"nodes": list(nodes), "begin": since})
-        return {gpu_id: (times, watts) for gpu_id, times, watts in cursor.fetchall()}
-
-
 class Window(NamedTuple):
     """A window of means over steps, which begin at whole multiples of their length."""
 
@@ -199,7 +190,7 @@ def window(series: Sequence[Series], asked_for: Window) -> list[Curve]:
     """Return the points of each series; a step without samples has none."""
     parts = asked_for.parts()
     if not parts or not series:
-        return [_nothing() for _ in series]
+        return [_nothing(one) for one in series]
     asked: dict[str, Any] = {"step": asked_for.step, "epoch": EPOCH, **parameters(series)}
     texts = [_part(series, part, number, asked) for number, part in enumerate(parts)]
     return _read_curves(series, WINDOW.format(parts=" UNION ALL ".join(texts)), asked)
@@ -245,11 +236,12 @@ def parameters(series: Sequence[Series]) -> dict[str, Any]:
 
 
 def _read_curves(series: Sequence[Series], points: str, asked: dict[str, Any]) -> list[Curve]:
+    watts = WATTS if _of_gpus(series) else "NULL"
     with connection.cursor() as cursor:
-        cursor.execute(CURVES.format(points=points), asked)
+        cursor.execute(CURVES.format(points=points, watts=watts), asked)
         found = {(gpu_id, uid): Curve(*curve) for gpu_id, uid, *curve in cursor.fetchall()}
-    return [found.get((one.gpu_id, one.uid)) or _nothing() for one in series]
+    return [found.get((one.gpu_id, one.uid)) or _nothing(one) for one in series]
 
 
-def _nothing() -> Curve:
-    return Curve([], [], [], [], [], [])
+def _nothing(series: Series) -> Curve:
+    return Curve([], [], [], [], [], [], [] if series.uid == WHOLE_GPU else None)

@@ -121,12 +121,5 @@ def _chosen(series: Sequence[Series], window: Window) -> Window:
 
 
 def _columns(curve: Curve) -> dict[str, Any]:
-    return {
-        "times": curve.times,
-        "core_percent": curve.core,
-        "core_limit_percent": curve.core_limit,
-        "throttled_percent": curve.throttled,
-        "memory_mib": curve.memory_mib,
-        "memory_limit_mib": curve.memory_limit_mib,
-        "age_seconds": max(0.0, timezone.now().timestamp() - curve.times[-1]) if curve.times else None,
-    }
+    known = {name: values for name, values in curve._asdict().items() if values is not None}
+    return {**known, "age_seconds": max(0.0, timezone.now().timestamp() - curve.times[-1]) if curve.times else None}

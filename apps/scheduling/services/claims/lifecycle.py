@@ -92,13 +92,13 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
             raise
         _wait_for_quota(claim, error)
     claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
-    audit.record(
-        principal,
-        "claim.create",
-        claim,
-        after={"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)},
-    )
+    audit.record(principal, "claim.create", claim, after=created_facts(claim))
     return claim
+
+
+def created_facts(claim: Claim) -> dict[str, Any]:
+    """Return what the audit log says of a new claim."""
+    return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)}
 
 
 def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
