@@ -105,6 +105,7 @@ def test_who_ends_gives_it_back_and_another_leads_at_once(clock: list[float]) ->
     a, b = contender(kept, "a"), contender(kept, "b")
     a.contend()
     a.give_back()
+    clock[0] += 0.1
     b.contend()
     assert (a.leads(), b.leads()) == (False, True)
 

@@ -71,7 +71,8 @@ class Lease:
             logger.info("leading" if self.leads() else "no longer leading")
 
     def give_back(self) -> None:
-        """Let another one lead at once, if this one leads."""
+        """Stop contending, and let another one lead at once if this one leads."""
+        self._stopped.set()
         if not self.leads():
             return
         self._leads_until = 0.0

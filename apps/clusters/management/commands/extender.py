@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -137,8 +139,17 @@ class Command(BaseCommand):
             port=settings.EXTENDER_PORT,
             authority=settings.EXTENDER_CLIENT_CA,
         )
-        if lease is not None:
-            lease.give_back()
+
+
+def _give_back_at_the_end(lease: Lease) -> None:
+    """Give the Lease back when the listener has ended: it raises its signal once more, for this handler."""
+
+    def end(*_: object) -> None:
+        lease.give_back()
+        sys.exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def _contend() -> Lease | None:
@@ -157,6 +168,7 @@ def _contend() -> Lease | None:
 
     lease = Lease(client, namespace=namespace, name=name, identity=f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
     threading.Thread(target=lease.run, name="lease", daemon=True).start()
+    _give_back_at_the_end(lease)
     return lease
 
 
