@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers check format dist openapi roles protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ openapi: ## write docs/openapi.yaml and the command's table of its fields (cli/)
 
 roles: ## write docs/roles.md anew: what each route answers to each role, by asking
 	@$(BOOTSTRAP) --dev && WRITE_ROLES=1 exec $(RUN) -m pytest tests/scheduling/test_role_table.py -q
+
+chart: ## write the webhooks' rules of the Helm chart anew from the pod formats
+	@$(BOOTSTRAP) --dev && WRITE_CHART=1 exec $(RUN) -m pytest tests/house/test_chart.py -k rules -q
 
 styles: ## write static/css/tabler.css anew: what pages use of Tabler's sheet
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.styles

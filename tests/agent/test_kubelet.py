@@ -173,7 +173,10 @@ async def test_what_may_not_start_is_refused_in_words_before_the_kubelet_gives_u
     def starts() -> Any:
         return kubelet.start_container(one, stage.run_dir / "cdi", seconds=1.5)
 
-    assert "container cuda of pod vision/web-0: no claim is placed for it on this node" in await refused(starts())
+    why = await refused(starts())
+    assert "container cuda of pod vision/web-0: no claim is placed for it on this node" in why
+    # The agent cannot know whether the ledger refused it.
+    assert "no tenant, no quota, no room" in why
     first, second = place(stage, one), place(stage, one, gpu=1)
     await put(plugin, 1, first, second)
     assert "are all for it" in await refused(starts())

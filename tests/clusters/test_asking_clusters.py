@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from django.db import connection
 
 from apps.clusters.kube.client import Refused
@@ -16,8 +15,7 @@ from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, give
 from tests.clusters.answering import Answering, namespace, quota, running
 from tests.clusters.kubeconfigs import kubeconfig
-
-RBAC = Path(__file__).resolve().parent.parent.parent / "deploy" / "kubernetes" / "rbac.yaml"
+from tests.helm import OUTSIDE, named, needs_helm, rendered
 
 
 @pytest.fixture
@@ -40,13 +38,11 @@ def test_a_connection_is_tried_and_missing_rights_are_named(cast: Cast, cluster:
     assert said["missing"][0]["purpose"] == "to write tenants' quotas"
 
 
-def test_the_rights_that_are_asked_for_are_those_that_the_manifests_give(cast: Cast, cluster: Cluster) -> None:
+@needs_helm
+def test_the_rights_that_are_asked_for_are_those_that_the_chart_gives(cast: Cast, cluster: Cluster) -> None:
     connections.attempt(principal=SYSTEM, cluster=cluster)
     asked = {(one["group"], one["resource"], one["subresource"], one["verb"], one["name"]) for one in Answering.asked}
-    [role] = [
-        one for one in yaml.safe_load_all(RBAC.read_text())
-        if one["kind"] == "ClusterRole" and one["metadata"]["name"] == "gpucloud-cluster"
-    ]  # fmt: skip
+    role = named(rendered(*OUTSIDE), "ClusterRole", "gpucloud-cluster")
     given = {
         (group, *(resource.split("/", 1) if "/" in resource else (resource, "")), verb, name)
         for rule in role["rules"]

@@ -1,6 +1,10 @@
 """Manifests of HAMi, gpushare and KubeShare, unchanged, on a real control plane: rewritten, placed, bound."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -148,3 +152,18 @@ def test_a_group_of_kubeshare_is_bound_together_or_not_at_all(client: Client, se
     client.post("/api/v1/namespaces/others/pods", _named(group("train", "0.4", 3), "third"))
     assert {placement_of(client, "others", name, seconds=60)[0] for name in names} == {"gpu1"}
     assert chosen(client, too_large) == []
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_kubectl_inspect_gpushare_sees_the_rewritten_pod(
+    client: Client, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    client.post("/api/v1/namespaces/others/pods", _named(manifest(container_with(aliyun=2)), "share"))
+    _, gpu = placement_of(client, "others", "share", seconds=60)
+    (tmp_path / "kubeconfig").write_text(control_plane.kubeconfig())
+    said = subprocess.run(
+        [sys.executable, "-c", "from gpucloud_cli.inspect_gpushare import main; main()"],
+        capture_output=True, text=True, check=True, env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
+    )  # fmt: skip
+    node = said.stdout.splitlines()[1].split()
+    assert (node[0], node[2 + int(gpu)], node[-1]) == ("gpu1", "2/24", "2/48")

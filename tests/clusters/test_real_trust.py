@@ -18,7 +18,7 @@ from apps.nodes.services.nodes import EnrolmentRefused
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast
 from tests.clusters import authority
-from tests.clusters.cluster_objects import CORE, INDEX, add_namespace, add_node, pod
+from tests.clusters.cluster_objects import CORE, INDEX, add_namespace, add_node, pod, remove
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.extenders import Listening
 from tests.processes import eventually
@@ -100,8 +100,12 @@ def agents(real_plane: ControlPlane) -> Iterator[Client]:
     for account in (ACCOUNT, "other"):
         client.post(f"/api/v1/namespaces/{AGENTS}/serviceaccounts", {"metadata": {"name": account}})
     yield client
+    # No kubelet ends its pods, and other tests make the namespace anew.
+    for item in client.list(f"/api/v1/namespaces/{AGENTS}/pods")[0]:
+        remove(client, AGENTS, json.loads(bytes(item))["metadata"]["name"])
     client.delete(f"/api/v1/namespaces/{AGENTS}")
     client.delete("/api/v1/nodes/gpu-1.example")
+    assert eventually(lambda: client.find(f"/api/v1/namespaces/{AGENTS}") is None, seconds=60)
 
 
 def _pod(client: Client, account: str = ACCOUNT) -> str:

@@ -1,9 +1,6 @@
 """Running pods on a real API server: claims follow their annotations, pods are notified; manifests and permissions."""
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from tests.clusters.control_plane import ControlPlane
 from tests.processes import eventually
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
-MANIFESTS = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 
 
 @pytest.fixture(scope="module")
@@ -104,44 +100,3 @@ def test_a_running_pod_is_resized_by_annotation_and_by_the_api_and_hears_of_both
     machine.obey()
     assert watching.status("web-0") == {}
     watching.reflector.stop()
-
-
-def may(client: Client, account: str, verb: str, resource: str, group: str = "") -> bool:
-    name, _, sub = resource.partition("/")
-    attributes = {"verb": verb, "resource": name, "subresource": sub, "group": group, "namespace": "vision"}
-    place = "gpucloud-agents" if account == "gpucloud-agent" else "gpucloud"
-    body = {"spec": {"user": f"system:serviceaccount:{place}:{account}", "resourceAttributes": attributes}}
-    answer = json.loads(client.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body))
-    return bool(answer["status"]["allowed"])
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_manifests_are_applied_and_give_no_more_rights_than_they_need(
-    client: Client, control_plane: ControlPlane, tmp_path: Path
-) -> None:
-    config = tmp_path / "kubeconfig"
-    config.write_text(control_plane.kubeconfig())
-    # Twice: the second time changes nothing.
-    for words in ("created", "unchanged"):
-        applied = subprocess.run(
-            ["kubectl", f"--kubeconfig={config}", "apply", "-k", MANIFESTS, f"--cache-dir={tmp_path / 'cache'}"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        assert "daemonset.apps/gpucloud-agent " + words in applied.stdout
-        assert "Warning" not in applied.stderr
-    server = "gpucloud-cluster"
-    for verb, resource in (
-        ("watch", "pods"), ("patch", "pods"), ("create", "pods/binding"), ("list", "nodes"), ("watch", "namespaces"),
-        ("create", "pods/eviction"), ("create", "resourcequotas"), ("create", "events"),
-    ):  # fmt: skip
-        assert may(client, server, verb, resource), (verb, resource)
-    for verb, resource in (
-        ("create", "pods"), ("delete", "pods"), ("create", "pods/exec"), ("get", "secrets"), ("patch", "nodes"),
-        ("delete", "resourcequotas"), ("create", "namespaces"), ("create", "serviceaccounts/token"),
-    ):  # fmt: skip
-        assert not may(client, server, verb, resource), (verb, resource)
-    assert may(client, "gpucloud-sharepods", "create", "pods")
-    assert not may(client, "gpucloud-sharepods", "patch", "pods")
-    for account in ("gpucloud", "gpucloud-agent"):
-        assert not may(client, account, "get", "pods")
-        assert not may(client, account, "list", "nodes")

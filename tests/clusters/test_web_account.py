@@ -1,4 +1,4 @@
-"""The web server's own account in deploy/kubernetes: it can do what the web server asks of its cluster, and no more."""
+"""The web server's own account in the Helm chart: it can do what the web server asks of its cluster, and no more."""
 
 import json
 import re
@@ -19,10 +19,11 @@ from tests.clusters.cluster_objects import add_node
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.played import Played
 from tests.clusters.test_joining import SUBJECT, token
+from tests.helm import OUTSIDE, named, needs_helm, rendered
 from tests.processes import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MANIFESTS = ROOT / "deploy" / "kubernetes"
+pytestmark = needs_helm
 ACCOUNT, WATCHER = "gpucloud-web", "gpucloud/gpucloud-cluster"
 AGENTS, AGENT = "gpucloud-agents", "gpucloud-agent"
 # What every account may ask: the version, and its own rights.
@@ -36,8 +37,7 @@ Right = tuple[str, str, str, str]
 
 def rights_of(role: str) -> set[Right]:
     """Return group, resource, verb and name of each right that the manifests give."""
-    documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
-    [rules] = [one["rules"] for one in documents if one["kind"] == "ClusterRole" and one["metadata"]["name"] == role]
+    rules = named(rendered(*OUTSIDE), "ClusterRole", role)["rules"]
     return {
         (group, resource, verb, name)
         for rule in rules
@@ -109,13 +109,9 @@ def test_a_connection_test_asks_for_exactly_its_own_rights() -> None:
 
 
 def test_the_web_pods_run_under_it_and_have_its_token() -> None:
-    [web] = [one for one in yaml.safe_load_all((MANIFESTS / "web.yaml").read_text()) if one["kind"] == "Deployment"]
-    assert web["spec"]["template"]["spec"]["serviceAccountName"] == ACCOUNT
-    [settings] = [
-        one["literals"] for one in yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["configMapGenerator"]
-        if one["name"] == "gpucloud"
-    ]  # fmt: skip
-    assert f"CLUSTER_ACCOUNT={WATCHER}" in settings
+    made = rendered(*OUTSIDE)
+    assert named(made, "Deployment", "gpucloud-web")["spec"]["template"]["spec"]["serviceAccountName"] == ACCOUNT
+    assert named(made, "ConfigMap", "gpucloud")["data"]["CLUSTER_ACCOUNT"] == WATCHER
 
 
 def add(client: Client, path: str, body: dict[str, Any]) -> None:
@@ -128,10 +124,13 @@ def add(client: Client, path: str, body: dict[str, Any]) -> None:
 
 
 def apply_accounts(client: Client) -> None:
-    """Apply the accounts and their roles, as `kubectl apply -k` does."""
+    """Create the accounts and their roles, as the chart does."""
     for namespace in ("gpucloud", AGENTS):
         add(client, "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    for one in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    for one in rendered(*OUTSIDE):
+        if one["kind"] not in kinds:
+            continue
         group = "/api/v1" if one["kind"] == "ServiceAccount" else "/apis/rbac.authorization.k8s.io/v1"
         namespace = one["metadata"].get("namespace")
         where = f"/namespaces/{namespace}" if namespace else ""

@@ -4,12 +4,15 @@ Where NVIDIA's runtime is the default of a node, it gives a container all GPUs t
 CUDA's images set that variable to `all`. A value in the pod's spec replaces the image's.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from apps.clusters.admission.policy import Policy
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import RESOURCES, kubeshare, pods
+
+logger = logging.getLogger(__name__)
 
 HIDDEN = "void"
 # Resources of NVIDIA's own device plugin, which sets the variable itself.
@@ -25,6 +28,7 @@ def hide(review: Review, policy: Policy) -> Verdict:
         return Verdict(patch=_patch(review.thing, review.old, policy))
     # The API server itself refuses objects that do not match Kubernetes' schema.
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        logger.info("%s in %s is not understood", review.kind, review.namespace, exc_info=True)
         return Verdict()
 
 

@@ -3,6 +3,7 @@
 The patch replaces whole values, so it is idempotent.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from apps.clusters.admission.policy import (
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import FORMATS, Format, format_of, gpu_manager, pods, translation
 from apps.clusters.formats.asks import WHOLE, Unreadable
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_SCHEDULER = "default-scheduler"
 # Schedulers of other formats, which no longer run once their pods are translated.
@@ -44,6 +47,7 @@ def mutate(review: Review, policy: Policy) -> Verdict:
     except Unreadable:
         return Verdict()
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        logger.info("%s in %s is not understood", review.kind, review.namespace, exc_info=True)
         return Verdict()
     return Verdict(warnings=warnings, patch=list(_operations(review.thing, pod)))
 

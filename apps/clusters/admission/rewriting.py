@@ -48,7 +48,7 @@ def shortfalls(pod: pods.Pod, used: Format, policy: Policy) -> Iterator[str]:
     if used.NAME in policy.translated:
         yield f"It is left as it is, and nothing here gives it a GPU. {_why_not_rewritten(pod, used, policy)}"
     for format_ in FORMATS:
-        if format_.NAME in policy.translated:
+        if format_.NAME in {gpu_manager.NAME, *policy.translated}:
             yield from format_.wishes(pod).unmet
 
 

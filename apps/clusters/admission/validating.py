@@ -6,6 +6,7 @@ given an index), pods that name their node (which skip the scheduler), and annot
 scheduler.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from apps.clusters.admission.policy import Policy, asking_words, decision_annota
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.formats import BY_NAME, NEVER_COUNTED, format_of, gpu_manager, kubeshare, pods
 from apps.clusters.formats.asks import Unreadable
+
+logger = logging.getLogger(__name__)
 
 
 def validate(review: Review, policy: Policy) -> Verdict:
@@ -27,6 +30,7 @@ def validate(review: Review, policy: Policy) -> Verdict:
         return Verdict(refusals=[error.detail])
     # The API server itself refuses objects that do not match Kubernetes' schema.
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        logger.info("%s in %s is not understood", review.kind, review.namespace, exc_info=True)
         return Verdict()
 
 

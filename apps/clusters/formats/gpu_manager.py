@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from apps.clusters.formats import pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
 from apps.clusters.formats.guarded import Guarded
-from apps.clusters.formats.wishes import Wishes, gang_of, selection_of
+from apps.clusters.formats.wishes import Wishes, gang_of, selection_of, unmet_gang
 
 NAME = "gpu-manager"
 CORE = "tencent.com/vcuda-core"
@@ -67,7 +67,7 @@ def quota(hard: Mapping[str, int]) -> dict[str, int]:
 def wishes(pod: pods.Pod) -> Wishes:
     """Return what the annotations ask that the extender reads."""
     said = pods.annotations(pod)
-    return Wishes(selection_of(said), gang_of(said))
+    return Wishes(selection_of(said), gang_of(said), unmet_gang(said))
 
 
 def _asking(pod: pods.Pod) -> list[tuple[int, Ask]]:

@@ -89,9 +89,18 @@ def selection_of(annotations: Mapping[str, str]) -> Selection:
 def gang_of(annotations: Mapping[str, str]) -> Gang | None:
     """Return the gang of a pod's annotations; None if there is none, or nothing to wait for."""
     name, minimum = (annotations.get(key, "").strip() for key in (GANG, GANG_MINIMUM))
-    if not (name and minimum.isascii() and minimum.isdigit() and len(minimum) <= len(str(MOST_IN_GANG))):
-        return None
-    return Gang(name, int(minimum)) if int(minimum) > 1 else None
+    return Gang(name, int(minimum)) if name and _is_minimum(minimum) and int(minimum) > 1 else None
+
+
+def unmet_gang(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the sentence on a gang whose minimum nothing can follow."""
+    if not annotations.get(GANG, "").strip() or _is_minimum(annotations.get(GANG_MINIMUM, "").strip()):
+        return ()
+    return (f"{GANG} is not followed: {GANG_MINIMUM} is a whole number from 1 to {MOST_IN_GANG}.",)
+
+
+def _is_minimum(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MOST_IN_GANG)) and 1 <= int(text) <= MOST_IN_GANG
 
 
 def split(text: str) -> tuple[str, ...]:

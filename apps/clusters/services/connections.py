@@ -1,6 +1,6 @@
 """Checks of a cluster's connection: reachability and permissions.
 
-`NEEDS` are the rules of the ClusterRole `gpucloud-cluster` in deploy/kubernetes/rbac.yaml, each with its purpose.
+`NEEDS` are the rules of the ClusterRole `gpucloud-cluster` of the Helm chart, each with its purpose.
 `OWN_NEEDS` are those of `gpucloud-web`: the requests of this process itself, where it runs in the cluster under an
 account of its own.
 """

@@ -11,6 +11,7 @@ import yaml
 from django.core.management import call_command
 
 from apps.clusters.admission import hiding, reviews
+from apps.clusters.admission.manifests import SEES_GPUS
 from apps.clusters.admission.policy import Policy
 from tests.clusters.admission.asking import apply_patch, review
 from tests.clusters.formats.pods import container_with, pod
@@ -107,3 +108,9 @@ def test_the_webhook_is_optional_and_stops_no_pod(tmp_path: Path, option: bool) 
         assert webhook["clientConfig"]["service"]["path"] == "/admission/hide"
         keys = [one["key"] for one in webhook["namespaceSelector"]["matchExpressions"]]
         assert keys == ["kubernetes.io/metadata.name", "gpucloud.io/gpus"]
+
+
+def test_the_agents_namespace_is_labelled() -> None:
+    file = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes" / "namespace.yaml"
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in yaml.safe_load_all(file.read_text())}
+    assert labels["gpucloud-agents"][SEES_GPUS] == "visible"

@@ -6,6 +6,7 @@ import pytest
 
 from apps.clusters.formats import FORMATS, hami, kubeshare
 from apps.clusters.formats.wishes import KEYS, Selection, gang_of, selection_of
+from tests.clusters.admission.asking import validate
 from tests.clusters.formats.pods import container_with, pod
 
 V100, A100, T4 = ("Tesla V100-PCIE-32GB", "NVIDIA A100-SXM4-80GB", "Tesla T4")
@@ -112,9 +113,12 @@ def test_a_group_of_an_earlier_kubeshare_names_its_minimum() -> None:
     assert (said.annotations, said.unmet) == ({"gpucloud.io/gang": "vgg", "gpucloud.io/gang-minimum": "2"}, ())
 
 
-@pytest.mark.parametrize("minimum", ["", "1", "0", "-2", "x", "9" * 5000, "٣"])
-def test_what_names_no_minimum_is_no_gang(minimum: str) -> None:
-    assert gang_of({"gpucloud.io/gang": "a", "gpucloud.io/gang-minimum": minimum}) is None
+@pytest.mark.parametrize("minimum", ["", "1", "0", "-2", "x", "65", "9" * 5000, "٣"])
+def test_what_names_no_minimum_is_no_gang_and_is_told_of(minimum: str) -> None:
+    said = {"gpucloud.io/gang": "a", "gpucloud.io/gang-minimum": minimum}
+    assert gang_of(said) is None
+    told = validate(pod(container_with(core=100), annotations=said)).get("warnings", [""])[0]
+    assert ("is a whole number from 1 to 64" in told) == (minimum != "1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+{{/* Labels of every object; the argument is a list: the root, and the name of the part. */}}
+{{- define "gpucloud.labels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/part-of: gpucloud
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
+{{- end }}
+
+{{- define "gpucloud.metadata" -}}
+name: {{ index . 1 }}
+namespace: {{ (index . 0).Release.Namespace }}
+labels:
+  {{- include "gpucloud.labels" . | nindent 2 }}
+{{- end }}
+
+{{- define "gpucloud.selector" -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+{{- end }}
+
+{{- define "gpucloud.image" -}}
+image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+
+{{- define "gpucloud.secretName" -}}
+{{ default "gpucloud" .Values.secret.existing }}
+{{- end }}
+
+{{- define "gpucloud.databaseCluster" -}}gpucloud-database{{- end }}
+
+{{- define "gpucloud.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end }}
+
+{{/* Settings of every process. */}}
+{{- define "gpucloud.environment" -}}
+envFrom:
+  - configMapRef:
+      name: gpucloud
+  - secretRef:
+      name: {{ include "gpucloud.secretName" . }}
+{{- end }}
+
+{{/* What CloudNativePG knows about its database. */}}
+{{- define "gpucloud.databaseVariable" -}}
+{{- if eq .Values.database.mode "cloudNativePG" }}
+- name: DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "gpucloud.databaseCluster" . }}-app
+      key: uri
+{{- end }}
+{{- end }}
+
+{{- define "gpucloud.placement" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Replicas go to different nodes where that is possible. */}}
+{{- define "gpucloud.spread" -}}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "gpucloud.selector" . | nindent 14 }}
+{{- end }}
+
+{{/*
+A process of the control plane. The argument is a dict:
+  root; part: the key of its values; command: a list, or nothing for the image's own; account;
+  replicas: 1 by default; recreate: never two at once; oneReady: only the leader is ready; waits: for the migration; critical: a priority class;
+  env, ports, probes, mounts, volumes: YAML, all optional.
+*/}}
+{{- define "gpucloud.deployment" -}}
+{{- $name := printf "gpucloud-%s" .part -}}
+{{- $root := .root -}}
+{{- $values := index $root.Values .part -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  {{- include "gpucloud.metadata" (list $root $name) | nindent 2 }}
+spec:
+  replicas: {{ default 1 .replicas }}
+  {{- if .recreate }}
+  strategy:
+    type: Recreate
+  {{- else if .oneReady }}
+  strategy:
+    rollingUpdate:
+      maxUnavailable: 1
+      maxSurge: 1
+  {{- end }}
+  selector:
+    matchLabels:
+      {{- include "gpucloud.selector" (list $root $name) | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "gpucloud.labels" (list $root $name) | nindent 8 }}
+      annotations:
+        # Changed settings reach the processes.
+        checksum/settings: {{ include (print $root.Template.BasePath "/settings.yaml") $root | sha256sum }}
+        {{- with $root.Values.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      serviceAccountName: {{ .account }}
+      {{- if .critical }}
+      priorityClassName: system-cluster-critical
+      {{- end }}
+      securityContext:
+        runAsNonRoot: true
+        seccompProfile:
+          type: RuntimeDefault
+      {{- with include "gpucloud.placement" $root }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      {{- if gt (int (default 1 .replicas)) 1 }}
+      {{- include "gpucloud.spread" (list $root $name) | nindent 6 }}
+      {{- end }}
+      {{- if .waits }}
+      initContainers:
+        - name: wait-for-migration
+          {{- include "gpucloud.image" $root | nindent 10 }}
+          command: [sh, -c, "until python manage.py migrate --check >/dev/null; do sleep 2; done"]
+          {{- with include "gpucloud.databaseVariable" $root }}
+          env:
+            {{- . | nindent 12 }}
+          {{- end }}
+          {{- include "gpucloud.environment" $root | nindent 10 }}
+          {{- include "gpucloud.containerSecurity" $root | nindent 10 }}
+          resources:
+            {{- toYaml $values.resources | nindent 12 }}
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+      {{- end }}
+      containers:
+        - name: {{ .part }}
+          {{- include "gpucloud.image" $root | nindent 10 }}
+          {{- with .command }}
+          command: {{ toJson . }}
+          {{- end }}
+          {{- with print (include "gpucloud.databaseVariable" $root) "\n" (default "" .env) | trim }}
+          env:
+            {{- . | nindent 12 }}
+          {{- end }}
+          {{- include "gpucloud.environment" $root | nindent 10 }}
+          {{- with .ports }}
+          ports:
+            {{- trim . | nindent 12 }}
+          {{- end }}
+          {{- with .probes }}
+          {{- trim . | nindent 10 }}
+          {{- end }}
+          {{- include "gpucloud.containerSecurity" $root | nindent 10 }}
+          resources:
+            {{- toYaml $values.resources | nindent 12 }}
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+            {{- with .mounts }}
+            {{- trim . | nindent 12 }}
+            {{- end }}
+      volumes:
+        - name: tmp
+          emptyDir: {}
+        {{- with .volumes }}
+        {{- trim . | nindent 8 }}
+        {{- end }}
+{{- end }}
+
+{{/* A draining node takes one of several replicas at a time. */}}
+{{- define "gpucloud.budget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "gpucloud.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "gpucloud.selector" . | nindent 6 }}
+{{- end }}
+
+{{- define "gpucloud.agentSettings" -}}
+{{- $settings := dict
+    "GPUCLOUD_CLUSTER" .Values.agent.cluster
+    "GPUCLOUD_SERVER" (default (printf "http://gpucloud.%s" .Release.Namespace) .Values.agent.server)
+-}}
+{{- range $name, $value := merge (deepCopy .Values.agent.settings) $settings }}
+{{ $name }}: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}

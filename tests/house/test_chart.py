@@ -1,0 +1,257 @@
+"""The Helm chart: what it renders is valid for Kubernetes, has the least privileges, and follows the values."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent import rundir, settings
+from apps.clusters.admission import manifests
+from tests.helm import CHART, OUTSIDE, Document, chosen, helm, named, needs_helm, rendered
+
+ROOT = CHART.parent.parent.parent
+RULES = CHART / "files" / "webhooks.json"
+
+pytestmark = needs_helm
+
+EVERYTHING = (
+    "database.mode=bundled", "redis.mode=bundled", "host=gpus.example.org", "webhooks.enabled=true",
+    "webhooks.hideGpus=true", "sharepods.enabled=true", "networkPolicy.enabled=true", "ingress.enabled=true",
+    "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
+    "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
+)  # fmt: skip
+# Kinds of operators that Kubernetes itself has no schema for.
+OPERATORS = ("database.mode=cloudNativePG", "metrics.monitors=true", "webhooks.certificate.source=certManager",
+             "gateway.enabled=true", "gateway.parentRefs[0].name=public")  # fmt: skip
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "Namespace", "MutatingWebhookConfiguration",
+                "ValidatingWebhookConfiguration"}  # fmt: skip
+
+
+def templates(documents: list[Document]) -> Iterator[tuple[str, Document]]:
+    for one in documents:
+        if "template" in one.get("spec", {}):
+            yield one["metadata"]["name"], one["spec"]["template"]["spec"]
+        elif one["kind"] == "Pod":
+            yield one["metadata"]["name"], one["spec"]
+
+
+def containers(spec: Document) -> list[Document]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    for values in ((), EVERYTHING):
+        done = helm("lint", "--strict", str(CHART), *chosen(values))
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+@pytest.mark.parametrize("values", [OUTSIDE, EVERYTHING], ids=["defaults", "everything"])
+def test_kubernetes_takes_every_document(version: str, values: tuple[str, ...]) -> None:
+    for one in rendered(*values):
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_objects_of_operators_appear_where_they_are_wanted() -> None:
+    made = rendered(*EVERYTHING, *OPERATORS)
+    kinds = {one["kind"] for one in made}
+    assert {"Cluster", "ServiceMonitor", "PodMonitor", "Certificate", "Issuer", "HTTPRoute"} <= kinds
+    assert not {"Cluster", "ServiceMonitor", "Certificate", "HTTPRoute"} & {one["kind"] for one in rendered(*OUTSIDE)}
+    for _, spec in templates(made):
+        for one in containers(spec):
+            if {"secretRef": {"name": "gpucloud"}} in one.get("envFrom", []) and one["name"] not in {
+                "extender",
+                "webhooks",
+            }:
+                assert any(variable["name"] == "DATABASE_URL" for variable in one["env"]), one["name"]
+    hook = named(made, "MutatingWebhookConfiguration", "gpucloud")
+    assert hook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "gpucloud/gpucloud-webhooks"
+
+
+@pytest.mark.parametrize("namespace", ["gpucloud", "gpus"])
+def test_everything_is_in_the_releases_namespace_but_the_agents(namespace: str) -> None:
+    made = rendered(*EVERYTHING, namespace=namespace)
+    for one in made:
+        name = f"{one['kind']} {one['metadata']['name']}"
+        if one["kind"] in CLUSTER_WIDE:
+            assert "namespace" not in one["metadata"], name
+        else:
+            of_agents = one["metadata"]["name"] == "gpucloud-agent" and one["kind"] != "PodMonitor"
+            assert one["metadata"]["namespace"] == ("gpucloud-agents" if of_agents else namespace), name
+    words = named(made, "ConfigMap", "gpucloud")["data"]
+    assert words["CLUSTER_ACCOUNT"] == f"{namespace}/gpucloud-cluster"
+    assert words.get("ADMISSION_TRUSTED") == (None if namespace == "gpucloud" else "system:serviceaccounts:gpus")
+    for one in made:
+        for subject in one.get("subjects", []):
+            assert subject["namespace"] == namespace
+
+
+def test_selectors_find_their_pods() -> None:
+    made = rendered(*EVERYTHING)
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in made if "template" in one.get("spec", {})]
+    for one in made:
+        wanted = {
+            "Deployment": lambda spec: spec["selector"]["matchLabels"],
+            "Service": lambda spec: spec["selector"],
+            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+            "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
+        }.get(one["kind"])
+        if wanted:
+            assert any(wanted(one["spec"]).items() <= labels.items() for labels in pods), one["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((), "Set database.url, or secret.existing"),
+        (("database.url=postgresql://a@b/c",), "Set redis.url"),
+        ((*OUTSIDE, "ingress.enabled=true"), "an Ingress needs the name"),
+        ((*OUTSIDE, "webhooks.enabled=true", "webhooks.certificate.source=secret"), "webhooks.certificate.caBundle"),
+        ((*OUTSIDE, "replicas=3"), "replicas"),
+        ((*OUTSIDE, "web.replicas=0"), "web.replicas"),
+        ((*OUTSIDE, "database.mode=mysql"), "database.mode"),
+        (("database.url=mysql://a/b", "redis.url=redis://a"), "database.url"),
+        ((*OUTSIDE, "settings.SECRET_KEY=abc"), "settings"),
+        ((*OUTSIDE, "web.resources.limits.cpu=1", "web.resources.limits.memory=null"), "memory"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_in_words(values: tuple[str, ...], words: str) -> None:
+    done = helm("template", "gpucloud", str(CHART), *chosen(values))
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_every_value_is_described_by_the_schema() -> None:
+    def walk(values: Any, schema: Document, path: str) -> None:
+        if "properties" not in schema:
+            return
+        assert schema["additionalProperties"] is False, path
+        assert set(values) == set(schema["properties"]) - {"global"} or path.endswith(("resources", "issuer")), path
+        for name, value in values.items():
+            walk(value, schema["properties"][name], f"{path}.{name}")
+
+    values, schema = (CHART / name for name in ("values.yaml", "values.schema.json"))
+    walk(yaml.safe_load(values.read_text()), json.loads(schema.read_text()), "")
+
+
+def test_a_secret_of_ones_own_is_used_by_all() -> None:
+    made = rendered("secret.existing=mine")
+    assert not [one for one in made if one["kind"] == "Secret"]
+    used = {
+        source["secretRef"]["name"]
+        for _, spec in templates(made)
+        for one in containers(spec)
+        for source in one.get("envFrom", [])
+        if "secretRef" in source
+    }
+    assert used == {"mine"}
+
+
+def test_nothing_may_more_than_it_needs() -> None:
+    made = rendered(*OUTSIDE, "sharepods.enabled=true")
+    roles = {one["metadata"]["name"]: one["rules"] for one in made if "rules" in one}
+    words = {
+        name: {word for rule in rules for word in (*rule["resources"], *rule["verbs"])} for name, rules in roles.items()
+    }
+    assert set(words) == {"gpucloud-cluster", "gpucloud-extender", "gpucloud-sharepods", "gpucloud-web"}
+    assert not {"*", "secrets", "escalate", "impersonate", "deletecollection"} & set.union(*words.values())
+    assert "delete" not in words["gpucloud-cluster"]
+    # Whoever reaches the web server must not change the cluster through it; reviews are questions.
+    assert not {"patch", "update", "delete", "watch"} & words["gpucloud-web"]
+    bound = {subject["name"] for one in made for subject in one.get("subjects", [])}
+    assert bound == {name for name in roles if name != "gpucloud-extender"}
+    accounts = {one["metadata"]["name"]: one for one in made if one["kind"] == "ServiceAccount"}
+    assert {name for name, one in accounts.items() if one["automountServiceAccountToken"]} == bound
+    for name, spec in templates(made):
+        assert spec["serviceAccountName"] in accounts, name
+
+
+def test_no_container_can_gain_rights_or_change_its_image() -> None:
+    for name, spec in templates(rendered(*EVERYTHING)):
+        for one in containers(spec):
+            context = one["securityContext"]
+            assert not context["allowPrivilegeEscalation"], name
+            assert context["readOnlyRootFilesystem"], name
+            assert context["capabilities"]["drop"] == ["ALL"], name
+            assert not context.get("privileged"), name
+            assert one["resources"]["limits"]["memory"], name
+        if name != "gpucloud-agent":
+            assert spec["securityContext"]["runAsNonRoot"], name
+            assert not {"hostPID", "hostNetwork", "hostIPC"} & set(spec), name
+
+
+def test_settings_that_are_given_exist() -> None:
+    known = (ROOT / ".env.example").read_text()
+    made = rendered(*EVERYTHING)
+    for name in named(made, "ConfigMap", "gpucloud")["data"]:
+        # A commented-out one is known, too.
+        assert f"\n{name}=" in known.replace("\n#", "\n")
+    words = (ROOT / "agent" / "__main__.py").read_text()
+    [agent] = named(made, "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]["containers"]
+    mine = {one["name"] for one in agent["env"] if one["name"].startswith("GPUCLOUD_")}
+    for name in {*mine, *named(made, "ConfigMap", "gpucloud-agent")["data"]}:
+        assert f"  {name} " in words
+
+
+def test_changed_settings_start_new_pods() -> None:
+    def sums(*values: str) -> dict[str, str]:
+        return {
+            one["metadata"]["name"]: one["spec"]["template"]["metadata"]["annotations"]["checksum/settings"]
+            for one in rendered(*OUTSIDE, *values)
+            if one["kind"] in {"Deployment", "DaemonSet"}
+        }
+
+    before, after, agents = sums(), sums("settings.LOCAL_ACCOUNTS=0"), sums("agent.settings.GPUCLOUD_AUDIT=warn")
+    assert {name for name in before if before[name] == after[name]} == {"gpucloud-agent"}
+    assert {name for name in before if before[name] != agents[name]} == {"gpucloud-agent"}
+
+
+def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
+    """`make chart` writes them."""
+    made = manifests.configurations(ca_bundle=b"", service=("gpucloud", "gpucloud-webhooks"), hide_gpus=True)
+    text = json.dumps(made, indent=2) + "\n"
+    if os.environ.get("WRITE_CHART"):
+        RULES.write_text(text)
+    assert RULES.read_text() == text, "run `make chart`"
+    shown = [one for one in rendered(*EVERYTHING) if one["kind"].endswith("WebhookConfiguration")]
+    for ours, theirs in zip(made, sorted(shown, key=lambda one: one["kind"]), strict=True):
+        assert len(ours["webhooks"]) == len(theirs["webhooks"])
+        for wanted, got in zip(ours["webhooks"], theirs["webhooks"], strict=True):
+            assert got["clientConfig"].pop("caBundle")
+            assert got == wanted | {"clientConfig": {"service": wanted["clientConfig"]["service"]}}
+    few = [one for one in rendered(*OUTSIDE, "webhooks.enabled=true") if one["kind"] == "MutatingWebhookConfiguration"]
+    assert [hook["name"] for hook in few[0]["webhooks"]] == ["pods.gpucloud.io"]
+
+
+def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths() -> None:
+    spec = named(rendered(*OUTSIDE), "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]
+    [agent] = spec["containers"]
+    environment = {one["name"]: one.get("value", "10.0.200.4") for one in agent["env"]}
+    chosen = settings.read(server="http://gpucloud", state_dir=None, environment=environment)
+    assert chosen.kubelet == settings.Kubelet(
+        directory=Path("/var/lib/kubelet/device-plugins"),
+        pod_resources=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        node="10.0.200.4",
+    )
+    volumes = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    mounts = {one["mountPath"]: volumes[one["name"]] for one in agent["volumeMounts"] if one["name"] in volumes}
+    assert all(inside == outside for inside, outside in mounts.items())
+    for path in (
+        rundir.SYSTEM, settings.SYSTEM_CDI_DIR, chosen.state_dir, chosen.library.path, chosen.pages_library,
+        chosen.arbiter, chosen.kubelet.directory, chosen.kubelet.pod_resources,
+    ):  # fmt: skip
+        assert any(path.is_relative_to(mount) for mount in mounts), path
+    assert chosen.metrics == ("0.0.0.0", agent["ports"][0]["containerPort"])
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found
+    assert chart["version"] == chart["appVersion"] == found[1]
