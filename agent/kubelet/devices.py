@@ -1,9 +1,9 @@
 """GPUs as the kubelet counts them: the ids of which it allocates shares. No I/O.
 
 A GPU is a hundred devices of `tencent.com/vcuda-core` and one of `tencent.com/vcuda-memory` for each 256 MiB; the names
-are gpu-manager's. The kubelet picks ids by number, not by GPU: the scheduler decides which GPU a container has, never
-its ids. The plugin prefers ids of that GPU all the same, so that a sick GPU takes its own ids out of the kubelet's
-count.
+are gpu-manager's, but short on machines with so much memory that one message could not carry all. The kubelet picks ids
+by number, not by GPU: the scheduler decides which GPU a container has, never its ids. The plugin prefers ids of that
+GPU all the same, so that a sick GPU takes its own ids out of the kubelet's count.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +16,8 @@ CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
 CORES_OF_A_GPU = 100
 BLOCK_BYTES = 256 << 20
+# gRPC's messages have at most 4 MiB. A device has 55 bytes under gpu-manager's name, and 23 under a short one.
+MOST_LONG_NAMES = 50_000
 
 
 class Offer(NamedTuple):
@@ -37,14 +39,16 @@ class Wish(NamedTuple):
 def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = ()) -> Offer:
     """Return all ids of the resource; `unhealthy` names GPUs by uuid."""
     ids: dict[str, tuple[str, ...]] = {}
-    first = 0
-    for gpu in sorted(gpus, key=lambda one: one.index):
+    first, found = 0, sorted(gpus, key=lambda one: one.index)
+    blocks = sum(gpu.memory_bytes // BLOCK_BYTES for gpu in found)
+    prefix = f"{MEMORY}-{BLOCK_BYTES}-" if blocks <= MOST_LONG_NAMES else "m-"
+    for gpu in found:
         if resource == CORE:
             numbers = range(gpu.index * CORES_OF_A_GPU, (gpu.index + 1) * CORES_OF_A_GPU)
             ids[gpu.uuid] = tuple(f"{CORE}-{number}" for number in numbers)
         else:
             end = first + gpu.memory_bytes // BLOCK_BYTES
-            ids[gpu.uuid] = tuple(f"{MEMORY}-{BLOCK_BYTES}-{number}" for number in range(first, end))
+            ids[gpu.uuid] = tuple(f"{prefix}{number}" for number in range(first, end))
             first = end
     return Offer(ids, frozenset(one for uuid in unhealthy for one in ids.get(uuid, ())))
 

@@ -46,6 +46,8 @@ class Paper:
     def __init__(self, nodes: Items, pods: Items = []) -> None:  # noqa: B006
         self.nodes, self.pods = nodes, {item["metadata"]["name"]: item for item in pods}
         self.refusals: list[Refused] = []
+        # The same for one pod, by its name.
+        self.refusals_of: dict[str, list[Refused]] = {}
         self.version = 1
         self.mirror = Mirror()
         self.mirror.see(Observation("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
@@ -55,6 +57,8 @@ class Paper:
         if self.refusals:
             raise self.refusals.pop(0)
         item = self.pods[path.rpartition("/")[2]]
+        if self.refusals_of.get(item["metadata"]["name"]):
+            raise self.refusals_of[item["metadata"]["name"]].pop(0)
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
         merged = item["metadata"]["annotations"] | body["metadata"]["annotations"]

@@ -143,17 +143,24 @@ def token_of(client: Client, namespace: str, account: str, spec: dict[str, Any])
     return str(json.loads(client.post(path, {"spec": {"expirationSeconds": 600, **spec}}))["status"]["token"])
 
 
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Start one of these tests' own: other tests remove the agents' namespace."""
+    with ControlPlane(tmp_path_factory.mktemp("kube")) as it:
+        yield it
+
+
 @pytest.fixture
-def as_the_web_pod(real_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
+def as_the_web_pod(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
     """Give this process the files and variables that the kubelet gives the web server's container."""
-    client = real_plane.client()
+    client = plane.client()
     apply_accounts(client)
     (tmp_path / "token").write_text(token_of(client, "gpucloud", ACCOUNT, {}))
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    certificate = str(real_plane.directory / "certificates" / "apiserver.crt")
+    certificate = str(plane.directory / "certificates" / "apiserver.crt")
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", certificate)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(real_plane.port))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(plane.port))
     # An API server heeds a new role within a second.
     assert eventually(may_list_pods, seconds=30)
     return client

@@ -26,7 +26,7 @@ from apps.clusters.formats.wishes import selection_of
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import PodState, chosen_for, parse_pod
+from apps.clusters.kube.pods import Key, PodState, chosen_for, parse_pod
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class Extended:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        # Pods whose annotations are tried again while others are decided about.
+        self.retried: set[Key] = set()
 
 
 def answer(cluster: Extended, body: bytes) -> bytes:
@@ -97,6 +99,8 @@ def answer(cluster: Extended, body: bytes) -> bytes:
         # kube-scheduler never asks for a bound pod; answering would overwrite a running pod's GPUs.
         return filter_result(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
     with cluster.lock:
+        if pod.key in cluster.retried:
+            return filter_result(None, None, None, error=f"pod {pod.name} is being annotated: try again")
         try:
             return _Decision(cluster, pod, asked).answer_with_gang()
         except NotAQuantity as error:
@@ -251,6 +255,7 @@ class _Decision:
         self.failed[node] = "update pod annotation failed"
         if self.failed_writes >= MOST_FAILED_WRITES:
             return False
+        before = self.cluster.mirror.pod(self.pod.key)
         values = gpu_admission.annotations(node, chosen, time_ns=time.time_ns())
         for attempt in range(TRIES):
             try:
@@ -261,16 +266,32 @@ class _Decision:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 if not error.worth_another_try or attempt == TRIES - 1 or error.pause_seconds > MOST_PAUSE_SECONDS:
                     break
-                time.sleep(max(PAUSE_SECONDS, error.pause_seconds))
+                if before is not None:
+                    self.cluster.mirror.pretend(chosen_for(before, node, chosen))
+                self._pause(max(PAUSE_SECONDS, error.pause_seconds))
             except Unreachable as error:
                 logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
                 # Every further attempt would wait for the same timeout.
                 self.failed_writes = MOST_FAILED_WRITES
                 break
+        if before is not None:
+            self.cluster.mirror.pretend(before)
         self.failed_writes += 1
         if self.cluster.promises is not None:
             self.cluster.promises.withdraw(self.pod)
         return False
+
+    def _pause(self, seconds: float) -> None:
+        """Let other pods be decided about meanwhile."""
+        # What was seen of other nodes is outdated then: none is tried if this one fails.
+        self.failed_writes = MOST_FAILED_WRITES
+        self.cluster.retried.add(self.pod.key)
+        self.cluster.lock.release()
+        try:
+            time.sleep(seconds)
+        finally:
+            self.cluster.lock.acquire()
+            self.cluster.retried.discard(self.pod.key)
 
     def _answer(self, node: str | None) -> bytes:
         found = [] if node is None else [node]
