@@ -1,6 +1,6 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
-import { say } from "./words.js";
+import { ago, say } from "./words.js";
 import { Zoom } from "./zoom.js";
 
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
@@ -295,7 +295,7 @@ class Chart {
   tell() {
     const hovered = this.chart?.cursor.idx;
     const columns = this.chart?.data ?? [];
-    const old = hovered == null && this.age > this.gap ? ` (${Math.floor(this.age)} s ago)` : "";
+    const old = hovered == null && this.age > this.gap ? ` (${ago(this.age)})` : "";
     this.kind.lines.forEach((line, index) => {
       const column = columns[index + 1] ?? [];
       const last = this.kind.newest ? column.findLastIndex((one) => one != null) : column.length - 1;

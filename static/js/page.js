@@ -1,21 +1,14 @@
 // What every page does: ages that stay true, dialogs, copying, filters, and watching what changes.
 import { Watch } from "./live.js";
-import { say } from "./words.js";
+import { ago, say } from "./words.js";
 
 const TWICE_MS = 5000;
-const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
-
-function words(seconds) {
-  if (seconds < 1) return say("now");
-  const [size, unit] = UNITS.find(([size]) => seconds >= size);
-  return say("ago", say(unit, Math.floor(seconds / size)));
-}
 
 // The server said how old it was when it was written; from then on this page's own clock counts.
 function tellAges() {
   for (const element of document.querySelectorAll("time[data-ago]")) {
     element.since ??= performance.now() - 1000 * Number(element.dataset.ago);
-    const text = words((performance.now() - element.since) / 1000);
+    const text = ago((performance.now() - element.since) / 1000);
     if (element.textContent !== text) element.textContent = text;
   }
 }

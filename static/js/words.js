@@ -5,3 +5,12 @@ const said = document.getElementById("words").dataset;
 export function say(name, ...values) {
   return (said[name] ?? name).replace(/\{(\d)\}/g, (_, at) => values[at]);
 }
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+// An age in its largest unit: `24 min ago`.
+export function ago(seconds) {
+  if (seconds < 1) return say("now");
+  const [size, unit] = UNITS.find(([size]) => seconds >= size);
+  return say("ago", say(unit, Math.floor(seconds / size)));
+}

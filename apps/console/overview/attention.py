@@ -157,7 +157,7 @@ def _unreachable_notices(principal: Principal) -> list[Notice]:
         gpu__node__last_seen_at__lt=timezone.now() - FRESH, claim__in=Claim.objects.visible_to(principal)
     )
     rows = lost.select_related("claim__tenant", "gpu__node").order_by("claim_id", "gpu_id").distinct("claim_id")
-    detail = _("Its state is unknown; its programs may still run.")
+    detail = _("The state is unknown; programs may still run.")
     return [
         Notice(
             "bad",
