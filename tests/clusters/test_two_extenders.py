@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,10 @@ def status(port: int, path: str) -> int:
         return 0
 
 
+def is_well(port: int) -> bool:
+    return status(port, "/healthz") == 200
+
+
 def asked(port: int) -> int:
     body = request(pod("none", container(10, 1)), [])
     return httpx.post(f"http://127.0.0.1:{port}/scheduler/predicates", content=body).status_code
@@ -44,8 +49,8 @@ def test_a_killed_one_is_replaced_and_one_that_ends_gives_the_lease_back(
         command("extender", logs[0], EXTENDER_PORT=str(ports[0]), EXTENDER_LEASE=lease) as first,
         command("extender", logs[1], EXTENDER_PORT=str(ports[1]), EXTENDER_LEASE=lease) as second,
     ):
-        for port, log in zip(ports, logs, strict=True):
-            assert eventually(lambda port=port: status(port, "/healthz") == 200, seconds=60), log.read_text()
+        for number in (0, 1):
+            assert eventually(partial(is_well, ports[number]), seconds=60), logs[number].read_text()
         assert eventually(lambda: sorted(status(port, "/leading") for port in ports) == [200, 503], seconds=30)
         leader = 0 if status(ports[0], "/leading") == 200 else 1
         processes, other = (first, second), 1 - leader
