@@ -5,8 +5,8 @@
  * GPU. The driver's own time slices serve it better: its kernels queue up while another process has the GPU, and run
  * without gaps in its slice. The steps are:
  *
- * 1. Measure for a quarter of a second how well each claim uses its turns (during a turn no other claim disturbs the
- *    measurement).
+ * 1. Measure for a quarter of a second how well each claim uses its turns (no other claim disturbs that, until some are
+ *    let go).
  * 2. Let go each claim that leaves its turns idle. One that would use less of the GPU than its share even with the whole
  *    GPU to itself follows its own limit. One that would use more is *thin*: its share is its limit as long as the others
  *    want theirs. Only the others take turns; if at most one of them is left, no turns are given at all.
@@ -142,12 +142,19 @@ int beside_judge(struct round *r, uint64_t now)
         whole &= count_turns(&r->seat[i]);
     if (!whole)
         round_judge_anew(r, now);
-    int judged = can_judge(r, now);
+    int judged = can_judge(r, now), disturbed = 0;
+    for (int i = 0; i < r->n; i++)
+        disturbed |= r->seat[i].beside;
     for (int i = 0; judged && i < r->n; i++) {
         struct seat *s = &r->seat[i];
         s->known = s->beside || s->dense_used_ns > 0;
         if (s->beside || s->dense_used_ns <= LIGHT_LEAST_NS)
             continue;
+        /* What was measured before a claim was let go counts, as that one takes time from the turns now. */
+        if (disturbed && s->in_turns) {
+            takers++;
+            continue;
+        }
         uint32_t density = part(s->dense_gpu_ns, (uint64_t)s->dense_used_ns);
         s->in_turns = part(s->dense_gpu_ns, lasted);
         s->due = s->share;
@@ -271,6 +278,9 @@ static int cap_light(struct round *r, struct seat *seat, int harmed, uint64_t no
         s->beside_until_ns = (uint64_t)lesser((int64_t)s->beside_until_ns, (int64_t)(now + THIN_MOST_NS));
         r->no_turns_until_ns = (uint64_t)lesser((int64_t)r->no_turns_until_ns, (int64_t)(now + THIN_MOST_NS));
     }
+    /* Each has the next windows to show what that does. */
+    for (int i = 0; i < r->n && found; i++)
+        r->seat[i].harmed = 0;
     return found;
 }
 
@@ -334,13 +344,14 @@ static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
 int beside_watch(struct round *r, uint64_t now)
 {
     int ended = 0, tight = 0, harmed;
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; i < r->n; i++)
         r->seat[i].rested |= !seat_is_active(&r->seat[i], now);
+    /* While a turn drains, only its holder is read. */
+    for (int i = 0; i < r->n && r->phase != ROUND_DRAINING; i++) {
         r->seat[i].watched++;
         r->seat[i].waits += r->seat[i].reading.waiting != 0;
     }
     uint64_t lasted = now - r->harm_since_ns;
-    /* While a turn drains, only its holder is read. */
     if (!r->harm_since_ns || lasted < HARM_OVER_NS || r->phase == ROUND_DRAINING)
         return 0;
     renew_dues(r);

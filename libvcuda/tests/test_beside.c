@@ -143,6 +143,41 @@ static void test_capped_later(struct virtual_gpu *v)
     expect(virtual_share(v, 0) > 24 && virtual_share(v, 1) > 0.87 * 70 && v->turns_ns == 0,
            "a light one that harms a heavy one is capped before it is taken back: %.1f and %.1f %%",
            virtual_share(v, 0), virtual_share(v, 1));
+    /* It takes too much, and the other one is harmed, in the same windows. */
+    virtual_begin(v, 50);
+    v->lost_percent = 5;
+    t = heavy(v, 30);
+    t->kernel_ns = 200000;
+    t->gap_ns = 1000000;
+    heavy(v, 70);
+    virtual_run(v, 3);
+    t->gap_ns = 500000;
+    virtual_run(v, 2);
+    virtual_count(v);
+    virtual_run(v, 3);
+    expect(v->turns_ns == 0, "also if it is found to take too much in the same window: turns for %.0f ms",
+           (double)v->turns_ns / 1e6);
+}
+
+/* Two heavy ones take turns while a light one runs beside them. */
+static void test_harmed_in_turns(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    v->lost_percent = 15;
+    struct tenant *t = heavy(v, 30);
+    t->kernel_ns = 200000;
+    t->gap_ns = 1000000;
+    heavy(v, 35);
+    heavy(v, 35);
+    virtual_run(v, 3);
+    t->gap_ns = 450000;
+    virtual_run(v, 4);
+    virtual_count(v);
+    virtual_run(v, 5);
+    double least = 0.88 * 35 - 0.5;
+    expect(virtual_share(v, 1) > least && virtual_share(v, 2) > least,
+           "two heavy ones in turns keep 88 %% of their shares beside a light one that grew: %.1f, %.1f and %.1f %%",
+           virtual_share(v, 0), virtual_share(v, 1), virtual_share(v, 2));
 }
 
 /* The cap follows the terms, and what the other one uses. */
@@ -225,6 +260,7 @@ void test_beside(struct virtual_gpu *v)
     test_squeezed(v);
     test_changes(v);
     test_capped_later(v);
+    test_harmed_in_turns(v);
     test_cap_follows(v);
     test_taken_back(v);
     test_away(v);

@@ -219,11 +219,9 @@ static void end_waiting(int slot, const struct waiting *w)
 }
 
 /* Wait until the turn comes, or until some of the work in flight may have ended. */
-static void wait_for_turn(const struct meter_lane *lane, uint32_t turns_gen)
+static void wait_for_turn(int slot, uint64_t before, uint32_t turns_gen)
 {
-    int slot = lane->slot;
     const struct vcuda_turn *turn = &turns_page()->turn[slot];
-    uint64_t before = credit_inflight(slot);
     meter_retire();
     if (credit_inflight(slot) < before)
         return; /* there may be room now */
@@ -231,10 +229,10 @@ static void wait_for_turn(const struct meter_lane *lane, uint32_t turns_gen)
     uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
     int64_t ahead = (int64_t)(starts - shim_now());
     if (mine) {
-        uint64_t oldest = lane_oldest(lane), later = mine > oldest && oldest ? mine - oldest : 0;
+        uint64_t oldest = lane_oldest(slot), later = mine > oldest && oldest ? mine - oldest : 0;
         int64_t due = (int64_t)(gate_drained_at(slot) - later - shim_now()) - DRAIN_AHEAD_NS;
         /* The GPU has more work than the oldest, so that need not be seen to end at once if it is late. */
-        due = due < 0 && later ? -due / 8 : due;
+        due = due < 0 && later && gate_has_turn(slot) ? -due / 8 : due;
         doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
     } else if (shim_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
         doze(POLL_NS); /* the turn may still be ours, with room in it for the work that was just retired */
@@ -273,6 +271,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
         if (__atomic_load_n(&gpu->state, __ATOMIC_ACQUIRE) != VCUDA_SLOT_OPEN)
             return CUDA_ERROR_NOT_PERMITTED;
         out->turn = turn_word(slot);
+        uint64_t before = out->turn != VCUDA_TURN_FREE ? credit_inflight(slot) : 0;
         int turns =
             out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives(slot);
         out->allowance_ns = anyway  ? predicted
@@ -298,7 +297,7 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
             return CUDA_SUCCESS;
         }
         if (turns) {
-            wait_for_turn(lane, turns_gen);
+            wait_for_turn(slot, before, turns_gen);
         } else {
             /* Work that was charged a moment ago changes what is missing. */
             meter_retire();

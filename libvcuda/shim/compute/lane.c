@@ -140,10 +140,18 @@ uint64_t lane_inflight(const struct meter_lane *lane)
     return sum;
 }
 
-uint64_t lane_oldest(const struct meter_lane *lane)
+uint64_t lane_oldest(int slot)
 {
-    uint32_t tail = __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE);
-    return tail != __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE) ? lane->ring[tail % METER_BURSTS].counted_ns : 0;
+    uint64_t least = 0;
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        uint32_t tail = __atomic_load_n(&lane->tail, __ATOMIC_ACQUIRE);
+        if (lane->slot != slot || tail == __atomic_load_n(&lane->head, __ATOMIC_ACQUIRE))
+            continue;
+        uint64_t counted = lane->ring[tail % METER_BURSTS].counted_ns;
+        least = !least || counted < least ? counted : least;
+    }
+    return least;
 }
 
 /* Forget everything in the lane without asking the driver about its events: they are gone or about to be. */

@@ -61,7 +61,8 @@ static inline uint64_t lane_position(const struct meter_lane *lane)
            __atomic_load_n(&lane->skip, __ATOMIC_RELAXED);
 }
 uint64_t lane_inflight(const struct meter_lane *lane); /* closed and not yet retired, as predicted; ns */
-uint64_t lane_oldest(const struct meter_lane *lane);   /* of those, the one that ends first; 0: none */
+/* The shortest of the bursts that are the next to end, one a stream; 0: none. */
+uint64_t lane_oldest(int slot);
 void lane_clear(struct meter_lane *lane);
 void lane_forget_all(void);
 

@@ -15,6 +15,7 @@ from apps.clusters.admission.manifests import SEES_GPUS
 from apps.clusters.admission.policy import Policy
 from tests.clusters.admission.asking import apply_patch, review
 from tests.clusters.formats.pods import container_with, pod
+from tests.helm import OUTSIDE, named, needs_helm, rendered
 
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 OTHER = {"name": "LANG", "value": "C"}
@@ -110,7 +111,7 @@ def test_the_webhook_is_optional_and_stops_no_pod(tmp_path: Path, option: bool) 
         assert keys == ["kubernetes.io/metadata.name", "gpucloud.io/gpus"]
 
 
+@needs_helm
 def test_the_agents_namespace_is_labelled() -> None:
-    file = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes" / "namespace.yaml"
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in yaml.safe_load_all(file.read_text())}
-    assert labels["gpucloud-agents"][SEES_GPUS] == "visible"
+    labels = named(rendered(*OUTSIDE), "Namespace", "gpucloud-agents")["metadata"]["labels"]
+    assert labels[SEES_GPUS] == "visible"
