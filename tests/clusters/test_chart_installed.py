@@ -107,6 +107,16 @@ def test_nothing_is_lost_from_install_to_install(release: Release) -> None:
     assert release.secret("gpucloud") == before
 
 
+def test_a_namespace_that_an_admin_made_for_the_agents_is_used(release: Release) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    release.client.post("/api/v1/namespaces", {"metadata": {"name": "gpu-agents", "labels": labels}})
+    own = (*VALUES, "agent.namespace=gpu-agents")
+    release.run("upgrade", "--install", "gpucloud", str(CHART), "--create-namespace", values=own)
+    assert release.exists("/apis/apps/v1/namespaces/gpu-agents/daemonsets/gpucloud-agent")
+    found = release.read("/api/v1/namespaces/gpu-agents")["metadata"]["labels"]
+    assert "app.kubernetes.io/managed-by" not in found
+
+
 def may(client: Client, account: str, verb: str, resource: str, group: str = "") -> bool:
     """Return True if the account may do this to a resource (or one below it: pods/exec)."""
     name, _, sub = resource.partition("/")

@@ -27,7 +27,7 @@ EVERYTHING = (
     "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
 )  # fmt: skip
 # Kinds of operators that Kubernetes itself has no schema for.
-OPERATORS = ("database.mode=cloudNativePG", "metrics.monitors=true", "webhooks.certificate.source=certManager",
+OPERATORS = ("database.mode=cloudNativePG", "metrics.agents=true", "webhooks.certificate.source=certManager",
              "gateway.enabled=true", "gateway.parentRefs[0].name=public")  # fmt: skip
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "Namespace", "MutatingWebhookConfiguration",
                 "ValidatingWebhookConfiguration"}  # fmt: skip
@@ -61,8 +61,8 @@ def test_kubernetes_takes_every_document(version: str, values: tuple[str, ...]) 
 def test_objects_of_operators_appear_where_they_are_wanted() -> None:
     made = rendered(*EVERYTHING, *OPERATORS)
     kinds = {one["kind"] for one in made}
-    assert {"Cluster", "ServiceMonitor", "PodMonitor", "Certificate", "Issuer", "HTTPRoute"} <= kinds
-    assert not {"Cluster", "ServiceMonitor", "Certificate", "HTTPRoute"} & {one["kind"] for one in rendered(*OUTSIDE)}
+    assert {"Cluster", "PodMonitor", "Certificate", "Issuer", "HTTPRoute"} <= kinds
+    assert not {"Cluster", "PodMonitor", "Certificate", "HTTPRoute"} & {one["kind"] for one in rendered(*OUTSIDE)}
     for _, spec in templates(made):
         for one in containers(spec):
             if {"secretRef": {"name": "gpucloud"}} in one.get("envFrom", []) and one["name"] not in {
@@ -118,6 +118,9 @@ def test_selectors_find_their_pods() -> None:
         ((*OUTSIDE, "database.mode=mysql"), "database.mode"),
         (("database.url=mysql://a/b", "redis.url=redis://a"), "database.url"),
         ((*OUTSIDE, "settings.SECRET_KEY=abc"), "settings"),
+        ((*OUTSIDE, "settings.SECRET_KEY_FALLBACKS=abc"), "settings"),
+        ((*OUTSIDE, "secret.existing=mine"), "leave database.url and redis.url empty"),
+        (("secret.existing=mine", "database.mode=bundled"), "leave secret.existing empty"),
         ((*OUTSIDE, "web.resources.limits.cpu=1", "web.resources.limits.memory=null"), "memory"),
     ],
 )
@@ -199,6 +202,25 @@ def test_settings_that_are_given_exist() -> None:
         assert f"  {name} " in words
 
 
+def test_ones_own_settings_reach_the_processes_as_they_are(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    own = {"DATABASE_POOL_SIZE": 0, "METRICS_MOST_DETAILS": 12345678, "POD_CLAIM_SECONDS": "", "ALLOWED_HOSTS": "b.org"}
+    how = {"settings": own, "host": "a.org", "https": True, "trustedProxies": ["10.0.0.0/8"]}
+    values.write_text(yaml.safe_dump(how))
+    done = helm("template", "gpucloud", str(CHART), "--namespace", "gpus", "-f", str(values), *chosen(OUTSIDE))
+    assert done.returncode == 0, done.stderr
+    made = [one for one in yaml.safe_load_all(done.stdout) if one]
+    found = named(made, "ConfigMap", "gpucloud")["data"]
+    assert (found["DATABASE_POOL_SIZE"], found["METRICS_MOST_DETAILS"]) == ("0", "12345678")
+    assert found["POD_CLAIM_SECONDS"] == ""
+    # The agents and the probes need the names of the Service and of the machine itself.
+    assert {"127.0.0.1", "gpucloud", "gpucloud.gpus.svc", "a.org", "b.org"} <= set(found["ALLOWED_HOSTS"].split(","))
+    assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,10.0.0.0/8"
+    assert (found["HTTPS_ONLY"], found["CSRF_TRUSTED_ORIGINS"]) == ("1", "https://a.org")
+    own_trust = rendered(*OUTSIDE, "settings.ADMISSION_TRUSTED=bob", namespace="gpus")
+    assert named(own_trust, "ConfigMap", "gpucloud")["data"]["ADMISSION_TRUSTED"] == "system:serviceaccounts:gpus,bob"
+
+
 def test_changed_settings_start_new_pods() -> None:
     def sums(*values: str) -> dict[str, str]:
         return {
@@ -207,9 +229,25 @@ def test_changed_settings_start_new_pods() -> None:
             if one["kind"] in {"Deployment", "DaemonSet"}
         }
 
-    before, after, agents = sums(), sums("settings.LOCAL_ACCOUNTS=0"), sums("agent.settings.GPUCLOUD_AUDIT=warn")
-    assert {name for name in before if before[name] == after[name]} == {"gpucloud-agent"}
+    before, agents = sums(), sums("agent.settings.GPUCLOUD_AUDIT=warn")
+    for changed in ("settings.LOCAL_ACCOUNTS=0", "redis.url=redis://elsewhere:6379/0", "secret.extra[0]=mail"):
+        after = sums(changed)
+        assert {name for name in before if before[name] == after[name]} == {"gpucloud-agent"}, changed
     assert {name for name in before if before[name] != agents[name]} == {"gpucloud-agent"}
+
+
+def test_a_bundled_cache_asks_for_its_password() -> None:
+    made = rendered(*EVERYTHING)
+    words = named(made, "Secret", "gpucloud")["stringData"]
+    assert words["REDIS_URL"] == f"redis://:{words['VALKEY_PASSWORD']}@gpucloud-valkey:6379/0"
+    [valkey] = named(made, "StatefulSet", "gpucloud-valkey")["spec"]["template"]["spec"]["containers"]
+    assert valkey["command"][-2:] == ["--requirepass", "$(VALKEYCLI_AUTH)"]
+
+
+def test_the_leading_extender_may_be_replaced_though_only_it_is_ready() -> None:
+    """With two replicas, `maxUnavailable: 1` would keep the old leader, and no new one would ever be ready."""
+    extender = named(rendered(*OUTSIDE), "Deployment", "gpucloud-extender")
+    assert extender["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
 
 
 def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:

@@ -47,6 +47,15 @@ envFrom:
       name: gpucloud
   - secretRef:
       name: {{ include "gpucloud.secretName" . }}
+  {{- range .Values.secret.extra }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
+{{- end }}
+
+{{/* A number of a values file is a float: 12345678 would become 1.2345678e+07. */}}
+{{- define "gpucloud.text" -}}
+{{- if kindIs "float64" . }}{{ ternary (printf "%.0f" .) (toString .) (eq (floor .) .) | quote }}{{ else }}{{ toString . | quote }}{{ end }}
 {{- end }}
 
 {{/* What CloudNativePG knows about its database. */}}
@@ -112,7 +121,8 @@ spec:
   {{- else if .oneReady }}
   strategy:
     rollingUpdate:
-      maxUnavailable: 1
+      # The leader is the only one that is ready, so it may go while no new one is ready yet.
+      maxUnavailable: 100%
       maxSurge: 1
   {{- end }}
   selector:
@@ -124,7 +134,7 @@ spec:
         {{- include "gpucloud.labels" (list $root $name) | nindent 8 }}
       annotations:
         # Changed settings reach the processes.
-        checksum/settings: {{ include (print $root.Template.BasePath "/settings.yaml") $root | sha256sum }}
+        checksum/settings: {{ print (include (print $root.Template.BasePath "/settings.yaml") $root) (toJson $root.Values.database) (toJson $root.Values.redis) (toJson $root.Values.secret) | sha256sum }}
         {{- with $root.Values.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -213,7 +223,10 @@ spec:
     "GPUCLOUD_CLUSTER" .Values.agent.cluster
     "GPUCLOUD_SERVER" (default (printf "http://gpucloud.%s" .Release.Namespace) .Values.agent.server)
 -}}
-{{- range $name, $value := merge (deepCopy .Values.agent.settings) $settings }}
-{{ $name }}: {{ $value | toString | quote }}
+{{- range $name, $value := .Values.agent.settings }}
+{{- $_ := set $settings $name $value }}
+{{- end }}
+{{- range $name, $value := $settings }}
+{{ $name }}: {{ include "gpucloud.text" $value }}
 {{- end }}
 {{- end }}
