@@ -175,7 +175,7 @@ def main() -> int:
 
 def run_fast(caches: Path, extra: list[str]) -> list[Row]:
     without = [f"--ignore=tests/{name}" for name in NOT_FAST]
-    return pytest_suite("Python, fast", caches, "--once", *without, "-n", "2", *STEALING, *extra)
+    return pytest_suite("Python, fast", caches, "--once", *without, "-n", PROCESSES, *STEALING, *extra)
 
 
 def run_long(caches: Path, extra: list[str]) -> list[Row]:
