@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.listener import configuration
-from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import uvicorn
 
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.extender.handler import ExtenderHandler, Networks
 from apps.clusters.extender.listener import configuration
-from apps.clusters.extender.predicates import Extended
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.reflector import NODES, PODS, Reflector

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Node, Pod

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apps.clusters.extender import predicates
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.kube.client import Refused
 from tests.clusters.paper import Paper, container, node, pod, request
 from tests.processes import eventually

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Event

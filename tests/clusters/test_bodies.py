@@ -8,7 +8,7 @@ import pytest
 
 from apps.clusters.extender import others, predicates, preempting
 from apps.clusters.extender.bodies import NotUnderstood
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from tests.clusters.keys import change_keys, mix_case
 from tests.clusters.paper import Paper, container, node, pod, request
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.kube.mirror import Mirror
 from tests.clusters.extenders import Listening
 from tests.clusters.paper import Paper, container, node, pod, request

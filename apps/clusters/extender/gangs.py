@@ -6,23 +6,20 @@ pod that was chosen for.
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from apps.clusters.core.quantities import NotAQuantity
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.formats.wishes import Gang, gang_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
 from apps.clusters.kube.pods import PodState, parse_pod
 
-if TYPE_CHECKING:
-    from apps.clusters.extender.predicates import Extended
-
 logger = logging.getLogger(__name__)
 
 
-def others_due(cluster: "Extended", pod: PodState) -> list[PodState] | str:
+def others_due(cluster: Extended, pod: PodState) -> list[PodState] | str:
     """Return the pods that must be placed before this one, or the reason why its gang cannot be placed yet."""
     gang, there = gang_of(pod.annotations), cluster.mirror.pod(pod.key)
     if gang is None or (there is not None and there.counts_on):
@@ -45,7 +42,7 @@ def no_room(pod: PodState, placed: int) -> str:
     return f"gang {gang.name} needs {gang.minimum} pods at once, and there is room for {placed} of those that wait"
 
 
-def _members(cluster: "Extended", pod: PodState, gang: Gang) -> tuple[int, list[PodState]]:
+def _members(cluster: Extended, pod: PodState, gang: Gang) -> tuple[int, list[PodState]]:
     """Return how many others must be placed with this pod, and those that wait to be."""
     members = [
         one
@@ -56,7 +53,7 @@ def _members(cluster: "Extended", pod: PodState, gang: Gang) -> tuple[int, list[
     return gang.minimum - placed - 1, [one for one in members if not one.counts_on]
 
 
-def _read_again(cluster: "Extended", pod: PodState, gang: Gang) -> None:
+def _read_again(cluster: Extended, pod: PodState, gang: Gang) -> None:
     try:
         items, _ = cluster.client.list(f"/api/v1/namespaces/{pod.namespace}/pods")
     except (Refused, Unreachable) as error:

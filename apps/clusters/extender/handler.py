@@ -13,7 +13,7 @@ from typing import Any
 from apps.clusters import metrics
 from apps.clusters.admission import handler as admission
 from apps.clusters.extender import incumbents, others, predicates, preempting
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 
 logger = logging.getLogger(__name__)
 

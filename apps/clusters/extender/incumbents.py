@@ -13,7 +13,7 @@ from django.conf import settings
 from apps.clusters.core.gpu_admission import WHOLE
 from apps.clusters.extender import others, predicates
 from apps.clusters.extender.bodies import filter_result
-from apps.clusters.extender.predicates import Extended
+from apps.clusters.extender.cluster import Extended
 from apps.clusters.formats import format_of, gpushare, hami
 from apps.clusters.formats.asks import Unreadable
 from apps.clusters.formats.gpu_manager import UNIT_MIB

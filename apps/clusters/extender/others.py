@@ -8,7 +8,8 @@ from msgspec import Struct
 from apps.clusters.core import gpu_admission
 from apps.clusters.core.gpu_admission import NODE, View
 from apps.clusters.extender.bodies import args, fold
-from apps.clusters.extender.predicates import Extended, path_of
+from apps.clusters.extender.cluster import Extended
+from apps.clusters.extender.predicates import path_of
 from apps.clusters.kube.client import Refused, Unreachable
 from apps.clusters.kube.objects import Pod
 from apps.clusters.kube.pods import parse_pod

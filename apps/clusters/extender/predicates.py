@@ -7,11 +7,8 @@ does this module with `strict`.
 """
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import msgspec
@@ -21,12 +18,12 @@ from apps.clusters.core.gpu_admission import Chosen, View
 from apps.clusters.core.quantities import NotAQuantity
 from apps.clusters.extender import gangs
 from apps.clusters.extender.bodies import Args, NotUnderstood, Sized, args, filter_result
-from apps.clusters.extender.selecting import Gpus, restriction
+from apps.clusters.extender.cluster import Extended, NoLedger
+from apps.clusters.extender.selecting import restriction
 from apps.clusters.formats.wishes import selection_of
 from apps.clusters.kube.client import Client, Refused, Unreachable
-from apps.clusters.kube.mirror import Mirror
 from apps.clusters.kube.objects import Pod
-from apps.clusters.kube.pods import Key, PodState, chosen_for, parse_pod
+from apps.clusters.kube.pods import PodState, chosen_for, parse_pod
 
 logger = logging.getLogger(__name__)
 
@@ -41,46 +38,6 @@ MOST_LOOKS = 3
 # One text for all such nodes: kube-scheduler groups nodes by text and lists each text in the pod's event.
 BESIDES = "; claims outside of Kubernetes, resized pods, reservations, and closed nodes and GPUs count too"
 QUICKER = "others were quicker to take its GPUs: try again"
-# A chooser by the ledger: returns (node, GPUs), or the reason why there is none.
-Choose = Callable[[PodState, list[str]], "tuple[str, Chosen] | str"]
-
-
-class NoLedger(Exception):
-    """The database does not answer, so nothing can be promised."""
-
-
-class Promises(Protocol):
-    """Promises of GPUs to pods in the ledger (`extender.promises`). Its methods raise NoLedger only."""
-
-    def keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
-        """Promise the pod these GPUs and no others; return False if others took them, after reading what is left."""
-
-    def withdraw(self, pod: PodState) -> None:
-        """Withdraw the promise of a pod that could not be annotated."""
-
-    def gpus(self) -> Gpus:
-        """Return model and UUID of the known GPUs, by node and index."""
-
-
-@dataclass
-class Extended:
-    """A cluster as its extender sees it."""
-
-    name: str
-    client: Client
-    mirror: Mirror
-    strict: bool = False
-    # None: gpu-admission's rules.
-    choose: Choose | None = None
-    # None: the cluster is not in the ledger.
-    promises: Promises | None = None
-    # Seconds since the API server last said something, by kind of objects.
-    ages: Callable[[], Mapping[str, float]] = dict
-
-    def __post_init__(self) -> None:
-        self.lock = threading.Lock()
-        # Pods whose annotations are tried again while others are decided about.
-        self.retried: set[Key] = set()
 
 
 def answer(cluster: Extended, body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from apps.clusters.core.gpu_admission import View
 from apps.clusters.extender.bodies import POD, NotUnderstood, fold
-from apps.clusters.extender.predicates import Extended, NoLedger
+from apps.clusters.extender.cluster import Extended, NoLedger
 from apps.clusters.extender.selecting import restriction
 from apps.clusters.kube.objects import Pod
 from apps.clusters.kube.pods import PodState, parse_pod

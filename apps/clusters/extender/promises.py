@@ -15,8 +15,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.db.models import Q
 
 from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
-from apps.clusters.extender.predicates import NoLedger
-from apps.clusters.extender.selecting import Gpus
+from apps.clusters.extender.cluster import Gpus, NoLedger
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.kube.mirror import Grown, Mirror, Others
 from apps.clusters.kube.pods import PodState

@@ -1,20 +1,14 @@
 """GPUs that a pod accepts by model and UUID, which neither its resources nor a node's capacities show."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from apps.clusters.core.gpu_admission import View
+from apps.clusters.extender.cluster import Extended, Gpus
 from apps.clusters.formats.wishes import Selection, selection_of
 from apps.clusters.kube.pods import PodState
 
-if TYPE_CHECKING:
-    from apps.clusters.extender.predicates import Extended
 
-# Model and UUID, by node and index.
-Gpus = Mapping[str, Mapping[int, tuple[str, str]]]
-
-
-def restriction(cluster: "Extended", pod: PodState) -> Callable[[View], View]:
+def restriction(cluster: Extended, pod: PodState) -> Callable[[View], View]:
     """Return the function that leaves nothing free on GPUs that the pod does not accept. Raises NoLedger.
 
     A GPU that the ledger does not know is not accepted: nobody can say what it is.

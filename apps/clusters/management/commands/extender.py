@@ -19,9 +19,9 @@ from django.db import DatabaseError, connection
 from apps.clusters.core.gpu_admission import Chosen
 from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
+from apps.clusters.extender.cluster import Choose, Extended
 from apps.clusters.extender.handler import ExtenderHandler
 from apps.clusters.extender.lease import Lease
-from apps.clusters.extender.predicates import Choose, Extended
 from apps.clusters.extender.promises import Promises
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.mirror import Mirror
