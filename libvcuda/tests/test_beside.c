@@ -126,35 +126,30 @@ static void test_changes(struct virtual_gpu *v)
            virtual_share(v, 0));
 }
 
-/* One that was light when turns were judged uses twice as much. */
-static void test_capped_later(struct virtual_gpu *v)
+/* One that launches once in a millisecond, and is let go, launches once in `gap_ns` from then on. */
+static void grow(struct virtual_gpu *v, uint32_t lost_percent, uint64_t gap_ns)
 {
     virtual_begin(v, 50);
-    v->lost_percent = 10;
+    v->lost_percent = lost_percent;
     struct tenant *t = heavy(v, 30);
     t->kernel_ns = 200000;
     t->gap_ns = 1000000;
     heavy(v, 70);
     virtual_run(v, 3);
-    t->gap_ns = 550000;
+    t->gap_ns = gap_ns;
     virtual_run(v, 2);
     virtual_count(v);
     virtual_run(v, 3);
+}
+
+static void test_capped_later(struct virtual_gpu *v)
+{
+    grow(v, 10, 550000);
     expect(virtual_share(v, 0) > 24 && virtual_share(v, 1) > 0.87 * 70 && v->turns_ns == 0,
            "a light one that harms a heavy one is capped before it is taken back: %.1f and %.1f %%",
            virtual_share(v, 0), virtual_share(v, 1));
     /* It takes too much, and the other one is harmed, in the same windows. */
-    virtual_begin(v, 50);
-    v->lost_percent = 5;
-    t = heavy(v, 30);
-    t->kernel_ns = 200000;
-    t->gap_ns = 1000000;
-    heavy(v, 70);
-    virtual_run(v, 3);
-    t->gap_ns = 500000;
-    virtual_run(v, 2);
-    virtual_count(v);
-    virtual_run(v, 3);
+    grow(v, 5, 500000);
     expect(v->turns_ns == 0, "also if it is found to take too much in the same window: turns for %.0f ms",
            (double)v->turns_ns / 1e6);
 }

@@ -29,6 +29,11 @@ EVERYTHING = (
 # Kinds of operators that Kubernetes itself has no schema for.
 OPERATORS = ("database.mode=cloudNativePG", "metrics.agents=true", "webhooks.certificate.source=certManager",
              "gateway.enabled=true", "gateway.parentRefs[0].name=public")  # fmt: skip
+# One of each, and no agent: neither budgets nor spreading.
+SMALL = (
+    *OUTSIDE, "agent.enabled=false", *(f"{part}.replicas=1" for part in ("web", "scheduler", "worker", "clusters")),
+    "extender.replicas=1", "webhooks.enabled=true", "webhooks.replicas=1",
+)  # fmt: skip
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "Namespace", "MutatingWebhookConfiguration",
                 "ValidatingWebhookConfiguration"}  # fmt: skip
 
@@ -52,7 +57,7 @@ def test_helm_finds_nothing_to_complain_about() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
-@pytest.mark.parametrize("values", [OUTSIDE, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize("values", [OUTSIDE, EVERYTHING, SMALL], ids=["defaults", "everything", "small"])
 def test_kubernetes_takes_every_document(version: str, values: tuple[str, ...]) -> None:
     for one in rendered(*values):
         kubernetes_validate.validate(one, version, strict=True)
@@ -90,6 +95,12 @@ def test_everything_is_in_the_releases_namespace_but_the_agents(namespace: str) 
     for one in made:
         for subject in one.get("subjects", []):
             assert subject["namespace"] == namespace
+
+
+def test_a_single_replica_may_be_moved() -> None:
+    """A budget of one would forbid to drain its node."""
+    kinds = {one["kind"] for one in rendered(*SMALL)}
+    assert not {"PodDisruptionBudget", "DaemonSet", "Namespace"} & kinds
 
 
 def test_selectors_find_their_pods() -> None:
