@@ -104,6 +104,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     # The machine's node name in its cluster, if the agent is a kubelet's device plugin. Left out otherwise: an older
     # server does not know the field.
     kubernetes_node: ObjectName | UnsetType = UNSET
+    # True if the agent is its node's driver for Dynamic Resource Allocation, too. Left out otherwise.
+    dra: bool | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -301,6 +303,20 @@ class Pod(Record, forbid_unknown_fields=False, frozen=True, kw_only=True):
     container: LabelName
 
 
+class ResourceClaim(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
+    """The ResourceClaim of a cluster that a claim is for, and the device of it that this assignment is."""
+
+    namespace: LabelName
+    name: ObjectName
+    uid: Uid
+    # The device's pool, its name in the node's ResourceSlices, and the request that it was allocated for.
+    pool: ObjectName
+    device: LabelName
+    request: Word
+    # The share of a device that several claims may have. Empty: the claim has the device alone.
+    share_id: Word = ""
+
+
 class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """One claim's share of one GPU, as wanted. Defaults are left out, so that an older agent can read it."""
 
@@ -322,6 +338,8 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     pod: Pod | None = None
     # The pod's uid, which tells it from another pod of its name. Empty: the claim existed before the pod.
     pod_uid: Word = ""
+    # None: no ResourceClaim's.
+    resource_claim: ResourceClaim | None = None
     # False: close the page, end its processes, report `released`.
     present: bool = True
 
@@ -370,6 +388,9 @@ _LONGEST = Assignment(
     memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False,
     sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
     pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
+    resource_claim=ResourceClaim(
+        namespace="\1" * 63, name="\1" * 253, uid=_UID, pool="\1" * 253, device="\1" * 63, request=_WORD, share_id=_WORD,
+    ),
 )  # fmt: skip
 # The bound of what an agent must be able to read: so many assignments, and for each GPU a moment within a frame.
 MAX_DESIRED_BYTES: Final = MAX_ASSIGNMENTS * (len(_encoder.encode(_LONGEST)) + 1) + MAX_FRAME_BYTES
