@@ -389,7 +389,8 @@ _LONGEST = Assignment(
     sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
     pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
     resource_claim=ResourceClaim(
-        namespace="\1" * 63, name="\1" * 253, uid=_UID, pool="\1" * 253, device="\1" * 63, request=_WORD, share_id=_WORD,
+        namespace="\1" * 63, name="\1" * 253, uid=_UID, pool="\1" * 253, device="\1" * 63, request=_WORD,
+        share_id=_WORD,
     ),
 )  # fmt: skip
 # The bound of what an agent must be able to read: so many assignments, and for each GPU a moment within a frame.
