@@ -29,6 +29,8 @@ environment:
   GPUCLOUD_AUDIT         warn, kill or off: what to do with unlimited GPU processes; overrides the pool
   GPUCLOUD_METRICS       HOST:PORT where Prometheus reads /metrics, or a port of loopback (off); gpu-manager uses 5678
   GPUCLOUD_KUBELET_DIR   directory of kubelet.sock, like /var/lib/kubelet/device-plugins: be its device plugin (off)
+  GPUCLOUD_DRA           on: be that kubelet's driver for Dynamic Resource Allocation, too (off)
+  GPUCLOUD_DEVICE_PLUGIN off: be its driver alone (on)
   GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else ../pod-resources/kubelet.sock from there)
   GPUCLOUD_KUBERNETES_NODE  this machine's node name in the cluster (else its host name)
   GPUCLOUD_CLUSTER       enrol through this cluster (its name at the server), without a one-time token

@@ -42,7 +42,7 @@ from agent.launch.methods import LaunchMethods
 from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
-from agent.metrics import Exporter, Facts
+from agent.metrics import Exporter, Facts, Prepares
 from agent.node import Node
 from agent.rundir import RunDir
 from agent.server import enrolment
@@ -85,12 +85,10 @@ class Daemon:
         self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)
-        report_files = partial(self._tell, "ways-not-written")
-        self._launch_methods = LaunchMethods(
-            library=settings.library, run_dir=run_dir, cdi_dir=settings.cdi_dir, report=report_files
-        )
-        health = self._checkup.health
-        self._kubelet = kubelet.create(settings, self._node, self._launch_methods, health, lambda: self._inventory)
+        self._launch_methods = LaunchMethods(settings, run_dir, report=partial(self._tell, "ways-not-written"))
+        self._prepares, health = Prepares(), self._checkup.health
+        sources = kubelet.Sources(self._node, self._launch_methods, health, lambda: self._inventory, self._prepares)
+        self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
@@ -130,8 +128,7 @@ class Daemon:
         ]
         if self._settings.audit != "off":
             loops.append(self._audits())
-        if self._kubelet is not None:
-            loops.append(self._kubelet.run())
+        loops += [part.run() for part in self._kubelet]
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -261,6 +258,7 @@ class Daemon:
             gpus=list(self._inventory.gpus),
             checks=await self._self_check.check_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
+            dra=self._settings.is_dra_driver or msgspec.UNSET,
         )
 
     async def _inventory_now(self) -> Inventory:
@@ -275,8 +273,7 @@ class Daemon:
                 self._inventory = await self._in_nvml_thread(self._nvml.inventory)
         except TimeoutError:
             # The known GPUs stay; a hung driver must not block changes of limits.
-            words = f"NVML has not answered within {NVML_SECONDS:g} s"
-            self._inventory = before._replace(problem=words)
+            self._inventory = before._replace(problem=f"NVML has not answered within {NVML_SECONDS:g} s")
         self._node.know_gpus(frozenset(gpu.uuid for gpu in self._inventory.gpus), self._inventory.problem)
         if self._inventory.problem is not None and self._inventory.problem != before.problem:
             log.error("no-gpus", reason=self._inventory.problem)
@@ -346,14 +343,12 @@ class Daemon:
             return self._status(caller)
         if request.claim is None or request.secret is None:
             return Refusal(code="bad-request", detail="A request names a `claim` and its `secret`.")
-        claim = {"claim_uid": request.claim, "secret": request.secret}
+        library, claim = self._settings.library, {"claim_uid": request.claim, "secret": request.secret}
         if request.ask == "page":
-            return authorization.give_page(
-                self._node, self._settings.library, **claim, caller=caller, user=request.user
-            )
+            return authorization.give_page(self._node, library, **claim, caller=caller, user=request.user)
         # Its control group is new.
         self._kernel_limits.check_now.set()
-        return authorization.admit(self._node, self._settings.library, **claim, caller=caller)
+        return authorization.admit(self._node, library, **claim, caller=caller)
 
     def _show_metrics(self) -> None:
         if self._settings.metrics is None:
@@ -381,6 +376,7 @@ class Daemon:
             findings=len(self._auditor.audit.findings),
             health=self._reports.latest,
             xids={uuid: error.number for uuid, error in self._checkup.health.last_xids.items()},
+            prepares=self._prepares if self._settings.is_dra_driver else None,
         )
 
     def _status(self, caller: Caller) -> Answer:

@@ -7,12 +7,15 @@ and cost no reading of the machine: they are those of the last sample, at most a
 """
 
 import asyncio
+import copy
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent import wire
@@ -46,6 +49,35 @@ DEVICES = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "Ratio of cycles the tensor (HMMA) pipe is active.",
     "DCGM_FI_PROF_DRAM_ACTIVE": "Ratio of cycles the device memory interface is active sending or receiving data.",
 }
+# In seconds: a claim in force is prepared within milliseconds, and the kubelet waits 45 s.
+PREPARE_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Durations:
+    """Durations of one kind, counted by PREPARE_BOUNDS."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(PREPARE_BOUNDS) + 1)
+        self.sum_seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(PREPARE_BOUNDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+
+class Prepares:
+    """The preparations of ResourceClaims for a kubelet since the agent started."""
+
+    def __init__(self) -> None:
+        # Until the claim's limits were in force; and the agent's own work.
+        self.durations = {"wait": Durations(), "work": Durations()}
+        self.refusals = 0
+
+    def note(self, *, waited_seconds: float, worked_seconds: float) -> None:
+        """Count one prepared claim."""
+        self.durations["wait"].add(waited_seconds)
+        self.durations["work"].add(worked_seconds)
 
 
 class Facts(NamedTuple):
@@ -69,6 +101,8 @@ class Facts(NamedTuple):
     kubernetes_node: str | None = None
     # The last report of the GPUs' health; None before the first.
     health: wire.Health | None = None
+    # None: the agent is no driver for Dynamic Resource Allocation.
+    prepares: Prepares | None = None
 
 
 class Exporter(Collector):
@@ -89,7 +123,9 @@ class Exporter(Collector):
             yield from families
 
     async def _take(self) -> Facts:
-        return self._facts()
+        facts = self._facts()
+        # The rest is read in another thread.
+        return facts._replace(prepares=copy.deepcopy(facts.prepares))
 
 
 def _shares(facts: Facts) -> Iterable[Metric]:
@@ -185,4 +221,18 @@ def _agent_metrics(facts: Facts) -> Iterable[Metric]:
         "gpucloud_agent_findings": ("GPU processes that no limit holds, or not all of it.", facts.findings),
     }
     gauges = (GaugeMetricFamily(name, words, value=float(value)) for name, (words, value) in plain.items())
-    return (states, throttled, restarts, *gauges)
+    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares))
+
+
+def _prepares(prepares: Prepares | None) -> Iterable[Metric]:
+    seconds = HistogramMetricFamily(
+        "gpucloud_agent_dra_prepare_seconds",
+        "Time to prepare a ResourceClaim: the wait until its limits are in force, and the agent's own work.",
+        labels=["part"],
+    )
+    refusals = CounterMetricFamily("gpucloud_agent_dra_refusals", "ResourceClaims that could not be prepared in time.")
+    refusals.add_metric([], prepares.refusals if prepares is not None else 0)
+    for part, durations in prepares.durations.items() if prepares is not None else ():
+        names = [*map(str, PREPARE_BOUNDS), "+Inf"]
+        seconds.add_metric([part], list(zip(names, accumulate(durations.counts), strict=True)), durations.sum_seconds)
+    return seconds, refusals

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from agent import backoff, rundir
+from agent import backoff, rundir, wire
 from agent.local_wire import AuditMode
 
 # Container runtimes give a program ten seconds to end, and programs are written for that.
@@ -47,7 +47,7 @@ class Library(NamedTuple):
 
 
 class Kubelet(NamedTuple):
-    """The kubelet whose device plugin the agent is."""
+    """The kubelet whose device plugin or driver for Dynamic Resource Allocation the agent is."""
 
     # The directory of kubelet.sock.
     directory: Path
@@ -55,6 +55,18 @@ class Kubelet(NamedTuple):
     pod_resources: Path
     # The machine's node name in its cluster.
     node: str
+    device_plugin: bool = True
+    dra: bool = False
+
+    @property
+    def plugin_registry(self) -> Path:
+        """The directory in which the kubelet looks for drivers' sockets."""
+        return self.directory.parent / "plugins_registry"
+
+    @property
+    def driver_directory(self) -> Path:
+        """The directory of the driver's own socket."""
+        return self.directory.parent / "plugins" / wire.DRA_DRIVER
 
 
 class Cluster(NamedTuple):
@@ -85,7 +97,7 @@ class Settings(NamedTuple):
     audit: AuditMode | None
     # The host and port for Prometheus; None: no metrics.
     metrics: tuple[str, int] | None
-    # None: the agent is no kubelet's device plugin.
+    # None: the agent serves no kubelet.
     kubelet: Kubelet | None
     # None: the agent enrols with a one-time token.
     cluster: Cluster | None
@@ -101,6 +113,11 @@ class Settings(NamedTuple):
     # With less free space than this in the state or run directory, the node takes no new claims.
     least_free_bytes: int
     backoff_cap_seconds: float
+
+    @property
+    def is_dra_driver(self) -> bool:
+        """True if the agent is a kubelet's driver for Dynamic Resource Allocation."""
+        return self.kubelet is not None and self.kubelet.dra
 
 
 def read(*, server: str | None, state_dir: str | None, environment: Mapping[str, str]) -> Settings:
@@ -156,8 +173,14 @@ def _cdi_dir(named: str | None, run_dir: Path) -> Path | None:
 
 def _kubelet(environment: Mapping[str, str]) -> Kubelet | None:
     directory = environment.get("GPUCLOUD_KUBELET_DIR")
+    device_plugin = _on(environment, "GPUCLOUD_DEVICE_PLUGIN")
+    dra = _on(environment, "GPUCLOUD_DRA", otherwise="off")
     if not directory or directory == "off":
+        if dra:
+            raise SettingsError("GPUCLOUD_DRA=on needs GPUCLOUD_KUBELET_DIR: which kubelet's driver is it?")
         return None
+    if not device_plugin and not dra:
+        raise SettingsError("GPUCLOUD_KUBELET_DIR needs GPUCLOUD_DEVICE_PLUGIN or GPUCLOUD_DRA to be on.")
     if importlib.util.find_spec("grpc") is None:
         raise SettingsError(
             "GPUCLOUD_KUBELET_DIR needs grpcio: the image has it, the bundle for single machines has not."
@@ -169,6 +192,8 @@ def _kubelet(environment: Mapping[str, str]) -> Kubelet | None:
             environment.get("GPUCLOUD_POD_RESOURCES") or path.parent / "pod-resources" / "kubelet.sock"
         ).absolute(),
         node=environment.get("GPUCLOUD_KUBERNETES_NODE") or socket.gethostname(),
+        device_plugin=device_plugin,
+        dra=dra,
     )
 
 
@@ -223,8 +248,8 @@ def _address(environment: Mapping[str, str], name: str, *, otherwise: tuple[str,
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _on(environment: Mapping[str, str], name: str) -> bool:
-    text = environment.get(name) or "on"
+def _on(environment: Mapping[str, str], name: str, *, otherwise: str = "on") -> bool:
+    text = environment.get(name) or otherwise
     if text not in ("on", "off"):
         raise SettingsError(f"{name}={text} is neither on nor off.")
     return text == "on"

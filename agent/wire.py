@@ -18,25 +18,24 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 VERSION: Final = 1
-# Of an agent's frame. A node of 16 GPUs with 32 assignments each stays under 200 KiB; more is not a node's frame.
+# Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
 MAX_FRAME_BYTES = 1 << 20
-MAX_GPUS, MAX_ASSIGNMENTS = 64, 4096
-MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 1024, 32, 64, 512
+MAX_GPUS, MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 64, 4096, 1024, 32, 64, 512
 
 # Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
+# The driver's name in ResourceSlices, DeviceClasses and ResourceClaims.
+DRA_DRIVER: Final = "gpucloud.io"
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
-CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED = 4400, 4401, 4409
-CLOSE_TOO_LARGE, CLOSE_BUSY = 4413, 4429
+CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED, CLOSE_TOO_LARGE, CLOSE_BUSY = 4400, 4401, 4409, 4413, 4429
 
 Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 GpuUuid = Annotated[str, Meta(pattern=r"^(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-# Of one GPU: 16 TiB, some fifty times the largest there is.
-DeviceBytes = Annotated[int, Meta(ge=0, le=2**44)]
+DeviceBytes = Annotated[int, Meta(ge=0, le=2**44)]  # of one GPU: 16 TiB, some fifty times the largest there is
 Percent = Annotated[int, Meta(ge=0, le=100)]
 # Measured shares may pass 100 a little: the window's ends do not fall on a kernel's ends.
 MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
@@ -44,11 +43,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 Celsius = Annotated[float, Meta(ge=-1000, le=1e5)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
-# Kubernetes' bounds of names: a DNS subdomain, a DNS label.
-ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]
-LabelName = Annotated[str, Meta(min_length=1, max_length=63)]
-# A reason or type as in Kubernetes: `ClockInSync`.
-CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]
+ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]  # in Kubernetes: a DNS subdomain
+LabelName = Annotated[str, Meta(min_length=1, max_length=63)]  # a DNS label
+CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
 
 AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
 # The ways in which the claims of a GPU share its compute under contention; docs/api.md describes each.
@@ -101,10 +98,9 @@ class Hello(Frame, frozen=True, kw_only=True):
     arbiter: bool = False
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
     checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
-    # The machine's node name in its cluster, if the agent is a kubelet's device plugin. Left out otherwise: an older
-    # server does not know the field.
+    # Both left out without a kubelet, which an older server does not know: the machine's node name in its cluster; True
+    # if the agent is the node's driver for Dynamic Resource Allocation.
     kubernetes_node: ObjectName | UnsetType = UNSET
-    # True if the agent is its node's driver for Dynamic Resource Allocation, too. Left out otherwise.
     dra: bool | UnsetType = UNSET
 
 
@@ -132,10 +128,8 @@ class Drift(Record, frozen=True, kw_only=True):
 
     kind: DriftKind
     claim_uid: Uid
-    # In words, with what to do if the agent cannot repair it.
-    detail: Sentence
-    # True if the agent could repair it, and waits for the order.
-    mendable: bool
+    detail: Sentence  # in words, with what to do if the agent cannot repair it
+    mendable: bool  # True if the agent could repair it, and waits for the order
     since: Seconds
 
 
@@ -379,21 +373,6 @@ FromServer = Welcome | Desired | Ack
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
-
-# The longest values: in every word the character whose JSON is longest.
-_UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200
-_GPU, _MOST = f"GPU-{_UID}", 2**63 - 1
-_LONGEST = Assignment(
-    uid=_UID, claim_uid=_UID, tenant=_WORD, gpu_uuid=_GPU, generation=_MOST, core_request=100, core_limit=100,
-    memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False,
-    sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
-    pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
-    resource_claim=ResourceClaim(
-        namespace="\1" * 63, name="\1" * 253, uid=_UID, pool="\1" * 253, device="\1" * 63, request=_WORD, share_id=_WORD,
-    ),
-)  # fmt: skip
-# The bound of what an agent must be able to read: so many assignments, and for each GPU a moment within a frame.
-MAX_DESIRED_BYTES: Final = MAX_ASSIGNMENTS * (len(_encoder.encode(_LONGEST)) + 1) + MAX_FRAME_BYTES
 
 
 class MalformedFrame(ValueError):

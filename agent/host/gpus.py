@@ -13,7 +13,7 @@ import pynvml as nvml
 import structlog
 
 from agent import wire
-from agent.host import memory_limits
+from agent.host import memory_limits, numa
 
 log = structlog.get_logger()
 
@@ -43,6 +43,8 @@ class Inventory(NamedTuple):
     problem: str | None = None
     # The number of /dev/nvidia<number>, by uuid; left out if the driver has none (a simulated one).
     minors: dict[str, int] = {}
+    # The memory node (NUMA), by uuid; left out if the machine does not say.
+    memory_nodes: dict[str, int] = {}
     # True if the driver can limit control groups' memory (memory_limits.py).
     limits_memory: bool = False
 
@@ -121,13 +123,13 @@ class Nvml:
             self._known = kept | {uuid: self._describe(uuid, gpu) for uuid, gpu in found.items()}
             self._silent = silent
             gpus = tuple(sorted(self._known.values(), key=lambda gpu: gpu.index))
-            minors = {uuid: optional(nvml.nvmlDeviceGetMinorNumber, handle) for uuid, handle in self._handles.items()}
-            there = {uuid: minor for uuid, minor in minors.items() if minor is not None}
+            minors = self._ask_all(nvml.nvmlDeviceGetMinorNumber)
             # It is not known anew of GPUs that do not answer.
             known = (memory_limits.is_known(handle) for handle in self._handles.values())
             limits_memory = any(known) if self._handles else self.latest.limits_memory
             version = _text(nvml.nvmlSystemGetDriverVersion())
-            inventory = Inventory(gpus, version, minors=there, limits_memory=limits_memory)
+            nodes = self.latest.memory_nodes | self._ask_all(numa.read_node)
+            inventory = Inventory(gpus, version, minors=minors, memory_nodes=nodes, limits_memory=limits_memory)
             self.latest = inventory
             if silent and not found:
                 # All at once: this opening of NVML itself may no longer be valid.
@@ -178,6 +180,11 @@ class Nvml:
                 self._shared_at[uuid] = max(int(one.timeStamp) for one in samples)
                 found[uuid] = {int(one.pid): float(one.smUtil) for one in samples}
         return found
+
+    def _ask_all(self, ask: Any) -> dict[str, int]:
+        """Return the answers about the GPUs that answer, by uuid, without those that have none."""
+        answers = {uuid: optional(ask, handle) for uuid, handle in self._handles.items()}
+        return {uuid: int(answer) for uuid, answer in answers.items() if answer is not None}
 
     def _ensure_open(self) -> None:
         if self._open:

@@ -56,10 +56,10 @@ class DevicePlugin(Protocol):
     ) -> plugin.PreStartContainerResponse: ...
 
 
-async def serve(path: Path, service: DevicePlugin) -> aio.Server:
-    """Start the plugin's server at this socket, which does not exist yet. Raises OSError."""
+async def serve(path: Path, handlers: tuple[grpc.GenericRpcHandler, ...]) -> aio.Server:
+    """Start a server at this socket, which does not exist yet. Raises OSError."""
     server = aio.server(maximum_concurrent_rpcs=MOST_CALLS)
-    server.add_generic_rpc_handlers((_handlers(service),))
+    server.add_generic_rpc_handlers(handlers)
     try:
         server.add_insecure_port(f"unix:{path}")
     except RuntimeError as error:
@@ -91,7 +91,8 @@ async def _call(socket: Path, method: str, request: Message, answer: type[Answer
         raise Unreachable(f"{socket}: {error.details()}") from error
 
 
-def _handlers(service: DevicePlugin) -> grpc.GenericRpcHandler:
+def plugin_handlers(service: DevicePlugin) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Return the handlers of a device plugin's socket."""
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     methods: dict[str, Any] = {
         "GetDevicePluginOptions": unary(
@@ -114,4 +115,4 @@ def _handlers(service: DevicePlugin) -> grpc.GenericRpcHandler:
             plugin.PreStartContainerResponse.SerializeToString,
         ),
     }
-    return grpc.method_handlers_generic_handler(f"{VERSION}.DevicePlugin", methods)
+    return (grpc.method_handlers_generic_handler(f"{VERSION}.DevicePlugin", methods),)

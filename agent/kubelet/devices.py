@@ -16,8 +16,10 @@ CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
 CORES_OF_A_GPU = 100
 BLOCK_BYTES = 256 << 20
-# gRPC's messages have at most 4 MiB. A device has 55 bytes under gpu-manager's name, and 23 under a short one.
+# gRPC's messages have at most 4 MiB. A device has 55 bytes under gpu-manager's name, 23 under a short one, and 6 more
+# with its memory node.
 MOST_LONG_NAMES = 50_000
+MOST_WITH_NODES = 120_000
 
 
 class Offer(NamedTuple):
@@ -27,6 +29,8 @@ class Offer(NamedTuple):
     ids: dict[str, tuple[str, ...]]
     # Those of GPUs that take no new work.
     unhealthy: frozenset[str] = frozenset()
+    # The memory node (NUMA) of each GPU of which the machine says it.
+    memory_nodes: dict[str, int] = {}
 
 
 class Wish(NamedTuple):
@@ -36,8 +40,13 @@ class Wish(NamedTuple):
     gpus: tuple[str, ...]
 
 
-def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = ()) -> Offer:
-    """Return all ids of the resource; `unhealthy` names GPUs by uuid."""
+def offer(
+    resource: str,
+    gpus: Iterable[wire.Gpu],
+    unhealthy: Collection[str] = (),
+    memory_nodes: Mapping[str, int] | None = None,
+) -> Offer:
+    """Return all ids of the resource; `unhealthy` names GPUs by uuid, and so does `memory_nodes`."""
     ids: dict[str, tuple[str, ...]] = {}
     first, found = 0, sorted(gpus, key=lambda one: one.index)
     blocks = sum(gpu.memory_bytes // BLOCK_BYTES for gpu in found)
@@ -50,7 +59,10 @@ def offer(resource: str, gpus: Iterable[wire.Gpu], unhealthy: Collection[str] = 
             end = first + gpu.memory_bytes // BLOCK_BYTES
             ids[gpu.uuid] = tuple(f"{prefix}{number}" for number in range(first, end))
             first = end
-    return Offer(ids, frozenset(one for uuid in unhealthy for one in ids.get(uuid, ())))
+    # The kubelet takes devices without one for near everything.
+    fits = sum(map(len, ids.values())) <= MOST_WITH_NODES
+    nodes = {uuid: node for uuid, node in (memory_nodes or {}).items() if uuid in ids and fits}
+    return Offer(ids, frozenset(one for uuid in unhealthy for one in ids.get(uuid, ())), nodes)
 
 
 def unhealthy_gpus(gpus: Iterable[wire.Gpu], conditions: Iterable[wire.Condition]) -> frozenset[str]:

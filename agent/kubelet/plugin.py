@@ -52,14 +52,8 @@ class Plugin(calls.DevicePlugin):
     async def list_and_watch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
         """Yield all devices now, and all again after each change."""
         while True:
-            news, offered = self._news, self._offered
-            yield pb.ListAndWatchResponse(
-                devices=[
-                    pb.Device(ID=one, health="Unhealthy" if one in offered.unhealthy else "Healthy")
-                    for ids in offered.ids.values()
-                    for one in ids
-                ]
-            )
+            news = self._news
+            yield describe_devices(self._offered)
             await news.wait()
 
     async def prefer(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
@@ -109,6 +103,22 @@ class Plugin(calls.DevicePlugin):
             await _refuse(context, "a device is named twice")
         if strange := set(ids) - offered:
             await _refuse(context, f"{min(strange)[:63]} is no device of {self.resource} on this node")
+
+
+def describe_devices(offered: Offer) -> pb.ListAndWatchResponse:
+    """Return the message that offers all devices to the kubelet."""
+    topology = {gpu: pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]) for gpu, node in offered.memory_nodes.items()}
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(
+                ID=one,
+                health="Unhealthy" if one in offered.unhealthy else "Healthy",
+                topology=topology.get(gpu),
+            )
+            for gpu, ids in offered.ids.items()
+            for one in ids
+        ]
+    )
 
 
 async def _refuse(context: Context, words: str) -> None:

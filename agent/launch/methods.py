@@ -4,8 +4,10 @@ They are reconciled with the claims like everything here: a deleted file is writ
 removed. A claim that is being released has none, so that nothing new starts under it.
 """
 
+import asyncio
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from agent.claims.claim import ClaimRuntime
 from agent.launch import cdi, environment
 from agent.node import Node
 from agent.rundir import RunDir
-from agent.settings import Library
+from agent.settings import Settings
 
 log = structlog.get_logger()
 
@@ -45,12 +47,10 @@ class _Made(NamedTuple):
 class LaunchMethods:
     """The files of one node's claims. `report` receives the text about files that could not be written, once."""
 
-    def __init__(
-        self, *, library: Library, run_dir: RunDir, cdi_dir: Path | None, report: Callable[[str], None]
-    ) -> None:
-        self._library = library
+    def __init__(self, settings: Settings, run_dir: RunDir, *, report: Callable[[str], None]) -> None:
+        self._library = settings.library
         self._run_dir = run_dir
-        self._cdi_dir = cdi_dir
+        self._cdi_dir = settings.cdi_dir
         self._report = report
         self._made: dict[str, _Made] = {}
         self._written: dict[Path, _Written] = {}
@@ -59,6 +59,9 @@ class LaunchMethods:
         # The name under which a container runtime knows the claim's device beside its uid.
         self._names: dict[str, str] = {}
         self._swept = False
+        # Set when the files or their problem change, and replaced by the next one; the time of that, monotonic.
+        self.changed = asyncio.Event()
+        self.changed_at = float("-inf")
 
     def name(self, claim_uid: str, name: str) -> None:
         """Give the claim's device this name from the next `keep` on, and remove it from any other claim."""
@@ -80,7 +83,7 @@ class LaunchMethods:
                 wanted |= made[uid].files
             except environment.NotPlain as error:
                 problems.append(f"{error}.")
-        self._made = made
+        before, self._made = self._made, made
         if wanted and not self._library.path.is_file():
             # ld.so would only warn, and the program would run without limits.
             problems.append(f"The library that enforces limits is not at {self._library.path}.")
@@ -92,7 +95,20 @@ class LaunchMethods:
         if problem is not None and problem != self.problem:
             log.warning("ways-not-written", reason=problem)
             self._report(f"Containers and units cannot be started under claims: {problem}")
+        changed = made != before or problem != self.problem
         self.problem = problem
+        if changed:
+            self.changed_at = time.monotonic()
+            self.changed.set()
+            self.changed = asyncio.Event()
+
+    def is_kept(self, claim_uid: str) -> bool:
+        """Return whether the claim's files are there as they were written."""
+        made = self._made.get(claim_uid)
+        return made is not None and all(
+            path in self._written and _inode(path) == self._written[path].inode
+            for path in (*made.files, *self._shared_files())
+        )
 
     def _match(self, wanted: Mapping[Path, bytes], claims: Iterable[str]) -> list[str]:
         """Write and remove files; return the failures in words."""

@@ -13,7 +13,7 @@ import structlog
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from agent import wire
+from agent import wire, wire_bounds
 from agent.backoff import Backoff
 from agent.server.outbox import Outbox
 from agent.server.rest import is_loopback
@@ -116,7 +116,7 @@ class Link:
         return connect(
             self._url,
             additional_headers={"Authorization": f"Bearer {self._credential}"},
-            max_size=wire.MAX_DESIRED_BYTES,
+            max_size=wire_bounds.MAX_DESIRED_BYTES,
             ping_interval=KEEPALIVE_SECONDS,
             ping_timeout=KEEPALIVE_SECONDS,
             close_timeout=1,

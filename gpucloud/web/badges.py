@@ -21,6 +21,7 @@ class Badge:
 BADGES: Final = {
     # Claims and assignments.
     "pending": Badge(_("Pending"), "hourglass", "busy"),
+    "allocating": Badge(_("Allocating"), "hourglass", "busy"),
     "queued": Badge(_("Queued"), "clock", "warn"),
     "assigned": Badge(_("Assigned"), "loader-2", "busy"),
     "active": Badge(_("Active"), "circle-check", "good"),

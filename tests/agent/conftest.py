@@ -14,6 +14,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from agent import wire
 from tests.agent.control import Connection, Control
+from tests.agent.plugin_watcher import PluginWatcher
 from tests.agent.stage import BUILD, GPULOAD, ROOT, Stage
 
 
@@ -57,3 +58,12 @@ async def link(stage: Stage) -> Connection:
     hello = await connection.expect(wire.Hello)
     stage.gpus = [gpu.uuid for gpu in hello.gpus]
     return connection
+
+
+@pytest.fixture
+async def watcher(run_dir: Path) -> AsyncIterator[PluginWatcher]:
+    """Return the plugin watcher of a running kubelet."""
+    it = PluginWatcher(run_dir / "kubelet")
+    it.start()
+    yield it
+    await it.stop()

@@ -72,10 +72,10 @@ class Plugin:
 
 
 class Kubelet:
-    """A kubelet whose sockets are below `root`: `plugins/kubelet.sock`, `pod-resources/kubelet.sock`."""
+    """A kubelet whose sockets are below `root`: `device-plugins/kubelet.sock`, `pod-resources/kubelet.sock`."""
 
     def __init__(self, root: Path) -> None:
-        self.directory = root / "plugins"
+        self.directory = root / "device-plugins"
         self.pod_resources = root / "pod-resources" / "kubelet.sock"
         self.registrations: list[pb.RegisterRequest] = []
         self.plugins: dict[str, Plugin] = {}

@@ -1,11 +1,13 @@
 """A GPU that does not answer affects itself only: the node keeps the others."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
+from agent.host import numa
 from agent.host.gpus import Nvml
 
 MIB = 1 << 20
@@ -117,3 +119,15 @@ def test_a_driver_that_does_not_tell_what_the_card_keeps_offers_the_total(driver
     nvml = Nvml()
     assert {gpu.memory_bytes for gpu in nvml.inventory().gpus} == {143_771 * MIB}
     assert {usage.memory_bytes for usage in nvml.sample()} == {(615 + 7) * MIB}
+
+
+@pytest.mark.parametrize(("text", "node"), [("0\n", 0), ("3\n", 3), ("-1\n", None), ("", None), (None, None)])
+def test_a_gpus_memory_node_is_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, node: int | None
+) -> None:
+    address = SimpleNamespace(domain=0x10000, bus=0x3B, device=0x1F)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPciInfo", lambda _: address)
+    if text is not None:
+        (tmp_path / "10000:3b:1f.0").mkdir()
+        (tmp_path / "10000:3b:1f.0" / "numa_node").write_text(text)
+    assert numa.read_node(None, tmp_path) == node

@@ -8,6 +8,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from agent import wire
+from agent.wire_bounds import MAX_DESIRED_BYTES
 from tests.agent.control import Connection, Control
 from tests.agent.stage import Stage, eventually
 
@@ -130,7 +131,7 @@ async def test_a_wanted_state_of_many_claims_with_long_names_is_taken(stage: Sta
 
 async def test_a_frame_that_no_node_can_need_is_not_read(stage: Stage, link: Connection, control: Control) -> None:
     with suppress(ConnectionClosed):
-        await link.socket.send(" " * (wire.MAX_DESIRED_BYTES + 1))
+        await link.socket.send(" " * (MAX_DESIRED_BYTES + 1))
     await link.closed.wait()
     await control.connection()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent import wire
+from agent.wire_bounds import MAX_DESIRED_BYTES
 
 UID = "00000000-0000-0000-0000-000000000001"
 ASSIGNMENT = {
@@ -47,6 +48,8 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     words = dict.fromkeys(("tenant", "claim_name", "pod_uid"), "\x1f" * 200)
     pod = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "container": "\x1f" * 63}
     longest = {**ASSIGNMENT, **words, "pod": pod, "generation": 2**63 - 1, "memory_bytes": 2**63 - 1, "present": False}
+    names = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "pool": "\x1f" * 253, "device": "\x1f" * 63}
+    longest["resource_claim"] = {**names, "uid": UID, "request": "\x1f" * 200, "share_id": "\x1f" * 200}
     longest["sharing"] = {"policy": "weighted", "weight": 1000, "best_effort": True, "ceiling": 99, "parts": 16}
     frame = {"type": "desired", "v": 1, "frame": 2**31 - 1, "assignments": [longest]}
     known = wire.decode_from_server(json.dumps(frame))
@@ -57,7 +60,7 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
         frame=2**31 - 1, policy=policy, mend=False, assignments=known.assignments * wire.MAX_ASSIGNMENTS
     )
     assert wire.decode_from_server(wire.encode(full)) == full
-    assert 0.9 * wire.MAX_DESIRED_BYTES < len(wire.encode(full)) <= wire.MAX_DESIRED_BYTES
+    assert 0.9 * MAX_DESIRED_BYTES < len(wire.encode(full)) <= MAX_DESIRED_BYTES
     for name in words:
         with pytest.raises(wire.MalformedFrame, match="200"):
             wire.decode_from_server(json.dumps({**frame, "assignments": [{**longest, name: "x" * 201}]}))

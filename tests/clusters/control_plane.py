@@ -101,7 +101,7 @@ class ControlPlane:
             "kube-controller-manager", f"--kubeconfig={self._kubeconfig_file()}", "--leader-elect=false",
             "--secure-port=0", f"--service-account-private-key-file={keys}",
             "--controllers=resourcequota-controller,namespace-controller,serviceaccount-controller,"
-            "garbage-collector-controller", "--resource-quota-sync-period=2s",
+            "garbage-collector-controller,resourceclaim-controller", "--resource-quota-sync-period=2s",
         )  # fmt: skip
 
     def start_scheduler(self, config: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from agent import wire
+from agent import wire, wire_bounds
 from apps.nodes.gateway import desired_states, outgoing, reconnect_throttle
 from apps.nodes.gateway.desired_states import DesiredStates
 from apps.nodes.gateway.outgoing import Outgoing
@@ -111,7 +111,7 @@ async def test_a_node_that_cannot_be_read_hears_so_and_holds_up_no_other(monkeyp
 async def test_a_node_with_more_than_its_agent_takes_keeps_what_it_was_told(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
 ) -> None:
-    state = wire.Desired(frame=1, assignments=[wire._LONGEST] * 2)
+    state = wire.Desired(frame=1, assignments=[wire_bounds.LONGEST] * 2)
     monkeypatch.setattr(node_claims.get(), "desired", lambda node_ids: dict.fromkeys(node_ids, state))
     monkeypatch.setattr(wire, "MAX_ASSIGNMENTS", most)
     reader, told = DesiredStates(), list[str]()

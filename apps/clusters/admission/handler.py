@@ -20,6 +20,9 @@ WEBHOOKS: dict[str, Callable[[reviews.Review, Policy], reviews.Verdict]] = {
 }
 
 Message = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Judge = Callable[[reviews.Review], Awaitable[reviews.Verdict]]
 
 
 def policy() -> Policy:
@@ -38,16 +41,24 @@ def policy() -> Policy:
     )
 
 
-async def application(
-    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-) -> None:
-    """Answer one admission review.
+async def application(scope: Message, receive: Receive, send: Send) -> None:
+    """Answer one admission review by the webhook of its path."""
+    webhook = WEBHOOKS.get(scope["path"].rstrip("/"))
+    if webhook is None:
+        await _send(send, 404, {"title": "No webhook", "detail": f"The paths are {', '.join(WEBHOOKS)}."})
+        return
+
+    async def judge(review: reviews.Review) -> reviews.Verdict:
+        return webhook(review, policy())
+
+    await answer_review(scope, receive, send, judge)
+
+
+async def answer_review(scope: Message, receive: Receive, send: Send, judge: Judge) -> None:
+    """Answer one admission review by `judge`.
 
     A body that is not a review is answered with 400, so that the webhook's failurePolicy decides.
     """
-    webhook = WEBHOOKS.get(scope["path"].rstrip("/"))
-    if webhook is None:
-        return await _send(send, 404, {"title": "No webhook", "detail": f"The paths are {', '.join(WEBHOOKS)}."})
     if scope["method"] != "POST":
         return await _send(send, 405, {"title": "Not allowed", "detail": "Send an AdmissionReview by POST."})
     body = await _body(receive)
@@ -57,7 +68,7 @@ async def application(
         review = reviews.parse(body)
     except reviews.NotAReview as error:
         return await _send(send, 400, {"title": error.title, "detail": error.detail})
-    return await _send(send, 200, reviews.answer(review, webhook(review, policy())))
+    return await _send(send, 200, reviews.answer(review, await judge(review)))
 
 
 async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:

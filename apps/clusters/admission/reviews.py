@@ -30,6 +30,8 @@ class Review:
     old: Mapping[str, Any]
     # The user who sends the request, and the user's groups.
     who: frozenset[str]
+    # True if nothing may be kept: the object is not going to be stored.
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def parse(body: bytes) -> Review:
         namespace=str(request.get("namespace") or ""),
         thing=_mapping(request, "object"),
         old=_mapping(request, "oldObject"),
+        dry_run=request.get("dryRun") is True,
         who=frozenset(map(str, (user.get("username"), *(groups if isinstance(groups, list) else ())))),
     )
 

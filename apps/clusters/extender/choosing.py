@@ -17,7 +17,6 @@ from django.db import transaction
 from apps.clusters.core.gpu_admission import WHOLE, Chosen, ContainerRequest, View
 from apps.clusters.formats.gpu_manager import UNIT_MIB
 from apps.clusters.formats.wishes import selection_of
-from apps.clusters.importing import following
 from apps.clusters.kube.client import Client
 from apps.clusters.kube.client import Refused as RefusedByCluster
 from apps.clusters.kube.mirror import Mirror
@@ -98,18 +97,11 @@ class ByLedger:
     def _is_payer(self, cluster: Cluster, namespace: str, tenant: Tenant) -> bool:
         try:
             return self._tenant(cluster, namespace) == tenant
-        except (following.Unbound, RefusedByCluster):  # not bound to a tenant, or being removed
+        except (bindings.Unbound, RefusedByCluster):  # not bound to a tenant, or being removed
             return False
 
     def _tenant(self, cluster: Cluster, namespace: str) -> Tenant:
-        rows = list(cluster.bindings.select_related("tenant"))
-        labels: Mapping[str, str] = {}
-        if any(row.selector for row in rows) and not any(row.namespace == namespace for row in rows):
-            labels = self._client.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
-        tenant = bindings.tenant_of(rows, namespace, dict(labels))
-        if tenant is None:
-            raise following.Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
-        return tenant
+        return bindings.payer(cluster, namespace, lambda: self._client.labels_of(namespace))
 
     def _memory_of_a_gpu(self, cluster: Cluster) -> int:
         """Return the smallest GPU's memory: a whole GPU is charged at least this much."""

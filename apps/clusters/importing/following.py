@@ -108,10 +108,7 @@ def _hold(cluster: Cluster, wanted: PodWanted, labels: Mapping[str, str]) -> Non
     if _is_recorded(cluster, wanted):
         outside.drop(cluster=cluster, pod_uid=wanted.uid)
         return
-    bound = list(cluster.bindings.select_related("tenant"))
-    tenant = bindings.tenant_of(bound, wanted.namespace, dict(labels))
-    if tenant is None:
-        raise Unbound(f"Namespace {wanted.namespace} is bound to no tenant: bind it.", namespace=wanted.namespace)
+    tenant = bindings.payer(cluster, wanted.namespace, lambda: labels)
     hold(wanted, tenant=tenant, principal=cluster.principal, cluster=cluster)
 
 
@@ -133,10 +130,6 @@ def _parts(cluster: Cluster, wanted: PodWanted) -> outside.Parts:
         more_mib = gpu.memory_mib if share.memory_mib is None else share.memory_mib
         parts[gpu.pk] = core + max(share.core_request, LEAST_CORE), memory_mib + more_mib
     return parts
-
-
-class Unbound(GpucloudError, code="namespace-unbound", title="The namespace is bound to no tenant"):
-    """The pod's namespace is bound to no tenant."""
 
 
 def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) -> None:

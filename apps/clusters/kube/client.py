@@ -102,6 +102,10 @@ class Client:
                 return None
             raise
 
+    def labels_of(self, namespace: str) -> dict[str, str]:
+        """Return the namespace's labels. Raises Unreachable, Refused."""
+        return self.get(f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
+
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Create an object. Raises Unreachable, Refused."""
         return self._answer("POST", path, {}, json.dumps(body).encode())

@@ -23,8 +23,8 @@ class Leading(BaseCommand):
     """
 
     lock: ClassVar[int]
-    # Class of a cluster's thread.
-    begin: ClassVar[type[Watch]]
+    # Classes of a cluster's threads.
+    begins: ClassVar[tuple[type[Watch], ...]]
     stopping = False
 
     def lead(self) -> None:
@@ -32,7 +32,7 @@ class Leading(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         while not self.stopping:
-            watches = Watches(self.begin)
+            watches = [Watches(begin) for begin in self.begins]
             try:
                 if not watchers.lead(self.lock):
                     time.sleep(LOOK_SECONDS)
@@ -40,13 +40,15 @@ class Leading(BaseCommand):
                 logger.info("leading")
                 while not self.stopping:
                     # This query also shows that the session, and with it the lock, is alive.
-                    watches.refresh()
+                    for of_class in watches:
+                        of_class.refresh()
                     time.sleep(LOOK_SECONDS)
             except (InterfaceError, OperationalError) as error:
                 logger.warning("database session lost, retrying in a second: %s", error)
                 time.sleep(1)
             finally:
-                watches.stop()
+                for of_class in watches:
+                    of_class.stop()
                 connection.close()
 
     def _stop(self, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from apps.clusters.models.binding import NamespaceBinding
 from apps.clusters.models.cluster import Cluster, ClusterState, Placement
+from apps.clusters.models.device_claim import DeviceClaim
 from apps.clusters.models.hold import PodHold
 from apps.clusters.models.joined import JoinedNode
 from apps.clusters.models.pod import PodClaim
@@ -9,6 +10,6 @@ from apps.clusters.models.resize import PodResize
 from apps.clusters.models.sharepod import SharePod
 
 __all__ = [
-    "Cluster", "ClusterState", "JoinedNode", "NamespaceBinding", "Placement", "PodClaim", "PodHold", "PodResize",
-    "SharePod",
+    "Cluster", "ClusterState", "DeviceClaim", "JoinedNode", "NamespaceBinding", "Placement", "PodClaim", "PodHold",
+    "PodResize", "SharePod",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Bindings of namespaces to tenants."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from django.db import transaction
 
@@ -10,7 +10,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
-from gpucloud.errors import Invalid
+from gpucloud.errors import GpucloudError, Invalid
 
 
 class NameOrLabels(Invalid, code="name-or-labels", title="Say which namespaces"):
@@ -60,6 +60,20 @@ def tenant_of(bindings: Iterable[NamespaceBinding], name: str, labels: dict[str,
     matching = [row for row in bindings if row.matches(name, labels)]
     matching.sort(key=lambda row: (row.namespace is None, row.pk))
     return matching[0].tenant if matching else None
+
+
+class Unbound(GpucloudError, code="namespace-unbound", title="The namespace is bound to no tenant"):
+    """No tenant pays for the namespace."""
+
+
+def payer(cluster: Cluster, namespace: str, labels: Callable[[], Mapping[str, str]]) -> Tenant:
+    """Return the tenant that pays for this namespace, whose labels are read if they matter. Raises Unbound."""
+    rows = list(cluster.bindings.select_related("tenant"))
+    named = any(row.namespace == namespace for row in rows) or not any(row.selector for row in rows)
+    tenant = tenant_of(rows, namespace, {} if named else dict(labels()))
+    if tenant is None:
+        raise Unbound(f"Namespace {namespace} is bound to no tenant: bind it.", namespace=namespace)
+    return tenant
 
 
 def known_as(row: NamespaceBinding) -> str:

@@ -27,7 +27,7 @@ from apps.clusters.formats import Unreadable, format_of, pods
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import pod_events
-from apps.clusters.services.pod_events import Api
+from apps.clusters.services.pod_events import Api, PodNames
 from apps.nodes.models import Node
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.reclaiming import preemption
@@ -57,9 +57,9 @@ def evict_unclaimed(
         if not _is_due_a_claim(pod):
             continue
         done.add(row.pod_uid)
-        if _request(row, api, later):
+        if request_eviction(row, api, later):
             granted.add(row.pod_uid)
-            _post(row, api, "NoClaim", f"{row.problem} It had no claim {settings.POD_CLAIM_SECONDS} s after binding.")
+            report(row, api, "NoClaim", f"{row.problem} It had no claim {settings.POD_CLAIM_SECONDS} s after binding.")
     return granted
 
 
@@ -128,13 +128,13 @@ def _making_room() -> Q:
 def _evict(seen: PodClaim, api: Api, later: Later | None) -> bool:
     # Read again: the waiting claim may have been placed during the earlier evictions.
     row = PodClaim.objects.live().filter(RELEASED | _making_room(), pk=seen.pk).select_related("claim").first()
-    if row is None or row.claim is None or not _request(row, api, later):
+    if row is None or row.claim is None or not request_eviction(row, api, later):
         return False
     _say_why(row, row.claim, api)
     return True
 
 
-def _request(row: PodClaim, api: Api, later: Later | None) -> bool:
+def request_eviction(row: PodNames, api: Api, later: Later | None = None) -> bool:
     """Request the eviction; return False if the cluster refuses it. Raises Busy."""
     # The uid protects another pod of that name.
     body = {
@@ -161,10 +161,11 @@ def _say_why(row: PodClaim, claim: Claim, api: Api) -> None:
     if claim.preempt_at is not None:
         preemption.end_with_pod(claim)
         reason, words = "Preempted", "; ".join(item["detail"] for item in claim.reasons) + "."
-    _post(row, api, reason, words)
+    report(row, api, reason, words)
 
 
-def _post(row: PodClaim, api: Api, reason: str, words: str) -> None:
+def report(row: PodNames, api: Api, reason: str, words: str) -> None:
+    """Post a warning of the pod's eviction. Raises Busy."""
     try:
         pod_events.post(api, row, kind="Warning", reason=reason, words=words)
     except Busy:

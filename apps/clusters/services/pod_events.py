@@ -4,9 +4,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from apps.clusters.models import PodClaim
-
 LONGEST = 1024
+
+
+class PodNames(Protocol):
+    """Names of a pod: a row, or a tuple."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def pod(self) -> str: ...
+    @property
+    def pod_uid(self) -> str: ...
 
 
 class Api(Protocol):
@@ -15,8 +24,8 @@ class Api(Protocol):
     def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
 
 
-def post(api: Api, row: PodClaim, *, kind: str, reason: str, words: str) -> None:
-    """Create an event of the container's pod; `kind` is Normal or Warning. Raises Unreachable, Refused."""
+def post(api: Api, row: PodNames, *, kind: str, reason: str, words: str) -> None:
+    """Create an event of the pod; `kind` is Normal or Warning. Raises Unreachable, Refused."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     api.post(
         f"/api/v1/namespaces/{row.namespace}/events",

@@ -30,7 +30,7 @@ COLUMNS = [
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.
-STATES = ("failed", "queued", "pending", "suspended", "releasing", "assigned", "active", "released")
+STATES = ("failed", "queued", "pending", "allocating", "suspended", "releasing", "assigned", "active", "released")
 PLACES = Assignment.objects.filter(claim=OuterRef("pk")).exclude(state="released")
 
 

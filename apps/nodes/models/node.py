@@ -87,6 +87,8 @@ class Node(Row):
     library = models.CharField(max_length=2000, blank=True, default="")
     # Name of the machine in its cluster if the agent is a kubelet's device plugin; else empty.
     kubernetes_node = models.CharField(max_length=253, blank=True, default="", db_default="")
+    # True if the agent is the node's driver for Dynamic Resource Allocation.
+    dra = models.BooleanField(default=False, db_default=False)
     arbiter = models.BooleanField(default=False, db_default=False)
     simulated = models.BooleanField(default=False)
     # Results of its self-check: {"name", "state", "detail", "cure"} each.

@@ -187,6 +187,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "run_dir": hello.run_dir,
         "library": hello.library,
         "kubernetes_node": hello.kubernetes_node or "",
+        "dra": hello.dra is True,
         "simulated": hello.simulated,
         "arbiter": hello.arbiter,
         "checks": msgspec.to_builtins(hello.checks),

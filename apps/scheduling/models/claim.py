@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 
 class ClaimState(models.TextChoices):
-    """States: pending → queued → assigned → active → releasing → released; suspended and failed beside them."""
+    """States: pending → queued → assigned → active → releasing → released; suspended and failed beside them.
 
+    A ResourceClaim's claim begins as allocating: it is charged, and its cluster's own scheduler decides where it is.
+    """
+
+    ALLOCATING = "allocating"
     PENDING = "pending"
     QUEUED = "queued"
     ASSIGNED = "assigned"
@@ -36,6 +40,8 @@ MOST_WEIGHT = 1000
 # A group is placed in one transaction.
 MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
+# `kind` of the `pod` of a ResourceClaim's claim.
+RESOURCE_CLAIM = "ResourceClaim"
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
 
@@ -106,7 +112,8 @@ class Claim(Share):
     # The nominee for whom it is preempted; and a nominee's own: the GPUs that are withheld from all others meanwhile.
     preempted_for = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     nominated_gpus = ArrayField(models.CharField(max_length=80), null=True)
-    # The container of a cluster that it is for (`agent.wire.Pod`): the node's agent knows it by these names.
+    # The container of a cluster that it is for (`agent.wire.Pod`): the node's agent knows it by these names. Or the
+    # ResourceClaim: `kind`, its names and uid, and by GPU what was allocated of it (`agent.wire.ResourceClaim`).
     pod = models.JSONField(null=True)
     # The time since when, at least, it is idle; why it counts as idle (`Idle`); and when it is released for that.
     idle_since = models.DateTimeField(null=True)
@@ -200,11 +207,16 @@ class Claim(Share):
 
     @property
     def ends_with_its_pod(self) -> bool:
-        """True if it was recorded for a pod that ran already: its cluster ends it, by ending the pod.
+        """True if its cluster decides where it is, and ends it by ending its pod or ResourceClaim.
 
         A SharePod's claim names its pod too, but not by a uid: it exists before the pod.
         """
         return self.pod is not None and "uid" in self.pod
+
+    @property
+    def is_of_resource_claim(self) -> bool:
+        """True if it is for a ResourceClaim, which its cluster's own scheduler places."""
+        return self.pod is not None and self.pod.get("kind") == RESOURCE_CLAIM
 
     @property
     def present_assignments(self) -> list["Assignment"]:

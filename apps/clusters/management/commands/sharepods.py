@@ -27,7 +27,7 @@ class Command(Leading):
     """Command with a watch for each cluster."""
 
     help = "Reconcile SharePods: a claim, a pod and a status for each. Runs until stopped. Example: manage.py sharepods"
-    lock, begin = watchers.SHAREPODS, WatchedSharePods
+    lock, begins = watchers.SHAREPODS, (WatchedSharePods,)
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options for one pass and for the kind's definition."""

@@ -1,10 +1,13 @@
-"""`manage.py webhooks`: the admission webhooks alone, without database and API server."""
+"""`manage.py webhooks`: the admission webhooks alone.
+
+Those of pods need neither database nor API server; that of ResourceClaims charges them, and needs the database.
+"""
 
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from apps.clusters.admission import handler
+from apps.clusters.dra import charging
 from apps.clusters.extender import listener
 
 
@@ -27,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
         listener.serve(
-            handler.application,
+            charging.application,
             certificate=options["certificate"],
             key=options["key"],
             host=options["host"],

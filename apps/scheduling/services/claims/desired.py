@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models.claim import RESOURCE_CLAIM
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
@@ -121,16 +122,23 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         memory_bytes=row.memory_mib * MIB,
         sharing=None if sharing == wire.Sharing() else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
-        pod=_pod(row) if row.claim__pod and row.gpu__node__kubernetes_node else None,
-        pod_uid=str((row.claim__pod or {}).get("uid", "")) if row.gpu__node__kubernetes_node else "",
+        **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         present=row.state != AssignmentState.RELEASING,
     )
 
 
-def _pod(row: Any) -> wire.Pod | None:
-    """Return the claim's pod; None if an agent would refuse its names, as the other claims must not wait for it."""
+def _of_cluster(row: Any) -> dict[str, Any]:
+    """Return the claim's pod or ResourceClaim as fields of the assignment.
+
+    Names that an agent would refuse are left out, as the other claims must not wait for them.
+    """
+    pod = row.claim__pod
     try:
-        return msgspec.convert(row.claim__pod, wire.Pod)
-    except msgspec.ValidationError as error:
+        if pod.get("kind") != RESOURCE_CLAIM:
+            return {"pod": msgspec.convert(pod, wire.Pod), "pod_uid": str(pod.get("uid", ""))}
+        names = {key: pod[key] for key in ("namespace", "name", "uid")}
+        device = pod["devices"][row.gpu__uuid]
+        return {"resource_claim": msgspec.convert({**names, **device}, wire.ResourceClaim)}
+    except (msgspec.ValidationError, LookupError) as error:
         logger.warning("claim %s has a pod that is not sent to its node: %s", row.claim__uid, error)
-        return None
+        return {}

@@ -66,7 +66,7 @@ def refuse_low_limit(request: int, limit: int) -> None:
 
 @transaction.atomic
 def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
-    """Charge the quota, write the claim as pending, wake the scheduler.
+    """Charge the quota, write the claim as pending (a ResourceClaim's as allocating), wake the scheduler.
 
     Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
     LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
@@ -91,7 +91,9 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise
         _wait_for_quota(claim, error)
-    claim.timeline = [[ClaimState.PENDING, timezone.now().isoformat()]]
+    if claim.is_of_resource_claim:
+        claim.state = ClaimState.ALLOCATING
+    claim.timeline = [[claim.state, timezone.now().isoformat()]]
     audit.record(principal, "claim.create", claim, after=created_facts(claim))
     return claim
 

@@ -1,0 +1,183 @@
+"""ResourceClaims in the ledger: charged at creation, placed where kube-scheduler allocated, released at their end."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from apps.clusters.dra import requests
+from apps.clusters.dra.requests import Device, DeviceRequest, Thing
+from apps.clusters.models import Cluster, DeviceClaim
+from apps.clusters.services import bindings, placing
+from apps.nodes.models import Gpu
+from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import RESOURCE_CLAIM
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.spec import ClaimSpec
+from gpucloud.errors import GpucloudError
+
+# Reads the labels of the ResourceClaim's namespace.
+Labels = Callable[[], Mapping[str, str]]
+# An object is written, and reported by the watch, soon after its webhooks.
+SETTLED = timedelta(seconds=30)
+ENDING = (ClaimState.RELEASING, ClaimState.RELEASED)
+
+
+@transaction.atomic
+def charge(*, cluster: Cluster, thing: Thing, asked: DeviceRequest, labels: Labels) -> DeviceClaim:
+    """Create the ResourceClaim's claim, charged and not placed, unless it has one. Repeatable.
+
+    Raises Unbound, and what creating a claim raises.
+    """
+    meta = thing["metadata"]
+    uid = str(meta["uid"])
+    key: dict[str, Any] = {"cluster": cluster, "uid": uid}
+    row = DeviceClaim.objects.select_for_update(of=("self",)).filter(**key).first()
+    if row is not None and row.claim_id is not None:
+        return row
+    tenant = bindings.payer(cluster, meta["namespace"], labels)
+    names = {"namespace": str(meta["namespace"]), "name": str(meta["name"])}
+    claim = lifecycle.create_claim(
+        principal=cluster.principal,
+        spec=ClaimSpec(
+            tenant=tenant,
+            pool=cluster.pool,
+            name=f"{names['namespace']}/{names['name']}"[:200],
+            gpu_count=asked.count,
+            core_request=asked.core,
+            core_limit=asked.core,
+            memory_mib=asked.memory_mib,
+            pod={"kind": RESOURCE_CLAIM, **names, "uid": uid, "devices": {}},
+        ),
+    )
+    values = {**names, "tenant": tenant, "claim": claim, "problem": "", "problem_since": None}
+    return DeviceClaim.objects.update_or_create(**key, defaults=values)[0]
+
+
+def follow(*, cluster: Cluster, thing: Thing, labels: Labels) -> DeviceClaim | None:
+    """Bring the ledger in step with one ResourceClaim; return its row, None if it asks for nothing of ours.
+
+    Repeatable. What cannot be done is the row's problem.
+    """
+    uid = str(thing["metadata"]["uid"])
+    row = DeviceClaim.objects.live().filter(cluster=cluster, uid=uid).select_related("claim").first()
+    try:
+        devices = requests.read_allocation(thing)
+        if row is None and not devices and not requests.asks(thing):
+            return None
+        return _keep_in_step(cluster, thing, labels, row, devices)
+    except GpucloudError as error:
+        return _note(cluster, thing, error.detail)
+    except IntegrityError:
+        # The webhook charged it at this moment; the next pass finds its claim.
+        return _note(cluster, thing, "It was being charged at the same time.")
+
+
+def _keep_in_step(
+    cluster: Cluster, thing: Thing, labels: Labels, row: DeviceClaim | None, devices: Sequence[Device]
+) -> DeviceClaim:
+    claim = row.claim if row is not None else None
+    if row is not None and claim is not None and _is_outdated(claim, devices):
+        _detach(row, claim, cluster)
+        claim = None
+    if row is None or claim is None:
+        asked = _asked_of(devices) if devices else requests.read_request(thing)
+        row = charge(cluster=cluster, thing=thing, asked=asked, labels=labels)
+        claim = row.claim
+    assert claim is not None
+    if devices and claim.state == ClaimState.ALLOCATING:
+        _place(row, claim, devices, cluster)
+    elif row.problem or not row.seen:
+        row.change(problem="", problem_since=None, seen=True)
+    return row
+
+
+def _is_outdated(claim: Claim, devices: Sequence[Device]) -> bool:
+    """Return True if the claim is of an allocation that ended; one that was released holds its devices to their end."""
+    held = (claim.pod or {}).get("devices") or {}
+    if claim.state in ENDING and not held:
+        return True
+    return bool(held) and {one["device"]: one for one in held.values()} != {one.name: one.facts for one in devices}
+
+
+def _asked_of(devices: Sequence[Device]) -> DeviceRequest:
+    """Return the request that these devices answer. Raises NotAsItRuns."""
+    shares = {(one.core, one.memory_mib) for one in devices}
+    if len(shares) > 1 or len({one.pool for one in devices}) > 1 or len({one.name for one in devices}) < len(devices):
+        raise placing.NotAsItRuns("Its devices are unequal shares, several of one GPU, or of several nodes.")
+    [(core, memory_mib)] = shares
+    return DeviceRequest(devices[0].request, len(devices), core, memory_mib)
+
+
+@transaction.atomic
+def _place(row: DeviceClaim, seen: Claim, devices: Sequence[Device], cluster: Cluster) -> None:
+    """Place the claim on the allocated GPUs, as large as was allocated. Raises NotAsItRuns, QuotaExceeded."""
+    asked = _asked_of(devices)
+    gpus = _gpus_of(devices, cluster)
+    claim = lifecycle.locked(seen)
+    if claim.state != ClaimState.ALLOCATING:
+        return
+    size = {"gpu_count": asked.count, "core_request": asked.core, "memory_mib": asked.memory_mib}
+    if size != {name: getattr(claim, name) for name in size}:
+        for name, value in size.items():
+            setattr(claim, name, value)
+        states.charge_to(claim, claim.amounts, principal=cluster.principal)
+    pod = {**(claim.pod or {}), "devices": {gpu.uuid: one.facts for gpu, one in zip(gpus, devices, strict=True)}}
+    states.move(claim, ClaimState.PENDING, pod=pod, core_limit=asked.core, **size)
+    placing.place_on(claim, gpus)
+    row.change(node_name=devices[0].pool, problem="", problem_since=None, seen=True)
+    row.claim = claim
+
+
+def _gpus_of(devices: Sequence[Device], cluster: Cluster) -> list[Gpu]:
+    """Return the GPUs of these devices, in their order. Raises NotAsItRuns."""
+    node = placing.node_of(cluster.pool, devices[0].pool)
+    found = {requests.name_device(gpu.uuid): gpu for gpu in node.gpus.filter(present=True)}
+    for one in devices:
+        if one.name not in found:
+            raise placing.NotAsItRuns(f"Node {devices[0].pool} has no {one.name}.")
+    return [found[one.name] for one in devices]
+
+
+@transaction.atomic
+def _detach(row: DeviceClaim, claim: Claim, cluster: Cluster) -> None:
+    """Release the claim of an allocation that is over; the ResourceClaim gets another one."""
+    lifecycle.release_claim(principal=cluster.principal, claim=claim, why="its allocation has ended")
+    row.change(claim=None, problem="Its allocation has ended: it is to be charged anew.", node_name="", told="")
+
+
+def _note(cluster: Cluster, thing: Thing, why: str) -> DeviceClaim:
+    """Record why the ResourceClaim has no claim, or no place. Repeatable."""
+    meta = thing["metadata"]
+    values = {"namespace": str(meta["namespace"]), "name": str(meta["name"]), "seen": True}
+    fresh: dict[str, Any] = {**values, "problem": why[:2000], "problem_since": timezone.now()}
+    row, made = DeviceClaim.objects.get_or_create(cluster=cluster, uid=str(meta["uid"]), defaults=fresh)
+    if not made and row.ended_at is None and row.problem != fresh["problem"]:
+        row.change(problem=fresh["problem"], problem_since=row.problem_since or fresh["problem_since"], seen=True)
+    return row
+
+
+def find_unseen(cluster: Cluster, there: Collection[str]) -> QuerySet[DeviceClaim]:
+    """Return what the webhook charged a while ago and the watch has not seen; `there` are the uids that it has."""
+    settled = timezone.now() - SETTLED
+    rows = DeviceClaim.objects.live().filter(cluster=cluster, seen=False, created_at__lt=settled)
+    return rows.exclude(uid__in=there)
+
+
+@transaction.atomic
+def end(*, cluster: Cluster, uid: str, why: str = "its ResourceClaim was deleted") -> bool:
+    """Release what the ResourceClaim held; return False if there was nothing to end. Repeatable."""
+    seen = DeviceClaim.objects.live().filter(cluster=cluster, uid=uid).select_related("claim").first()
+    if seen is None:
+        return False
+    # Order of locks: claims first.
+    if seen.claim is not None:
+        lifecycle.release_claim(principal=cluster.principal, claim=seen.claim, why=why)
+    row = DeviceClaim.objects.select_for_update(of=("self",)).get(pk=seen.pk)
+    if row.ended_at is None:
+        row.change(ended_at=timezone.now())
+    return True

@@ -1,0 +1,146 @@
+"""Resizing of ResourceClaims by annotation, and the status that they show.
+
+A ResourceClaim's spec and allocation never change, so annotations carry the request. The result stands beside the
+allocated devices, where `kubectl describe resourceclaim` shows it: a condition, and the size in force.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+from django.utils import timezone
+
+from apps.clusters.dra import requests
+from apps.clusters.dra.requests import Device, Thing
+from apps.clusters.kube.client import Refused
+from apps.clusters.models import Cluster, DeviceClaim
+from apps.clusters.models.resize import TellState
+from apps.quotas.principals import Principal
+from apps.scheduling.models import AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import PLACED
+from apps.scheduling.services.claims.resize import resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
+from gpucloud.errors import Busy, GpucloudError
+
+logger = logging.getLogger(__name__)
+
+CONDITION = "InForce"
+REASONS = {TellState.IN_FORCE: "InForce", TellState.PENDING: "Pending", TellState.REFUSED: "Refused"}
+MANAGER = "gpucloud"
+APPLY = "application/apply-patch+yaml"
+LONGEST = 2000
+
+
+class Api(Protocol):
+    """Client of the ResourceClaim's cluster."""
+
+    def patch(self, path: str, body: Mapping[str, Any], *, content_type: str) -> bytes: ...
+
+
+class ClaimStatus(NamedTuple):
+    """What the ResourceClaim is to show."""
+
+    state: TellState
+    message: str
+    generation: int
+
+
+@transaction.atomic
+def follow(row: DeviceClaim, thing: Thing) -> None:
+    """Apply the ResourceClaim's annotations if they changed. A refusal is stored for its status.
+
+    Raises Busy: retry with its next event.
+    """
+    words, claim = requests.resize_words(thing), row.claim
+    if words == row.words or claim is None or claim.state not in PLACED:
+        return
+    refusal, before, now = "", claim.generation, claim.generation
+    try:
+        if values := requests.read_resize(words):
+            changes = ClaimChanges(**values)  # type: ignore[arg-type]  # its fields are these
+            principal = Principal(name=f"cluster:{row.cluster.name}", roles={claim.tenant_id: "member"})
+            with transaction.atomic():
+                now = resize_claim(principal=principal, claim=claim, changes=changes).generation
+    except Busy:
+        raise
+    except GpucloudError as error:
+        refusal = error.detail[:LONGEST]
+    told = TellState.PENDING if refusal or row.refusal or now > before else row.told
+    row.change(words=words, refusal=refusal, told=told, told_generation=before if refusal else row.told_generation)
+
+
+def read_status(row: DeviceClaim, claim: Claim) -> ClaimStatus:
+    """Return the status of a placed claim."""
+    if row.refusal and claim.generation == row.told_generation:
+        return ClaimStatus(TellState.REFUSED, row.refusal, claim.generation)
+    behind = [
+        one
+        for one in claim.assignments.live()
+        if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
+    ]
+    if claim.state == ClaimState.ACTIVE and not behind:
+        return ClaimStatus(TellState.IN_FORCE, "", claim.generation)
+    why = next((one.reason for one in behind if one.reason), None) or f"the claim is {claim.state}"
+    return ClaimStatus(TellState.PENDING, why, claim.generation)
+
+
+def find_untold(cluster: Cluster) -> QuerySet[DeviceClaim]:
+    """Return the placed ResourceClaims whose status may differ from what they show."""
+    rows = DeviceClaim.objects.live().filter(cluster=cluster, claim__isnull=False).exclude(node_name="")
+    stale = ~Q(told__in=(TellState.IN_FORCE, TellState.REFUSED)) | Q(claim__generation__gt=F("told_generation"))
+    left = Q(told=TellState.IN_FORCE) & ~Q(claim__state=ClaimState.ACTIVE)
+    return rows.filter(stale | left).select_related("claim", "cluster").order_by("pk")
+
+
+def tell(*, cluster: Cluster, api: Api, there: Mapping[str, Thing]) -> int:
+    """Write changed statuses into their ResourceClaims, which are given by uid; return their number. Raises Busy."""
+    told = 0
+    for row in find_untold(cluster):
+        thing, claim = there.get(row.uid), row.claim
+        if thing is None or claim is None:
+            continue
+        said = read_status(row, claim)
+        if (row.told, row.told_generation) == (said.state, said.generation):
+            continue
+        try:
+            _write(api, row, claim, said, requests.read_allocation(thing))
+        except Busy:
+            raise
+        except GpucloudError as error:
+            logger.info("status of ResourceClaim %s not written: %s", row, error.detail)
+            if isinstance(error, Refused) and error.worth_another_try:
+                continue
+            # It is gone, or another one has its name; the watch will report it.
+        row.change(told=said.state, told_generation=said.generation)
+        told += 1
+    return told
+
+
+def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, devices: Sequence[Device]) -> None:
+    """Apply our devices' status; those of other drivers stay, as the list's entries are owned one by one."""
+    condition = {
+        "type": CONDITION,
+        "status": "True" if said.state == TellState.IN_FORCE else "False",
+        "reason": REASONS[said.state],
+        "message": said.message[:LONGEST],
+        "lastTransitionTime": timezone.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    data = {
+        "claim": str(claim.uid), "generation": said.generation, requests.CORE: claim.core_request,
+        "coreLimit": claim.core_limit, requests.MEMORY: f"{claim.memory_mib}Mi",
+    }  # fmt: skip
+    entries = [
+        {"driver": requests.DRIVER, "pool": one.pool, "device": one.name, "conditions": [condition], "data": data}
+        | ({"shareID": one.share_id} if one.share_id else {})
+        for one in devices
+    ]
+    path = f"/apis/resource.k8s.io/v1/namespaces/{row.namespace}/resourceclaims/{row.name}/status"
+    body = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        # The uid protects another one of that name.
+        "metadata": {"name": row.name, "namespace": row.namespace, "uid": row.uid},
+        "status": {"devices": entries},
+    }  # fmt: skip
+    api.patch(f"{path}?fieldManager={MANAGER}&force=true", body, content_type=APPLY)

@@ -1,0 +1,156 @@
+"""Watch of one cluster's ResourceClaims and of its own ResourceSlices."""
+
+import logging
+import queue
+import time
+from typing import Any
+
+from apps.clusters.dra import ledger, requests, resizing, slices
+from apps.clusters.dra.evicting import evict
+from apps.clusters.dra.publishing import Publisher
+from apps.clusters.kube.reflector import Kind, Observation, Reflector
+from apps.clusters.models import Cluster, DeviceClaim
+from apps.clusters.watches import Watch
+from gpucloud.errors import Busy, GpucloudError
+
+logger = logging.getLogger(__name__)
+
+# Optional: a cluster before Kubernetes 1.34 has none.
+CLAIMS = Kind("resourceclaims", f"/apis/{slices.GROUP}/resourceclaims", dict[str, Any], optional=True)
+SLICES = Kind(
+    "resourceslices", slices.PATH, dict[str, Any], {"fieldSelector": f"spec.driver={requests.DRIVER}"}, optional=True
+)
+# Intervals: of reading what the ledger has left and of reporting statuses; of retries and evictions.
+PUBLISH_SECONDS, RETRY_SECONDS = 0.5, 5.0
+
+
+class DeviceWatch(Watch):
+    """Watch of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
+        super().__init__(cluster)
+        self._publisher = Publisher(cluster, self.client)
+        self._heard: queue.SimpleQueue[Observation] = queue.SimpleQueue()
+        # ResourceClaims by uid; None before they were listed.
+        self._there: dict[str, dict[str, Any]] | None = None
+        self._every = {self.publish: PUBLISH_SECONDS, self.tell: PUBLISH_SECONDS, self.retry: RETRY_SECONDS}
+        self._due = dict.fromkeys(self._every, 0.0)
+        # False until the cluster has shown that it has such objects.
+        self._served = False
+        self._evicted: set[str] = set()
+        self._reflectors = [Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (CLAIMS, SLICES)]
+
+    def start(self) -> None:
+        """Start the reflectors and the thread."""
+        for reflector in self._reflectors:
+            reflector.start()
+        super().start()
+
+    def stop(self) -> None:
+        """Stop the reflectors and the thread."""
+        for reflector in self._reflectors:
+            reflector.stop()
+        super().stop()
+
+    def hear(self, seen: Observation) -> None:
+        """Queue an observation. Callable from any thread."""
+        self._heard.put(seen)
+
+    def step(self) -> None:
+        """Apply queued observations, waiting a moment for the first; then do periodic work that is due."""
+        try:
+            self.take(self._heard.get(timeout=PUBLISH_SECONDS))
+            while not self._stopped.is_set() and not self._is_due():
+                self.take(self._heard.get_nowait())
+        except queue.Empty:
+            pass
+        for does, seconds in self._every.items():
+            if time.monotonic() >= self._due[does] and not self._stopped.is_set():
+                self._due[does] = time.monotonic() + seconds
+                self._do(does)
+
+    def take(self, seen: Observation) -> None:
+        """Apply one observation."""
+        # The list of a kind that does not exist has no version.
+        self._served |= seen.version > 0
+        if seen.kind == SLICES.name:
+            self._take_slices(seen)
+        else:
+            self._take_claims(seen)
+
+    def publish(self) -> None:
+        """Write the slices that changed."""
+        self._publisher.publish()
+
+    def tell(self) -> None:
+        """Write changed statuses into their ResourceClaims."""
+        resizing.tell(cluster=self.cluster, api=self.client, there=self._there or {})
+
+    def retry(self) -> None:
+        """Try again what could not be charged or placed; end what the API server has refused; evict lost pods."""
+        if self._there is None:
+            return
+        rows = DeviceClaim.objects.live().filter(cluster=self.cluster)
+        for uid in rows.exclude(problem="").order_by("pk").values_list("uid", flat=True):
+            if uid in self._there:
+                self._follow(self._there[uid])
+        for row in ledger.find_unseen(self.cluster, self._there):
+            if not self._is_there(row):
+                ledger.end(cluster=self.cluster, uid=row.uid, why="its ResourceClaim was not created")
+        self._evicted = evict(cluster=self.cluster, api=self.client, there=self._there, ending=self._evicted)
+
+    def _take_claims(self, seen: Observation) -> None:
+        by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
+        if seen.whole:
+            self._there = by_uid
+            for row in DeviceClaim.objects.live().filter(cluster=self.cluster, seen=True).exclude(uid__in=by_uid):
+                if not self._is_there(row):
+                    ledger.end(cluster=self.cluster, uid=row.uid, why="its ResourceClaim no longer existed")
+        there = self._there if self._there is not None else {}
+        for uid, item in by_uid.items():
+            if seen.gone:
+                there.pop(uid, None)
+                ledger.end(cluster=self.cluster, uid=uid)
+            else:
+                there[uid] = item
+                self._follow(item)
+
+    def _follow(self, thing: requests.Thing) -> None:
+        namespace = str(thing["metadata"]["namespace"])
+        try:
+            row = ledger.follow(cluster=self.cluster, thing=thing, labels=lambda: self.client.labels_of(namespace))
+            if row is not None:
+                resizing.follow(row, thing)
+        except Busy as error:
+            logger.info("ResourceClaim %s: %s", thing["metadata"]["name"], error.detail)
+
+    def _take_slices(self, seen: Observation) -> None:
+        if seen.whole:
+            self._publisher.forget_others({_node_of(item) for item in seen.objects})
+        for item in seen.objects:
+            self._publisher.compare(_node_of(item), str(item["metadata"]["resourceVersion"]))
+
+    def _is_there(self, row: DeviceClaim) -> bool:
+        """Return True if the ResourceClaim exists now, by a live read. Raises Unreachable, Refused."""
+        found = self.client.find(f"/apis/{slices.GROUP}/namespaces/{row.namespace}/resourceclaims/{row.name}")
+        return found is not None and found["metadata"]["uid"] == row.uid
+
+    def _is_due(self) -> bool:
+        return any(time.monotonic() >= at for at in self._due.values())
+
+    def _do(self, does: Any) -> None:
+        if not self._served:
+            return
+        try:
+            does()
+        except GpucloudError as error:
+            logger.warning("devices of cluster %s: %s", self.cluster.name, error.detail)
+            self._due[does] += max(RETRY_SECONDS, getattr(error, "pause_seconds", 0.0))
+
+    def _fail(self, kind: str, text: str) -> None:
+        logger.info("cluster %s: %s: %s", self.cluster.name, kind, text)
+
+
+def _node_of(item: requests.Thing) -> str:
+    return str((item.get("spec") or {}).get("nodeName"))
