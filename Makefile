@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-long: ## the counts that a release is judged by, the thread sanitizer, rand
 
 test-containers: ## the image, Compose, CDI, an upgrade, a dump, on this machine's container engine (skipped without one or its base images)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m pytest tests/containers -m containers -q
+
+test-kubelet: ## pods on a real kubelet and containerd (skipped without KUBEBUILDER_ASSETS, GPUCLOUD_TEST_CRI and root)
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m pytest tests/kubelet -m kubelet -q
 
 check: ## format, lint, docstrings, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check

@@ -43,7 +43,7 @@ C_SUITES = {
     **{suite: f"chapters CHAPTERS={chapters}" for suite, chapters in TIMED.items()},
     "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
-TOGETHER = "not long and not serial and not alone and not containers"
+TOGETHER = "not long and not serial and not alone and not containers and not kubelet"
 SERIAL = "serial and not long"
 # What a change of Python is tried with first: each function once, and nothing that waits for other processes. Tests of
 # pages are a third of what is left, in processor time.
@@ -52,11 +52,24 @@ MARKS = {
     "Python, fast": FAST,
     "Python, long": "long",
     "Python, containers": "containers",
+    "Python, kubelet": "kubelet",
     "Python, by the clock": "alone and not long",
     "Python": TOGETHER,
     "Python, platforms": SERIAL,
 }
-NOT_FAST = ("agent", "benchmarks", "browser", "containers", "demo", "e2e", "embedded", "fuzz", "gallery", "pages")
+NOT_FAST = (
+    "agent",
+    "benchmarks",
+    "browser",
+    "containers",
+    "demo",
+    "e2e",
+    "embedded",
+    "fuzz",
+    "gallery",
+    "kubelet",
+    "pages",
+)
 # Where the tests marked ``alone`` are, and those marked ``serial``: every process would read all files to find them.
 BY_THE_CLOCK = ("tests/benchmarks",)
 ON_PLATFORMS = tuple(f"tests/{name}" for name in ("e2e", "fuzz", "demo", "browser", "cli", "clusters"))
@@ -183,6 +196,7 @@ def run_long(caches: Path, extra: list[str]) -> list[Row]:
         *c_suite("C, long"),
         *pytest_suite("Python, long", caches, "--timeout=3600", *extra),
         *pytest_suite("Python, containers", caches, *(extra or ["tests/containers"])),
+        *pytest_suite("Python, kubelet", caches, *(extra or ["tests/kubelet"])),
     ]
 
 

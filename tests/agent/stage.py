@@ -37,7 +37,7 @@ async def eventually(holds: Callable[[], Any], *, seconds: float = PATIENCE_SECO
     return result
 
 
-def _tether(*command: str) -> list[str]:
+def tether(*command: str) -> list[str]:
     """Return the command, ending with this process: a failed test must not leave an agent or a program behind.
 
     Another program does it: a `preexec_fn` would run after a fork of this process with all its threads.
@@ -94,7 +94,7 @@ class Stage:
         command = [sys.executable, *first, "run", *places]
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                _tether(*command),
+                tether(*command),
                 env=self.environment(**(variables | more)),
                 stderr=log,
                 cwd=ROOT,
@@ -168,7 +168,7 @@ class Stage:
         """Run `agent exec` as a tenant does; return a Popen with its pipes."""
         variables = {"GPUCLOUD_CLAIM_SECRET": secret, "GPUCLOUD_AGENT_SOCKET": str(self.run_dir / "agent.sock")}
         program = subprocess.Popen(
-            _tether(sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command),
+            tether(sys.executable, "-m", "agent", "exec", *options, claim_uid, "--", *command),
             env=self.environment(**(variables | more)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

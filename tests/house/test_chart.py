@@ -22,10 +22,9 @@ pytestmark = needs_helm
 
 EVERYTHING = (
     "database.mode=bundled", "redis.mode=bundled", "host=gpus.example.org", "webhooks.enabled=true",
-    "webhooks.hideGpus=true", "sharepods.enabled=true", "networkPolicy.enabled=true", "ingress.enabled=true",
-    "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
-    "agent.dra.enabled=true",
-    "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
+    "webhooks.hideGpus=true", "dra.enabled=true", "sharepods.enabled=true", "networkPolicy.enabled=true",
+    "ingress.enabled=true", "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
+    "agent.dra.enabled=true", "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
 )  # fmt: skip
 # Kinds of operators that Kubernetes itself has no schema for.
 OPERATORS = ("database.mode=cloudNativePG", "metrics.agents=true", "webhooks.certificate.source=certManager",
@@ -169,18 +168,20 @@ def test_a_secret_of_ones_own_is_used_by_all() -> None:
 
 
 def test_nothing_may_more_than_it_needs() -> None:
-    made = rendered(*OUTSIDE, "sharepods.enabled=true")
+    made = rendered(*OUTSIDE, "sharepods.enabled=true", "dra.enabled=true", "webhooks.enabled=true")
     roles = {one["metadata"]["name"]: one["rules"] for one in made if "rules" in one}
     words = {
         name: {word for rule in rules for word in (*rule["resources"], *rule["verbs"])} for name, rules in roles.items()
     }
-    assert set(words) == {"gpucloud-cluster", "gpucloud-extender", "gpucloud-sharepods", "gpucloud-web"}
+    assert set(words) == {
+        "gpucloud-cluster", "gpucloud-devices", "gpucloud-extender", "gpucloud-sharepods", "gpucloud-web"
+    }  # fmt: skip
     assert not {"*", "secrets", "escalate", "impersonate", "deletecollection"} & set.union(*words.values())
     assert "delete" not in words["gpucloud-cluster"]
     # Whoever reaches the web server must not change the cluster through it; reviews are questions.
     assert not {"patch", "update", "delete", "watch"} & words["gpucloud-web"]
     bound = {subject["name"] for one in made for subject in one.get("subjects", [])}
-    assert bound == {name for name in roles if name != "gpucloud-extender"}
+    assert bound == {name for name in roles if name not in ("gpucloud-extender", "gpucloud-devices")}
     accounts = {one["metadata"]["name"]: one for one in made if one["kind"] == "ServiceAccount"}
     assert {name for name, one in accounts.items() if one["automountServiceAccountToken"]} == bound
     for name, spec in templates(made):
@@ -264,8 +265,14 @@ def test_the_leading_extender_may_be_replaced_though_only_it_is_ready() -> None:
 
 def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
     """`make chart` writes them."""
-    made = manifests.configurations(ca_bundle=b"", service=("gpucloud", "gpucloud-webhooks"), hide_gpus=True)
-    text = json.dumps(made, indent=2) + "\n"
+    options: dict[str, Any] = {
+        "ca_bundle": b"",
+        "service": ("gpucloud", "gpucloud-webhooks"),
+        "hide_gpus": True,
+        "devices": True,
+    }
+    text = json.dumps(manifests.configurations(**options), indent=2) + "\n"
+    made = manifests.configurations(**options, cluster="kube")
     if os.environ.get("WRITE_CHART"):
         RULES.write_text(text)
     assert RULES.read_text() == text, "run `make chart`"
@@ -275,8 +282,10 @@ def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
         for wanted, got in zip(ours["webhooks"], theirs["webhooks"], strict=True):
             assert got["clientConfig"].pop("caBundle")
             assert got == wanted | {"clientConfig": {"service": wanted["clientConfig"]["service"]}}
-    few = [one for one in rendered(*OUTSIDE, "webhooks.enabled=true") if one["kind"] == "MutatingWebhookConfiguration"]
-    assert [hook["name"] for hook in few[0]["webhooks"]] == ["pods.gpucloud.io"]
+    few = [one for one in rendered(*OUTSIDE, "webhooks.enabled=true") if one["kind"].endswith("WebhookConfiguration")]
+    names = {one["kind"]: [hook["name"] for hook in one["webhooks"]] for one in few}
+    assert names["MutatingWebhookConfiguration"] == ["pods.gpucloud.io"]
+    assert names["ValidatingWebhookConfiguration"] == ["pods.gpucloud.io", "things.gpucloud.io"]
 
 
 @pytest.mark.parametrize("dra", [False, True])

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from apps.clusters.admission.policy import GUARDS
+from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.formats import RESOURCES
 
 # Pods with none of these words are not ours: match conditions admit them even while the webhooks are down.
@@ -12,6 +13,8 @@ ASKING = tuple(prefix for guard in GUARDS for prefix in guard.asking)
 ANNOTATIONS = (*ASKING, *(key for guard in GUARDS for key in guard.annotations if not key.startswith(ASKING)))
 LABELS = (*ASKING, *(key for guard in GUARDS for key in guard.labels if not key.startswith(ASKING)))
 NAME = "gpucloud"
+# Of Dynamic Resource Allocation.
+RESOURCE = "resource.k8s.io"
 # Label of a namespace whose pods see their node's GPUs: agents, exporters, device plugins.
 SEES_GPUS = "gpucloud.io/gpus"
 # Our own namespace, where a failing webhook would prevent our restart, and the cluster's own.
@@ -25,12 +28,15 @@ def configurations(
     service: tuple[str, str] | None = None,
     conditions: bool = True,
     hide_gpus: bool = False,
+    devices: bool = False,
+    cluster: str = "",
 ) -> list[dict[str, Any]]:
     """Return the mutating and the validating configuration, reached by URL or by (namespace, name) of a service.
 
     Without `conditions` (Kubernetes before 1.28) the API server sends every pod, so the failurePolicy is `Ignore`:
     nothing is refused while the webhooks are down. `hide_gpus`: add a webhook for every pod that hides the node's GPUs
-    from containers that ask for none.
+    from containers that ask for none. `devices`: add a webhook that charges ResourceClaims, in `cluster` or the first
+    one.
     """
     made = [
         _configuration("Mutating", ca_bundle, _client_config(url, service, "/admission/mutate"), conditions),
@@ -38,6 +44,9 @@ def configurations(
     ]
     if hide_gpus:
         made[0]["webhooks"].append(_hiding(_client(ca_bundle, _client_config(url, service, "/admission/hide"))))
+    if devices:
+        path = f"/admission/devices/{cluster}".rstrip("/")
+        made[1]["webhooks"].append(_charging(_client(ca_bundle, _client_config(url, service, path))))
     return made
 
 
@@ -62,6 +71,42 @@ def _hiding(client: dict[str, Any]) -> dict[str, Any]:
     webhook["namespaceSelector"]["matchExpressions"].append(
         {"key": SEES_GPUS, "operator": "NotIn", "values": ["visible"]}
     )
+    return webhook
+
+
+def _charging(client: dict[str, Any]) -> dict[str, Any]:
+    rules = [
+        {
+            "apiGroups": [RESOURCE],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["resourceclaims"],
+        },
+        {
+            "apiGroups": [RESOURCE],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE"],
+            "resources": ["resourceclaimtemplates"],
+        },
+    ]
+    webhook = _webhook("devices", client, rules, conditions=False)
+    asks = f"exactly.deviceClassName == '{DEVICE_CLASS}'"
+    some = (
+        f".exists(r, (has(r.exactly) && r.{asks}) || "
+        f"(has(r.firstAvailable) && r.firstAvailable.exists(s, s.deviceClassName == '{DEVICE_CLASS}')))"
+    )
+    spec = "(has(object.spec.spec) ? object.spec.spec : object.spec)"
+    # A claim is charged before it is stored, or not at all.
+    webhook |= {
+        "failurePolicy": "Fail",
+        "sideEffects": "NoneOnDryRun",
+        "matchConditions": [
+            {
+                "name": "asks-for-devices",
+                "expression": f"has({spec}.devices) && has({spec}.devices.requests) && {spec}.devices.requests{some}",
+            }
+        ],
+    }
     return webhook
 
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from django.db.models import Q
 from django.utils import timezone
 
-from apps.clusters.dra import requests, slices
+from apps.clusters.core.devices import DEVICE_CLASS
+from apps.clusters.dra import slices
 from apps.clusters.dra.slices import GpuDevice
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster
@@ -140,7 +141,7 @@ class Publisher:
 
     def _make_class(self) -> None:
         path = f"/apis/{slices.GROUP}/deviceclasses"
-        if self._api.find(f"{path}/{requests.DEVICE_CLASS}") is None:
+        if self._api.find(f"{path}/{DEVICE_CLASS}") is None:
             self._api.post(path, slices.device_class())
         self._has_class = True
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from apps.clusters.core import quantities
+from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
 from apps.clusters.formats.asks import Unreadable
 
 Thing = Mapping[str, Any]
 
-DRIVER = "gpucloud.io"
-DEVICE_CLASS = "vgpu.gpucloud.io"
 # The capacities of a device: percent of its compute, bytes of its memory.
 CORE, MEMORY = "core", "memory"
 # Annotations of a ResourceClaim that resize it: percent, and a quantity of bytes.

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
+from apps.clusters.core.devices import DRIVER
 from apps.clusters.dra import requests
 from apps.clusters.dra.requests import Device, Thing
 from apps.clusters.kube.client import Refused
@@ -40,7 +41,7 @@ class Api(Protocol):
 
 
 class ClaimStatus(NamedTuple):
-    """What the ResourceClaim is to show."""
+    """Status that the ResourceClaim is to show."""
 
     state: TellState
     message: str
@@ -132,7 +133,7 @@ def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, devices:
         "coreLimit": claim.core_limit, requests.MEMORY: f"{claim.memory_mib}Mi",
     }  # fmt: skip
     entries = [
-        {"driver": requests.DRIVER, "pool": one.pool, "device": one.name, "conditions": [condition], "data": data}
+        {"driver": DRIVER, "pool": one.pool, "device": one.name, "conditions": [condition], "data": data}
         | ({"shareID": one.share_id} if one.share_id else {})
         for one in devices
     ]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apps.clusters.dra.requests import CORE, DEVICE_CLASS, DRIVER, MEMORY, WHOLE, name_device
+from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
+from apps.clusters.dra.requests import CORE, MEMORY, WHOLE, name_device
 
 GROUP = "resource.k8s.io/v1"
 PATH = "/apis/resource.k8s.io/v1/resourceslices"

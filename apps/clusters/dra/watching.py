@@ -5,6 +5,7 @@ import queue
 import time
 from typing import Any
 
+from apps.clusters.core.devices import DRIVER
 from apps.clusters.dra import ledger, requests, resizing, slices
 from apps.clusters.dra.evicting import evict
 from apps.clusters.dra.publishing import Publisher
@@ -17,9 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Optional: a cluster before Kubernetes 1.34 has none.
 CLAIMS = Kind("resourceclaims", f"/apis/{slices.GROUP}/resourceclaims", dict[str, Any], optional=True)
-SLICES = Kind(
-    "resourceslices", slices.PATH, dict[str, Any], {"fieldSelector": f"spec.driver={requests.DRIVER}"}, optional=True
-)
+SLICES = Kind("resourceslices", slices.PATH, dict[str, Any], {"fieldSelector": f"spec.driver={DRIVER}"}, optional=True)
 # Intervals: of reading what the ledger has left and of reporting statuses; of retries and evictions.
 PUBLISH_SECONDS, RETRY_SECONDS = 0.5, 5.0
 

@@ -16,6 +16,7 @@ from django.conf import settings
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.models import Cluster
 from apps.clusters.services.clusters import kubeconfig_of
+from apps.nodes.models import Node
 from apps.quotas.principals import Principal
 from gpucloud.errors import Conflict, GpucloudError
 
@@ -52,6 +53,23 @@ NEEDS = (
     Need("", "configmaps", ("get",), "to take over gpu-admission's quotas", name="gpuquota"),
     Need("kubeshare.nthu", "sharepods", ("list",), "to take over SharePods"),
     Need("authentication.k8s.io", "tokenreviews", ("create",), "to let agents of its nodes join by themselves"),
+)
+
+# Where an agent is a DRA driver: the rules of `gpucloud-devices`.
+DEVICE_NEEDS = (
+    Need("resource.k8s.io", "resourceclaims", ("get", "list", "watch"), "to follow ResourceClaims"),
+    Need("resource.k8s.io", "resourceclaims/status", ("patch",), "to report what is in force"),
+    Need(
+        "resource.k8s.io",
+        "resourceclaims/driver",
+        ("arbitrary-node:patch",),
+        "to report it as the driver",
+        name="gpucloud.io",
+    ),
+    Need(
+        "resource.k8s.io", "resourceslices", ("get", "list", "watch", "create", "update", "delete"), "to publish GPUs"
+    ),
+    Need("resource.k8s.io", "deviceclasses", ("get", "create"), "to create the DeviceClass"),
 )
 
 OWN_NEEDS = (
@@ -110,9 +128,11 @@ def attempt(*, principal: Principal, cluster: Cluster) -> Tried:
         client = client_of(cluster)
         version = client.version()
         took = time.monotonic() - began
-        missing = [gap for need in (OWN_NEEDS if other else NEEDS) for gap in _missing(client, need)]
+        has_devices = Node.objects.filter(pool=cluster.pool_id, dra=True).exists()
+        needs = (*NEEDS, *(DEVICE_NEEDS if has_devices else ()))
+        missing = [gap for need in (OWN_NEEDS if other else needs) for gap in _missing(client, need)]
         if other:
-            missing += [gap for need in NEEDS for gap in _missing(client, need, account=other)]
+            missing += [gap for need in needs for gap in _missing(client, need, account=other)]
     except GpucloudError as error:
         return Tried(reached=False, reason=error.detail)
     return Tried(reached=True, kubernetes_version=version, answer_seconds=round(took, 3), missing=missing)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -13,7 +14,7 @@ from apps.clusters.extender.listener import configuration
 
 
 @contextmanager
-def serve(directory: Path) -> Iterator[str]:
+def serve(directory: Path, application: Any = application) -> Iterator[str]:
     """Serve until the block ends; return the URL."""
     listening = socket.create_server(("127.0.0.1", 0))
     config = configuration(application, ssl_certfile=str(directory / "tls.crt"), ssl_keyfile=str(directory / "tls.key"))

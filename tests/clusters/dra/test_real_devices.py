@@ -1,28 +1,30 @@
 """Dynamic Resource Allocation on a real API server and kube-scheduler."""
 
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
 
 import pytest
-from django.utils import timezone
+import yaml
+from django.core.management import call_command
 
-from apps.clusters.core import quantities
-from apps.clusters.dra import requests, slices
-from apps.clusters.dra.watching import DeviceWatch
-from apps.clusters.kube.client import Client
-from apps.clusters.models import Cluster, DeviceClaim
-from apps.clusters.services import bindings, clusters
-from apps.nodes.models import Node
+from apps.clusters.dra import charging, requests
+from apps.clusters.models import DeviceClaim
+from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
-from tests.cast import GIB, Cast, Machine, assert_books_agree, give, used
-from tests.clusters.cluster_objects import add_namespace, add_node, pod, remove
+from apps.scheduling.services.claims import lifecycle
+from tests.cast import GIB, Cast, assert_books_agree, give, placed, used
+from tests.clusters.admission.serving import serve
+from tests.clusters.cluster_objects import pod, remove
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.dra import things
+from tests.clusters.dra.site import Site
 from tests.clusters.dra.things import API
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
 @pytest.fixture(scope="module")
@@ -31,74 +33,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     with ControlPlane(tmp_path_factory.mktemp("kube"), scheduler_config=config) as it:
         yield it
-
-
-class Site:
-    """A node with GPUs in a cluster of its own name, and a namespace that acme pays for."""
-
-    def __init__(self, plane: ControlPlane, cast: Cast, *, gpus: int = 1) -> None:
-        self.client: Client = plane.client()
-        self.cast = cast
-        self.name = f"t-{uuid.uuid4().hex[:8]}"
-        self.machine = Machine(self.name, cast.pool, gpus=gpus)
-        Node.objects.filter(pk=self.machine.node.pk).update(kubernetes_node=self.name, dra=True)
-        add_node(self.client, self.name, gpus=gpus, units=96)
-        add_namespace(self.client, self.name)
-        self.cluster: Cluster = clusters.connect(
-            principal=SYSTEM, name=self.name, pool=cast.pool, kubeconfig=plane.kubeconfig()
-        )
-        bindings.bind(principal=SYSTEM, cluster=self.cluster, tenant=cast.acme, namespace=self.name)
-        self.watch = DeviceWatch(self.cluster)
-        for reflector in self.watch._reflectors:  # its own thread would use another session of the database
-            reflector.start()
-
-    def until(self, happens: Callable[[], bool], seconds: float = 30) -> None:
-        """Watch, and have the agent obey, until the condition holds."""
-        limit = time.monotonic() + seconds
-        while not happens():
-            assert time.monotonic() < limit, (
-                "it does not happen",
-                [
-                    (
-                        r.problem,
-                        r.refusal,
-                        r.told,
-                        r.told_generation,
-                        r.words,
-                        r.claim and (r.claim.state, r.claim.generation, r.claim.core_request),
-                    )
-                    for r in DeviceClaim.objects.all()
-                ],
-            )
-            Node.objects.filter(pk=self.machine.node.pk).update(last_seen_at=timezone.now())
-            self.watch.step()
-            self.machine.obey()
-
-    def slice(self) -> dict[str, Any]:
-        return self.client.find(f"{slices.PATH}/{slices.name_slice(self.name)}") or {}
-
-    def left(self) -> tuple[int, int]:
-        """Return what is published of the first GPU: percent and MiB."""
-        found = self.slice().get("spec", {}).get("devices", [{}])[0].get("capacity", {})
-        core, memory = (found.get(name, {}).get("value", "0") for name in ("core", "memory"))
-        return quantities.value(core), quantities.value(memory) // requests.MIB
-
-    def make(self, thing: dict[str, Any]) -> None:
-        kind = {"ResourceClaim": f"{API}/namespaces/{self.name}/resourceclaims"}.get(thing.get("kind", ""))
-        self.client.post(kind or f"/api/v1/namespaces/{self.name}/pods", thing)
-
-    def claim(self, name: str) -> dict[str, Any]:
-        return self.client.get(f"{API}/namespaces/{self.name}/resourceclaims/{name}")
-
-    def condition(self, name: str) -> tuple[str, str, dict[str, Any]]:
-        """Return status and reason of our condition, and the size in force."""
-        devices = self.claim(name).get("status", {}).get("devices") or [{}]
-        found = (devices[0].get("conditions") or [{}])[0]
-        return found.get("status", ""), found.get("reason", ""), devices[0].get("data", {})
-
-    def close(self) -> None:
-        self.watch.stop()
-        self.client.delete(f"/api/v1/nodes/{self.name}")
 
 
 @pytest.fixture
@@ -142,3 +76,96 @@ def test_a_resource_claim_is_allocated_charged_resized_and_ends(site: Site, cast
     site.until(lambda: used(cast.acme)["core_percent"] == 0)
     site.until(lambda: site.left() == (100, 24 * GIB))
     assert_books_agree()
+
+
+@pytest.fixture
+def charged(plane: ControlPlane, real_cast: Cast, tmp_path: Path) -> Iterator[Site]:
+    """Return a site whose API server asks the webhook, which has database sessions of its own."""
+    made, output = Site(plane, real_cast, gpus=4), StringIO()
+
+    def write(url: str) -> None:
+        output.truncate(output.seek(0))
+        options = {"directory": tmp_path, "url": url, "devices": made.name}
+        call_command("webhook_certificates", stdout=output, stderr=StringIO(), **options)
+
+    write("https://127.0.0.1:1")
+    with serve(tmp_path, charging.application) as url:
+        write(url)
+        [configuration] = [one for one in yaml.safe_load_all(output.getvalue()) if one["kind"].startswith("Validating")]
+        made.client.post(WEBHOOKS, configuration)
+        made.until(lambda: "from 1 to 100" in made.refusal(things.claim("nonsense", made.name, core=150), dryRun="All"))
+        yield made
+        made.client.delete(f"{WEBHOOKS}/gpucloud")
+    made.close()
+
+
+def test_the_api_server_refuses_what_the_quota_has_no_room_for(charged: Site, real_cast: Cast) -> None:
+    give(real_cast.acme, core_percent=50, memory_mib=100 * GIB)
+    assert charged.refusal(things.claim("dry", charged.name, core=50), dryRun="All") == ""
+    assert used(real_cast.acme)["core_percent"] == 0
+    assert "Core quota exceeded" in charged.refusal(things.claim("many", charged.name, core=20, count=3))
+    assert charged.refusal(things.claim("one", charged.name, core=30)) == ""
+    assert used(real_cast.acme)["core_percent"] == 30
+    # What the API server refuses for another reason is charged for a moment.
+    assert "already exists" in charged.refusal(things.claim("one", charged.name, core=10))
+    rows = DeviceClaim.objects.live()
+    charged.until(lambda: rows.filter(seen=True).count() == 1)
+    rows.filter(seen=False).update(created_at="2026-01-01T00:00:00Z")
+    charged.until(lambda: rows.count() == 1 and used(real_cast.acme)["core_percent"] == 30)
+    assert_books_agree()
+
+
+def test_of_many_at_once_none_is_over_the_quota(charged: Site, real_cast: Cast) -> None:
+    give(real_cast.acme, core_percent=100, memory_mib=100 * GIB)
+    said: list[str] = []
+
+    def ask(number: int) -> None:
+        said.append(charged.refusal(things.claim(f"c{number}", charged.name, core=10)))
+
+    hands = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
+    for hand in hands:
+        hand.start()
+    for hand in hands:
+        hand.join()
+    assert Counter(word == "" for word in said) == {True: 10, False: 10}, said
+    assert used(real_cast.acme)["core_percent"] == 100
+    assert_books_agree()
+
+
+def test_a_burst_fills_the_gpus_and_no_more(site: Site, cast: Cast) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    # Somebody else has a part of the GPU.
+    other, _ = placed(cast, site.machine, core_request=25, memory_mib=GIB)
+    site.until(lambda: site.left() == (75, 23 * GIB))
+    template = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "tenth", "namespace": site.name}, "spec": {"spec": things.spec(core=10, memory="1Gi")},
+    }  # fmt: skip
+    site.make(template)
+    for number in range(10):
+        site.make(things.pod(f"p{number}", site.name, template="tenth"))
+    rows = DeviceClaim.objects.live()
+    site.until(lambda: rows.filter(claim__state="active").count() == 7)
+    assert Gpu.objects.get().core_used == 95
+    lifecycle.release_claim(principal=SYSTEM, claim=other)
+    site.until(lambda: rows.filter(claim__state="active").count() == 10)
+    assert Gpu.objects.get().core_used == 100
+    site.machine.node.refresh_from_db()
+    remove(site.client, site.name, *(f"p{number}" for number in range(10)))
+    site.until(lambda: not rows.exists() and Gpu.objects.get().core_used == 0)
+    assert_books_agree()
+
+
+def test_a_cordoned_gpu_is_tainted(site: Site, cast: Cast) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    Gpu.objects.update(cordoned=True)
+    site.until(lambda: site.slice().get("spec", {}).get("devices", [{}])[0].get("taints") is not None)
+    site.make(things.claim("one", site.name))
+    site.make(things.pod("p", site.name, claim="one"))
+    site.until(lambda: DeviceClaim.objects.filter(claim__state="allocating").exists())
+    assert "nodeName" not in pod(site.client, site.name, "p")["spec"]
+    Gpu.objects.update(cordoned=False)
+    site.until(lambda: DeviceClaim.objects.filter(claim__state="active").exists())
+    # A slice that somebody removes is written again.
+    site.client.delete(f"/apis/resource.k8s.io/v1/resourceslices/{site.slice()['metadata']['name']}")
+    site.until(lambda: bool(site.slice()))

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from apps.clusters.dra.requests import DEVICE_CLASS, DRIVER
+from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
 
 Json = dict[str, Any]
+# A share of a device, as kube-scheduler numbers them.
+SHARE = "a671734a-e8e5-11e4-8fde-42010af09327"
 API = "/apis/resource.k8s.io/v1"
 
 
@@ -36,9 +38,7 @@ def pod(name: str, namespace: str, *, claim: str | None = None, template: str | 
     }
 
 
-def result(
-    gpu: str, node: str, *, core: int, memory_mib: int, share: str = "a671734a-e8e5-11e4-8fde-42010af09327"
-) -> Json:
+def result(gpu: str, node: str, *, core: int, memory_mib: int, share: str = SHARE) -> Json:
     """Return one allocated device as kube-scheduler writes it."""
     return {
         "request": "gpu", "driver": DRIVER, "pool": node, "device": gpu.lower(), "shareID": share,

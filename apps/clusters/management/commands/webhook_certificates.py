@@ -40,6 +40,13 @@ class Command(BaseCommand):
             help="also for pods that ask for no GPU: they get NVIDIA_VISIBLE_DEVICES=void, except in namespaces that "
             "are labelled gpucloud.io/gpus=visible",
         )
+        parser.add_argument(
+            "--devices",
+            nargs="?",
+            const="",
+            metavar="CLUSTER",
+            help="also for ResourceClaims: they are charged at creation, in this cluster (default: the first one)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Write the files and print both configurations. Raises CommandError for an address no API server can use."""
@@ -56,6 +63,8 @@ class Command(BaseCommand):
             service=tuple(service.split("/")) if service else None,
             conditions=not options["before_1_28"],
             hide_gpus=options["hide_gpus"],
+            devices=options["devices"] is not None,
+            cluster=options["devices"] or "",
         )
         self.stdout.write(yaml.safe_dump_all(configurations, sort_keys=False))
 

@@ -1,0 +1,276 @@
+"""ResourceClaims in the ledger, with made-up objects: a real API server's are in test_real_devices."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from apps.clusters.core.devices import DEVICE_CLASS
+from apps.clusters.dra import evicting, ledger, resizing
+from apps.clusters.dra.publishing import Publisher, read_devices
+from apps.clusters.models import Cluster, DeviceClaim
+from apps.clusters.services import bindings, clusters
+from apps.nodes.models import Gpu, Node
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.services.claims import lifecycle
+from apps.scheduling.services.claims.desired import desired_state
+from tests.cast import GIB, Cast, Machine, assert_books_agree, give, placed, used
+from tests.clusters.dra import things
+
+NODE = "gpu1"
+
+
+@pytest.fixture
+def cluster(cast: Cast) -> Cluster:
+    made = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, in_cluster=True)
+    bindings.bind(principal=SYSTEM, cluster=made, tenant=cast.acme, namespace="vision")
+    return made
+
+
+@pytest.fixture
+def machine(cast: Cast) -> Machine:
+    made = Machine(NODE, cast.pool, gpus=2)
+    Node.objects.filter(pk=made.node.pk).update(kubernetes_node=NODE, dra=True)
+    made.node.refresh_from_db()
+    return made
+
+
+def made(name: str = "train", namespace: str = "vision", **asked: Any) -> dict[str, Any]:
+    """Return a ResourceClaim as the API server has it."""
+    thing = things.claim(name, namespace, **asked)
+    thing["metadata"] |= {"uid": str(uuid.uuid4()), "resourceVersion": "1"}
+    return thing
+
+
+def allocated(thing: dict[str, Any], *gpus: Gpu, core: int = 30, memory_mib: int = 2 * GIB) -> dict[str, Any]:
+    """Return it with these GPUs, reserved for a pod."""
+    results = [things.result(gpu.uuid, NODE, core=core, memory_mib=memory_mib) for gpu in gpus]
+    status = {"allocation": {"devices": {"results": results}}}
+    users = [{"resource": "pods", "name": "p", "uid": "pod-1"}]
+    return {**thing, "status": {**status, "reservedFor": users} if gpus else {}}
+
+
+def follow(cluster: Cluster, thing: dict[str, Any]) -> DeviceClaim:
+    row = ledger.follow(cluster=cluster, thing=thing, labels=dict)
+    assert row is not None
+    resizing.follow(row, thing)
+    row.refresh_from_db()
+    return row
+
+
+def annotated(thing: dict[str, Any], **words: str) -> dict[str, Any]:
+    annotations = {f"gpucloud.io/{name}": word for name, word in words.items()}
+    return {**thing, "metadata": {**thing["metadata"], "annotations": annotations}}
+
+
+class Cell:
+    """An API of a cluster that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.things: dict[str, Any] = {f"/api/v1/nodes/{NODE}": {"metadata": {"uid": "node-uid"}}}
+        self.written: list[tuple[str, Mapping[str, Any]]] = []
+        self.version = 1
+
+    def find(self, path: str) -> Any:
+        return self.things.get(path)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        name = body.get("metadata", {}).get("name") or str(len(self.written))
+        return self.put(f"{path}/{name}", body)
+
+    def put(self, path: str, body: Mapping[str, Any]) -> bytes:
+        self.version += 1
+        self.things[path] = {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": str(self.version)}}
+        self.written.append((path, body))
+        return f'{{"metadata": {{"resourceVersion": "{self.version}"}}}}'.encode()
+
+    def patch(self, path: str, body: Mapping[str, Any], *, content_type: str) -> bytes:
+        assert content_type == resizing.APPLY
+        self.written.append((path, body))
+        return b"{}"
+
+    def delete(self, path: str) -> bytes:
+        del self.things[path]
+        return b"{}"
+
+
+def test_it_is_charged_placed_sent_to_its_agent_and_ends(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    thing = made(count=2)
+    row = follow(cluster, thing)
+    assert row.claim is not None
+    assert row.claim.state == "allocating"
+    assert used(cast.acme)["core_percent"] == 60
+    row = follow(cluster, allocated(thing, machine.gpu(0), machine.gpu(1)))
+    machine.obey()
+    assert row.claim is not None
+    row.claim.refresh_from_db()
+    assert (row.claim.state, row.node_name, row.problem) == ("active", NODE, "")
+    sent = {one.gpu_uuid: one.resource_claim for one in desired_state(machine.node).assignments}
+    assert set(sent) == {machine.gpu(0).uuid, machine.gpu(1).uuid}
+    first = sent[machine.gpu(0).uuid]
+    assert first is not None
+    assert (first.uid, first.pool, first.device) == (row.uid, NODE, machine.gpu(0).uuid.lower())
+    assert (first.request, first.share_id) == ("gpu", things.SHARE)
+    ledger.end(cluster=cluster, uid=row.uid)
+    machine.obey()
+    assert used(cast.acme)["core_percent"] == 0
+    assert_books_agree()
+
+
+def test_it_waits_for_no_round_of_ours(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    row = follow(cluster, made())
+    placed(cast, machine, core_request=10)
+    assert row.claim is not None
+    row.claim.refresh_from_db()
+    assert row.claim.state == "allocating"
+    assert cast.anna.get("pools/default/queue/").body["results"] == []
+
+
+def test_what_cannot_be_charged_is_a_problem_until_it_can(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    thing = made()
+    assert "quota" in follow(cluster, thing).problem.lower()
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    assert follow(cluster, thing).problem == ""
+    foreign = follow(cluster, made(namespace="elsewhere"))
+    assert foreign.problem == "Namespace elsewhere is bound to no tenant: bind it."
+
+
+def test_what_has_no_room_is_a_problem_and_its_pod_is_evicted(
+    cast: Cast, cluster: Cluster, machine: Machine, settings: Any
+) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    claim, _ = placed(cast, machine, core_request=90, memory_mib=GIB)
+    thing = allocated(made(), claim.assignments.get().gpu)
+    row = follow(cluster, thing)
+    assert "no room" in row.problem
+    assert used(cast.acme)["core_percent"] == 120
+    api, there = Cell(), {row.uid: thing}
+    assert evicting.evict(cluster=cluster, api=api, there=there, ending=()) == set()
+    DeviceClaim.objects.update(problem_since="2026-01-01T00:00:00Z")
+    assert evicting.evict(cluster=cluster, api=api, there=there, ending=()) == {"pod-1"}
+    [(path, body), (_, event)] = api.written
+    assert path.startswith("/api/v1/namespaces/vision/pods/p/eviction")
+    assert body["deleteOptions"] == {"preconditions": {"uid": "pod-1"}}
+    assert event["reason"] == "NoClaim"
+    assert "no room" in event["message"]
+    # Once.
+    evicting.evict(cluster=cluster, api=api, there=there, ending={"pod-1"})
+    assert len(api.written) == 2
+    # Its allocation is taken away, and it is charged for the next one.
+    lifecycle.release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+    assert follow(cluster, allocated(thing)).problem == ""
+
+
+def test_a_released_claim_ends_its_pod(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    thing = allocated(made(), machine.gpu())
+    row = follow(cluster, thing)
+    machine.obey()
+    assert row.claim is not None
+    lifecycle.release_claim(principal=SYSTEM, claim=row.claim)
+    machine.obey()
+    # While it is allocated nothing new is charged: its pod is to end.
+    assert follow(cluster, thing).claim == row.claim
+    api = Cell()
+    assert evicting.evict(cluster=cluster, api=api, there={row.uid: thing}, ending=()) == {"pod-1"}
+    assert api.written[1][1]["reason"] == "Released"
+    anew = follow(cluster, allocated(thing)).claim
+    assert anew is not None
+    assert (anew.pk != row.claim.pk, anew.state) == (True, "allocating")
+    assert_books_agree()
+
+
+def test_an_annotation_resizes_and_the_status_tells(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    thing = allocated(made(), machine.gpu())
+    row, api = follow(cluster, thing), Cell()
+    there = {row.uid: thing}
+
+    def condition() -> tuple[str, str, Any]:
+        resizing.tell(cluster=cluster, api=api, there=there)
+        [device] = api.written[-1][1]["status"]["devices"]
+        return device["conditions"][0]["status"], device["conditions"][0]["reason"], device["data"]["core"]
+
+    assert condition() == ("False", "Pending", 30)
+    machine.obey()
+    assert condition() == ("True", "InForce", 30)
+    follow(cluster, annotated(thing, core="60", memory="4Gi"))
+    assert condition() == ("False", "Pending", 60)
+    machine.obey()
+    assert condition() == ("True", "InForce", 60)
+    assert used(cast.acme) == {**used(cast.acme), "core_percent": 60, "memory_mib": 4 * GIB}
+    # Told once.
+    count = len(api.written)
+    assert resizing.tell(cluster=cluster, api=api, there=there) == 0
+    assert len(api.written) == count
+    follow(cluster, annotated(thing, core="101"))
+    assert condition() == ("False", "Refused", 60)
+    follow(cluster, annotated(thing, core="20"))
+    machine.obey()
+    assert condition() == ("True", "InForce", 20)
+    assert api.written[-1][0].endswith("/resourceclaims/train/status?fieldManager=gpucloud&force=true")
+
+
+def test_the_sums_of_kube_scheduler_and_ledger_are_one(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    gpu = machine.gpu()
+
+    def left() -> tuple[int, int]:
+        """Return what kube-scheduler has left: what is published, less what it has allocated."""
+        found = next(one for one in read_devices(cluster)[NODE] if one.uuid == gpu.uuid)
+        return found.core_left - 30, found.memory_left_mib - 2 * GIB
+
+    thing = allocated(made(), gpu)
+    follow(cluster, thing)
+    machine.obey()
+    for words, core in (({}, 30), ({"core": "60"}, 60), ({"core": "10"}, 10)):
+        follow(cluster, annotated(thing, **words))
+        machine.obey()
+        gpu.refresh_from_db()
+        assert gpu.core_used == core
+        assert left() == (gpu.core_free, gpu.memory_free_mib)
+
+
+def test_slices_are_written_when_they_change_and_after_others(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    api = Cell()
+    publisher = Publisher(cluster, api)
+    assert publisher.publish() == 1
+    assert [path for path, _ in api.written] == [
+        f"/apis/resource.k8s.io/v1/deviceclasses/{DEVICE_CLASS}",
+        f"/apis/resource.k8s.io/v1/resourceslices/{NODE}-gpucloud.io",
+    ]
+    assert publisher.publish() == 0
+    # Our own write comes back; somebody else's is newer.
+    publisher.compare(NODE, str(api.version))
+    assert publisher.publish() == 0
+    publisher.compare(NODE, str(api.version + 1))
+    assert publisher.publish() == 1
+    Gpu.objects.filter(pk=machine.gpu().pk).update(unhealthy="XID 79")
+    assert publisher.publish() == 1
+    assert api.written[-1][1]["spec"]["devices"][0]["taints"][0]["value"] == "XID-79"
+    publisher.forget_others(set())
+    assert publisher.publish() == 1
+    Node.objects.update(dra=False)
+    assert publisher.publish() == 0
+    assert f"/apis/resource.k8s.io/v1/resourceslices/{NODE}-gpucloud.io" not in api.things
+
+
+def test_a_node_of_another_cluster_is_not_published(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    api = Cell()
+    del api.things[f"/api/v1/nodes/{NODE}"]
+    assert Publisher(cluster, api).publish() == 0
+    assert not [path for path, _ in api.written if "resourceslices" in path]
+
+
+def test_unequal_devices_are_a_problem(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    thing = allocated(made(), machine.gpu(0), machine.gpu(1))
+    thing["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["core"] = "40"
+    assert "unequal shares" in follow(cluster, thing).problem
+    gone = allocated(made("gone"), machine.gpu())
+    gone["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-gone"
+    assert follow(cluster, gone).problem == f"Node {NODE} has no gpu-gone."
