@@ -146,7 +146,8 @@ def describe_devices(parts: Iterable[wire.ResourceClaim], claim_uid: str) -> lis
     """Return the devices of a ResourceClaim that this claim serves.
 
     The claim's CDI device brings all of its GPUs. It comes with one device of each request, because a container may
-    name a single request and then gets the CDI devices of that request alone.
+    name a single request and then gets the CDI devices of that request alone. A container of several requests gets it
+    several times, and runtimes add it once: containerd skips the name, and CDI's library replaces a mount of one path.
     """
     devices: list[pb.Device] = []
     served: set[str] = set()
