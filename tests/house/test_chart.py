@@ -288,17 +288,18 @@ def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
     assert names["ValidatingWebhookConfiguration"] == ["pods.gpucloud.io", "things.gpucloud.io"]
 
 
-@pytest.mark.parametrize("dra", [False, True])
-def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths(dra: bool) -> None:
-    values = (*OUTSIDE, f"agent.dra.enabled={str(dra).lower()}")
+@pytest.mark.parametrize(("dra", "root"), [(False, "/var/lib/kubelet"), (True, "/var/lib/k0s/kubelet")])
+def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths(dra: bool, root: str) -> None:
+    values = (*OUTSIDE, f"agent.dra.enabled={str(dra).lower()}", f"agent.kubeletRoot={root}")
     spec = named(rendered(*values), "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     environment = {one["name"]: one.get("value", "10.0.200.4") for one in agent["env"]}
     chosen = settings.read(server="http://gpucloud", state_dir=None, environment=environment)
     assert chosen.kubelet == settings.Kubelet(
         directory=Path("/var/lib/kubelet/device-plugins"),
-        pod_resources=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        pod_resources=Path(root, "pod-resources", "kubelet.sock"),
         node="10.0.200.4",
+        root=Path(root),
         dra=dra,
     )
     volumes = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
