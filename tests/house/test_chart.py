@@ -24,7 +24,7 @@ EVERYTHING = (
     "database.mode=bundled", "redis.mode=bundled", "host=gpus.example.org", "webhooks.enabled=true",
     "webhooks.hideGpus=true", "dra.enabled=true", "sharepods.enabled=true", "networkPolicy.enabled=true",
     "ingress.enabled=true", "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
-    "agent.dra.enabled=true", "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
+    "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
 )  # fmt: skip
 # Kinds of operators that Kubernetes itself has no schema for.
 OPERATORS = ("database.mode=cloudNativePG", "metrics.agents=true", "webhooks.certificate.source=certManager",
@@ -290,7 +290,7 @@ def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize(("dra", "root"), [(False, "/var/lib/kubelet"), (True, "/var/lib/k0s/kubelet")])
 def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths(dra: bool, root: str) -> None:
-    values = (*OUTSIDE, f"agent.dra.enabled={str(dra).lower()}", f"agent.kubeletRoot={root}")
+    values = (*OUTSIDE, f"dra.enabled={str(dra).lower()}", "webhooks.enabled=true", f"agent.kubeletRoot={root}")
     spec = named(rendered(*values), "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     environment = {one["name"]: one.get("value", "10.0.200.4") for one in agent["env"]}

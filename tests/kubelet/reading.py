@@ -1,4 +1,4 @@
-"""Output of a container's programs: the lines of `gpuload`, and the environment."""
+"""Words of a container's programs: the lines of `gpuload`, and the environment."""
 
 from typing import Any
 
