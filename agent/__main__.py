@@ -31,7 +31,8 @@ environment:
   GPUCLOUD_KUBELET_DIR   directory of kubelet.sock, like /var/lib/kubelet/device-plugins: be its device plugin (off)
   GPUCLOUD_DRA           on: be that kubelet's driver for Dynamic Resource Allocation, too (off)
   GPUCLOUD_DEVICE_PLUGIN off: be its driver alone (on)
-  GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else ../pod-resources/kubelet.sock from there)
+  GPUCLOUD_KUBELET_ROOT  its --root-dir (else the directory above)
+  GPUCLOUD_POD_RESOURCES the kubelet's pod-resources socket (else pod-resources/kubelet.sock in its root)
   GPUCLOUD_KUBERNETES_NODE  this machine's node name in the cluster (else its host name)
   GPUCLOUD_CLUSTER       enrol through this cluster (its name at the server), without a one-time token
   GPUCLOUD_CLUSTER_TOKEN file of the pod's token for that enrolment (else /var/run/secrets/gpucloud/token)

@@ -236,10 +236,10 @@ class Node:
         for runtime in self.runtimes.values():
             runtime.heartbeat()
 
-    def observe(self) -> wire.Observed:
-        """Return everything in force, as far as the last `apply` and `step` know."""
+    def observe(self, claim_uid: str | None = None) -> wire.Observed:
+        """Return everything in force, or what this claim has, as far as the last `apply` and `step` know."""
         observations: dict[str, wire.Observation] = {}
-        for runtime in self.runtimes.values():
+        for runtime in (one for uid, one in self.runtimes.items() if claim_uid in (None, uid)):
             for slot in runtime.slots.values():
                 observations[slot.assignment_uid] = self._observe(runtime, slot)
         for uid, generation in self._released.items():

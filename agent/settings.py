@@ -55,18 +55,20 @@ class Kubelet(NamedTuple):
     pod_resources: Path
     # The machine's node name in its cluster.
     node: str
+    # Its `--root-dir`. That of kubelet.sock is a constant, whatever the root is.
+    root: Path
     device_plugin: bool = True
     dra: bool = False
 
     @property
     def plugin_registry(self) -> Path:
         """The directory in which the kubelet looks for drivers' sockets."""
-        return self.directory.parent / "plugins_registry"
+        return self.root / "plugins_registry"
 
     @property
     def driver_directory(self) -> Path:
         """The directory of the driver's own socket."""
-        return self.directory.parent / "plugins" / wire.DRA_DRIVER
+        return self.root / "plugins" / wire.DRA_DRIVER
 
 
 class Cluster(NamedTuple):
@@ -186,12 +188,13 @@ def _kubelet(environment: Mapping[str, str]) -> Kubelet | None:
             "GPUCLOUD_KUBELET_DIR needs grpcio: the image has it, the bundle for single machines has not."
         )
     path = Path(directory).absolute()
+    root = Path(environment.get("GPUCLOUD_KUBELET_ROOT") or path.parent).absolute()
+    pod_resources = environment.get("GPUCLOUD_POD_RESOURCES") or root / "pod-resources" / "kubelet.sock"
     return Kubelet(
         directory=path,
-        pod_resources=Path(
-            environment.get("GPUCLOUD_POD_RESOURCES") or path.parent / "pod-resources" / "kubelet.sock"
-        ).absolute(),
+        pod_resources=Path(pod_resources).absolute(),
         node=environment.get("GPUCLOUD_KUBERNETES_NODE") or socket.gethostname(),
+        root=root,
         device_plugin=device_plugin,
         dra=dra,
     )

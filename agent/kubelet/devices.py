@@ -73,11 +73,11 @@ def unhealthy_gpus(gpus: Iterable[wire.Gpu], conditions: Iterable[wire.Condition
     return frozenset(one.gpu_uuid for one in bad if one.gpu_uuid is not None)
 
 
-def wishes(resource: str, assignments: Iterable[wire.Assignment], served: Collection[wire.Pod]) -> list[Wish]:
-    """Return the expected requests of the kubelet: those of containers that have no devices yet."""
+def wishes(resource: str, assignments: Iterable[wire.Assignment], have: Collection[wire.Pod]) -> list[Wish]:
+    """Return the expected requests of the kubelet: those of containers that are not among those that have devices."""
     sizes: dict[wire.Pod, dict[str, int]] = {}
     for one in assignments:
-        if one.present and one.pod is not None and one.pod not in served:
+        if one.present and one.pod is not None and one.pod not in have:
             size = one.core_request if resource == CORE else one.memory_bytes // BLOCK_BYTES
             sizes.setdefault(one.pod, {})[one.gpu_uuid] = size
     return [Wish(sum(gpus.values()), tuple(gpus)) for gpus in sizes.values()]

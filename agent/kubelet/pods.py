@@ -9,7 +9,7 @@ container is then made known to the runtime under that name.
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import structlog
@@ -59,8 +59,15 @@ class Pods:
         self._launch_methods = launch_methods
         self._library = library
         self._minors = minors
-        # Containers that were let in: they need no devices.
-        self.served: set[wire.Pod] = set()
+
+    async def find_owners(self, resource: str) -> set[wire.Pod]:
+        """Return the containers that have devices of this resource; none if the kubelet does not answer."""
+        try:
+            listed = await calls.list_pods(self._socket)
+        except calls.Unreachable as error:
+            log.warning("pods-not-listed", reason=str(error))
+            return set()
+        return {pod for pod, ids in _devices(listed, resource) if ids}
 
     async def let_in(self, ids: Collection[str], *, within_seconds: float | None) -> None:
         """Give the container that has these cores its claim, as soon as that is in force. Raises NotAdmitted.
@@ -117,20 +124,22 @@ class Pods:
         self._launch_methods.keep(self._node, self._minors())
         if self._launch_methods.problem is not None:
             return self._launch_methods.problem.rstrip(".")
-        self.served = {one for one in self.served if any(it.pod == one for it in assignments)} | {pod}
         log.info("container-admitted", namespace=pod.namespace, pod=pod.name, container=pod.container, claim=claim_uid)
         return ""
 
 
 def owner(listed: resources.ListPodResourcesResponse, ids: frozenset[str]) -> wire.Pod | None:
     """Return the one container that has exactly these cores; None if the kubelet names none, or several."""
-    found = [
-        wire.Pod(namespace=pod.namespace, name=pod.name, container=container.name)
-        for pod in listed.pod_resources
-        for container in pod.containers
-        if ids == {one for each in container.devices if each.resource_name == CORE for one in each.device_ids}
-    ]
+    found = [pod for pod, own in _devices(listed, CORE) if own == ids]
     return found[0] if len(found) == 1 else None
+
+
+def _devices(listed: resources.ListPodResourcesResponse, resource: str) -> Iterator[tuple[wire.Pod, set[str]]]:
+    """Yield each container with its devices of this resource."""
+    for pod in listed.pod_resources:
+        for container in pod.containers:
+            ids = {one for each in container.devices if each.resource_name == resource for one in each.device_ids}
+            yield wire.Pod(namespace=pod.namespace, name=pod.name, container=container.name), ids
 
 
 def _describe(pod: wire.Pod | None) -> str:

@@ -103,7 +103,7 @@ def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
     present = [one for one in wanted if one.present]
     if not present:
         return Refusal(code="releasing", detail=f"Claim {claim_uid} is being released.")
-    observed = {one.uid: one for one in node.observe().assignments}
+    observed = {one.uid: one for one in node.observe(claim_uid).assignments}
     for one in present:
         observation = observed.get(one.uid)
         if observation is not None and observation.state == "failed":

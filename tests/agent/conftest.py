@@ -14,6 +14,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from agent import wire
 from tests.agent.control import Connection, Control
+from tests.agent.kubelet import Kubelet
 from tests.agent.plugin_watcher import PluginWatcher
 from tests.agent.stage import BUILD, GPULOAD, ROOT, Stage
 
@@ -67,3 +68,23 @@ async def watcher(run_dir: Path) -> AsyncIterator[PluginWatcher]:
     it.start()
     yield it
     await it.stop()
+
+
+@pytest.fixture
+async def kubelet(run_dir: Path) -> AsyncIterator[Kubelet]:
+    it = Kubelet(run_dir / "kubelet")
+    await it.start()
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def plugin(stage: Stage, kubelet: Kubelet) -> Connection:
+    """Return the connection of an agent that has reported its GPUs to the kubelet."""
+    stage.start(**kubelet.settings)
+    link = await stage.control.connection()
+    hello = await link.expect(wire.Hello)
+    assert hello.kubernetes_node == "10.0.200.4"
+    stage.gpus = [gpu.uuid for gpu in hello.gpus]
+    await kubelet.knows_both()
+    return link

@@ -19,6 +19,7 @@ from agent.kubelet.proto import deviceplugin_pb2 as pb
 from agent.kubelet.proto import podresources_pb2 as resources
 from tests.agent import cdi_rules
 from tests.agent.cdi_rules import Edits
+from tests.agent.stage import eventually
 
 
 class Container(NamedTuple):
@@ -205,6 +206,10 @@ class Kubelet:
         assert set(ids) <= set(free)
         random.shuffle(ids)
         return ids
+
+    async def knows_both(self) -> None:
+        """Wait until both plugins have said which devices there are."""
+        await eventually(lambda: len(self.plugins) == 2 and all(one.devices for one in self.plugins.values()))
 
     async def start_container(self, one: Container, cdi_dir: Path, *, seconds: float = 30.0) -> Edits:
         """Return the runtime's additions to a new container."""

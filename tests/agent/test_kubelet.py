@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,6 @@ from tests.platform import free_port
 
 # Of one virtual GPU of 24 GiB.
 BLOCKS = 96
-
-
-@pytest.fixture
-async def kubelet(run_dir: Path) -> AsyncIterator[Kubelet]:
-    it = Kubelet(run_dir / "kubelet")
-    await it.start()
-    yield it
-    await it.stop()
-
-
-@pytest.fixture
-async def plugin(stage: Stage, kubelet: Kubelet) -> Connection:
-    """Return the connection of an agent that has reported its GPUs to the kubelet."""
-    stage.start(**kubelet.settings)
-    link = await stage.control.connection()
-    hello = await link.expect(wire.Hello)
-    assert hello.kubernetes_node == "10.0.200.4"
-    stage.gpus = [gpu.uuid for gpu in hello.gpus]
-    await known(kubelet)
-    return link
-
-
-async def known(kubelet: Kubelet) -> None:
-    await eventually(lambda: len(kubelet.plugins) == 2 and all(one.devices for one in kubelet.plugins.values()))
 
 
 def place(stage: Stage, one: Container, gpu: int = 0, **more: Any) -> wire.Assignment:
@@ -224,20 +199,6 @@ async def test_a_claim_on_several_gpus_gives_all_of_them(plugin: Connection, kub
     assert f"CUDA_VISIBLE_DEVICES={stage.gpus[1]},{stage.gpus[3]}" in edits.env
 
 
-async def test_the_kubelet_is_told_to_take_ids_of_the_gpu_that_was_chosen(
-    plugin: Connection, kubelet: Kubelet, stage: Stage
-) -> None:
-    one = Container("web-0", core=40, blocks=10)
-    await put(plugin, 1, place(stage, one, gpu=3))
-    await kubelet.admit(one)
-    assert {int(device.rpartition("-")[2]) // 100 for device in kubelet.given[one, CORE]} == {3}
-    assert {int(device.rpartition("-")[2]) // BLOCKS for device in kubelet.given[one, MEMORY]} == {3}
-    # No claim has so many: those of the GPU that is in use already, so that whole ones stay whole.
-    other = Container("web-1", core=10, blocks=1)
-    await kubelet.admit(other)
-    assert {int(device.rpartition("-")[2]) // 100 for device in kubelet.given[other, CORE]} == {3}
-
-
 async def test_ids_that_are_given_again_lead_to_the_new_pods_claim(
     plugin: Connection, kubelet: Kubelet, stage: Stage
 ) -> None:
@@ -267,7 +228,7 @@ async def test_an_agent_that_was_killed_is_there_again(plugin: Connection, kubel
     await eventually(lambda: set(kubelet.plugins[CORE].devices.values()) == {"Unhealthy"})
     stage.start(**kubelet.settings)
     await eventually(lambda: len(kubelet.registrations) == 4)
-    await known(kubelet)
+    await kubelet.knows_both()
     assert set(kubelet.plugins[CORE].devices.values()) == {"Healthy"}
     # Its container restarts: an agent that has forgotten the owner of these devices asks again.
     assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
@@ -281,7 +242,7 @@ async def test_a_kubelet_that_starts_again_is_told_again(plugin: Connection, kub
     told = len(kubelet.registrations)
     await kubelet.stop()
     await kubelet.start()
-    await known(kubelet)
+    await kubelet.knows_both()
     assert len(kubelet.registrations) == told + 2
     assert claim_of(await kubelet.start_container(one, stage.run_dir / "cdi")) == wanted.claim_uid
 
@@ -292,7 +253,7 @@ async def test_an_agent_that_is_there_first_waits_for_the_kubelet(stage: Stage, 
     stage.start(**kubelet.settings)
     await eventually(lambda: "kubelet-not-told" in stage.log_text())
     await kubelet.start()
-    await known(kubelet)
+    await kubelet.knows_both()
 
 
 async def test_a_sick_gpu_is_unhealthy_and_the_others_are_not(

@@ -114,7 +114,10 @@ class ControlPlane:
         """Start a scheduler with this KubeSchedulerConfiguration, completed by the API server's address."""
         whole = {
             **config,
-            "clientConnection": {"kubeconfig": str(self._kubeconfig_file())},
+            "clientConnection": {
+                **config.get("clientConnection", {}),
+                "kubeconfig": str(self._kubeconfig_file()),
+            },
             "leaderElection": {"leaderElect": False},
             # A pod is retried soon.
             "podInitialBackoffSeconds": 1,

@@ -288,15 +288,19 @@ def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
     assert names["ValidatingWebhookConfiguration"] == ["pods.gpucloud.io", "things.gpucloud.io"]
 
 
-def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths() -> None:
-    spec = named(rendered(*OUTSIDE), "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]
+@pytest.mark.parametrize(("dra", "root"), [(False, "/var/lib/kubelet"), (True, "/var/lib/k0s/kubelet")])
+def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths(dra: bool, root: str) -> None:
+    values = (*OUTSIDE, f"dra.enabled={str(dra).lower()}", "webhooks.enabled=true", f"agent.kubeletRoot={root}")
+    spec = named(rendered(*values), "DaemonSet", "gpucloud-agent")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     environment = {one["name"]: one.get("value", "10.0.200.4") for one in agent["env"]}
     chosen = settings.read(server="http://gpucloud", state_dir=None, environment=environment)
     assert chosen.kubelet == settings.Kubelet(
         directory=Path("/var/lib/kubelet/device-plugins"),
-        pod_resources=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        pod_resources=Path(root, "pod-resources", "kubelet.sock"),
         node="10.0.200.4",
+        root=Path(root),
+        dra=dra,
     )
     volumes = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
     mounts = {one["mountPath"]: volumes[one["name"]] for one in agent["volumeMounts"] if one["name"] in volumes}
@@ -304,6 +308,7 @@ def test_the_agent_sees_what_its_settings_name_under_the_machines_own_paths() ->
     for path in (
         rundir.SYSTEM, settings.SYSTEM_CDI_DIR, chosen.state_dir, chosen.library.path, chosen.pages_library,
         chosen.arbiter, chosen.kubelet.directory, chosen.kubelet.pod_resources,
+        *((chosen.kubelet.plugin_registry, chosen.kubelet.driver_directory) if dra else ()),
     ):  # fmt: skip
         assert any(path.is_relative_to(mount) for mount in mounts), path
     assert chosen.metrics == ("0.0.0.0", agent["ports"][0]["containerPort"])

@@ -1,4 +1,4 @@
-"""What a container's programs say: the lines of `gpuload`, and the environment."""
+"""Words of a container's programs: the lines of `gpuload`, and the environment."""
 
 from typing import Any
 

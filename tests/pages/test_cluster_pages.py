@@ -171,7 +171,7 @@ def test_clusters_and_the_tables_of_one_are_files(cast: Cast, cluster: Cluster, 
     assert (kube["name"], kube["pool"], kube["bound"]) == ("kube", "default", 1)
     (bound,) = json.loads(olga.get("/clusters/kube/?format=json&table=namespaces").content)
     assert bound == {"namespace": "ml", "selector": None, "tenant": "acme"}
-    for table in ("pods", "sharepods", "quotas"):
+    for table in ("pods", "sharepods", "resource-claims", "quotas"):
         answer = olga.get(f"/clusters/kube/?format=csv&table={table}")
         assert answer["Content-Disposition"] == f'attachment; filename="kube-{table}.csv"'
     assert "sealed" not in olga.get("/clusters/?format=csv").content.decode()

@@ -145,21 +145,20 @@ class Driver:
 def describe_devices(parts: Iterable[wire.ResourceClaim], claim_uid: str) -> list[pb.Device]:
     """Return the devices of a ResourceClaim that this claim serves.
 
-    The claim's CDI device brings all of its GPUs. It comes with one device of each request, because a container may
-    name a single request and then gets the CDI devices of that request alone.
+    The claim's CDI device brings all of its GPUs, so it comes with the first device only. That one serves every request
+    of the ResourceClaim: a container may name a single request, and gets the CDI devices of that request alone.
     """
-    devices: list[pb.Device] = []
-    served: set[str] = set()
-    for one in sorted(parts, key=lambda each: (each.request, each.pool, each.device, each.share_id)):
-        # Of "gpu/small", a choice among several, the containers name "gpu".
-        request = one.request.partition("/")[0]
+    found = sorted(parts, key=lambda one: (one.request, one.pool, one.device, one.share_id))
+    # Of "gpu/small", a choice among several, the containers name "gpu".
+    requests = [one.request.partition("/")[0] for one in found]
+    devices = []
+    for one, request in zip(found, requests, strict=True):
         device = pb.Device(request_names=[request], pool_name=one.pool, device_name=one.device)
         if one.share_id:
             device.share_id = one.share_id
-        if request not in served:
-            device.cdi_device_ids.append(f"{wire.CDI_KIND}={claim_uid}")
-        served.add(request)
         devices.append(device)
+    devices[0].request_names[:] = dict.fromkeys(requests)
+    devices[0].cdi_device_ids.append(f"{wire.CDI_KIND}={claim_uid}")
     return devices
 
 

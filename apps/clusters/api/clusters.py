@@ -9,7 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.clusters.models import Cluster, ClusterState, Placement, PodClaim
+from apps.clusters.models import Cluster, ClusterState, DeviceClaim, Placement, PodClaim
 from apps.clusters.services import clusters
 from apps.quotas.api.methods import changes, creates, lists, removes, shows
 from apps.quotas.api.serializers import PoolByName
@@ -96,6 +96,18 @@ class PodSerializer(Strict):
     columns_2 = Columns(PodClaim, "ended_at version created_at updated_at")
 
 
+class DeviceClaimSerializer(Strict):
+    """One ResourceClaim that asks for shares of GPUs."""
+
+    columns_1 = Columns(DeviceClaim, "namespace name")
+    uid = shown.text("Its uid in Kubernetes.")
+    node_name = shown.text("Name of the node in Kubernetes; empty before it is allocated.")
+    claim = shown.uid(null=True, source="claim.uid", default=None)
+    problem = shown.text("Reason why it has no claim, or no place on its GPU.")
+    refusal = shown.text("Reason why its last resize by annotation was refused; empty if it was not.")
+    columns_2 = Columns(DeviceClaim, "ended_at version created_at updated_at")
+
+
 class ClusterView(ApiView):
     """Base of the views of clusters."""
 
@@ -144,5 +156,26 @@ class PodList(ListMixin):
 
     def get(self, request: Request, name: str) -> Response:
         """List containers of pods that hold or held GPUs, newest first."""
+        cluster = get_object_or_404(Cluster.objects.visible_to(self.principal), name=name)
+        return self.list_page(self.get_queryset().filter(cluster=cluster))
+
+
+class DeviceClaimList(ListMixin):
+    """A cluster's ResourceClaims."""
+
+    serializer_class = DeviceClaimSerializer
+    filterset_class = filters_of(
+        DeviceClaim,
+        "namespace",
+        "name",
+        "uid",
+        "node_name",
+        live=filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull"),
+    )
+    read_scope = "nodes:read"
+    queryset = DeviceClaim.objects.select_related("claim")
+
+    def get(self, request: Request, name: str) -> Response:
+        """List ResourceClaims of Dynamic Resource Allocation that ask for shares of GPUs, newest first."""
         cluster = get_object_or_404(Cluster.objects.visible_to(self.principal), name=name)
         return self.list_page(self.get_queryset().filter(cluster=cluster))

@@ -94,6 +94,12 @@ class WebhookQuestion(Strict):
     hide_gpus = serializers.BooleanField(
         default=False, help_text=_("Also hide a node's GPUs from pods that ask for none, by a further webhook.")
     )
+    devices = serializers.BooleanField(
+        default=False, help_text=_("Also charge ResourceClaims of Dynamic Resource Allocation at their creation.")
+    )
+    cluster = ClusterByName(
+        required=False, default=None, help_text=_("Cluster that is charged for its ResourceClaims; empty: the first.")
+    )
 
 
 class ConfigurationSerializer(Strict):
@@ -179,7 +185,7 @@ class WebhookConfiguration(ConfigurationView):
         self.principal.require_operator()
         values = self.question(request, WebhookQuestion).validated_data
         asked = {"service": values["service"], "at": values["url"], "before_1_28": values["before_1_28"]}
-        asked["hide_gpus"] = values["hide_gpus"]
+        asked |= {name: values[name] for name in ("hide_gpus", "devices", "cluster")}
         try:
             made = configurations.webhooks(principal=self.principal, **asked)
         except configurations.NoAuthority as error:

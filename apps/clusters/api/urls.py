@@ -12,6 +12,7 @@ urlpatterns = [
     path("clusters/<slug:name>/quotas/", standing.Quotas.as_view()),
     path("clusters/<slug:name>/import/", importing.Import.as_view()),
     path("clusters/<slug:name>/pods/", clusters.PodList.as_view()),
+    path("clusters/<slug:name>/resource-claims/", clusters.DeviceClaimList.as_view()),
     path("clusters/<slug:name>/namespaces/", namespaces.BindingList.as_view()),
     path("clusters/<slug:name>/namespaces/<int:pk>/", namespaces.BindingDetail.as_view()),
     path("scheduler-configuration/", configurations.SchedulerConfiguration.as_view()),

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+Webhooks = Callable[[Scope, Receive, Send], Awaitable[None]]
 Networks = Iterable[IPv4Network | IPv6Network]
 MOST_BODY_BYTES = 256 << 20
 # A watch is silent for 75 s at most before the API server is asked, which takes 10 s.
@@ -47,13 +48,14 @@ class ExtenderHandler:
         version: str,
         first: Callable[[], str | None] | None = None,
         leads: Callable[[], bool] = lambda: True,
+        webhooks: Webhooks = admission.application,
     ) -> None:
         """Serve these clusters; `networks` None: client certificates authorise the callers.
 
         `first` returns the name of the cluster that was connected first; None: the mapping's first. `leads` returns
         False while another extender answers kube-scheduler.
         """
-        self._leads = leads
+        self._leads, self._webhooks = leads, webhooks
         self._clusters, self._networks, self._version = clusters, networks, version
         self._first = first or (lambda: next(iter(self._clusters), None))
 
@@ -75,8 +77,8 @@ class ExtenderHandler:
         if path in ("/version", "/healthz", "/metrics") and method == "GET":
             await self._report_state(send, path)
             return
-        if path.rstrip("/") in admission.WEBHOOKS:
-            await admission.application(scope, receive, send)
+        if path.startswith("/admission/") or path.rstrip("/") in admission.WEBHOOKS:
+            await self._webhooks(scope, receive, send)
             return
         if incumbents.INSPECT in path and method == "GET":
             await self._inspect(send, path)

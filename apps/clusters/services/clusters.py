@@ -62,7 +62,7 @@ def change(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
 
 @transaction.atomic
 def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions = None) -> None:
-    """Remove the cluster. Raises InUse while its pods or SharePods hold claims, PreconditionFailed, Denied.
+    """Remove the cluster. Raises InUse while its pods or ResourceClaims hold claims, PreconditionFailed, Denied.
 
     The pods of a deleted cluster are never reported as ended: release their claims like any others.
     """
@@ -70,7 +70,7 @@ def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
     # Order of locks: GPUs before the cluster, as in the writers of its pods' GPU use.
     outside.drop_all(cluster)
     cluster = _lock_row(principal, cluster, versions)
-    whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster)
+    whose = Q(container__cluster=cluster) | Q(sharepod__cluster=cluster) | Q(device_claim__cluster=cluster)
     if held := Claim.objects.live().filter(whose).distinct().count():
         raise InUse(
             f"Pods of {cluster.name} hold {held} claims: end them, or release the claims where the cluster is gone.",
@@ -78,6 +78,7 @@ def remove(*, principal: Principal, cluster: Cluster, versions: etags.Versions =
         )
     _note(cluster, principal=principal, action="remove")
     cluster.pods.all().delete()
+    cluster.device_claims.all().delete()
     cluster.delete()
 
 

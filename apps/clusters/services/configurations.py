@@ -69,7 +69,14 @@ def convert(*, principal: Principal, document: Json) -> tuple[Json, list[str]]:
 
 
 def webhooks(
-    *, principal: Principal, service: str = "", at: str = "", before_1_28: bool = False, hide_gpus: bool = False
+    *,
+    principal: Principal,
+    service: str = "",
+    at: str = "",
+    before_1_28: bool = False,
+    hide_gpus: bool = False,
+    devices: bool = False,
+    cluster: Cluster | None = None,
 ) -> list[Json]:
     """Return both configurations with the authority beside EXTENDER_CERTIFICATE. Raises NoAuthority, Denied.
 
@@ -82,7 +89,8 @@ def webhooks(
         raise NotReachable("Say a Service as NAMESPACE/NAME, or an https:// address: API servers speak TLS only.")
     trusted = _authority()
     reached: Json = {"service": (namespace, name)} if service else {"url": at or url()}
-    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, hide_gpus=hide_gpus, **reached)
+    asked: Json = {"hide_gpus": hide_gpus, "devices": devices, "cluster": cluster.name if cluster else ""}
+    return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, **asked, **reached)
 
 
 def _authority() -> bytes:

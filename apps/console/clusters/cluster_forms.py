@@ -191,6 +191,7 @@ class WebhookForm(forms.Form):
     webhook_url = text(_("Or address"), api_help(WebhookQuestion, "url"), pattern=r"^https://[^\s/?#]+$")
     before_1_28 = switch(_("Before 1.28"), api_help(WebhookQuestion, "before_1_28"))
     hide_gpus = switch(_("Hide GPUs"), api_help(WebhookQuestion, "hide_gpus"))
+    devices = switch(_("ResourceClaims"), api_help(WebhookQuestion, "devices"))
 
 
 class ConvertForm(ServiceForm):

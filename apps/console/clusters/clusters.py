@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Case, Count, F, OuterRef, Q, QuerySet, Subquery, When
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
-from apps.clusters.models import Cluster, PodClaim, SharePod
+from apps.clusters.models import Cluster, DeviceClaim, PodClaim, SharePod
 from apps.clusters.models.cluster import ClusterState
 from apps.clusters.services import clusters, connections, quota_drift, watchers
 from apps.console.clusters.cluster_forms import BindingForm, ClusterForm, NewClusterForm
@@ -35,6 +35,7 @@ PODS = [
     "namespace", "pod", "container", "node_name", "gpu_indexes", "core", "memory_mib", "claim", "state", "tenant",
     "problem",
 ]  # fmt: skip
+DEVICES = ["namespace", "name", "node_name", "claim", "state", "tenant", "problem", "refusal"]
 SHAREPODS = ["namespace", "name", "gpu_id", "claim", "state", "tenant"]
 QUOTAS = ["namespace", "tenant", "resource", "wanted", "there", "used", "in_step"]
 NAMESPACES = ["namespace", "selector", "tenant"]
@@ -173,6 +174,10 @@ def _table(file: str, principal: Principal, cluster: Cluster, table: str) -> Htt
         found = SharePod.objects.filter(cluster=cluster, ended_at=None).select_related("claim__tenant")
         rows = (facts_of(row, SHAREPODS, **_claim_facts(row.claim)) for row in found.order_by("namespace", "name"))
         return as_file(file, f"{cluster}-sharepods", SHAREPODS, rows)
+    if table == "resource-claims":
+        asked = DeviceClaim.objects.live().filter(cluster=cluster).select_related("claim__tenant")
+        rows = (facts_of(row, DEVICES, **_claim_facts(row.claim)) for row in asked.order_by("namespace", "name"))
+        return as_file(file, f"{cluster}-resource-claims", DEVICES, rows)
     if table == "namespaces":
         bound = cluster.bindings.select_related("tenant").order_by("namespace", "pk")
         rows = (facts_of(row, NAMESPACES, tenant=row.tenant.slug) for row in bound)
@@ -191,9 +196,11 @@ def live_context(cluster: Any) -> dict[str, Any]:
     """Return the context of the live fragment."""
     pods = PodClaim.objects.live().filter(cluster=cluster).select_related("node", "claim__tenant")
     sharepods = SharePod.objects.filter(cluster=cluster, ended_at=None).select_related("claim__tenant")
+    devices = DeviceClaim.objects.live().filter(cluster=cluster).select_related("claim__tenant")
     return {
         "cluster": cluster,
         "watching": watchers.is_led(),
+        "devices": devices.order_by(Case(When(problem="", then=1), default=0), "namespace", "name")[:MOST_PODS],
         # Containers without a claim come first: an operator has to repair them.
         "pods": pods.order_by(F("claim").asc(nulls_first=True), "namespace", "pod")[:MOST_PODS],
         "more_pods": max(0, cluster.containers - MOST_PODS),

@@ -46,7 +46,8 @@ def _endpoint() -> dict[str, Any]:
 
 def _webhooks(principal: Principal, form: WebhookForm) -> dict[str, Any]:
     given = form.cleaned_data
-    arguments = {name: given[name] for name in ("service", "before_1_28", "hide_gpus")} | {"at": given["webhook_url"]}
+    switches = ("before_1_28", "hide_gpus", "devices")
+    arguments = {name: given[name] for name in ("service", *switches)} | {"at": given["webhook_url"]}
     try:
         return {"webhooks": _file(configurations.webhooks(principal=principal, **arguments))}
     except GpucloudError as error:

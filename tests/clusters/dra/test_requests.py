@@ -1,4 +1,4 @@
-"""What ResourceClaims ask, and what was allocated to them."""
+"""Requests and allocations of ResourceClaims, as they are read."""
 
 from typing import Any
 

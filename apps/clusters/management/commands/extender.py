@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connection
 
 from apps.clusters.core.gpu_admission import Chosen
+from apps.clusters.dra import charging
 from apps.clusters.extender import listener
 from apps.clusters.extender.choosing import ByLedger
 from apps.clusters.extender.cluster import Choose, Extended
@@ -129,7 +130,12 @@ class Command(BaseCommand):
         lease = _contend()
         leads = (lambda: True) if lease is None else lease.leads
         handler = ExtenderHandler(
-            clusters, networks=networks, version=VERSION, first=lambda: clusters.first, leads=leads
+            clusters,
+            networks=networks,
+            version=VERSION,
+            first=lambda: clusters.first,
+            leads=leads,
+            webhooks=charging.application,
         )
         listener.serve(
             handler,
