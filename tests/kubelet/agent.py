@@ -1,6 +1,7 @@
-"""The agent of a real node: the device plugin of its kubelet, with simulated GPUs."""
+"""The agent of a real node: device plugin and DRA driver of its kubelet, with simulated GPUs."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Self
+
+import httpx
 
 from tests.agent.stage import BUILD, tether
 from tests.clusters.control_plane import free_port
@@ -48,6 +51,7 @@ class Agent:
             "GPUCLOUD_RUN_DIR": str(self.run_directory),
             "GPUCLOUD_CDI_DIR": str(self._node.cdi_directory),
             "GPUCLOUD_KUBELET_DIR": str(self._node.plugins_directory),
+            "GPUCLOUD_DRA": "on",
             "GPUCLOUD_KUBERNETES_NODE": self._node.name,
             "GPUCLOUD_METRICS": f"127.0.0.1:{self.metrics_port}",
             "GPUCLOUD_SIM_NODE": str(self.gpus_file),
@@ -75,6 +79,14 @@ class Agent:
     def fault(self, gpu: int, *faults: str) -> None:
         """Inject a fault of a simulated GPU: `lost=1`; `lost=0` ends it."""
         self._simnode("fault", str(self.gpus_file), str(gpu), *faults)
+
+    def prepare_seconds(self, part: str, percent: int) -> float:
+        """Return a bound of the time that this percent of the prepares took, by the agent's metric."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+        name = "gpucloud_agent_dra_prepare_seconds_bucket"
+        found = re.findall(rf'^{name}{{le="([^"]+)",part="{part}"}} (\S+)$', text, re.MULTILINE)
+        counts = {float(bound): float(count) for bound, count in found}
+        return min(bound for bound, count in counts.items() if count >= max(counts.values()) * percent / 100)
 
     def log_tail(self) -> str:
         return (self._directory / "agent.log").read_text(errors="replace")[-4000:]

@@ -1,7 +1,7 @@
 """The whole chain on a real kubelet, and pods in it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ NODE = "kube-1"
 # A pod is placed, recorded, pushed to its node, and started within seconds on an idle machine.
 PATIENCE_SECONDS = 90.0
 BLOCK_MIB = 256
-# A container that holds some memory and tells now and then whether it could have more.
 IDLE = ("sleep", "infinity")
 Json = dict[str, Any]
 
@@ -43,26 +42,13 @@ class Chain:
     ) -> None:
         """Create a pod of one container. Raises Refused."""
         limits = {CORE: str(core), MEMORY: str(memory_mib // BLOCK_MIB)}
-        container = {
-            "name": "main",
-            "image": image.NAME,
-            "imagePullPolicy": "Never",
-            "command": list(command or IDLE),
-            "resources": {"limits": limits},
-        }
-        self.create_pod(name, [container], restart=restart, **annotations)
+        spec = {"containers": [container("main", *command, limits=limits)], "restartPolicy": restart}
+        self.create_pod({"metadata": {"name": name, "annotations": annotations}, "spec": spec})
 
-    def create_pod(self, name: str, containers: list[Json], *, restart: str = "Always", **annotations: str) -> None:
-        """Create a pod of these containers in the machine's network. Raises Refused."""
-        spec = {
-            "containers": containers,
-            "hostNetwork": True,
-            "restartPolicy": restart,
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-        }
-        meta = {"name": name, "annotations": annotations}
-        self.client.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": meta, "spec": spec})
+    def create_pod(self, pod: Json) -> None:
+        """Create a pod in the machine's network. Raises Refused."""
+        spec = {"hostNetwork": True, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
+        self.client.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {**pod, "spec": {**spec, **pod["spec"]}})
 
     def pod(self, name: str) -> Json:
         return self.client.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
@@ -114,8 +100,7 @@ class Chain:
 
     def gpu(self, index: int) -> str:
         """Return the UUID of the node's GPU of this number."""
-        found = self.server.platform.granted("GET", f"gpus/?node={NODE}")["results"]
-        return next(str(one["uuid"]) for one in found if one["index"] == index)
+        return next(str(one["uuid"]) for one in self.server.gpus() if one["index"] == index)
 
     def lines(self, name: str, container: str = "main") -> list[Json]:
         """Return the JSON lines that a container has written."""
@@ -131,8 +116,7 @@ class Chain:
         for name in names:
             self.client.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
         self.wait(lambda: not set(names) & set(self.names()), what=f"pods {names} to be gone")
-        gone = [f"{NAMESPACE}/{name}" for name in names]
-        self.wait(lambda: not self._claimed(gone), what=f"the claims of {gone} to be released")
+        self.wait(lambda: not self._claimed(names), what=f"the claims of {names} to be released")
 
     def names(self) -> list[str]:
         """Return the names of all pods in the namespace."""
@@ -143,8 +127,21 @@ class Chain:
         if names := self.names():
             self.delete(*names)
 
-    def _claimed(self, pods: list[str]) -> list[Json]:
-        return [claim for claim in self.server.claims() if any(pod in json.dumps(claim) for pod in pods)]
+    def _claimed(self, pods: Sequence[str]) -> set[str]:
+        """Return which of these pods have claims that are not released."""
+        left = {claim["uid"] for claim in self.server.claims()}
+        return {one["pod"] for one in self.server.pods() if one["pod"] in pods and one["claim"] in left}
+
+
+def container(name: str, *command: str, **resources: Any) -> Json:
+    """Return a container of the tests' image that runs this command, or nothing."""
+    return {
+        "name": name,
+        "image": image.NAME,
+        "imagePullPolicy": "Never",
+        "command": list(command or IDLE),
+        "resources": resources,
+    }
 
 
 @contextmanager

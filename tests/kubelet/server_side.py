@@ -73,6 +73,10 @@ class ServerSide:
         found = self.platform.granted("GET", f"claims/?tenant={TENANT}&limit=500")["results"]
         return [claim for claim in found if claim["state"] != "released"]
 
+    def gpus(self) -> list[Json]:
+        """Return the GPUs of the cluster's pool."""
+        return list(self.platform.granted("GET", f"gpus/?pool={POOL}")["results"])
+
     def pods(self) -> list[Json]:
         """Return the cluster's pods as the ledger has them."""
         return list(self.platform.granted("GET", f"clusters/{CLUSTER}/pods/")["results"])
@@ -101,7 +105,7 @@ class ServerSide:
 
     def _start_webhooks(self) -> None:
         files, url = self._directory / "tls", f"https://127.0.0.1:{self._webhooks_port}"
-        printed = self._print("webhook_certificates", "--directory", str(files), "--url", url)
+        printed = self._print("webhook_certificates", "--directory", str(files), "--url", url, "--devices", CLUSTER)
         pair = ("--certificate", str(files / "tls.crt"), "--key", str(files / "tls.key"))
         self._start("webhooks", *pair, "--port", str(self._webhooks_port))
         client = self._plane.client()

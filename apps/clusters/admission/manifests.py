@@ -96,6 +96,9 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
         f"(has(r.firstAvailable) && r.firstAvailable.exists(s, s.deviceClassName == '{DEVICE_CLASS}')))"
     )
     spec = "(has(object.spec.spec) ? object.spec.spec : object.spec)"
+    new, old = (
+        f"(has({it}.metadata.annotations) ? {it}.metadata.annotations : {{}})" for it in ("object", "oldObject")
+    )
     # A claim is charged before it is stored, or not at all.
     webhook |= {
         "failurePolicy": "Fail",
@@ -104,7 +107,10 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
             {
                 "name": "asks-for-devices",
                 "expression": f"has({spec}.devices) && has({spec}.devices.requests) && {spec}.devices.requests{some}",
-            }
+            },
+            # kube-scheduler and Kubernetes' controllers set and remove finalizers: they must not wait for us, and not
+            # stop while we are away.
+            {"name": "is-new-or-resized", "expression": f"request.operation == 'CREATE' || {new} != {old}"},
         ],
     }
     return webhook

@@ -24,6 +24,9 @@ from tests.clusters.dra.things import API
 class Site:
     """A node with GPUs in a cluster of its own name, and a namespace that acme pays for."""
 
+    # Set where there are webhooks.
+    take_webhooks_away: Callable[[], None]
+
     def __init__(self, plane: ControlPlane, cast: Cast, *, gpus: int = 1) -> None:
         self.client: Client = plane.client()
         self.cast = cast

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from django.core.management import call_command
 
 from apps.clusters.dra import charging, requests
+from apps.clusters.kube.client import Refused
 from apps.clusters.models import DeviceClaim
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
@@ -89,11 +91,12 @@ def charged(plane: ControlPlane, real_cast: Cast, tmp_path: Path) -> Iterator[Si
         call_command("webhook_certificates", stdout=output, stderr=StringIO(), **options)
 
     write("https://127.0.0.1:1")
-    with serve(tmp_path, charging.application) as url:
-        write(url)
+    with ExitStack() as listening:
+        write(listening.enter_context(serve(tmp_path, charging.application)))
         [configuration] = [one for one in yaml.safe_load_all(output.getvalue()) if one["kind"].startswith("Validating")]
         made.client.post(WEBHOOKS, configuration)
         made.until(lambda: "from 1 to 100" in made.refusal(things.claim("nonsense", made.name, core=150), dryRun="All"))
+        made.take_webhooks_away = listening.close
         yield made
         made.client.delete(f"{WEBHOOKS}/gpucloud")
     made.close()
@@ -113,6 +116,23 @@ def test_the_api_server_refuses_what_the_quota_has_no_room_for(charged: Site, re
     charged.until(lambda: rows.filter(seen=True).count() == 1)
     rows.filter(seen=False).update(created_at="2026-01-01T00:00:00Z")
     charged.until(lambda: rows.count() == 1 and used(real_cast.acme)["core_percent"] == 30)
+    assert_books_agree()
+
+
+def test_charged_claims_are_allocated_and_end_while_the_webhooks_are_away(charged: Site, real_cast: Cast) -> None:
+    """kube-scheduler and Kubernetes' controllers update them: they set a finalizer and remove it."""
+    give(real_cast.acme, core_percent=50, memory_mib=100 * GIB)
+    charged.make(things.claim("one", charged.name, core=30))
+    charged.take_webhooks_away()
+    assert "failed calling webhook" in charged.refusal(things.claim("two", charged.name, core=10))
+    charged.make(things.pod("p", charged.name, claim="one"))
+    charged.until(lambda: charged.condition("one")[0] == "True")
+    path = f"{API}/namespaces/{charged.name}/resourceclaims/one"
+    with pytest.raises(Refused, match="failed calling webhook"):
+        charged.client.patch(path, {"metadata": {"annotations": {requests.CORE_KEY: "40"}}})
+    remove(charged.client, charged.name, "p")
+    charged.client.delete(path)
+    charged.until(lambda: used(real_cast.acme)["core_percent"] == 0)
     assert_books_agree()
 
 
