@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,10 @@ from apps.clusters.kube.client import Client, Refused, Unreachable
 from tests.clusters import authority
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CONTROLLERS = (
+    "resourcequota-controller", "namespace-controller", "serviceaccount-controller", "garbage-collector-controller",
+    "resourceclaim-controller",
+)  # fmt: skip
 START_SECONDS = 120.0
 TOKEN = "only-on-loopback"
 
@@ -47,8 +51,11 @@ def free_port() -> int:
 class ControlPlane:
     """A control plane that starts and ends with `with`."""
 
-    def __init__(self, directory: Path, *, scheduler_config: Mapping[str, Any] | None = None) -> None:
-        self.directory = directory
+    def __init__(
+        self, directory: Path, *, scheduler_config: Mapping[str, Any] | None = None, controllers: Sequence[str] = ()
+    ) -> None:
+        """Prepare it, with these controllers beside those that every test needs."""
+        self.directory, self._controllers = directory, controllers
         self.port, self._etcd_ports = free_port(), (free_port(), free_port())
         self._scheduler_config = scheduler_config
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -100,8 +107,7 @@ class ControlPlane:
         self._start(
             "kube-controller-manager", f"--kubeconfig={self._kubeconfig_file()}", "--leader-elect=false",
             "--secure-port=0", f"--service-account-private-key-file={keys}",
-            "--controllers=resourcequota-controller,namespace-controller,serviceaccount-controller,"
-            "garbage-collector-controller,resourceclaim-controller", "--resource-quota-sync-period=2s",
+            f"--controllers={','.join((*CONTROLLERS, *self._controllers))}", "--resource-quota-sync-period=2s",
         )  # fmt: skip
 
     def start_scheduler(self, config: Mapping[str, Any]) -> None:
