@@ -103,6 +103,8 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
     webhook |= {
         "failurePolicy": "Fail",
         "sideEffects": "NoneOnDryRun",
+        # Claims of one tenant are charged one after the other, and a burst has many.
+        "timeoutSeconds": 15,
         "matchConditions": [
             {
                 "name": "asks-for-devices",
