@@ -42,7 +42,7 @@ from agent.launch.methods import LaunchMethods
 from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
-from agent.metrics import Exporter, Facts, Prepares
+from agent.metrics import Exporter, Facts
 from agent.node import Node
 from agent.rundir import RunDir
 from agent.server import enrolment
@@ -86,8 +86,8 @@ class Daemon:
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)
         self._launch_methods = LaunchMethods(settings, run_dir, report=partial(self._tell, "ways-not-written"))
-        self._prepares, health = Prepares(), self._checkup.health
-        sources = kubelet.Sources(self._node, self._launch_methods, health, lambda: self._inventory, self._prepares)
+        self._driver, health = kubelet.DriverStatus(settings, renew=self._renew_link), self._checkup.health
+        sources = kubelet.Sources(self._node, self._launch_methods, health, lambda: self._inventory, self._driver)
         self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
@@ -258,7 +258,7 @@ class Daemon:
             gpus=list(self._inventory.gpus),
             checks=await self._self_check.check_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
-            dra=self._settings.is_dra_driver or msgspec.UNSET,
+            dra=await self._driver.tell() or msgspec.UNSET,
         )
 
     async def _inventory_now(self) -> Inventory:
@@ -289,7 +289,11 @@ class Daemon:
             news = await self._take_inventory() and self._inventory != before
             if news and self._link is not None:
                 log.info("gpus-found", gpus=len(self._inventory.gpus))
-                await self._link.renew()
+                await self._renew_link()
+
+    async def _renew_link(self) -> None:
+        if self._link is not None:
+            await self._link.renew()
 
     async def _watch(self) -> None:
         while True:
@@ -376,7 +380,7 @@ class Daemon:
             findings=len(self._auditor.audit.findings),
             health=self._reports.latest,
             xids={uuid: error.number for uuid, error in self._checkup.health.last_xids.items()},
-            prepares=self._prepares if self._settings.is_dra_driver else None,
+            prepares=self._driver.prepares,
         )
 
     def _status(self, caller: Caller) -> Answer:

@@ -79,7 +79,7 @@ class Link:
     async def renew(self) -> None:
         """Connect again, to send a hello with the changes."""
         if self._socket is not None:
-            await self._socket.close(1000, "the inventory changed")
+            await self._socket.close(1000, "another hello follows")
 
     async def _connection(self) -> float:
         """Run one connection to its end; return the seconds to wait before the next. Raises CredentialRefused."""

@@ -249,9 +249,13 @@ async def test_an_agent_that_is_there_first_waits_for_the_kubelet(stage: Stage, 
     watcher = PluginWatcher(run_dir / "kubelet")
     stage.start(**settings_of(watcher))
     await eventually(lambda: "dra-driver-not-registered" in stage.log_text())
+    # GPUs that are published too early are allocated, and a kubelet without the driver tries again after a minute.
+    first = await stage.control.connection()
+    assert (await first.expect(wire.Hello)).dra is msgspec.UNSET
     watcher.start()
     try:
         await registered(watcher)
+        await connect(stage)
     finally:
         await watcher.stop()
 

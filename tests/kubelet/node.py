@@ -214,6 +214,8 @@ state = "{here}/containerd/state"
             "volumePluginDir": str(self.directory / "volume-plugins"),
             "resolvConf": "",
             "nodeStatusUpdateFrequency": "1s",
+            # Claims that could not be prepared are tried again after this time, by default one to 1.5 minutes.
+            "syncFrequency": "3s",
             "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
             "shutdownGracePeriod": "0s",
         }

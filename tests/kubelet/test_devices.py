@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from apps.clusters.dra import requests, slices
+from apps.clusters.dra import requests
 from tests.clusters.dra import things
 from tests.kubelet.agent import GPUS
-from tests.kubelet.chain import NODE, Chain, container, runs, status_of
+from tests.kubelet.chain import Chain, runs, status_of
+from tests.kubelet.claims import PATH, create, delete_claims, left
 from tests.kubelet.reading import GIB, environment, shares
 from tests.kubelet.server_side import NAMESPACE
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(900)]
-PATH = f"{things.API}/namespaces/{NAMESPACE}"
 # More than the node has: as many as fit run, and the others wait.
 BURST, CORE = 100, 5
 FIT = GPUS * 100 // CORE
@@ -30,22 +30,7 @@ def devices(chain: Chain) -> Iterator[Chain]:
     chain.wait(lambda: left(chain) == [100] * GPUS, what="the node's whole GPUs in its ResourceSlice")
     yield chain
     chain.delete_all()
-    for kind in ("resourceclaims", "resourceclaimtemplates"):
-        for raw in chain.client.list(f"{PATH}/{kind}")[0]:
-            chain.client.delete(f"{PATH}/{kind}/{json.loads(bytes(raw))['metadata']['name']}")
-
-
-def left(chain: Chain) -> list[int]:
-    """Return the percents that may be allocated in all of each GPU; none if the node has no ResourceSlice."""
-    found = chain.client.find(f"{slices.PATH}/{slices.name_slice(NODE)}") or {}
-    return [int(one["capacity"]["core"]["value"]) for one in found.get("spec", {}).get("devices", [])]
-
-
-def create(chain: Chain, pod: str, *command: str, **source: str) -> None:
-    """Create a pod that uses a ResourceClaim: `claim`, or one of its own from a `template`."""
-    thing: dict[str, Any] = things.pod(pod, NAMESPACE, **source)
-    thing["spec"]["containers"] = [container("main", *command, claims=[{"name": "gpu"}])]
-    chain.create_pod(thing)
+    delete_claims(chain)
 
 
 def condition(chain: Chain, claim: str) -> tuple[str, int]:

@@ -5,9 +5,12 @@ from statistics import mean
 import pytest
 
 from tests.clusters.cluster_objects import CORE
+from tests.clusters.dra import things
 from tests.kubelet.agent import GPUS
 from tests.kubelet.chain import Chain, status_of
+from tests.kubelet.claims import PATH, create, delete_claims
 from tests.kubelet.reading import GIB, environment, events, shares
+from tests.kubelet.server_side import NAMESPACE
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(600)]
 LOAD = ("gpuload", "--json", "--memory", "1GiB", "--grow", "1536MiB", "--every", "0.2")
@@ -44,6 +47,31 @@ def test_limits_outlive_the_agent_and_new_pods_start_after_it(chain: Chain) -> N
     assert {line["total_bytes"] for line in shares(chain, "new")} == {2 * GIB}
     after = status_of(chain.pod("old"))
     assert (after["containerID"], after["restartCount"]) == (status_of(before)["containerID"], 0)
+
+
+def test_pods_with_resource_claims_outlive_the_agent_and_wait_for_it(chain: Chain) -> None:
+    for name in ("old", "new"):
+        chain.client.post(f"{PATH}/resourceclaims", things.claim(f"{name}-gpu", NAMESPACE, core=30, memory="2Gi"))
+    try:
+        create(chain, "old", *LOAD, claim="old-gpu")
+        before = chain.running("old")
+        chain.agent.kill()
+        create(chain, "new", *LOAD, claim="new-gpu")
+        chain.wait(
+            lambda: any("FailedPrepareDynamicResources" in event for event in chain.events("new")),
+            what="the kubelet to miss the driver",
+            pod="new",
+        )
+        chain.agent.start()
+        chain.running("new")
+        chain.wait(lambda: shares(chain, "new", least=1), what="kernels of the new pod", pod="new")
+        assert {line["total_bytes"] for line in shares(chain, "new")} == {2 * GIB}
+        after = status_of(chain.pod("old"))
+        assert (after["containerID"], after["restartCount"]) == (status_of(before)["containerID"], 0)
+        assert {line["error_name"] for line in events(chain, "old", "grow")} == {"CUDA_ERROR_OUT_OF_MEMORY"}
+    finally:
+        chain.delete_all()
+        delete_claims(chain)
 
 
 def test_a_container_that_crashes_while_the_agent_is_away_starts_again_after_it(chain: Chain) -> None:

@@ -26,8 +26,9 @@ from agent.settings import Library
 
 log = structlog.get_logger()
 
-# The kubelet waits 45 s (1.36: defaultClientCallTimeout in pkg/kubelet/cm/dra/plugin), and tries again a while later.
-PATIENCE_SECONDS = 30.0
+# The kubelet waits 45 s (1.36: defaultClientCallTimeout in pkg/kubelet/cm/dra/plugin). After a refusal it tries again
+# only at the pod's next sync, a minute or more later.
+PATIENCE_SECONDS = 40.0
 ANSWER_SECONDS = 1.0
 # A change of claims is noticed at once; this is for anything else, like a library that is back.
 LOOK_SECONDS = 0.5
@@ -36,7 +37,7 @@ MOST_CLAIMS = wire.MAX_ASSIGNMENTS
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NOT_PLACED = (
     "no claim is placed for it on this node: gpucloud has not seen its allocation yet, or the ledger refuses it "
-    "(no tenant for its namespace, no quota); its cluster's page in gpucloud says which"
+    "(no room, no quota, no tenant for its namespace); its cluster's page in gpucloud says which"
 )
 
 

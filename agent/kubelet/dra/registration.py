@@ -5,6 +5,7 @@ removed ones; it leaves all of them alone. So a socket that is there and is ours
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -24,12 +25,22 @@ DRIVER_SOCKET = "dra.sock"
 class DriverRegistration(SocketServers):
     """The driver's socket in `directory`, and the one in `registry` by which the kubelet finds it."""
 
-    def __init__(self, *, registry: Path, directory: Path, driver: calls.Driver, source: calls.HealthSource) -> None:
+    def __init__(
+        self,
+        *,
+        registry: Path,
+        directory: Path,
+        driver: calls.Driver,
+        source: calls.HealthSource,
+        registered: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Take `registered`, which is called when the kubelet has taken the driver."""
         super().__init__("dra-driver-not-registered")
         self._registry = registry
         self._directory = directory
         self._driver = driver
         self._source = source
+        self._registered = registered
 
     async def serve_until_lost(self) -> None:
         """Serve until a socket is removed or replaced. Raises OSError."""
@@ -53,6 +64,7 @@ class DriverRegistration(SocketServers):
         """Log whether the kubelet took the driver; it tries again by itself."""
         if request.plugin_registered:
             log.info("dra-driver-registered", driver=wire.DRA_DRIVER)
+            await self._registered()
         else:
             log.warning("dra-driver-not-registered", reason=request.error[:2000])
         return pb.RegistrationStatusResponse()
