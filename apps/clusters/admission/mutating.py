@@ -4,7 +4,7 @@ The patch replaces whole values, so it is idempotent.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from apps.clusters.admission import rewriting
@@ -75,11 +75,13 @@ def _without_variables(container: Mapping[str, Any], removed: Mapping[tuple[str,
 def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
     spec = dict(pod.get("spec") or {})
     pod["spec"] = spec
-    spec["containers"] = [dict(container) for container in pods.containers(pod)]
+    for key in [key for key in ("containers", "initContainers") if spec.get(key)]:
+        spec[key] = [dict(container) for container in spec[key]]
     if used.NAME == gpu_manager.NAME:
-        _default(spec["containers"], policy)
+        _default(pods.lasting_containers(pod), policy)
     elif used.NAME in policy.translated:
-        spec["containers"], said = rewriting.rewrite(pod, used, policy)
+        containers, said = rewriting.rewrite(pod, used, policy)
+        spec |= containers
         if said:
             _annotate(pod, said)
         if spec.get("schedulerName") in FORMER_SCHEDULERS:
@@ -87,12 +89,12 @@ def _fill(pod: dict[str, Any], used: Format, policy: Policy) -> None:
     if policy.scheduler_name is not None and spec.get("schedulerName") in (None, "", DEFAULT_SCHEDULER):
         spec["schedulerName"] = policy.scheduler_name
     if policy.library_directory is not None:
-        _preload(spec, policy.library_directory)
+        _preload(pod, policy.library_directory)
     if policy.cdi_device is not None:
         _annotate(pod, {CDI_KEY: policy.cdi_device})
 
 
-def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
+def _default(containers: Iterable[Any], policy: Policy) -> None:
     """Fill in the missing half of a share; whole GPUs need no defaults."""
     for container in containers:
         core, memory = (pods.amount(container, name) or 0 for name in gpu_manager.RESOURCES)
@@ -105,11 +107,12 @@ def _default(containers: list[dict[str, Any]], policy: Policy) -> None:
             container["resources"] = translation.replace_resources(container, tuple(amounts), amounts)
 
 
-def _preload(spec: dict[str, Any], directory: str) -> None:
+def _preload(pod: dict[str, Any], directory: str) -> None:
     """Preload the library in every container that asks for GPUs, before its other preloaded libraries."""
-    asking = [
+    spec = pod["spec"]
+    asking: list[Any] = [
         container
-        for container in spec["containers"]
+        for container in pods.lasting_containers(pod)
         if any(pods.amount(container, name) for name in gpu_manager.RESOURCES)
     ]
     for container in asking:

@@ -16,28 +16,29 @@ def asks_of(pod: pods.Pod, used: Format, policy: Policy) -> tuple[Ask, ...]:
     return used.asks(pod)
 
 
-def rewrite(pod: pods.Pod, used: Format, policy: Policy) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the pod's containers with gpu-manager's resources, and new annotations. Raises Unreadable.
+def rewrite(pod: pods.Pod, used: Format, policy: Policy) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Return the pod's containers with gpu-manager's resources, by their key in the spec, and new annotations.
 
-    Containers that ask nothing are returned as they are.
+    Containers that ask nothing, and init containers that are no sidecars, are returned as they are. Raises Unreadable.
     """
     # A pod may have the labels of one format beside the resources of another.
     wishes = [format_.wishes(pod) for format_ in FORMATS if format_.NAME in policy.translated]
     if impossible := [sentence for one in wishes for sentence in one.impossible]:
         raise Unreadable(impossible[0])
     asks = _by_container(pod, used, policy)
-    containers = []
-    for container in pods.containers(pod):
-        made = dict(container)
-        if (ask := asks.get(str(container.get("name")))) is not None:
-            amounts = translation.translate(ask, gpu_memory_mib=policy.gpu_memory_mib)
-            made["resources"] = translation.replace_resources(container, used.RESOURCES, amounts)
-        containers.append(made)
+    containers: dict[str, list[Any]] = {"containers": [], "initContainers": []}
+    for key, every in (("containers", pods.containers(pod)), ("initContainers", pods.init_containers(pod))):
+        for container in every:
+            made = dict(container)
+            if (ask := asks.get(str(container.get("name")))) is not None:
+                amounts = translation.translate(ask, gpu_memory_mib=policy.gpu_memory_mib)
+                made["resources"] = translation.replace_resources(container, used.RESOURCES, amounts)
+            containers[key].append(made)
     ceiling = translation.ceiling(list(asks.values()))
     said = {} if ceiling is None else {gpu_manager.CORE_LIMIT: str(ceiling)}
     for one in wishes:
         said |= one.annotations
-    return containers, said
+    return {key: every for key, every in containers.items() if every}, said
 
 
 def shortfalls(pod: pods.Pod, used: Format, policy: Policy) -> Iterator[str]:
@@ -74,9 +75,9 @@ def _by_container(pod: pods.Pod, used: Format, policy: Policy) -> Mapping[str, A
         first = str(pods.containers(pod)[0].get("name"))
         return {ask.container: ask for ask in (replace(ask, container=first) for ask in used.asks(pod))}
     found = {}
-    for container in pods.containers(pod):
+    for container in pods.lasting_containers(pod):
         name = str(container.get("name"))
-        alone = {**pod, "spec": {**pod["spec"], "containers": [container]}}
+        alone = {**pod, "spec": {**pod["spec"], "containers": [container], "initContainers": []}}
         for ask in asks_of(alone, used, policy):
             found[name] = replace(ask, container=name)
     return found

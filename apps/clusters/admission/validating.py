@@ -1,8 +1,8 @@
 """Validating webhook: refuses pods that would run without their GPU or on another tenant's; warns of idle quotas.
 
 gpu-admission and the kubelet let these through: less than a GPU without memory (bound without an index), memory without
-compute (not recognised as a GPU pod), more than one GPU that is not a multiple of 100 core, init containers (never
-given an index), pods that name their node (which skip the scheduler), and annotations written by anyone but a
+compute (not recognised as a GPU pod), more than one GPU that is not a multiple of 100 core, init containers that end
+(never given an index), pods that name their node (which skip the scheduler), and annotations written by anyone but a
 scheduler.
 """
 
@@ -40,11 +40,11 @@ def _pod(review: Review, policy: Policy) -> Verdict:
     pod = review.thing
     refusals = list(_forged_decisions(pod, review, policy))
     used = format_of(pod)
+    refusals += _init_container_requests(pod, policy)
     if used is None:
         return Verdict(refusals=refusals)
     rewriting.asks_of(pod, used, policy)
     refusals += _unequal_requests(pod)
-    refusals += _init_container_requests(pod, policy)
     if pods.node_of(pod) and used.RESOURCES and not decision_annotations(pod):
         refusals.append(
             f"It names node {pods.node_of(pod)}, so no scheduler would choose its GPU: use a nodeSelector or affinity."
@@ -78,7 +78,7 @@ def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
 
 
 def _unequal_requests(pod: pods.Pod) -> Iterator[str]:
-    for container in pods.containers(pod):
+    for container in pods.lasting_containers(pod):
         requests, limits = (pods.resources(container, kind) for kind in ("requests", "limits"))
         for name in gpu_manager.RESOURCES:
             if name in requests and _amount(requests, name) != _amount(limits, name):
@@ -96,11 +96,14 @@ def _amount(amounts: Mapping[str, Any], name: str) -> int | None:
 def _init_container_requests(pod: pods.Pod, policy: Policy) -> Iterator[str]:
     ours = [*gpu_manager.RESOURCES, *(name for used in policy.translated for name in BY_NAME[used].RESOURCES)]
     for container in pods.init_containers(pod):
+        if pods.is_sidecar(container):
+            continue
         for name in ours:
             if pods.amount(container, name):
                 yield (
-                    f"Init container {container.get('name')} asks {name}: init containers are given no GPU. "
-                    "Ask in a container of the pod."
+                    f"Init container {container.get('name')} asks {name}: a container that ends before the others "
+                    "start is given no GPU. Ask in a container or in a sidecar (restartPolicy: Always), and do this "
+                    "step there."
                 )
 
 

@@ -85,7 +85,7 @@ class PodSerializer(Strict):
     """One container of a pod that holds GPUs."""
 
     columns_1 = Columns(PodClaim, "namespace pod pod_uid container")
-    container_index = shown.integer("Index in `spec.containers`.")
+    container_index = shown.integer("Index in `spec.containers`; sidecars follow these.")
     node_name = shown.text("Name of the node in Kubernetes.")
     node = shown.text("Name of the node in gpucloud.", null=True, source="node.name", default=None)
     core = shown.integer("`tencent.com/vcuda-core`: 100 is a GPU.")

@@ -44,7 +44,7 @@ class HeldShare:
     memory: int
 
 
-# GPUs by the container's place in `spec.containers`.
+# GPUs by the container's place in `spec.containers`; sidecars, unknown to the original, follow these.
 Chosen = Mapping[int, tuple[int, ...]]
 
 
@@ -69,7 +69,7 @@ def held_shares(containers: Iterable[ContainerRequest], annotations: Mapping[str
 
 
 def indexes(annotations: Mapping[str, str], place: int) -> tuple[int, ...]:
-    """Return the GPUs of the container at this index of `spec.containers`; empty if a number is malformed."""
+    """Return the GPUs of the container at this index; empty if a number is malformed."""
     text = annotations.get(f"{INDEX_PREFIX}{place}")
     if text is None:
         return ()

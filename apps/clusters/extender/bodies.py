@@ -55,10 +55,10 @@ Sized = tuple[str, int, int]
 
 # The keys that are read, as Go's types write them; nested dictionaries are read within.
 _METADATA: dict[str, Any] = {"name": 0, "namespace": 0, "uid": 0, "annotations": 0, "labels": 0, "resourceVersion": 0}
-_CONTAINER: dict[str, Any] = {"name": 0, "resources": {"limits": 0}}
+_CONTAINER: dict[str, Any] = {"name": 0, "restartPolicy": 0, "resources": {"limits": 0}}
 POD: dict[str, Any] = {
     "metadata": _METADATA,
-    "spec": {"nodeName": 0, "priority": 0, "containers": _CONTAINER},
+    "spec": {"nodeName": 0, "priority": 0, "containers": _CONTAINER, "initContainers": _CONTAINER},
     "status": {"phase": 0},
 }
 _NODE = {"metadata": {"name": 0}, "status": {"capacity": 0}}

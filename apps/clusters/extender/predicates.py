@@ -44,7 +44,7 @@ def answer(cluster: Extended, body: bytes) -> bytes:
     """Answer a filter request; errors are in `Error`."""
     try:
         asked = args(body)
-        pod = parse_pod(asked.pod)
+        pod = parse_pod(asked.pod, sidecars=not cluster.strict)
     except (NotUnderstood, NotAQuantity) as error:
         return filter_result(None, None, None, error=str(error))
     if not pod.wants_gpu:

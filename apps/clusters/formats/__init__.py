@@ -75,4 +75,6 @@ def format_of(pod: pods.Pod) -> Format | None:
 
 
 def _named(pod: pods.Pod, format_: Format) -> bool:
-    return any(pods.amount(container, resource) for container in pods.containers(pod) for resource in format_.RESOURCES)
+    return any(
+        pods.amount(container, resource) for container in pods.lasting_containers(pod) for resource in format_.RESOURCES
+    )

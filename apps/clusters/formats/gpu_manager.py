@@ -2,6 +2,7 @@
 
 100 cores are one GPU, a unit of memory is 256 MiB. A share of one GPU names both; whole GPUs are multiples of 100 and
 include all memory, whatever the memory resource says. An annotation for each container lists its GPUs by index.
+Sidecars, of which it knows nothing, follow the containers here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     for position, ask in _asking(pod):
         key = f"{INDEX_PREFIX}{position}"
         said = pods.annotations(pod).get(key)
+        if said is None and position >= len(pods.containers(pod)):
+            continue  # gpu-admission chooses nothing for sidecars
         if said is None:
             raise Unreadable(f"{pods.name_of(pod)}: no annotation {key}, so its GPU is unknown.")
         indexes = [pods.whole_text(text.strip(), f"{pods.name_of(pod)}, {key}") for text in said.split(",")]
@@ -71,9 +74,9 @@ def wishes(pod: pods.Pod) -> Wishes:
 
 
 def _asking(pod: pods.Pod) -> list[tuple[int, Ask]]:
-    """Return the containers that ask for GPUs, with their index in `spec.containers`."""
+    """Return the containers that ask for GPUs, with their index among those that last."""
     asking = []
-    for position, container in enumerate(pods.containers(pod)):
+    for position, container in enumerate(pods.lasting_containers(pod)):
         core = pods.amount(container, CORE) or 0
         memory = pods.amount(container, MEMORY) or 0
         if core or memory:

@@ -43,7 +43,7 @@ def asks(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Ask, ...]:
 
 def units(pod: pods.Pod) -> int:
     """Return the sum of the containers' requests, in the cluster's unit. Raises Unreadable."""
-    return sum(pods.amount(container, MEMORY) or 0 for container in pods.containers(pod))
+    return sum(pods.amount(container, MEMORY) or 0 for container in pods.lasting_containers(pod))
 
 
 def holds(pod: pods.Pod, *, unit_mib: int = GIB) -> tuple[Share, ...]:

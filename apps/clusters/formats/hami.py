@@ -43,7 +43,7 @@ FIELDS = 4
 
 def asks(pod: pods.Pod) -> tuple[Ask, ...]:
     """Return the containers' requests, in order. Raises Unreadable."""
-    found = (_ask(pod, container) for container in pods.containers(pod))
+    found = (_ask(pod, container) for container in pods.lasting_containers(pod))
     return tuple(ask for ask in found if ask is not None)
 
 
@@ -57,18 +57,20 @@ def holds(pod: pods.Pod) -> tuple[Share, ...]:
     parts = written.split(";")
     if any(part.strip() for part in parts[len(names) :]):
         raise Unreadable(f"{pods.name_of(pod)}: {ALLOCATED} names more containers than the pod has.")
-    # Init containers return their shares when they end.
+    # Init containers return their shares when they end, but for sidecars.
+    lasting = {str(container.get("name")) for container in pods.lasting_containers(pod)}
     return tuple(
         share
-        for name, part in list(zip(names, parts, strict=False))[len(before) :]
+        for name, part in zip(names, parts, strict=False)
+        if name in lasting
         for share in _devices(part, name, pods.name_of(pod))
     )
 
 
 def annotations_for(pod: pods.Pod, shares: Sequence[Share], *, node: str, at_seconds: int) -> dict[str, str]:
     """Return the annotations of these shares as HAMi's scheduler writes them."""
-    parts = [""] * len(pods.init_containers(pod))
-    for container in pods.containers(pod):
+    parts = []
+    for container in (*pods.init_containers(pod), *pods.containers(pod)):
         mine = [share for share in shares if share.container == container.get("name")]
         parts.append("".join(f"{share.gpu_uuid},{TYPE},{share.memory_mib},{share.core_request}:" for share in mine))
     devices = "".join(f"{part};" for part in parts)
@@ -88,7 +90,7 @@ def wishes(pod: pods.Pod) -> Wishes:
     )
     selection = Selection((*models, *without(not_models)), (*uuids, *without(not_uuids)))
     unmet = list(_unmet(said))
-    if any(pods.amount(container, PRIORITY) is not None for container in pods.containers(pod)):
+    if any(pods.amount(container, PRIORITY) is not None for container in pods.lasting_containers(pod)):
         unmet.append(f"{PRIORITY} is not followed: give the pod a PriorityClass.")
     return Wishes(selection, unmet=tuple(unmet), impossible=tuple(_impossible(said)))
 

@@ -15,6 +15,8 @@ CLAIM = "gpucloud.io/claim"
 RESIZE_STATUS = "gpucloud.io/resize-status"
 # Label of the pods of SharePods.
 SHAREPOD = "gpucloud.io/sharepod"
+# `restartPolicy` of an init container that is a sidecar.
+SIDECAR = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 # The largest plausible number of GPUs, percent or MiB; also within the database's columns.
 MOST = 2**31 - 1
@@ -45,6 +47,19 @@ def containers(pod: Pod) -> list[Container]:
 def init_containers(pod: Pod) -> list[Container]:
     """Return `spec.initContainers`, in order."""
     return list((pod.get("spec") or {}).get("initContainers") or [])
+
+
+def lasting_containers(pod: Pod) -> list[Container]:
+    """Return the containers that last as long as the pod: `spec.containers`, then the sidecars among the init ones.
+
+    An annotation of a GPU names a container by its index in this list.
+    """
+    return [*containers(pod), *(one for one in init_containers(pod) if is_sidecar(one))]
+
+
+def is_sidecar(container: Container) -> bool:
+    """Return True for an init container that runs until the pod ends."""
+    return container.get("restartPolicy") == SIDECAR
 
 
 def node_of(pod: Pod) -> str:

@@ -34,11 +34,13 @@ def translate(ask: Ask, *, gpu_memory_mib: int | None = None) -> dict[str, int]:
 
 def ceiling(asks: Sequence[Ask]) -> int | None:
     """Return the pod's elastic ceiling; None if it equals the requests. Raises Unreadable."""
-    limits = {ask.core_limit for ask in asks if ask.core_request < WHOLE}
+    parts = [ask for ask in asks if ask.core_request < WHOLE]
+    if all(ask.core_limit == max(ask.core_request, LEAST_CORE) for ask in parts):
+        return None
+    limits = {ask.core_limit for ask in parts}
     if len(limits) > 1:
         raise Unreadable("Its containers limit compute in different ways: name cores for all of them, or for none.")
-    asked = {max(ask.core_request, LEAST_CORE) for ask in asks if ask.core_request < WHOLE}
-    return None if limits == asked else next(iter(limits), None)
+    return limits.pop()
 
 
 def replace_resources(

@@ -154,7 +154,7 @@ def _note(cluster: Cluster, pod: Pod, why: str, shares: Sequence[Share] = ()) ->
 
 def _asking(pod: Pod) -> list[tuple[int, pods.Container]]:
     """Return the containers that name a resource of a format; the first one if the pod as a whole asks."""
-    every = list(enumerate(pods.containers(pod)))
+    every = list(enumerate(pods.lasting_containers(pod)))
     named = [
         (place, container)
         for place, container in every

@@ -60,7 +60,7 @@ class PodWanted:
     node: str
     format: str
     shares: tuple[Share, ...]
-    # Index of each share's container in `spec.containers`.
+    # Index of each share's container among those that last (`pods.lasting_containers`).
     places: tuple[int, ...]
     labels: Mapping[str, str | None]
     # The claim for which it was created, according to its annotation.
@@ -187,7 +187,7 @@ def _pod(pod: pods.Pod, made: Plan, bound: Mapping[str, str], gpushare_unit_mib:
         return None
     if not shares:  # it requests nothing
         return None
-    names = [str(container.get("name")) for container in pods.containers(pod)]
+    names = [str(container.get("name")) for container in pods.lasting_containers(pod)]
     shares = tuple(_with_container(share, pod, used) for share in shares)
     meta = pod.get("metadata") or {}
     return PodWanted(
@@ -217,7 +217,7 @@ def _with_container(share: Share, pod: pods.Pod, used: Format) -> Share:
         return share
     asking = [
         container
-        for container in pods.containers(pod)
+        for container in pods.lasting_containers(pod)
         if not used.RESOURCES or any(pods.amount(container, name) for name in used.RESOURCES)
     ]
     first = (asking or pods.containers(pod))[0]

@@ -28,10 +28,11 @@ class Resources(Struct, gc=False):
     limits: Amounts | None = None
 
 
-class Container(Struct, gc=False):
-    """A container of a pod."""
+class Container(Struct, rename="camel", gc=False):
+    """A container of a pod. `restart_policy`: of an init container; `Always` makes it a sidecar."""
 
     name: str = ""
+    restart_policy: str | None = None
     resources: Resources = field(default_factory=Resources)
 
 
@@ -41,6 +42,7 @@ class PodSpec(Struct, rename="camel", gc=False):
     node_name: str = ""
     priority: int | None = None
     containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
 
 
 class PodStatus(Struct, gc=False):

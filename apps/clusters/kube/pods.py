@@ -16,6 +16,7 @@ from apps.clusters.core.gpu_admission import (
     wants_gpu,
 )
 from apps.clusters.core.gpu_admission import annotations as written
+from apps.clusters.formats.pods import SIDECAR
 from apps.clusters.kube.objects import Amounts, Container, Node, Pod
 
 Key = tuple[str, str]
@@ -23,7 +24,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """State of a pod for decisions. `counts_on`: the node whose GPUs it holds, bound there or only chosen."""
+    """State of a pod for decisions. `counts_on`: the node whose GPUs it holds, bound there or only chosen.
+
+    `containers` and `names`: those that last as long as the pod, sidecars after `spec.containers`.
+    """
 
     namespace: str
     name: str
@@ -49,10 +53,13 @@ class PodState:
         return wants_gpu(self.containers)
 
 
-def parse_pod(pod: Pod) -> PodState:
-    """Return the state of a pod. Raises NotAQuantity."""
+def parse_pod(pod: Pod, *, sidecars: bool = True) -> PodState:
+    """Return the state of a pod; without its sidecars, as gpu-admission sees it, if told so. Raises NotAQuantity."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
-    containers = tuple(gpu_request(container) for container in pod.spec.containers or ())
+    lasting = list(pod.spec.containers or ())
+    if sidecars:
+        lasting += [one for one in pod.spec.init_containers or () if one.restart_policy == SIDECAR]
+    containers = tuple(gpu_request(container) for container in lasting)
     over = pod.status.phase in OVER
     return PodState(
         namespace=meta.namespace,
@@ -60,7 +67,7 @@ def parse_pod(pod: Pod) -> PodState:
         uid=meta.uid,
         version=int(meta.resource_version) if meta.resource_version.isdecimal() else 0,
         containers=containers,
-        names=tuple(container.name for container in pod.spec.containers or ()),
+        names=tuple(container.name for container in lasting),
         annotations=annotations,
         bound_to=pod.spec.node_name,
         priority=pod.spec.priority or 0,

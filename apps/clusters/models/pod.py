@@ -32,7 +32,7 @@ class PodClaim(Row):
     pod = models.CharField(max_length=253)
     pod_uid = models.CharField(max_length=63)
     container = models.CharField(max_length=63)
-    # Index in `spec.containers`, which the annotations use.
+    # Index in `spec.containers`, and after these of the sidecars: the annotations use it.
     container_index = models.PositiveSmallIntegerField()
     # Name in Kubernetes; `node` is null if no enrolled node is that machine.
     node_name = models.CharField(max_length=253)

@@ -101,7 +101,8 @@ def _has_started(pod: pods.Pod, container: str) -> bool:
     status: Mapping[str, Any] = pod.get("status") or {}
     if status.get("phase") != "Pending":
         return True
-    mine = [item for item in status.get("containerStatuses") or [] if item.get("name") == container]
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    mine = [item for item in every if item.get("name") == container]
     return any("waiting" not in (item.get("state") or {"waiting": {}}) or item.get("lastState") for item in mine)
 
 
