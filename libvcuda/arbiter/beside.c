@@ -57,6 +57,10 @@
 /* A program that uses this much more than in the first window has changed. */
 #define CHANGED_PERCENT 150
 #define CHANGED_MORE (SHARE_WHOLE / 10)
+/* Programs have changed if together they use this much of the GPU without turns, in so many windows in a row: those that
+ * leave it idle in their turns reach 84 to 91 % side by side, those that fill it 100 and more. */
+#define FILLED_LEAST (SHARE_WHOLE / 100 * 96)
+#define FILLED_WINDOWS 3
 /* A flood is free to launch in less than this part of the time in which a program of its need would be. */
 #define FLOOD_PART 3
 /* Caps are reduced by this much more than is missing; not to less than this part of what the claims got in turns. */
@@ -122,6 +126,7 @@ static void judge_seat(struct seat *s, uint32_t density, uint64_t lasted, uint64
 static void watch_from(struct round *r, uint64_t now)
 {
     r->harm_since_ns = now;
+    r->filled = 0;
     r->squeeze = 100;
     for (int i = 0; i < r->n; i++) {
         r->seat[i].harm_gpu_time_ns = r->seat[i].reading.gpu_time_ns;
@@ -341,6 +346,25 @@ static int ends_it(struct round *r, struct seat *s, int harmed, uint64_t now)
     return r->phase == ROUND_FREE && !s->known && s->got > NEWCOMER_LEAST;
 }
 
+/* Return 1 if turns were ended because programs left the GPU idle, and these fill it now: each has the driver's equal
+ * slices, and none looks harmed, as it was due what its program used before. A program that had only begun to work when
+ * it was judged does so, too. What has just been judged again is believed. */
+static int is_filled(struct round *r, uint64_t now)
+{
+    uint32_t got = 0;
+    int let_go = 0;
+    for (int i = 0; i < r->n; i++) {
+        got += r->seat[i].got;
+        let_go |= r->seat[i].let_go;
+    }
+    int believed = r->filled_ns && now - r->filled_ns < THIN_MOST_NS;
+    r->filled = r->phase == ROUND_FREE && let_go && got >= FILLED_LEAST && !believed ? r->filled + 1 : 0;
+    if (r->filled < FILLED_WINDOWS)
+        return 0;
+    r->filled_ns = now;
+    return 1;
+}
+
 int beside_watch(struct round *r, uint64_t now)
 {
     int ended = 0, tight = 0, harmed;
@@ -366,6 +390,7 @@ int beside_watch(struct round *r, uint64_t now)
         s->rested = !seat_is_active(s, now);
         ended |= ends_it(r, s, harmed, now);
     }
+    ended |= is_filled(r, now);
     r->squeeze += !tight && r->squeeze < 100;
     r->harm_since_ns = now;
     return ended;

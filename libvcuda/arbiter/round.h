@@ -104,6 +104,8 @@ struct round {
     uint64_t no_turns_until_ns, no_turns_for_ns;
     int free_active;          /* the number of active claims then */
     uint32_t squeeze;         /* thin claims get this percent of their shares, so that others are not harmed */
+    uint32_t filled;          /* windows in a row in which the GPU was full without turns */
+    uint64_t filled_ns;       /* when that last was reason to judge again; 0: never */
     uint64_t harm_since_ns;   /* beginning of the window in which harm is looked for; 0: none */
     uint64_t stepped_ns;      /* the last step */
     int is_cut;               /* ends before everyone had its turn, because terms changed */

@@ -213,6 +213,40 @@ static void test_taken_back(struct virtual_gpu *v)
            virtual_share(v, 1));
 }
 
+/* What was judged light, or sparse, fills the GPU a while later: side by side each has half of it, and nobody is harmed by
+ * the measure of the program before. */
+static void test_filled(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *begins = virtual_tenant(v, 70, 100, VCUDA_POLICY_BURST, 400000);
+    begins->gap_ns = 1 * MS;
+    heavy(v, 30);
+    v->lost_percent = 12; /* and floods are charged for the slices between theirs, so that nothing is missing */
+    virtual_run(v, 2);
+    v->lost_percent = 0;
+    begins->gap_ns = 0;
+    begins->kernel_ns = 1600000;
+    virtual_run(v, 1.5);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(fabs(virtual_share(v, 0) - 70) < 1.5 && fabs(virtual_share(v, 1) - 30) < 1.5,
+           "one that only began when it was judged has its 70 %% after 1.5 s: %.1f and %.1f %%", virtual_share(v, 0),
+           virtual_share(v, 1));
+    virtual_begin(v, 50);
+    for (int i = 0; i < 2; i++)
+        virtual_tenant(v, 50, 100, VCUDA_POLICY_BURST, 400000)->gap_ns = 1 * MS;
+    virtual_run(v, 38);
+    for (int i = 0; i < 2; i++) {
+        v->tenant[i].gap_ns = 0;
+        v->tenant[i].kernel_ns = 1600000;
+    }
+    virtual_run(v, 1.5);
+    uint64_t before = v->turns_ns;
+    virtual_run(v, 5);
+    expect(v->turns_ns - before > 4500 * MS, "two of small kernels that become floods have turns after 1.5 s: %.1f of 5 s",
+           (double)(v->turns_ns - before) / 1e9);
+}
+
 /* For three seconds nobody looked: libvcuda let everyone go after a moment, and one used more than its share. */
 static void test_away(struct virtual_gpu *v)
 {
@@ -258,6 +292,7 @@ void test_beside(struct virtual_gpu *v)
     test_harmed_in_turns(v);
     test_cap_follows(v);
     test_taken_back(v);
+    test_filled(v);
     test_away(v);
     test_watchful(v);
 }

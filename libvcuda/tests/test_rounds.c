@@ -245,7 +245,8 @@ static void test_lies(void)
     }
     got = virtual_share(v, 1);
     longest = honest->longest_wait_ns;
-    expect(got > 48, "nor does it pay off: the other gets %.2f %% and waits %.0f ms at most", got,
+    /* Turns are tried once in 16 s because the GPU looks full without them. */
+    expect(got > 47, "nor does it pay off: the other gets %.2f %% and waits %.0f ms at most", got,
            (double)longest / 1e6);
     virtual_begin(v, 50);
     struct tenant *frozen = flood(50, 100, 0);

@@ -90,6 +90,19 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
         },
     ]
     webhook = _webhook("devices", client, rules, conditions=False)
+    # A claim is charged before it is stored, or not at all.
+    webhook |= {
+        "failurePolicy": "Fail",
+        "sideEffects": "NoneOnDryRun",
+        # Claims of one tenant are charged one after the other, and a burst has many.
+        "timeoutSeconds": 15,
+        "matchConditions": _charged_objects(),
+    }
+    return webhook
+
+
+def _charged_objects() -> list[dict[str, str]]:
+    """Return the conditions of objects that the webhook of ResourceClaims must see."""
     asks = f"exactly.deviceClassName == '{DEVICE_CLASS}'"
     some = (
         f".exists(r, (has(r.exactly) && r.{asks}) || "
@@ -99,21 +112,15 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
     new, old = (
         f"(has({it}.metadata.annotations) ? {it}.metadata.annotations : {{}})" for it in ("object", "oldObject")
     )
-    # A claim is charged before it is stored, or not at all.
-    webhook |= {
-        "failurePolicy": "Fail",
-        "sideEffects": "NoneOnDryRun",
-        "matchConditions": [
-            {
-                "name": "asks-for-devices",
-                "expression": f"has({spec}.devices) && has({spec}.devices.requests) && {spec}.devices.requests{some}",
-            },
-            # kube-scheduler and Kubernetes' controllers set and remove finalizers: they must not wait for us, and not
-            # stop while we are away.
-            {"name": "is-new-or-resized", "expression": f"request.operation == 'CREATE' || {new} != {old}"},
-        ],
-    }
-    return webhook
+    return [
+        {
+            "name": "asks-for-devices",
+            "expression": f"has({spec}.devices) && has({spec}.devices.requests) && {spec}.devices.requests{some}",
+        },
+        # kube-scheduler and Kubernetes' controllers set and remove finalizers: they must not wait for us, and not
+        # stop while we are away.
+        {"name": "is-new-or-resized", "expression": f"request.operation == 'CREATE' || {new} != {old}"},
+    ]
 
 
 def _configuration(kind: str, ca_bundle: bytes, reached: dict[str, Any], conditions: bool) -> dict[str, Any]:

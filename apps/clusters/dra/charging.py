@@ -4,6 +4,9 @@ Charged before it exists: if the API server refuses it for another reason, the w
 """
 
 import logging
+import math
+import re
+import time
 from functools import partial
 
 from asgiref.sync import sync_to_async
@@ -21,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 # Followed by a cluster's name: an API server does not say which cluster it is. Without it, the first one.
 PATH = "/admission/devices"
+# An API server names its patience in the request (`?timeout=15s`), and begins to count before we have the request.
+TIMEOUT = re.compile(rb"(?:^|&)timeout=(\d+)s(?:&|$)")
+MARGIN = 0.9
 
 
 async def application(scope: handler.Message, receive: handler.Receive, send: handler.Send) -> None:
@@ -29,15 +35,19 @@ async def application(scope: handler.Message, receive: handler.Receive, send: ha
     if path != PATH and not path.startswith(f"{PATH}/"):
         await handler.application(scope, receive, send)
         return
-    charges = sync_to_async(partial(_charge_once, path[len(PATH) + 1 :]), thread_sensitive=False)
+    end = time.monotonic() + _patience_seconds(scope.get("query_string", b""))
+    charges = sync_to_async(partial(_charge_once, path[len(PATH) + 1 :], end), thread_sensitive=False)
     await handler.answer_review(scope, receive, send, charges)
 
 
-def charge(review: Review, name: str) -> Verdict:
+def charge(review: Review, name: str, end: float = math.inf) -> Verdict:
     """Return the verdict on the object; a new ResourceClaim is charged to its namespace's tenant.
 
-    `name` is the cluster's; empty: that of the first one.
+    `name` is the cluster's; empty: that of the first one. `end` is the moment at which the API server gives up, by
+    `time.monotonic`: an object that it refuses is not charged, because its author creates another at once.
     """
+    if time.monotonic() >= end:
+        return _TOO_LATE
     if review.operation == "UPDATE":
         return _judge_resize(review)
     if review.operation != "CREATE" or not requests.asks(review.thing):
@@ -55,19 +65,27 @@ def charge(review: Review, name: str) -> Verdict:
             ledger.charge(
                 cluster=cluster, thing=review.thing, asked=asked, labels=lambda: _labels_of(cluster, namespace)
             )
-            transaction.set_rollback(review.dry_run)
+            late = time.monotonic() >= end
+            transaction.set_rollback(review.dry_run or late)
     except GpucloudError as error:
         return Verdict(refusals=[error.detail])
-    return Verdict()
+    return _TOO_LATE if late else Verdict()
 
 
 _NO_CLUSTER = "gpucloud has no cluster: connect this one."
+# Read by nobody: the API server says "context deadline exceeded".
+_TOO_LATE = Verdict(refusals=["gpucloud has too many claims to charge at once: try again."])
 
 
-def _charge_once(name: str, review: Review) -> Verdict:
+def _patience_seconds(query: bytes) -> float:
+    found = TIMEOUT.search(query)
+    return float(found[1]) * MARGIN if found else math.inf
+
+
+def _charge_once(name: str, end: float, review: Review) -> Verdict:
     """Charge with a database session of its own."""
     try:
-        return charge(review, name)
+        return charge(review, name, end)
     except (InterfaceError, OperationalError) as error:
         logger.warning("a ResourceClaim in %s is refused: %s", review.namespace, error)
         return Verdict(refusals=["gpucloud's database does not answer, so nothing can be charged: try again."])
