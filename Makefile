@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-dra bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-kept-pods bench-dra bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ bench-extender: ## how long kube-scheduler waits for the filter: 1,000 nodes in 
 
 bench-books: ## how fast bound pods come into the ledger: one event at a time, and by queue and workers (ARGS="--pods 200 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.books $(ARGS)
+
+bench-kept-pods: ## the memory of the watch of a large cluster, every field of its pods and what is read (ARGS="--pods 20000 --bytes 10000")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.kept_pods $(ARGS)
 
 bench-dra: ## pods bound per second by kube-scheduler alone, by the extender and by DRA; KUBEBUILDER_ASSETS names a control plane (ARGS="--nodes 1000 --pods 300 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.dra $(ARGS)

@@ -16,7 +16,7 @@ from django.utils import timezone
 from apps.clusters.formats import pods
 from apps.clusters.importing import following
 from apps.clusters.kube.client import Refused, Unreachable
-from apps.clusters.kube.reflector import NAMESPACES, WHOLE_PODS, Observation, Reflector
+from apps.clusters.kube.reflector import KEPT_PODS, NAMESPACES, Observation, Reflector
 from apps.clusters.models import Cluster, ClusterState, PodClaim
 from apps.clusters.pod_queue import PodQueue
 from apps.clusters.recording import Recorder
@@ -72,7 +72,7 @@ class Watched(Watch):
                 see=self.hear,
                 fail=lambda kind, text: self.hear(f"{kind}: {text}"),
             )
-            for kind in (NAMESPACES, WHOLE_PODS)
+            for kind in (NAMESPACES, KEPT_PODS)
         ]
 
     def start(self) -> None:

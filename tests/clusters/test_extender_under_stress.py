@@ -1,6 +1,7 @@
 """The extender under faults: of its callers, a cluster's credentials, the API server or its watch."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ from apps.clusters.admission.policy import Policy
 from apps.clusters.extender import predicates
 from apps.clusters.kube.client import Refused
 from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.objects import Pod
+from apps.clusters.kube.objects import ListMetadata, Page, Pod
 from apps.clusters.kube.reflector import PODS, Observation, Reflector
 from apps.clusters.management.commands.extender import Extenders
 from apps.clusters.services import clusters
@@ -51,8 +52,8 @@ def test_what_the_watch_has_told_is_the_lists_again() -> None:
 
 def test_a_watch_whose_news_are_not_understood_lists_anew() -> None:
     class Kube:
-        def list(self, path: str, **query: str) -> tuple[list[bytes], str]:
-            return [], "7"
+        def pages(self, path: str, **query: str) -> Iterator[Page]:
+            yield Page(ListMetadata("7"))
 
         def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Any:
             reflector.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from apps.clusters.kube import reflector
 from apps.clusters.kube.client import Client
-from apps.clusters.kube.objects import Event
+from apps.clusters.kube.objects import Event, ListMetadata, Page
 from apps.clusters.kube.reflector import PODS, Observation, Reflector
 
 GOOD = msgspec.Raw(b'{"metadata": {"name": "p", "namespace": "ml", "resourceVersion": "5"}, "spec": {}, "status": {}}')
@@ -28,9 +28,9 @@ class Served:
             typing.cast(Client, self), PODS, see=self.seen.append, fail=lambda kind, text: self.failures.append(text)
         )
 
-    def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
+    def pages(self, path: str, **query: str) -> Iterator[Page]:
         self.asked.append("list")
-        return [self.lists.pop(0)], "3"
+        yield Page(ListMetadata("3"), [self.lists.pop(0)])
 
     def watch(self, path: str, version: str, **_: Any) -> Iterator[Event]:
         self.asked.append(f"watch from {version}")

@@ -15,7 +15,8 @@ def translate(ask: Ask, *, gpu_memory_mib: int | None = None) -> dict[str, int]:
         return {gpu_manager.CORE: ask.gpu_count * WHOLE}
     if ask.gpu_count > 1:
         raise Unreadable(
-            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask for part of one GPU, or for whole GPUs."
+            f"Container {ask.container} asks parts of {ask.gpu_count} GPUs: ask for part of one GPU, for whole GPUs, "
+            f"or by a ResourceClaim with count {ask.gpu_count}."
         )
     if ask.memory_mib is None and gpu_memory_mib is None:
         raise Unreadable(

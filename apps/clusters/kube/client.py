@@ -126,12 +126,20 @@ class Client:
     def list(self, path: str, **query: str) -> tuple[list[msgspec.Raw], str]:
         """Return all objects, page by page, and the version to watch from. Raises Unreachable, Refused."""
         items: list[msgspec.Raw] = []
+        version = ""
+        for page in self.pages(path, **query):
+            items += page.items or ()
+            version = page.metadata.resource_version
+        return items, version
+
+    def pages(self, path: str, **query: str) -> Iterator[Page]:
+        """Yield all objects, page by page; each has the version to watch from. Raises Unreachable, Refused."""
         query["limit"] = str(PAGE)
         while True:
             page = msgspec.json.decode(self._answer("GET", path, query), type=Page)
-            items += page.items or ()
+            yield page
             if not page.metadata.next:
-                return items, page.metadata.resource_version
+                return
             query["continue"] = page.metadata.next
 
     def watch(self, path: str, version: str, *, seconds: int, **query: str) -> Generator[Event, None, None]:

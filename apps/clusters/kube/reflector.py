@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from apps.clusters.kube import kept_pods
 from apps.clusters.kube.client import Client, Gone, Refused, Silent, Unreachable
 from apps.clusters.kube.objects import Namespace, Node, Pod
 
@@ -41,13 +42,15 @@ class Kind:
     query: Mapping[str, str] = field(default_factory=dict)
     # If True, a cluster without the kind has no objects of it.
     optional: bool = False
+    # Drops from a decoded object what nobody reads, and returns it.
+    trim: Callable[[Any], Any] | None = None
 
 
 # Ended pods hold nothing: with this selector a watch reports their end as a deletion.
 PODS = Kind("pods", "/api/v1/pods", Pod, {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"})
 NODES = Kind("nodes", "/api/v1/nodes", Node)
-# Undecoded, for readers of every field.
-WHOLE_PODS = Kind("pods", PODS.path, dict[str, Any], PODS.query)
+# As dictionaries, for the readers of formats.
+KEPT_PODS = Kind("pods", PODS.path, kept_pods.KeptPod, PODS.query, trim=kept_pods.trim)
 NAMESPACES = Kind("namespaces", "/api/v1/namespaces", Namespace)
 
 
@@ -160,12 +163,21 @@ class Reflector:
         return False
 
     def _list(self) -> None:
-        items, version = self._client.list(self._kind.path, **self._kind.query)
+        objects: list[Any] = []
+        version = ""
+        # A page is decoded before the next one is read: undecoded, all pods of a large cluster are hundreds of MB.
+        for page in self._client.pages(self._kind.path, **self._kind.query):
+            objects += map(self._decode, page.items or ())
+            version = page.metadata.resource_version
         self.lists, self._heard_at = self.lists + 1, time.monotonic()
-        objects = tuple(self._decoder.decode(item) for item in items)
-        self._see(Observation(self._kind.name, objects, whole=True, version=int(version) if version.isdecimal() else 0))
+        number = int(version) if version.isdecimal() else 0
+        self._see(Observation(self._kind.name, tuple(objects), whole=True, version=number))
         # Set only after `see` has the list: if `see` raises, everything is listed again.
         self._version = version
+
+    def _decode(self, raw: msgspec.Raw) -> Any:
+        found = self._decoder.decode(raw)
+        return found if self._kind.trim is None else self._kind.trim(found)
 
     def _watch(self) -> Any:
         seconds = random.randint(LEAST_WATCH_SECONDS, MOST_WATCH_SECONDS)  # noqa: S311
@@ -174,7 +186,7 @@ class Reflector:
         with closing(watch) as events:
             for event in events:
                 self._heard_at = time.monotonic()
-                found = self._decoder.decode(event.object)
+                found = self._decode(event.object)
                 if event.type != "BOOKMARK":
                     self._see(Observation(self._kind.name, (found,), gone=event.type == "DELETED"))
                 yield (

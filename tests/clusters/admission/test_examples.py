@@ -21,6 +21,7 @@ BARE = Policy(translated=frozenset({"HAMi", "gpushare", "KubeShare"}))
 SET = replace(BARE, gpu_memory_mib=24_576, gpushare_unit_mib=1)
 PRIORITY = "sharedgpu/priority is not followed: give the pod a PriorityClass."
 GANG = {"gpucloud.io/gang": "test", "gpucloud.io/gang-minimum": "2"}
+PARTS = "asks parts of 2 GPUs: ask for part of one GPU, for whole GPUs, or by a ResourceClaim with count 2"
 PLACEMENT = "is not followed: the placement of the cluster and of its pool decides."
 
 
@@ -72,7 +73,7 @@ ALWAYS = {
     ),
     "hami-parts-of-two": Shape(
         hami(gpu=2, percent=50, cores=30),
-        told=("Container c0 asks parts of 2 GPUs: ask for part of one GPU, or for whole GPUs.",),
+        told=(f"Container c0 {PARTS}.",),
     ),
     "hami-mig": Shape(
         hami({"nvidia.com/vgpu-mode": "mig"}, gpu=2, gpumem=8000),
@@ -187,7 +188,7 @@ def test_the_page_has_the_words() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     table = page[page.index("### Examples of the other sharers") :].partition("\n## ")[0]
     for words in (
-        "asks parts of 2 GPUs: ask for part of one GPU, or for whole GPUs",
+        PARTS,
         "nvidia.com/vgpu-mode is mig: here a GPU is shared in the way of hami-core only",
         "nvidia.com/use-gpuindexes is set: an index means another GPU on each node",
         "is not followed: the placement of the cluster and of its pool decides",
