@@ -108,19 +108,27 @@ class Publisher:
         self._versions: dict[str, int] = {}
         # Uids of the cluster's nodes; a slice ends with its node.
         self._nodes: dict[str, str] = {}
-        # Moments before which a node is not looked for again.
+        # Moments before which a node is not looked for, or its slice not written, again.
         self._absent: dict[str, float] = {}
+        # Nodes that have a slice of an earlier process or of another hand: it is removed if it is not wanted.
+        self._inherited: set[str] = set()
         self._has_class = False
 
     def compare(self, node: str, version: str) -> None:
         """Write the node's slice again if somebody else has changed or removed it: its version is newer than ours."""
         if int(version) > self._versions.get(node, 0):
+            if node in self._written:
+                self._inherited.add(node)
             self._forget(node)
 
     def forget_others(self, there: Collection[str]) -> None:
         """Write the slices of all but these nodes again."""
         for node in self._written.keys() - set(there):
             self._forget(node)
+
+    def inherit(self, nodes: Collection[str]) -> None:
+        """Remove the slices of these nodes unless they are wanted: their publisher may have ended long ago."""
+        self._inherited |= set(nodes)
 
     def _forget(self, node: str) -> None:
         for remembered in (self._written, self._versions, self._nodes):
@@ -135,8 +143,9 @@ class Publisher:
         for node, gpus in wanted.items():
             if self._written.get(node) != gpus and self._absent.get(node, 0.0) < time.monotonic():
                 written += self._write(node, gpus)
-        for node in self._written.keys() - wanted.keys():
+        for node in (self._written.keys() | self._inherited) - wanted.keys():
             self._remove(node)
+        self._inherited.clear()
         return written
 
     def _make_class(self) -> None:
@@ -167,16 +176,20 @@ class Publisher:
             if error.status in (CONFLICT, MISSING):
                 logger.info("slice of node %s is written again: %s", node, error.detail)
                 return False
-            raise
+            if error.worth_another_try:
+                raise
+            # One node's slice that the API server does not take must not keep back those of all others.
+            logger.warning("slice of node %s: %s", node, error.detail)
+            self._absent[node] = time.monotonic() + ABSENT_SECONDS
+            return False
         self._written[node] = gpus
         self._versions[node] = int(json.loads(answer)["metadata"]["resourceVersion"])
         return True
 
     def _remove(self, node: str) -> None:
-        if node in self._nodes:
-            try:
-                self._api.delete(f"{slices.PATH}/{slices.name_slice(node)}")
-            except Refused as error:
-                if error.status != MISSING:
-                    raise
+        try:
+            self._api.delete(f"{slices.PATH}/{slices.name_slice(node)}")
+        except Refused as error:
+            if error.status != MISSING:
+                raise
         self._forget(node)

@@ -69,6 +69,14 @@ def name_slice(node: str) -> str:
     return f"{node[: 252 - len(DRIVER)].rstrip('.-')}-{DRIVER}"
 
 
+def is_of_pool(item: Mapping[str, Any], pool: str) -> bool:
+    """Return True if this ResourceSlice was published for the pool."""
+    if LABELS.items() <= ((item.get("metadata") or {}).get("labels") or {}).items():
+        devices = (item.get("spec") or {}).get("devices") or []
+        return any((one.get("attributes") or {}).get("pool") == {"string": pool} for one in devices)
+    return False
+
+
 def nvlink_groups(links: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
     """Return a number for each GPU: the same for those that NVLink connects; `links` as the agent reports them."""
     group = {uuid: place for place, uuid in enumerate(sorted(links))}
