@@ -147,7 +147,10 @@ def _gpus_of(devices: Sequence[Device], cluster: Cluster) -> list[Gpu]:
 def _detach(row: DeviceClaim, claim: Claim, cluster: Cluster) -> None:
     """Release the claim of an allocation that is over; the ResourceClaim gets another one."""
     lifecycle.release_claim(principal=cluster.principal, claim=claim, why="its allocation has ended")
-    row.change(claim=None, problem="Its allocation has ended: it is to be charged anew.", node_name="", told="")
+    why = "Its allocation has ended: it is to be charged anew."
+    # The next claim begins as large as the spec says, so the annotations are to be applied once more.
+    fresh: dict[str, Any] = {"words": {}, "refusal": "", "told": "", "told_generation": 0}
+    row.change(claim=None, problem=why, node_name="", **fresh)
 
 
 def _note(cluster: Cluster, thing: Thing, why: str) -> DeviceClaim:

@@ -95,15 +95,22 @@ def find_untold(cluster: Cluster) -> QuerySet[DeviceClaim]:
     return rows.filter(stale | left).select_related("claim", "cluster").order_by("pk")
 
 
-def tell(*, cluster: Cluster, api: Api, there: Mapping[str, Thing]) -> int:
-    """Write changed statuses into their ResourceClaims, which are given by uid; return their number. Raises Busy."""
-    told = 0
+def tell(*, cluster: Cluster, api: Api, there: Mapping[str, Thing], messages: dict[str, str]) -> int:
+    """Write changed statuses into their ResourceClaims, which are given by uid; return their number. Raises Busy.
+
+    `messages`: what was written of those that are pending, by uid, for the next call: their reason may change alone.
+    """
+    told, before = 0, dict(messages)
+    messages.clear()
     for row in find_untold(cluster):
         thing, claim = there.get(row.uid), row.claim
         if thing is None or claim is None:
             continue
         said = read_status(row, claim)
-        if (row.told, row.told_generation) == (said.state, said.generation):
+        if said.state == TellState.PENDING:
+            messages[row.uid] = said.message
+        same = (row.told, row.told_generation) == (said.state, said.generation)
+        if same and before.get(row.uid) == messages.get(row.uid):
             continue
         try:
             _write(api, row, claim, said, requests.read_allocation(thing))
@@ -112,6 +119,7 @@ def tell(*, cluster: Cluster, api: Api, there: Mapping[str, Thing]) -> int:
         except GpucloudError as error:
             logger.info("status of ResourceClaim %s not written: %s", row, error.detail)
             if isinstance(error, Refused) and error.worth_another_try:
+                messages.pop(row.uid, None)
                 continue
             # It is gone, or another one has its name; the watch will report it.
         row.change(told=said.state, told_generation=said.generation)

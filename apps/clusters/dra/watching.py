@@ -3,7 +3,10 @@
 import logging
 import queue
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from django.db import InterfaceError, OperationalError
 
 from apps.clusters.core.devices import DRIVER
 from apps.clusters.dra import ledger, requests, resizing, slices
@@ -38,6 +41,9 @@ class DeviceWatch(Watch):
         # False until the cluster has shown that it has such objects.
         self._served = False
         self._evicted: set[str] = set()
+        # Messages of the pending statuses, by uid; and the last row that was tried again.
+        self._messages: dict[str, str] = {}
+        self._tried = 0
         self._reflectors = [Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (CLAIMS, SLICES)]
 
     def start(self) -> None:
@@ -84,20 +90,29 @@ class DeviceWatch(Watch):
 
     def tell(self) -> None:
         """Write changed statuses into their ResourceClaims."""
-        resizing.tell(cluster=self.cluster, api=self.client, there=self._there or {})
+        resizing.tell(cluster=self.cluster, api=self.client, there=self._there or {}, messages=self._messages)
 
     def retry(self) -> None:
         """Try again what could not be charged or placed; end what the API server has refused; evict lost pods."""
         if self._there is None:
             return
-        rows = DeviceClaim.objects.live().filter(cluster=self.cluster)
-        for uid in rows.exclude(problem="").order_by("pk").values_list("uid", flat=True):
-            if uid in self._there:
-                self._follow(self._there[uid])
+        self._try_again(self._there)
         for row in ledger.find_unseen(self.cluster, self._there):
             if not self._is_there(row):
                 ledger.end(cluster=self.cluster, uid=row.uid, why="its ResourceClaim was not created")
         self._evicted = evict(cluster=self.cluster, api=self.client, there=self._there, ending=self._evicted)
+
+    def _try_again(self, there: Mapping[str, requests.Thing]) -> None:
+        """Follow those with problems once more, or as many of them as there is time for; the others come next."""
+        end = time.monotonic() + PUBLISH_SECONDS
+        rows = DeviceClaim.objects.live().filter(cluster=self.cluster, pk__gt=self._tried).exclude(problem="")
+        for pk, uid in rows.order_by("pk").values_list("pk", "uid"):
+            if uid in there:
+                self._follow(there[uid])
+            if time.monotonic() >= end:
+                self._tried = pk
+                return
+        self._tried = 0
 
     def _take_claims(self, seen: Observation) -> None:
         by_uid = {str(item["metadata"]["uid"]): item for item in seen.objects}
@@ -123,10 +138,17 @@ class DeviceWatch(Watch):
                 resizing.follow(row, thing)
         except Busy as error:
             logger.info("ResourceClaim %s: %s", thing["metadata"]["name"], error.detail)
+        except (InterfaceError, OperationalError):
+            raise
+        except Exception:
+            # One that cannot be read or stored must not end the watch over all others, again and again.
+            logger.exception("ResourceClaim %s/%s is not followed", namespace, thing["metadata"]["name"])
 
     def _take_slices(self, seen: Observation) -> None:
         if seen.whole:
             self._publisher.forget_others({_node_of(item) for item in seen.objects})
+            ours = [item for item in seen.objects if slices.is_of_pool(item, self.cluster.pool.name)]
+            self._publisher.inherit({_node_of(item) for item in ours})
         for item in seen.objects:
             self._publisher.compare(_node_of(item), str(item["metadata"]["resourceVersion"]))
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from apps.clusters.core.devices import DEVICE_CLASS
-from apps.clusters.dra import evicting, ledger, resizing
+from apps.clusters.dra import evicting, ledger, resizing, slices
 from apps.clusters.dra.publishing import Publisher, read_devices
+from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Gpu, Node
@@ -188,10 +189,10 @@ def test_an_annotation_resizes_and_the_status_tells(cast: Cast, cluster: Cluster
     give(cast.acme, core_percent=100, memory_mib=100 * GIB)
     thing = allocated(made(), machine.gpu())
     row, api = follow(cluster, thing), Cell()
-    there = {row.uid: thing}
+    there, messages = {row.uid: thing}, dict[str, str]()
 
     def condition() -> tuple[str, str, Any]:
-        resizing.tell(cluster=cluster, api=api, there=there)
+        resizing.tell(cluster=cluster, api=api, there=there, messages=messages)
         [device] = api.written[-1][1]["status"]["devices"]
         return device["conditions"][0]["status"], device["conditions"][0]["reason"], device["data"]["core"]
 
@@ -205,7 +206,7 @@ def test_an_annotation_resizes_and_the_status_tells(cast: Cast, cluster: Cluster
     assert used(cast.acme) == {**used(cast.acme), "core_percent": 60, "memory_mib": 4 * GIB}
     # Told once.
     count = len(api.written)
-    assert resizing.tell(cluster=cluster, api=api, there=there) == 0
+    assert resizing.tell(cluster=cluster, api=api, there=there, messages=messages) == 0
     assert len(api.written) == count
     follow(cluster, annotated(thing, core="101"))
     assert condition() == ("False", "Refused", 60)
@@ -274,3 +275,88 @@ def test_unequal_devices_are_a_problem(cast: Cast, cluster: Cluster, machine: Ma
     gone = allocated(made("gone"), machine.gpu())
     gone["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-gone"
     assert follow(cluster, gone).problem == f"Node {NODE} has no gpu-gone."
+
+
+def test_annotations_resize_the_next_allocation_too(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    thing = annotated(made(), core="60")
+
+    def size_on(gpu: Gpu) -> int:
+        # The event of the status follows the one of the allocation.
+        follow(cluster, allocated(thing, gpu))
+        row = follow(cluster, allocated(thing, gpu))
+        assert row.claim is not None
+        row.claim.refresh_from_db()
+        return row.claim.core_request
+
+    assert size_on(machine.gpu()) == 60
+    machine.obey()
+    # Its last pod ends, and Kubernetes takes the allocation away; then another pod comes.
+    ended = follow(cluster, thing)
+    assert ended.claim is not None
+    assert (ended.claim.state, ended.claim.core_request) == ("allocating", 30)
+    machine.obey()
+    assert size_on(machine.gpu(1)) == 60
+
+
+def test_the_status_says_why_a_smaller_limit_is_pending(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    thing = allocated(made(), machine.gpu())
+    row, api = follow(cluster, thing), Cell()
+    machine.obey()
+    follow(cluster, annotated(thing, memory="1Gi"))
+    messages: dict[str, str] = {}
+
+    def told() -> str:
+        resizing.tell(cluster=cluster, api=api, there={row.uid: thing}, messages=messages)
+        return str(api.written[-1][1]["status"]["devices"][0]["conditions"][0]["message"])
+
+    assert told() == "the claim is active"
+    assert row.claim is not None
+    row.claim.assignments.update(reason="its processes use 1500 MiB")
+    assert told() == "its processes use 1500 MiB"
+    count = len(api.written)
+    told()
+    assert len(api.written) == count
+    machine.obey()
+    row.claim.assignments.update(reason="")
+    assert told() == ""
+    assert not messages
+
+
+def test_a_slice_that_an_earlier_process_has_left_is_removed(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    api, path = Cell(), f"/apis/resource.k8s.io/v1/resourceslices/{NODE}-gpucloud.io"
+    Publisher(cluster, api).publish()
+    thing = api.things[path]
+    assert slices.is_of_pool(thing, cluster.pool.name)
+    assert not slices.is_of_pool(thing, "another")
+    later = Publisher(cluster, api)
+    later.inherit({NODE})
+    later.publish()
+    assert path in api.things
+    # Somebody changes the slice at the moment at which the node is no longer a driver's.
+    later.compare(NODE, str(api.version + 1))
+    Node.objects.update(dra=False)
+    later.publish()
+    assert path not in api.things
+    api.things[path] = thing
+    last = Publisher(cluster, api)
+    last.inherit({NODE})
+    last.publish()
+    assert path not in api.things
+
+
+def test_a_refused_slice_keeps_back_no_other(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    other = Machine("gpu2", cast.pool)
+    Node.objects.filter(pk=other.node.pk).update(kubernetes_node="gpu2", dra=True)
+
+    class Strict(Cell):
+        def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+            if body.get("spec", {}).get("nodeName") == NODE:
+                raise Refused(422, "Invalid", "spec.devices[0]: Invalid value")
+            return super().post(path, body)
+
+    api = Strict()
+    api.things["/api/v1/nodes/gpu2"] = {"metadata": {"uid": "other-uid"}}
+    assert Publisher(cluster, api).publish() == 1
+    assert "/apis/resource.k8s.io/v1/resourceslices/gpu2-gpucloud.io" in api.things

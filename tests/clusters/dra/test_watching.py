@@ -1,0 +1,57 @@
+"""The watch over ResourceClaims where objects or their number are not as usual."""
+
+import uuid
+from typing import Any
+
+import pytest
+
+from apps.clusters.dra import watching
+from apps.clusters.dra.watching import CLAIMS, DeviceWatch
+from apps.clusters.kube.reflector import Observation
+from apps.clusters.models import DeviceClaim
+from apps.clusters.services import bindings, clusters
+from apps.quotas.principals import SYSTEM
+from tests.cast import GIB, Cast, Machine, give
+from tests.clusters.dra import things
+from tests.clusters.kubeconfigs import kubeconfig
+
+NODE = "gpu1"
+
+
+@pytest.fixture
+def watch(cast: Cast) -> DeviceWatch:
+    cluster = clusters.connect(principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig())
+    bindings.bind(principal=SYSTEM, cluster=cluster, tenant=cast.acme, namespace="vision")
+    return DeviceWatch(cluster)
+
+
+def made(name: str, **annotations: str) -> dict[str, Any]:
+    thing = things.claim(name, "vision")
+    thing["metadata"] |= {"uid": str(uuid.uuid4()), "annotations": annotations}
+    return thing
+
+
+def test_one_that_cannot_be_stored_does_not_end_the_watch_over_others(cast: Cast, watch: DeviceWatch) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    gpu = Machine(NODE, cast.pool).gpu()
+    # PostgreSQL stores no NUL; an API server does, where no webhook has seen it.
+    wrong = made("wrong", **{"gpucloud.io/core": "6\x000"})
+    results = [things.result(gpu.uuid, NODE, core=30, memory_mib=2 * GIB)]
+    wrong["status"] = {"allocation": {"devices": {"results": results}}}
+    right = made("right")
+    for version in (1, 2):
+        watch.take(Observation(CLAIMS.name, (wrong, right), whole=True, version=version))
+    assert DeviceClaim.objects.filter(name="right", claim__isnull=False).exists()
+
+
+def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [made(f"waits-{number}") for number in range(3)]
+    watch.take(Observation(CLAIMS.name, tuple(every), whole=True, version=1))
+    assert DeviceClaim.objects.exclude(problem="").count() == 3
+    tried: list[str] = []
+    monkeypatch.setattr(watch, "_follow", lambda thing: tried.append(thing["metadata"]["name"]))
+    # As if each took all of the time.
+    monkeypatch.setattr(watching, "PUBLISH_SECONDS", 0.0)
+    for _ in range(5):
+        watch.retry()
+    assert tried == ["waits-0", "waits-1", "waits-2", "waits-0"]
