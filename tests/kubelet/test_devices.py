@@ -105,3 +105,28 @@ def test_of_a_hundred_claims_at_once_as_many_run_as_fit_and_the_others_after_the
     for part, percent in (("wait", 99), ("work", 99)):
         seconds = devices.agent.prepare_seconds(part, percent)
         figures[f"p{percent} of a prepare's {part}, at most"] = seconds
+
+
+def test_of_claims_and_of_pods_at_once_as_many_run_as_fit(devices: Chain) -> None:
+    """kube-scheduler allocates devices, and asks the extender about the others: both can want one GPU's rest."""
+    template = {
+        "metadata": {"name": "large", "namespace": NAMESPACE}, "spec": {"spec": things.spec(core=40, memory="1Gi")}
+    }  # fmt: skip
+    devices.client.post(f"{PATH}/resourceclaimtemplates", template)
+    names = [f"{kind}-{number}" for number in range(6) for kind in ("device", "plugin")]
+    for name in names:
+        if name.startswith("device"):
+            create(devices, name, template="large")
+        else:
+            devices.create(name, core=40)
+
+    def running() -> list[str]:
+        assert all(gpu["core_used"] <= 100 for gpu in devices.server.gpus())
+        return [name for name in names if runs(devices.pod(name))]
+
+    devices.wait(lambda: len(running()) >= 2 * GPUS, what=f"{2 * GPUS} pods to run")
+    held = Counter(environment(devices, name)["NVIDIA_VISIBLE_DEVICES"] for name in running())
+    assert sorted(held.values()) == [2] * GPUS
+    # The others wait, and their events say why.
+    waiting = next(name for name in names if name not in running())
+    devices.wait(lambda: devices.events(waiting), what="an event of a pod that waits", pod=waiting)

@@ -49,6 +49,23 @@ def test_limits_outlive_the_agent_and_new_pods_start_after_it(chain: Chain) -> N
     assert (after["containerID"], after["restartCount"]) == (status_of(before)["containerID"], 0)
 
 
+def test_pods_with_resource_claims_outlive_the_kubelet_and_new_ones_start_after_it(chain: Chain) -> None:
+    for name in ("old", "new"):
+        chain.client.post(f"{PATH}/resourceclaims", things.claim(f"{name}-gpu", NAMESPACE, core=30, memory="2Gi"))
+    try:
+        create(chain, "old", *LOAD, claim="old-gpu")
+        before = chain.running("old")
+        chain.node.kill_kubelet()
+        create(chain, "new", *LOAD, claim="new-gpu")
+        chain.node.start_kubelet()
+        chain.running("new")
+        after = status_of(chain.pod("old"))
+        assert (after["containerID"], after["restartCount"]) == (status_of(before)["containerID"], 0)
+    finally:
+        chain.delete_all()
+        delete_claims(chain)
+
+
 def test_pods_with_resource_claims_outlive_the_agent_and_wait_for_it(chain: Chain) -> None:
     for name in ("old", "new"):
         chain.client.post(f"{PATH}/resourceclaims", things.claim(f"{name}-gpu", NAMESPACE, core=30, memory="2Gi"))

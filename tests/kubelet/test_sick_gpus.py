@@ -2,9 +2,15 @@
 
 import pytest
 
+from apps.clusters.dra import slices
+from apps.clusters.dra.requests import name_device
 from tests.clusters.cluster_objects import CORE, INDEX, MEMORY
+from tests.clusters.dra import things
 from tests.kubelet.agent import GPUS, MEMORY_GIB
-from tests.kubelet.chain import BLOCK_MIB, Chain, status_of
+from tests.kubelet.chain import BLOCK_MIB, NODE, Chain, status_of
+from tests.kubelet.claims import PATH, create, delete_claims
+from tests.kubelet.reading import environment
+from tests.kubelet.server_side import NAMESPACE
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(600)]
 BLOCKS = MEMORY_GIB * 1024 // BLOCK_MIB
@@ -47,3 +53,30 @@ def test_a_lost_gpu_leaves_the_nodes_allocatable_and_its_pods_say_so(chain: Chai
         what="the pod to say that its devices are healthy again",
         pod="sick",
     )
+
+
+def test_a_lost_gpu_is_tainted_and_the_pods_of_its_claims_say_so(chain: Chain) -> None:
+    chain.client.post(f"{PATH}/resourceclaims", things.claim("gpu", NAMESPACE, core=30, memory="2Gi"))
+    try:
+        create(chain, "sick", claim="gpu")
+        chain.running("sick")
+        [uuid] = {environment(chain, "sick")["NVIDIA_VISIBLE_DEVICES"]}
+        [gpu] = [one["index"] for one in chain.server.gpus() if one["uuid"] == uuid]
+        chain.agent.fault(gpu, "lost=1")
+        try:
+            chain.wait(lambda: taints(chain) == {name_device(uuid)}, what="a taint of the device")
+            chain.wait(lambda: health(chain, "sick") == {"claim:gpu": {"Unhealthy"}}, what="the status", pod="sick")
+            assert "running" in status_of(chain.pod("sick"))["state"]
+        finally:
+            chain.agent.fault(gpu, "lost=0")
+        chain.wait(lambda: taints(chain) == set(), what="the device without a taint")
+        chain.wait(lambda: health(chain, "sick") == {"claim:gpu": {"Healthy"}}, what="the status", pod="sick")
+    finally:
+        chain.delete_all()
+        delete_claims(chain)
+
+
+def taints(chain: Chain) -> set[str]:
+    """Return the devices of the node's ResourceSlice that take no new work."""
+    found = chain.client.get(f"{slices.PATH}/{slices.name_slice(NODE)}")["spec"]["devices"]
+    return {one["name"] for one in found if one.get("taints")}
