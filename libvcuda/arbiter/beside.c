@@ -26,6 +26,8 @@
 #define DENSE_OVER_NS (250 * MS)
 #define DENSE_OVER_MOST_NS (1000 * MS) /* if kernels are so long that none of them has ended yet */
 #define DENSE_LEAST_NS (20 * (int64_t)MS)
+/* So many windows in a row must show it: a program that has only begun leaves its turns idle, too. */
+#define SPARSE_WINDOWS 2
 /* A claim that pauses for longer than its turn is held for it has many short turns; this much use of them is enough to
  * let it go. */
 #define LIGHT_LEAST_NS (4 * (int64_t)MS)
@@ -114,7 +116,9 @@ static int count_turns(struct seat *s)
  * not have harmed anybody a moment ago. */
 static void judge_seat(struct seat *s, uint32_t density, uint64_t lasted, uint64_t now)
 {
-    int sparse = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
+    int idles = density && density * 100 < DENSE_PERCENT * SHARE_WHOLE;
+    s->sparse = idles ? s->sparse + 1 : 0;
+    int sparse = s->sparse >= SPARSE_WINDOWS;
     int needs_less = density <= s->share || (s->idled && 2 * part(s->dense_used_ns, lasted) <= s->share);
     s->may_be_capped = s->terms.tier == 0 && s->share >= CAP_LEAST && (s->idled || s->dense_used_ns > DENSE_LEAST_NS);
     s->light = sparse && (needs_less || s->may_be_capped) && s->syncs * 100 <= s->looks * SYNC_PERCENT &&
@@ -167,8 +171,7 @@ int beside_judge(struct round *r, uint64_t now)
         takers++;
         light += s->light;
         thin += s->thin;
-        sparse += density * 100 < DENSE_PERCENT * SHARE_WHOLE && s->dense_used_ns > DENSE_LEAST_NS &&
-                  now >= s->not_beside_until_ns;
+        sparse += s->sparse >= SPARSE_WINDOWS && s->dense_used_ns > DENSE_LEAST_NS && now >= s->not_beside_until_ns;
     }
     if (!judged)
         return 0;

@@ -273,6 +273,8 @@ static void start(struct round *r, uint64_t now)
         s->carry_ns = s->debt_ns = s->budget_ns = s->charged_ns = s->used_ns = s->bonus_ns = 0;
         s->let_go = s->thin = 0;
         s->cap = 0;
+        /* What left its turns idle before may be another program after a pause. */
+        s->sparse = s->rested ? 0 : s->sparse;
         s->turns_gpu_time_ns = s->reading.gpu_time_ns;
         s->in_round = s->stray = s->beside = 0;
         s->outside_ns = s->reading.outside_ns;

@@ -59,6 +59,7 @@ struct seat {
     uint32_t in_turns;                   /* the share of the GPU that it got in turns, when they were last judged */
     uint32_t due;                        /* its share then */
     uint32_t looks, syncs;               /* since dense_since_ns: samples, and samples in which it waited for the GPU */
+    int sparse;                          /* windows in a row in which it left its turns idle */
     int light;                           /* leaves its turns idle: may be let go */
     int thin;                            /* light, but would take more than its share: let go under a cap */
     int may_be_capped;

@@ -213,6 +213,21 @@ static void test_taken_back(struct virtual_gpu *v)
            virtual_share(v, 1));
 }
 
+/* A program that has only begun leaves its turns idle for a moment. */
+static void test_begins(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *begins = virtual_tenant(v, 70, 100, VCUDA_POLICY_BURST, 400000);
+    begins->gap_ns = 1 * MS;
+    heavy(v, 30);
+    virtual_run(v, 0.4);
+    begins->gap_ns = 0;
+    begins->kernel_ns = 1600000;
+    virtual_run(v, 1.6);
+    expect(v->turns_ns > 1800 * MS, "one that has only begun is not let go: turns in %.2f of 2 s",
+           (double)v->turns_ns / 1e9);
+}
+
 /* What was judged light, or sparse, fills the GPU a while later: side by side each has half of it, and nobody is harmed by
  * the measure of the program before. */
 static void test_filled(struct virtual_gpu *v)
@@ -292,6 +307,7 @@ void test_beside(struct virtual_gpu *v)
     test_harmed_in_turns(v);
     test_cap_follows(v);
     test_taken_back(v);
+    test_begins(v);
     test_filled(v);
     test_away(v);
     test_watchful(v);
