@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -185,8 +186,17 @@ def _stage(directory: Path, nodes: int, *, with_ledger: bool, dra: bool) -> Iter
         for name in ("clusters", "extender") if with_ledger else ():
             stack.enter_context(_process(name, settings))
         if with_ledger and not dra:
-            time.sleep(5)  # the extender lists all nodes
+            stage.wait(lambda: _is_ready(port), "answers of the extender")
         yield stage
+
+
+def _is_ready(port: int) -> bool:
+    """Return True once the extender has listed all nodes and pods."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return bool(answer.read().startswith(b"ok"))
+    except OSError:
+        return False
 
 
 def _fill(settings: dict[str, str], kubeconfig: str, nodes: int, *, dra: bool) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from django.db import InterfaceError, OperationalError, connection
 
 from apps.clusters.kube.client import Client
+from apps.clusters.kube.reflector import Reflector
 from apps.clusters.models import Cluster, ClusterState
 from apps.clusters.services.clusters import kubeconfig_of
 
@@ -23,12 +24,16 @@ END_SECONDS = 5.0
 
 
 class Watch(ABC):
-    """Thread of one cluster. Subclasses implement `step`, which runs repeatedly, within seconds each time."""
+    """Thread of one cluster, and its reflectors, which queue what they observe.
+
+    Subclasses implement `step`, which runs repeatedly, within seconds each time.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
         self.cluster, self.version = cluster, cluster.version
         self.client = Client(kubeconfig_of(cluster))
+        self._reflectors: list[Reflector] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cluster-{cluster.name}", daemon=True)
 
@@ -37,11 +42,15 @@ class Watch(ABC):
         """Do one step."""
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the reflectors and the thread."""
+        for reflector in self._reflectors:
+            reflector.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the present step."""
+        """Stop the reflectors; end after the present step."""
+        for reflector in self._reflectors:
+            reflector.stop()
         self._stopped.set()
 
     def join(self, seconds: float) -> None:

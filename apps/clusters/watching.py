@@ -76,16 +76,12 @@ class Watched(Watch):
         ]
 
     def start(self) -> None:
-        """Start the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.start()
+        """Start the reflectors, the recorder and the thread."""
         self._recorder.start()
         super().start()
 
     def stop(self) -> None:
-        """Stop the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.stop()
+        """Stop the reflectors, the recorder and the thread."""
         self._recorder.stop()
         super().stop()
 

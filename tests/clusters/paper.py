@@ -1,6 +1,7 @@
 """A cluster in memory: its API server is a dictionary of pods, for tests with thousands of extender requests."""
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -48,6 +49,8 @@ class Paper:
         self.refusals: list[Refused] = []
         # The same for one pod, by its name.
         self.refusals_of: dict[str, list[Refused]] = {}
+        # Patches of these pods wait until their event is set, as at a slow API server.
+        self.slow: dict[str, threading.Event] = {}
         self.version = 1
         self.mirror = Mirror()
         self.mirror.see(Observation("nodes", tuple(msgspec.convert(item, Node) for item in nodes), whole=True))
@@ -57,6 +60,8 @@ class Paper:
         if self.refusals:
             raise self.refusals.pop(0)
         item = self.pods[path.rpartition("/")[2]]
+        if (until := self.slow.get(item["metadata"]["name"])) is not None:
+            until.wait(60)
         if self.refusals_of.get(item["metadata"]["name"]):
             raise self.refusals_of[item["metadata"]["name"]].pop(0)
         self.version += 1

@@ -27,7 +27,8 @@ from tests.kubelet.groups import NodeGroup
 from tests.platform import until
 from tests.processes import alive
 
-# Paths that programs have compiled in; made empty where this machine has none, and removed again.
+# Paths that programs have compiled in; made where this machine has none. They stay: to remove a directory takes away
+# what another run has mounted there in its own namespace.
 KUBELET_DIRECTORY, SHIMS_DIRECTORY = Path("/var/lib/kubelet"), Path("/run/containerd")
 START_SECONDS = 120.0
 # No CNI plugin is ever called: every pod is in the machine's network. The kubelet wants a configuration all the same.
@@ -43,7 +44,6 @@ class RealNode:
         self._plane = plane
         self.group = NodeGroup(f"gpucloud-test-{uuid.uuid4().hex[:8]}")
         self.cdi_directory = directory / "cdi"
-        self._made: list[Path] = []
         self._containerd: subprocess.Popen[bytes] | None = None
         self._kubelet: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +92,7 @@ class RealNode:
         self._kubelet = None
 
     def stop(self) -> None:
-        """End the kubelet, every container, containerd and its shims; remove what was made outside of `directory`."""
+        """End the kubelet, every container, containerd and its shims."""
         if self._kubelet is not None:
             self.kill_kubelet()
         namespace = self._namespace()
@@ -103,9 +103,6 @@ class RealNode:
         for pid in _processes_in(namespace):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for path in reversed(self._made):
-            with contextlib.suppress(OSError):
-                path.rmdir()
 
     def capacity(self, which: str = "allocatable") -> dict[str, str]:
         """Return the node's resources, as the API server has them."""
@@ -246,9 +243,7 @@ state = "{here}/containerd/state"
 
     def _make_mount_points(self) -> None:
         for path in (KUBELET_DIRECTORY, SHIMS_DIRECTORY):
-            if not path.exists():
-                path.mkdir()
-                self._made.append(path)
+            path.mkdir(exist_ok=True)
 
     def _namespace(self) -> str | None:
         """Return the mount namespace of containerd; None if it has none of its own."""

@@ -35,11 +35,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def sessions() -> int:
-    """Return the sessions on the test's database, except this one."""
+def sessions(name: str | None = None) -> int:
+    """Return the sessions on the test's database, except this one; with a name those of a program's PGAPPNAME."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND (%(name)s::text IS NULL OR application_name = %(name)s)",
+            {"name": name},
         )
         return int(cursor.fetchone()[0])
 

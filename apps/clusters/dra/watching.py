@@ -46,18 +46,6 @@ class DeviceWatch(Watch):
         self._tried = 0
         self._reflectors = [Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (CLAIMS, SLICES)]
 
-    def start(self) -> None:
-        """Start the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.start()
-        super().start()
-
-    def stop(self) -> None:
-        """Stop the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.stop()
-        super().stop()
-
     def hear(self, seen: Observation) -> None:
         """Queue an observation. Callable from any thread."""
         self._heard.put(seen)

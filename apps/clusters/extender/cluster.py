@@ -50,5 +50,5 @@ class Extended:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        # Pods whose annotations are tried again while others are decided about.
-        self.retried: set[Key] = set()
+        # Pods whose annotations are written while others are decided about.
+        self.written: set[Key] = set()

@@ -1,14 +1,16 @@
 """The extender's filter verb: by gpu-admission's rules, or by the pool's policy and the ledger.
 
 Each cluster makes one decision at a time, because each depends on those before it. A decision is written to the pod
-before it is answered, so it is lost only with its pod. kube-scheduler asks again whenever a later step failed: then the
-pod's own promise is free for it once more. The original refuses such a pod for ever ("had been predicated"), and so
-does this module with `strict`.
+before it is answered, so it is lost only with its pod. While it is written, others are decided about, and the pod
+counts with its choice. Only a gang is written in one go, because pods between its own could take its room.
+kube-scheduler asks again whenever a later step failed: then the pod's own promise is free for it once more. The
+original refuses such a pod for ever ("had been predicated"), and so does this module with `strict`.
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from urllib.parse import quote
 
 import msgspec
@@ -56,7 +58,7 @@ def answer(cluster: Extended, body: bytes) -> bytes:
         # kube-scheduler never asks for a bound pod; answering would overwrite a running pod's GPUs.
         return filter_result(None, None, None, error=f"pod {pod.name} is bound to {there.bound_to} already")
     with cluster.lock:
-        if pod.key in cluster.retried:
+        if pod.key in cluster.written:
             return filter_result(None, None, None, error=f"pod {pod.name} is being annotated: try again")
         try:
             return _Decision(cluster, pod, asked).answer_with_gang()
@@ -70,8 +72,11 @@ def answer(cluster: Extended, body: bytes) -> bytes:
 class _Decision:
     """Decision for one pod: its candidate nodes, and the reason against each but one."""
 
-    def __init__(self, cluster: Extended, pod: PodState, asked: Args) -> None:
-        self.cluster, self.pod, self.asked = cluster, pod, asked
+    def __init__(self, cluster: Extended, pod: PodState, asked: Args, *, together: bool = False) -> None:
+        """Take `together`, True for a pod of a gang that is placed now: no other pod is decided about meanwhile."""
+        self.cluster, self.pod, self.asked, self.together = cluster, pod, asked, together
+        # True once other decisions may have changed the views.
+        self.outdated = False
         self.failed: dict[str, str] = {}
         self.failed_writes = 0
         self.sizes: list[Sized] = []
@@ -89,8 +94,9 @@ class _Decision:
             self.failed |= {size[0]: why for size in self._sizes()}
             return self._answer(None)
         placed: list[PodState] = []
+        self.together = bool(others)
         for other in others:
-            if _Decision(self.cluster, other, self.asked).place() is None:
+            if _Decision(self.cluster, other, self.asked, together=True).place() is None:
                 self._take_back(placed)
                 self.failed |= {size[0]: QUICKER for size in self._sizes()}
                 return self._answer(None)
@@ -193,16 +199,21 @@ class _Decision:
 
     def _settle(self, node: str, chosen: Chosen | None) -> bool:
         """Promise and write the choice; if others took it meanwhile, choose again on the same node."""
+        if self.outdated:
+            chosen = self._fit_again(node)
         for _ in range(MOST_LOOKS):
             if chosen is None:
                 self.failed[node] = self._no_match(node)
                 return False
             if self._promise(node, chosen):
                 return self._write(node, chosen)
-            size = next(size for size in self.sizes if size[0] == node)
-            chosen = self.restrict(self.cluster.mirror.view(*size, but=self.pod.key)).fit(self.pod.containers)
+            chosen = self._fit_again(node)
         self.failed[node] = QUICKER
         return False
+
+    def _fit_again(self, node: str) -> Chosen | None:
+        size = next(size for size in self.sizes if size[0] == node)
+        return self.restrict(self.cluster.mirror.view(*size, but=self.pod.key)).fit(self.pod.containers)
 
     def _promise(self, node: str, chosen: Chosen) -> bool:
         return self.cluster.promises is None or self.cluster.promises.keep(self.pod, node, chosen)
@@ -212,43 +223,56 @@ class _Decision:
         self.failed[node] = "update pod annotation failed"
         if self.failed_writes >= MOST_FAILED_WRITES:
             return False
-        before = self.cluster.mirror.pod(self.pod.key)
-        values = gpu_admission.annotations(node, chosen, time_ns=time.time_ns())
-        for attempt in range(TRIES):
-            try:
-                self.cluster.mirror.take(annotate(self.cluster.client, self.pod, values))
-                del self.failed[node]
-                return True
-            except Refused as error:
-                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
-                if not error.worth_another_try or attempt == TRIES - 1 or error.pause_seconds > MOST_PAUSE_SECONDS:
-                    break
-                if before is not None:
-                    self.cluster.mirror.pretend(chosen_for(before, node, chosen))
-                self._pause(max(PAUSE_SECONDS, error.pause_seconds))
-            except Unreachable as error:
-                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
-                # Every further attempt would wait for the same timeout.
-                self.failed_writes = MOST_FAILED_WRITES
-                break
-        if before is not None:
-            self.cluster.mirror.pretend(before)
+        mirror = self.cluster.mirror
+        # A pod that is not known yet would not count with its choice: then nobody else decides meanwhile.
+        counts = mirror.choose(self.pod.key, node, chosen)
+        try:
+            written = self._annotated(node, chosen, apart=counts and not self.together)
+        finally:
+            mirror.end_choice(self.pod.key)
+        if written:
+            del self.failed[node]
+            return True
         self.failed_writes += 1
         if self.cluster.promises is not None:
             self.cluster.promises.withdraw(self.pod)
         return False
 
-    def _pause(self, seconds: float) -> None:
-        """Let other pods be decided about meanwhile."""
-        # What was seen of other nodes is outdated then: none is tried if this one fails.
-        self.failed_writes = MOST_FAILED_WRITES
-        self.cluster.retried.add(self.pod.key)
+    def _annotated(self, node: str, chosen: Chosen, *, apart: bool) -> bool:
+        """Write the choice to the pod, with others decided about meanwhile if `apart`; return False if it failed."""
+        values = gpu_admission.annotations(node, chosen, time_ns=time.time_ns())
+        for attempt in range(TRIES):
+            try:
+                with self._unlocked() if apart else nullcontext():
+                    # At once: the watch may report the pod's end while this thread waits for its turn.
+                    self.cluster.mirror.take(annotate(self.cluster.client, self.pod, values))
+                    return True
+            except Refused as error:
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
+                if not error.worth_another_try or attempt == TRIES - 1 or error.pause_seconds > MOST_PAUSE_SECONDS:
+                    return False
+                # Other nodes are not tried after a wait: kube-scheduler asks again by itself.
+                self.failed_writes = MOST_FAILED_WRITES
+                with self._unlocked():
+                    time.sleep(max(PAUSE_SECONDS, error.pause_seconds))
+            except Unreachable as error:
+                logger.warning("pod %s/%s could not be annotated: %s", *self.pod.key, error)
+                # Every further attempt would wait for the same timeout.
+                self.failed_writes = MOST_FAILED_WRITES
+                return False
+        return False
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let other pods be decided about meanwhile; a second request for this one is refused."""
+        self.outdated = True
+        self.cluster.written.add(self.pod.key)
         self.cluster.lock.release()
         try:
-            time.sleep(seconds)
+            yield
         finally:
             self.cluster.lock.acquire()
-            self.cluster.retried.discard(self.pod.key)
+            self.cluster.written.discard(self.pod.key)
 
     def _answer(self, node: str | None) -> bytes:
         found = [] if node is None else [node]

@@ -1,4 +1,4 @@
-"""What the watch of a cluster keeps of its pods: the fields that readers use, as plain dictionaries.
+"""Fields of pods that the watch keeps: those that readers use.
 
 A pod is 5 to 15 KB of JSON, of which a few hundred bytes are used: names, words, resources, node, and whether it has
 started. The rest is skipped while decoding, page by page. A reader of another field adds it here;

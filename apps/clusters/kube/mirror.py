@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 
-from apps.clusters.core.gpu_admission import WHOLE, HeldShare, View
+from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare, View
 from apps.clusters.core.quantities import NotAQuantity
 from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.pods import Key, PodState, capacity, parse_pod
+from apps.clusters.kube.pods import Key, PodState, capacity, chosen_for, parse_pod
 from apps.clusters.kube.reflector import Observation
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class Mirror:
         self._grown: Grown = {}
         # Pods written by this process, until the watch reports the same version: a list may be older.
         self._taken: dict[Key, PodState] = {}
+        # GPUs that are being written to a pod, and the pod as it is without them.
+        self._choices: dict[Key, tuple[str, Chosen, PodState]] = {}
 
     @property
     def ready(self) -> bool:
@@ -76,6 +78,23 @@ class Mirror:
             known = self._pods.get(pod.key)
             if known is not None and (known.uid, known.version) == (pod.uid, pod.version):
                 self._see_pod(pod, gone=False)
+
+    def choose(self, key: Key, node: str, chosen: Chosen) -> bool:
+        """Count the pod with these GPUs, whatever the watch says of it, until `end_choice`; False: it is not known."""
+        with self._lock:
+            known = self._pods.get(key)
+            if known is None:
+                return False
+            self._choices[key] = node, chosen, known
+            self._see_pod(known, gone=False)
+            return True
+
+    def end_choice(self, key: Key) -> None:
+        """Count the pod as the watch, or the API server's answer to a write, says."""
+        with self._lock:
+            choice = self._choices.pop(key, None)
+            if choice is not None and key in self._pods:
+                self._see_pod(choice[2], gone=False)
 
     def see_others(self, others: Others, grown: Grown) -> None:
         """Replace the use of GPUs by others than the cluster's pods, and that of its pods above their annotations."""
@@ -193,6 +212,10 @@ class Mirror:
         old = self._pods.get(pod.key)
         if old is not None and old.version > pod.version:
             return  # the version written here is newer than the watch's
+        if pod.key in self._choices and not (gone or pod.over):
+            node, chosen, _ = self._choices[pod.key]
+            self._choices[pod.key] = node, chosen, pod
+            pod = chosen_for(pod, node, chosen)
         if old is not None and old.counts_on:
             self._on_node[old.counts_on].pop(pod.key, None)
             self._views.pop(old.counts_on, None)

@@ -38,18 +38,6 @@ class WatchedSharePods(Watch):
             Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (SHAREPODS, THEIR_PODS)
         ]
 
-    def start(self) -> None:
-        """Start the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.start()
-        super().start()
-
-    def stop(self) -> None:
-        """Stop the reflectors and the thread."""
-        for reflector in self._reflectors:
-            reflector.stop()
-        super().stop()
-
     def hear(self, seen: Observation) -> None:
         """Queue an observation. Callable from any thread."""
         self._heard.put(seen)

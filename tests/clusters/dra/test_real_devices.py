@@ -60,8 +60,9 @@ def test_a_resource_claim_is_allocated_charged_resized_and_ends(site: Site, cast
     assert site.left() == (100, 24 * GIB)
     path = f"{API}/namespaces/{site.name}/resourceclaims/train"
     site.client.patch(path, {"metadata": {"annotations": {requests.CORE_KEY: "60", requests.MEMORY_KEY: "4Gi"}}})
-    site.until(lambda: site.condition("train")[2].get("core") == 60)
-    assert site.condition("train")[:2] == ("True", "InForce")
+    # The size is there before the node has confirmed it.
+    site.until(lambda: site.condition("train")[2].get("core") == 60 and site.condition("train")[0] == "True")
+    assert site.condition("train")[1] == "InForce"
     # It counts 30 still, so 70 are left to be allocated in all.
     site.until(lambda: site.left() == (70, 22 * GIB))
     site.client.patch(path, {"metadata": {"annotations": {requests.CORE_KEY: "150"}}})
