@@ -65,8 +65,10 @@ class DeviceWatch(Watch):
 
     def take(self, seen: Observation) -> None:
         """Apply one observation."""
-        # The list of a kind that does not exist has no version.
-        self._served |= seen.version > 0
+        # The list of a kind that does not exist has no version. It says nothing of what ran before.
+        if seen.whole and not seen.version:
+            return
+        self._served = self._served or seen.whole
         if seen.kind == SLICES.name:
             self._take_slices(seen)
         else:

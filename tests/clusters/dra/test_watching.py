@@ -55,3 +55,14 @@ def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypat
     for _ in range(5):
         watch.retry()
     assert tried == ["waits-0", "waits-1", "waits-2", "waits-0"]
+
+
+def test_an_api_server_that_knows_no_such_kind_ends_nothing(cast: Cast, watch: DeviceWatch) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    watch.take(Observation(CLAIMS.name, (made("train"),), whole=True, version=1))
+    # The kind is new at first, and gone after a downgrade or behind a proxy without its backend: both answer 404.
+    watch.client.find = lambda path: None  # type: ignore[method-assign]
+    watch.take(Observation(CLAIMS.name, (), whole=True))
+    assert DeviceClaim.objects.live().filter(claim__state="allocating").exists()
+    watch.take(Observation(CLAIMS.name, (), whole=True, version=2))
+    assert not DeviceClaim.objects.live().exists()
