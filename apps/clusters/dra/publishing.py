@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
+from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
@@ -20,7 +21,7 @@ from apps.clusters.services import outside
 from apps.nodes.models import Gpu
 from apps.nodes.models.gpu import WHOLE
 from apps.nodes.models.node import FRESH
-from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models import ClaimState
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,16 @@ COLUMNS = (
     "memory_outside_mib", "cordoned", "unhealthy", "node__kubernetes_node", "node__driver_version", "node__cordoned",
     "node__fenced_at", "node__unhealthy", "node__last_seen_at", "node__draining_at",
 )  # fmt: skip
+
+
+# Summed in the database, twice a second: ten thousand claims' JSON takes 0.3 s to read here.
+CONSUMED = """
+    SELECT device.key, sum((device.value->>'core')::int), sum((device.value->>'memory_mib')::int)
+    FROM clusters_deviceclaim AS held JOIN scheduling_claim AS claim ON claim.id = held.claim_id
+    CROSS JOIN LATERAL jsonb_each(claim.pod->'devices') AS device
+    WHERE held.cluster_id = %s AND held.ended_at IS NULL AND held.node_name <> '' AND claim.state <> ALL(%s)
+    GROUP BY device.key
+"""
 
 
 class Api(Protocol):
@@ -80,14 +91,9 @@ def read_devices(cluster: Cluster) -> dict[str, list[GpuDevice]]:
 
 def _consumed(cluster: Cluster) -> dict[str, tuple[int, int]]:
     """Return what kube-scheduler counts of the placed ResourceClaims, by GPU: the ledger has counted it, too."""
-    rows = Claim.objects.filter(device_claim__cluster=cluster, device_claim__ended_at=None)
-    rows = rows.exclude(state__in=(ClaimState.ALLOCATING, ClaimState.RELEASED)).exclude(device_claim__node_name="")
-    sums: dict[str, tuple[int, int]] = {}
-    for (pod,) in rows.order_by().values_list("pod"):
-        for uuid, device in (pod or {})["devices"].items():
-            core, memory_mib = sums.get(uuid, (0, 0))
-            sums[uuid] = core + device["core"], memory_mib + device["memory_mib"]
-    return sums
+    with connection.cursor() as cursor:
+        cursor.execute(CONSUMED, [cluster.pk, [ClaimState.ALLOCATING.value, ClaimState.RELEASED.value]])
+        return {uuid: (int(core), int(memory_mib)) for uuid, core, memory_mib in cursor.fetchall()}
 
 
 def _taints(row: Mapping[str, Any], fresh: datetime) -> Iterable[tuple[str, str]]:
