@@ -9,7 +9,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 
 from apps.clusters.core.devices import DRIVER
-from apps.clusters.dra import ledger, requests, resizing, slices
+from apps.clusters.dra import batches, ledger, requests, resizing, slices
 from apps.clusters.dra.evicting import evict
 from apps.clusters.dra.publishing import Publisher
 from apps.clusters.kube.reflector import Kind, Observation, Reflector
@@ -24,6 +24,8 @@ CLAIMS = Kind("resourceclaims", f"/apis/{slices.GROUP}/resourceclaims", dict[str
 SLICES = Kind("resourceslices", slices.PATH, dict[str, Any], {"fieldSelector": f"spec.driver={DRIVER}"}, optional=True)
 # Intervals: of reading what the ledger has left and of reporting statuses; of retries and evictions.
 PUBLISH_SECONDS, RETRY_SECONDS = 0.5, 5.0
+# As many changes are applied before periodic work is done.
+MOST_CHANGED = 100
 
 
 class DeviceWatch(Watch):
@@ -38,6 +40,8 @@ class DeviceWatch(Watch):
         self._there: dict[str, dict[str, Any]] | None = None
         self._every = {self.publish: PUBLISH_SECONDS, self.tell: PUBLISH_SECONDS, self.retry: RETRY_SECONDS}
         self._due = dict.fromkeys(self._every, 0.0)
+        # The newest state of changed ones, by uid, which is not applied yet.
+        self._changed: dict[str, dict[str, Any]] = {}
         # False until the cluster has shown that it has such objects.
         self._served = False
         self._evicted: set[str] = set()
@@ -54,10 +58,11 @@ class DeviceWatch(Watch):
         """Apply queued observations, waiting a moment for the first; then do periodic work that is due."""
         try:
             self.take(self._heard.get(timeout=PUBLISH_SECONDS))
-            while not self._stopped.is_set() and not self._is_due():
+            while not self._stopped.is_set() and len(self._changed) < MOST_CHANGED:
                 self.take(self._heard.get_nowait())
         except queue.Empty:
             pass
+        self._apply_changes()
         for does, seconds in self._every.items():
             if time.monotonic() >= self._due[does] and not self._stopped.is_set():
                 self._due[does] = time.monotonic() + seconds
@@ -115,9 +120,19 @@ class DeviceWatch(Watch):
         for uid, item in by_uid.items():
             if seen.gone:
                 there.pop(uid, None)
+                self._changed.pop(uid, None)
                 ledger.end(cluster=self.cluster, uid=uid)
             else:
-                there[uid] = item
+                there[uid] = self._changed[uid] = item
+
+    def _apply_changes(self) -> None:
+        """Follow the newest state of each changed ResourceClaim: most are only to be placed, and are so together."""
+        changed, self._changed = self._changed, {}
+        placed = batches.place(cluster=self.cluster, things=changed.values())
+        for uid, item in changed.items():
+            if self._stopped.is_set():
+                return
+            if uid not in placed or requests.resize_words(item):
                 self._follow(item)
 
     def _follow(self, thing: requests.Thing) -> None:
@@ -146,9 +161,6 @@ class DeviceWatch(Watch):
         """Return True if the ResourceClaim exists now, by a live read. Raises Unreachable, Refused."""
         found = self.client.find(f"/apis/{slices.GROUP}/namespaces/{row.namespace}/resourceclaims/{row.name}")
         return found is not None and found["metadata"]["uid"] == row.uid
-
-    def _is_due(self) -> bool:
-        return any(time.monotonic() >= at for at in self._due.values())
 
     def _do(self, does: Any) -> None:
         if not self._served:
