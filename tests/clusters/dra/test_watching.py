@@ -31,6 +31,12 @@ def made(name: str, **annotations: str) -> dict[str, Any]:
     return thing
 
 
+def listed(watch: DeviceWatch, *found: dict[str, Any], version: int = 1) -> None:
+    """Let the watch list these ResourceClaims; without a version, the API server knows no such kind."""
+    watch.take(Observation(CLAIMS.name, found, whole=True, version=version))
+    watch._apply_changes()
+
+
 def test_one_that_cannot_be_stored_does_not_end_the_watch_over_others(cast: Cast, watch: DeviceWatch) -> None:
     give(cast.acme, core_percent=100, memory_mib=100 * GIB)
     gpu = Machine(NODE, cast.pool).gpu()
@@ -40,13 +46,13 @@ def test_one_that_cannot_be_stored_does_not_end_the_watch_over_others(cast: Cast
     wrong["status"] = {"allocation": {"devices": {"results": results}}}
     right = made("right")
     for version in (1, 2):
-        watch.take(Observation(CLAIMS.name, (wrong, right), whole=True, version=version))
+        listed(watch, wrong, right, version=version)
     assert DeviceClaim.objects.filter(name="right", claim__isnull=False).exists()
 
 
 def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     every = [made(f"waits-{number}") for number in range(3)]
-    watch.take(Observation(CLAIMS.name, tuple(every), whole=True, version=1))
+    listed(watch, *every)
     assert DeviceClaim.objects.exclude(problem="").count() == 3
     tried: list[str] = []
     monkeypatch.setattr(watch, "_follow", lambda thing: tried.append(thing["metadata"]["name"]))
@@ -59,10 +65,10 @@ def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypat
 
 def test_an_api_server_that_knows_no_such_kind_ends_nothing(cast: Cast, watch: DeviceWatch) -> None:
     give(cast.acme, core_percent=100, memory_mib=100 * GIB)
-    watch.take(Observation(CLAIMS.name, (made("train"),), whole=True, version=1))
+    listed(watch, made("train"))
     # The kind is new at first, and gone after a downgrade or behind a proxy without its backend: both answer 404.
     watch.client.find = lambda path: None  # type: ignore[method-assign]
-    watch.take(Observation(CLAIMS.name, (), whole=True))
+    listed(watch, version=0)
     assert DeviceClaim.objects.live().filter(claim__state="allocating").exists()
-    watch.take(Observation(CLAIMS.name, (), whole=True, version=2))
+    listed(watch, version=2)
     assert not DeviceClaim.objects.live().exists()
