@@ -5,7 +5,9 @@ allocated devices, where `kubectl describe resourceclaim` shows it: a condition,
 """
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 from django.db import transaction
@@ -32,6 +34,8 @@ REASONS = {TellState.IN_FORCE: "InForce", TellState.PENDING: "Pending", TellStat
 MANAGER = "gpucloud"
 APPLY = "application/apply-patch+yaml"
 LONGEST = 2000
+# The time that one call may take; and the age below which a new claim's pending status is not written.
+TELL_SECONDS, FRESH = 0.5, timedelta(seconds=2)
 
 
 class Api(Protocol):
@@ -95,36 +99,63 @@ def find_untold(cluster: Cluster) -> QuerySet[DeviceClaim]:
     return rows.filter(stale | left).select_related("claim", "cluster").order_by("pk")
 
 
-def tell(*, cluster: Cluster, api: Api, there: Mapping[str, Thing], messages: dict[str, str]) -> int:
-    """Write changed statuses into their ResourceClaims, which are given by uid; return their number. Raises Busy.
+class Teller:
+    """Writer of changed statuses into one cluster's ResourceClaims."""
 
-    `messages`: what was written of those that are pending, by uid, for the next call: their reason may change alone.
-    """
-    told, before = 0, dict(messages)
-    messages.clear()
-    for row in find_untold(cluster):
-        thing, claim = there.get(row.uid), row.claim
-        if thing is None or claim is None:
-            continue
+    def __init__(self, cluster: Cluster, api: Api) -> None:
+        self._cluster, self._api = cluster, api
+        # What was written of those that are pending, by uid: their reason may change alone.
+        self._messages: dict[str, str] = {}
+        # The last row that the call before had time for.
+        self._after = 0
+
+    def tell(self, there: Mapping[str, Thing]) -> int:
+        """Write as many as there is time for; return their number. The others come next. Raises Busy.
+
+        `there`: the ResourceClaims by uid.
+        """
+        told, end = 0, time.monotonic() + TELL_SECONDS
+        self._messages = {uid: said for uid, said in self._messages.items() if uid in there}
+        for row in find_untold(self._cluster).filter(pk__gt=self._after):
+            if (thing := there.get(row.uid)) is not None:
+                told += self._tell(row, thing)
+            if time.monotonic() >= end:
+                self._after = row.pk
+                return told
+        self._after = 0
+        return told
+
+    def _tell(self, row: DeviceClaim, thing: Thing) -> bool:
+        """Write one status if it changed."""
+        claim = row.claim
+        assert claim is not None
         said = read_status(row, claim)
-        if said.state == TellState.PENDING:
-            messages[row.uid] = said.message
-        same = (row.told, row.told_generation) == (said.state, said.generation)
-        if same and before.get(row.uid) == messages.get(row.uid):
-            continue
+        if said.state == TellState.PENDING and row.told == TellState.NOTHING and _is_fresh(claim):
+            return False
+        before = self._messages.pop(row.uid, None)
+        message = said.message if said.state == TellState.PENDING else None
+        if (row.told, row.told_generation, before) == (said.state, said.generation, message):
+            if message is not None:
+                self._messages[row.uid] = message
+            return False
         try:
-            _write(api, row, claim, said, requests.read_allocation(thing))
+            _write(self._api, row, claim, said, requests.read_allocation(thing))
         except Busy:
             raise
         except GpucloudError as error:
             logger.info("status of ResourceClaim %s not written: %s", row, error.detail)
             if isinstance(error, Refused) and error.worth_another_try:
-                messages.pop(row.uid, None)
-                continue
+                return False
             # It is gone, or another one has its name; the watch will report it.
+        if message is not None:
+            self._messages[row.uid] = message
         row.change(told=said.state, told_generation=said.generation)
-        told += 1
-    return told
+        return True
+
+
+def _is_fresh(claim: Claim) -> bool:
+    """Return True if the claim was just placed: that it is in force is worth a write, that it will be is not."""
+    return claim.assigned_at is not None and timezone.now() - claim.assigned_at < FRESH
 
 
 def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, devices: Sequence[Device]) -> None:

@@ -35,6 +35,7 @@ class DeviceWatch(Watch):
         """Connect to the cluster. Raises SealBroken and the client library's errors about credentials."""
         super().__init__(cluster)
         self._publisher = Publisher(cluster, self.client)
+        self._teller = resizing.Teller(cluster, self.client)
         self._heard: queue.SimpleQueue[Observation] = queue.SimpleQueue()
         # ResourceClaims by uid; None before they were listed.
         self._there: dict[str, dict[str, Any]] | None = None
@@ -45,8 +46,7 @@ class DeviceWatch(Watch):
         # False until the cluster has shown that it has such objects.
         self._served = False
         self._evicted: set[str] = set()
-        # Messages of the pending statuses, by uid; and the last row that was tried again.
-        self._messages: dict[str, str] = {}
+        # The last row that was tried again.
         self._tried = 0
         self._reflectors = [Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (CLAIMS, SLICES)]
 
@@ -85,7 +85,7 @@ class DeviceWatch(Watch):
 
     def tell(self) -> None:
         """Write changed statuses into their ResourceClaims."""
-        resizing.tell(cluster=self.cluster, api=self.client, there=self._there or {}, messages=self._messages)
+        self._teller.tell(self._there or {})
 
     def retry(self) -> None:
         """Try again what could not be charged or placed; end what the API server has refused; evict lost pods."""
@@ -128,7 +128,13 @@ class DeviceWatch(Watch):
     def _apply_changes(self) -> None:
         """Follow the newest state of each changed ResourceClaim: most are only to be placed, and are so together."""
         changed, self._changed = self._changed, {}
-        placed = batches.place(cluster=self.cluster, things=changed.values())
+        try:
+            placed = batches.place(cluster=self.cluster, things=changed.values())
+        except (InterfaceError, OperationalError):
+            raise
+        except Exception:
+            logger.exception("%d ResourceClaims are followed one by one", len(changed))
+            placed = set()
         for uid, item in changed.items():
             if self._stopped.is_set():
                 return

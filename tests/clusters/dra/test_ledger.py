@@ -14,6 +14,7 @@ from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.desired import desired_state
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, placed, used
@@ -189,10 +190,13 @@ def test_an_annotation_resizes_and_the_status_tells(cast: Cast, cluster: Cluster
     give(cast.acme, core_percent=100, memory_mib=100 * GIB)
     thing = allocated(made(), machine.gpu())
     row, api = follow(cluster, thing), Cell()
-    there, messages = {row.uid: thing}, dict[str, str]()
+    there, teller = {row.uid: thing}, resizing.Teller(cluster, api)
+    # A new claim's pending status is not worth a write.
+    assert teller.tell(there) == 0
+    Claim.objects.update(assigned_at="2026-01-01T00:00:00Z")
 
     def condition() -> tuple[str, str, Any]:
-        resizing.tell(cluster=cluster, api=api, there=there, messages=messages)
+        teller.tell(there)
         [device] = api.written[-1][1]["status"]["devices"]
         return device["conditions"][0]["status"], device["conditions"][0]["reason"], device["data"]["core"]
 
@@ -206,7 +210,7 @@ def test_an_annotation_resizes_and_the_status_tells(cast: Cast, cluster: Cluster
     assert used(cast.acme) == {**used(cast.acme), "core_percent": 60, "memory_mib": 4 * GIB}
     # Told once.
     count = len(api.written)
-    assert resizing.tell(cluster=cluster, api=api, there=there, messages=messages) == 0
+    assert teller.tell(there) == 0
     assert len(api.written) == count
     follow(cluster, annotated(thing, core="101"))
     assert condition() == ("False", "Refused", 60)
@@ -305,10 +309,10 @@ def test_the_status_says_why_a_smaller_limit_is_pending(cast: Cast, cluster: Clu
     row, api = follow(cluster, thing), Cell()
     machine.obey()
     follow(cluster, annotated(thing, memory="1Gi"))
-    messages: dict[str, str] = {}
+    teller = resizing.Teller(cluster, api)
 
     def told() -> str:
-        resizing.tell(cluster=cluster, api=api, there={row.uid: thing}, messages=messages)
+        teller.tell({row.uid: thing})
         return str(api.written[-1][1]["status"]["devices"][0]["conditions"][0]["message"])
 
     assert told() == "the claim is active"
@@ -321,7 +325,6 @@ def test_the_status_says_why_a_smaller_limit_is_pending(cast: Cast, cluster: Clu
     machine.obey()
     row.claim.assignments.update(reason="")
     assert told() == ""
-    assert not messages
 
 
 def test_a_slice_that_an_earlier_process_has_left_is_removed(cast: Cast, cluster: Cluster, machine: Machine) -> None:
