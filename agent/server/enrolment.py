@@ -1,6 +1,7 @@
 """The enrolment at the server, by a one-time token or by a token of the machine's cluster."""
 
 import asyncio
+import http
 import os
 from pathlib import Path
 
@@ -51,9 +52,10 @@ async def enrol(
                 ("nodes/enrol", {"token": token}) if token else ("clusters/join", _cluster_credentials(cluster))
             )
             answer = await asyncio.to_thread(_ask, f"{server}/api/v1/{path}/", {**body, "key_digest": me.key_digest})
-        except rest.Refused as error:
-            raise EnrolmentFailed(f"The server refused the enrolment: {error}") from error
-        except rest.Unreachable as error:
+        except (rest.Refused, rest.Unreachable) as error:
+            # A chart's agents start before anybody has connected their cluster; a one-time token gets no better.
+            if isinstance(error, rest.Refused) and (token or error.status != http.HTTPStatus.FORBIDDEN):
+                raise EnrolmentFailed(f"The server refused the enrolment: {error}") from error
             pause = backoff.next()
             log.warning("enrolment-postponed", reason=str(error), retry_seconds=round(pause, 2))
             await asyncio.sleep(pause)

@@ -89,6 +89,18 @@ async def test_a_pod_of_a_cluster_shows_its_token_as_it_is_at_that_moment(
     assert control.enrolments[-1] == asked | {"token": "second"}
 
 
+async def test_a_pod_whose_cluster_is_not_connected_yet_waits_for_it(
+    stage: Stage, control: Control, tmp_path: Path
+) -> None:
+    shown = tmp_path / "token"
+    shown.write_text("first\n")
+    control.enrol_faults = [(403, {"title": "Enrolment refused", "detail": "No cluster of that name."})]
+    stage.start(GPUCLOUD_ENROL_TOKEN="", GPUCLOUD_CLUSTER="kube", GPUCLOUD_CLUSTER_TOKEN=str(shown))
+    await control.connection()
+    assert len(control.enrolments) == 2
+    assert "No cluster of that name." in stage.log_text()
+
+
 async def test_a_pod_without_its_token_says_what_to_do(stage: Stage, tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     stage.start(GPUCLOUD_ENROL_TOKEN="", GPUCLOUD_CLUSTER="kube", GPUCLOUD_CLUSTER_TOKEN=missing)
