@@ -157,7 +157,7 @@ spec:
       initContainers:
         - name: wait-for-migration
           {{- include "gpucloud.image" $root | nindent 10 }}
-          command: [sh, -c, "until python manage.py migrate --check >/dev/null; do sleep 2; done"]
+          command: [sh, -c, "trap 'exit 1' TERM; until python manage.py migrate --check >/dev/null; do sleep 2; done"]
           {{- with include "gpucloud.databaseVariable" $root }}
           env:
             {{- . | nindent 12 }}
