@@ -258,7 +258,8 @@ static void test_filled(struct virtual_gpu *v)
     virtual_run(v, 1.5);
     uint64_t before = v->turns_ns;
     virtual_run(v, 5);
-    expect(v->turns_ns - before > 4500 * MS, "two of small kernels that become floods have turns after 1.5 s: %.1f of 5 s",
+    expect(v->turns_ns - before > 4500 * MS,
+           "two of small kernels that become floods have turns after 1.5 s: %.1f of 5 s",
            (double)(v->turns_ns - before) / 1e9);
 }
 
