@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
-from apps.clusters.models import Cluster, NamespaceBinding, PodClaim
+from apps.clusters.models import Cluster, DeviceClaim, NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Condition, Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
@@ -254,6 +254,7 @@ def make_cluster(cast: Cast, claim: Claim) -> dict[str, str]:
     facts = {"node_name": "gpu1", "core": 30, "memory_mib": 8192, "gpu_indexes": [0], "container_index": 0}
     names = {"namespace": "ml", "pod": "train", "pod_uid": "u1", "container": "main"}
     PodClaim.objects.create(cluster=cluster, claim=claim, **names, **facts)
+    DeviceClaim.objects.create(cluster=cluster, uid="u2", namespace="ml", name="gpu", tenant=cast.acme, problem="none")
     return {
         **{f"clusters/<slug:name>/{verb}": f"clusters/gpu-k8s/{verb}" for verb in CLUSTER_VERBS},
         "clusters/<slug:name>/namespaces/<int:pk>/": f"clusters/gpu-k8s/namespaces/{binding.pk}/",
@@ -274,7 +275,7 @@ def make_people(cast: Cast) -> dict[str, str]:
     }
 
 
-CLUSTER_VERBS = ("", "pods/", "namespaces/", "connection/", "quotas/", "import/")
+CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 
@@ -353,7 +354,7 @@ def platform(module_platform: Platform, db: None) -> Platform:
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
-    LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, NamespaceBinding, PodClaim,
+    LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
     Invitation, User,
 ]  # fmt: skip
 
