@@ -85,6 +85,15 @@ def secret(name: str) -> str:
         raise ImproperlyConfigured(f"{name}_FILE={file} cannot be read: {error.strerror}.") from error
 
 
+def path_keys(name: str) -> list[str]:
+    """Return comma-separated secrets, also from NAME_FILE, that can be a part of a URL's path."""
+    keys = [word.strip() for word in secret(name).split(",") if word.strip()]
+    # An API server takes only DNS names as parts of a webhook's path.
+    if not all(32 <= len(key) <= 200 and key.isascii() and key.isalnum() and key == key.lower() for key in keys):
+        raise ImproperlyConfigured(f"{name}: a key has 32 to 200 small letters and digits (`openssl rand -hex 32`).")
+    return keys
+
+
 def required_secret(name: str) -> str:
     """Return a secret from the variable or from the file that NAME_FILE names; without either the start fails."""
     value = secret(name)

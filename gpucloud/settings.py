@@ -187,6 +187,8 @@ ADMISSION_GPU_MEMORY_MIB = environment.number("ADMISSION_GPU_MEMORY_MIB", 0)
 GPUSHARE_UNIT_MIB = environment.number("GPUSHARE_UNIT_MIB", 1024, least=1)
 ADMISSION_LIBRARY_DIRECTORY = environment.text("ADMISSION_LIBRARY_DIRECTORY", "")
 ADMISSION_CDI_DEVICE = environment.text("ADMISSION_CDI_DEVICE", "")
+# Keys of the webhook that charges ResourceClaims: all are accepted, the first is printed. Without one, anybody is.
+ADMISSION_DEVICES_KEYS = environment.path_keys("ADMISSION_DEVICES_KEYS")
 
 # NAMESPACE/NAME of the service account of the extender and of the watch over the cluster in which this process runs,
 # where it is not this process's own.

@@ -1,6 +1,6 @@
 """Interfaces that this app needs from higher apps: it knows nodes, not claims."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from agent import wire
@@ -41,3 +41,5 @@ class NodeClaims(Protocol):
 
 
 node_claims: Provider[NodeClaims] = Provider("nodes.node_claims")
+# Returns the name in Kubernetes for which a cluster vouched when the node joined by it; empty if none did.
+vouched_name: Provider[Callable[[Node], str]] = Provider("nodes.vouched_name")

@@ -272,11 +272,13 @@ def test_the_rules_of_the_webhooks_are_those_of_the_code() -> None:
         "devices": True,
     }
     text = json.dumps(manifests.configurations(**options), indent=2) + "\n"
-    made = manifests.configurations(**options, cluster="kube")
+    chart = rendered(*EVERYTHING)
+    key = named(chart, "Secret", "gpucloud-devices-key")["stringData"]["ADMISSION_DEVICES_KEYS"]
+    made = manifests.configurations(**options, cluster="kube", key=key)
     if os.environ.get("WRITE_CHART"):
         RULES.write_text(text)
     assert RULES.read_text() == text, "run `make chart`"
-    shown = [one for one in rendered(*EVERYTHING) if one["kind"].endswith("WebhookConfiguration")]
+    shown = [one for one in chart if one["kind"].endswith("WebhookConfiguration")]
     for ours, theirs in zip(made, sorted(shown, key=lambda one: one["kind"]), strict=True):
         assert len(ours["webhooks"]) == len(theirs["webhooks"])
         for wanted, got in zip(ours["webhooks"], theirs["webhooks"], strict=True):
@@ -319,3 +321,23 @@ def test_the_version_is_that_of_the_project() -> None:
     found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     assert chart["version"] == chart["appVersion"] == found[1]
+
+
+def test_the_webhook_that_charges_has_the_key_of_its_secret() -> None:
+    made = rendered(*OUTSIDE, "dra.enabled=true", "webhooks.enabled=true")
+    key = named(made, "Secret", "gpucloud-devices-key")["stringData"]["ADMISSION_DEVICES_KEYS"]
+    [path] = [
+        webhook["clientConfig"]["service"]["path"]
+        for webhook in named(made, "ValidatingWebhookConfiguration", "gpucloud")["webhooks"]
+        if webhook["name"] == "devices.gpucloud.io"
+    ]
+    assert path.endswith(f"/key.{key}")
+    assert len(key) >= 32
+    readers = {
+        name
+        for name, spec in templates(made)
+        for one in containers(spec)
+        if {"secretRef": {"name": "gpucloud-devices-key"}} in one.get("envFrom", [])
+    }
+    assert {"gpucloud-webhooks", "gpucloud-web"} <= readers
+    assert "gpucloud-devices-key" not in str(rendered(*OUTSIDE, "webhooks.enabled=true"))

@@ -13,6 +13,8 @@ ASKING = tuple(prefix for guard in GUARDS for prefix in guard.asking)
 ANNOTATIONS = (*ASKING, *(key for guard in GUARDS for key in guard.annotations if not key.startswith(ASKING)))
 LABELS = (*ASKING, *(key for guard in GUARDS for key in guard.labels if not key.startswith(ASKING)))
 NAME = "gpucloud"
+# The part of the path with the secret of the webhook of ResourceClaims: no cluster's name has a dot.
+KEY = "key."
 # Of Dynamic Resource Allocation.
 RESOURCE = "resource.k8s.io"
 # Label of a namespace whose pods see their node's GPUs: agents, exporters, device plugins.
@@ -30,13 +32,14 @@ def configurations(
     hide_gpus: bool = False,
     devices: bool = False,
     cluster: str = "",
+    key: str = "",
 ) -> list[dict[str, Any]]:
     """Return the mutating and the validating configuration, reached by URL or by (namespace, name) of a service.
 
     Without `conditions` (Kubernetes before 1.28) the API server sends every pod, so the failurePolicy is `Ignore`:
     nothing is refused while the webhooks are down. `hide_gpus`: add a webhook for every pod that hides the node's GPUs
     from containers that ask for none. `devices`: add a webhook that charges ResourceClaims, in `cluster` or the first
-    one.
+    one; `key` is its secret.
     """
     made = [
         _configuration("Mutating", ca_bundle, _client_config(url, service, "/admission/mutate"), conditions),
@@ -45,7 +48,7 @@ def configurations(
     if hide_gpus:
         made[0]["webhooks"].append(_hiding(_client(ca_bundle, _client_config(url, service, "/admission/hide"))))
     if devices:
-        path = f"/admission/devices/{cluster}".rstrip("/")
+        path = "/".join(["/admission/devices", *filter(None, [cluster, key and f"{KEY}{key}"])])
         made[1]["webhooks"].append(_charging(_client(ca_bundle, _client_config(url, service, path))))
     return made
 

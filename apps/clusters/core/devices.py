@@ -1,4 +1,3 @@
-"""Names of our devices in Dynamic Resource Allocation. A DeviceClass' name is a DNS subdomain, without a slash."""
+"""Name of our DeviceClass in Dynamic Resource Allocation. A DeviceClass' name is a DNS subdomain, without a slash."""
 
-DRIVER = "gpucloud.io"
 DEVICE_CLASS = "vgpu.gpucloud.io"

@@ -3,16 +3,18 @@
 Charged before it exists: if the API server refuses it for another reason, the watch releases it (`ledger.find_unseen`).
 """
 
+import hmac
 import logging
 import math
 import re
 import time
-from functools import partial
+from functools import cache, partial
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection, transaction
 
-from apps.clusters.admission import handler
+from apps.clusters.admission import handler, manifests
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.dra import ledger, requests
 from apps.clusters.kube.client import Client
@@ -22,7 +24,8 @@ from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# Followed by a cluster's name: an API server does not say which cluster it is. Without it, the first one.
+# Followed by a cluster's name, as an API server does not say which cluster it is (without it, the first one), and by
+# the key.
 PATH = "/admission/devices"
 # An API server names its patience in the request (`?timeout=15s`), and begins to count before we have the request.
 TIMEOUT = re.compile(rb"(?:^|&)timeout=(\d+)s(?:&|$)")
@@ -36,8 +39,44 @@ async def application(scope: handler.Message, receive: handler.Receive, send: ha
         await handler.application(scope, receive, send)
         return
     end = time.monotonic() + _patience_seconds(scope.get("query_string", b""))
-    charges = sync_to_async(partial(_charge_once, path[len(PATH) + 1 :], end), thread_sensitive=False)
+    name, keys = _parse_path(path)
+    if not _is_caller_known([*keys, *_bearer_tokens(scope)]):
+        await handler.answer_review(scope, receive, send, _refuse_stranger)
+        return
+    charges = sync_to_async(partial(_charge_once, name, end), thread_sensitive=False)
     await handler.answer_review(scope, receive, send, charges)
+
+
+def _parse_path(path: str) -> tuple[str, list[str]]:
+    """Return the cluster's name, empty without one, and the keys in the path."""
+    parts = [part for part in path[len(PATH) :].split("/") if part]
+    keys = [part.removeprefix(manifests.KEY) for part in parts if part.startswith(manifests.KEY)]
+    return "/".join(part for part in parts if not part.startswith(manifests.KEY)), keys
+
+
+def _bearer_tokens(scope: handler.Message) -> list[str]:
+    """Return the token that an API server sends if its AdmissionConfiguration has one for this webhook."""
+    values = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name.lower() == b"authorization"]
+    return [value[len(_BEARER) :].strip() for value in values if value.lower().startswith(_BEARER)]
+
+
+def _is_caller_known(shown: list[str]) -> bool:
+    """Return True if one of these is a key, or if there are no keys."""
+    if not settings.ADMISSION_DEVICES_KEYS:
+        _warn_of_strangers()
+        return True
+    pairs = [(one.encode(), key.encode()) for one in shown for key in settings.ADMISSION_DEVICES_KEYS]
+    return any([hmac.compare_digest(one, key) for one, key in pairs])  # noqa: C419 - all are compared
+
+
+@cache
+def _warn_of_strangers() -> None:
+    logger.warning("ADMISSION_DEVICES_KEYS is not set: whoever reaches this port can charge tenants (docs/dra.md).")
+
+
+async def _refuse_stranger(review: Review) -> Verdict:
+    logger.warning("a ResourceClaim in %s is refused: its caller has no key", review.namespace)
+    return _STRANGER
 
 
 def charge(review: Review, name: str, end: float = math.inf) -> Verdict:
@@ -72,6 +111,12 @@ def charge(review: Review, name: str, end: float = math.inf) -> Verdict:
     return _TOO_LATE if late else Verdict()
 
 
+_BEARER = "bearer "
+_NO_KEY = (
+    "gpucloud charges for API servers with its key only: apply the webhook configurations again, as "
+    "`manage.py webhook_certificates --devices CLUSTER` or the chart makes them."
+)
+_STRANGER = Verdict(refusals=[_NO_KEY])
 _NO_CLUSTER = "gpucloud has no cluster: connect this one."
 # Read by nobody: the API server says "context deadline exceeded".
 _TOO_LATE = Verdict(refusals=["gpucloud has too many claims to charge at once: try again."])

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.core import quantities
-from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
+from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.formats.asks import Unreadable
 
 Thing = Mapping[str, Any]

@@ -6,7 +6,7 @@ allocated devices, where `kubectl describe resourceclaim` shows it: a condition,
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -14,9 +14,9 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from apps.clusters.core.devices import DRIVER
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.dra import requests
-from apps.clusters.dra.requests import Device, Thing
+from apps.clusters.dra.requests import Thing
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.models.resize import TellState
@@ -139,7 +139,7 @@ class Teller:
                 self._messages[row.uid] = message
             return False
         try:
-            _write(self._api, row, claim, said, requests.read_allocation(thing))
+            _write(self._api, row, claim, said, thing)
         except Busy:
             raise
         except GpucloudError as error:
@@ -158,15 +158,24 @@ def _is_fresh(claim: Claim) -> bool:
     return claim.assigned_at is not None and timezone.now() - claim.assigned_at < FRESH
 
 
-def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, devices: Sequence[Device]) -> None:
+def _since(thing: Thing, status: str) -> str:
+    """Return since when the condition has this status, as far as the ResourceClaim says."""
+    for entry in (thing.get("status") or {}).get("devices") or ():
+        for condition in entry.get("conditions") or () if entry.get("driver") == DRIVER else ():
+            if (condition.get("type"), condition.get("status")) == (CONDITION, status):
+                return str(condition["lastTransitionTime"])
+    return timezone.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, thing: Thing) -> None:
     """Apply our devices' status; those of other drivers stay, as the list's entries are owned one by one."""
     condition = {
         "type": CONDITION,
         "status": "True" if said.state == TellState.IN_FORCE else "False",
         "reason": REASONS[said.state],
         "message": said.message[:LONGEST],
-        "lastTransitionTime": timezone.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+    condition["lastTransitionTime"] = _since(thing, condition["status"])
     data = {
         "claim": str(claim.uid), "generation": said.generation, requests.CORE: claim.core_request,
         "coreLimit": claim.core_limit, requests.MEMORY: f"{claim.memory_mib}Mi",
@@ -174,7 +183,7 @@ def _write(api: Api, row: DeviceClaim, claim: Claim, said: ClaimStatus, devices:
     entries = [
         {"driver": DRIVER, "pool": one.pool, "device": one.name, "conditions": [condition], "data": data}
         | ({"shareID": one.share_id} if one.share_id else {})
-        for one in devices
+        for one in requests.read_allocation(thing)
     ]
     path = f"/apis/resource.k8s.io/v1/namespaces/{row.namespace}/resourceclaims/{row.name}/status"
     body = {

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
+from agent.wire import DRA_DRIVER as DRIVER
+from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.dra.requests import CORE, MEMORY, WHOLE, name_device
 
 GROUP = "resource.k8s.io/v1"

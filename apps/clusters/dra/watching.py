@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import InterfaceError, OperationalError
 
-from apps.clusters.core.devices import DRIVER
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.dra import batches, ledger, requests, resizing, slices
 from apps.clusters.dra.evicting import evict
 from apps.clusters.dra.publishing import Publisher

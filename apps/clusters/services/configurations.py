@@ -90,6 +90,7 @@ def webhooks(
     trusted = _authority()
     reached: Json = {"service": (namespace, name)} if service else {"url": at or url()}
     asked: Json = {"hide_gpus": hide_gpus, "devices": devices, "cluster": cluster.name if cluster else ""}
+    asked["key"] = next(iter(settings.ADMISSION_DEVICES_KEYS), "")
     return manifests.configurations(ca_bundle=trusted, conditions=not before_1_28, **asked, **reached)
 
 

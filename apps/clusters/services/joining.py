@@ -57,6 +57,11 @@ def join(*, cluster: str, token: str, key_digest: str, source_ip: str | None = N
     return _take(row, name, key_digest, Principal(name=f"cluster:{row.name}", is_operator=True, source_ip=source_ip))
 
 
+def vouched_name(node: Node) -> str:
+    """Return the name in Kubernetes for which a cluster vouched when the node joined; empty if none did."""
+    return JoinedNode.objects.filter(node=node).values_list("kubernetes_node", flat=True).first() or ""
+
+
 def subject(cluster: Cluster) -> str:
     """Return Kubernetes' name of the agents' service account."""
     return "system:serviceaccount:" + cluster.agent_account.replace("/", ":")

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from agent import wire
 from apps.nodes.models import Gpu, Node
+from apps.nodes.services.kubernetes_names import require_own_name
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
@@ -166,13 +167,14 @@ def _fact(value: Any) -> Any:
 def take_hello(*, node: Node, hello: wire.Hello) -> Node:
     """Store the facts of the agent's hello. GPUs that are gone stay, marked, with their allocations.
 
-    Raises GpuElsewhere, CredentialRevoked, and changes nothing then.
+    Raises GpuElsewhere, KubernetesNameTaken, CredentialRevoked, and changes nothing then.
     """
     # Order of locks: GPUs before their node, in key order, as in a round.
     known = {gpu.uuid: gpu for gpu in _lock_gpus(node.pk)}
     key, (node,) = node.key_digest, _lock_node(node.pk)
     if node.key_digest != key:
         raise CredentialRevoked(f"Node {node.name} was forgotten or enrolled anew: enrol this agent again.")
+    require_own_name(node=node, name=hello.kubernetes_node or "")
     said = {gpu.uuid: gpu for gpu in hello.gpus}
     if unknown := said.keys() - known.keys():
         known |= _take_over(node, unknown)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from apps.clusters.core.devices import DEVICE_CLASS, DRIVER
+from agent.wire import DRA_DRIVER as DRIVER
+from apps.clusters.core.devices import DEVICE_CLASS
 
 Json = dict[str, Any]
 # A share of a device, as kube-scheduler numbers them.

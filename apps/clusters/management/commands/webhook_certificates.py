@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.clusters.admission import certificates, manifests
@@ -65,6 +66,7 @@ class Command(BaseCommand):
             hide_gpus=options["hide_gpus"],
             devices=options["devices"] is not None,
             cluster=options["devices"] or "",
+            key=next(iter(settings.ADMISSION_DEVICES_KEYS), ""),
         )
         self.stdout.write(yaml.safe_dump_all(configurations, sort_keys=False))
 

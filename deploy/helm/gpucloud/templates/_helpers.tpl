@@ -40,6 +40,12 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
+{{/* Keys of the webhook of ResourceClaims: made once, and kept. */}}
+{{- define "gpucloud.devicesKey" -}}
+{{- $found := (lookup "v1" "Secret" .Release.Namespace "gpucloud-devices-key") | default dict }}
+{{- get (get $found "data" | default dict) "ADMISSION_DEVICES_KEYS" | b64dec | default (randAlphaNum 48 | lower) }}
+{{- end }}
+
 {{/* Settings of every process. */}}
 {{- define "gpucloud.environment" -}}
 envFrom:
@@ -47,6 +53,10 @@ envFrom:
       name: gpucloud
   - secretRef:
       name: {{ include "gpucloud.secretName" . }}
+  {{- if and .Values.dra.enabled .Values.webhooks.enabled }}
+  - secretRef:
+      name: gpucloud-devices-key
+  {{- end }}
   {{- range .Values.secret.extra }}
   - secretRef:
       name: {{ . }}
