@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.db.models.sql.compiler import SQLCompiler
 
 from apps.clusters.extender import predicates
 from apps.clusters.extender.choosing import ByLedger
@@ -103,6 +104,25 @@ def test_a_pod_that_is_asked_about_again_is_promised_once(cast: Cast, cluster: C
     make_claim(cast, 40)
     assert world.ask("p")["gpus"] == "0"
     assert PodHold.objects.get().gpu == before.gpu
+
+
+def test_a_promise_compiles_no_query(cast: Cast, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kube-scheduler waits for each: compiling its dozen queries anew took most of the extender's time."""
+    world = World(cluster, *(pod(name, container(10, 10)) for name in "pqr"))
+    world.ask("p")
+    compiled: list[str] = []
+    before = SQLCompiler.as_sql
+
+    def as_sql(self: SQLCompiler, *args: Any, **options: Any) -> Any:
+        compiled.append(str(self.query.model))
+        return before(self, *args, **options)
+
+    monkeypatch.setattr(SQLCompiler, "as_sql", as_sql)
+    assert world.ask("q")["gpus"] == "0"
+    assert not compiled
+    # The control: other code's queries are seen.
+    assert PodHold.objects.count() == 2
+    assert compiled
 
 
 def test_by_the_ledger_a_promise_counts_once(cast: Cast, cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """Compiled queries compared with their querysets; each new query needs values here."""
 
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from django.db.models import QuerySet
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
+from apps.clusters.models import Cluster, PodHold
 from apps.quotas.models import Membership, Tenant, Token
+from apps.scheduling.models import Claim, Reservation
+from apps.scheduling.models.claim import WAITING
 from gpucloud.fastpath.compiled_queries import CompiledQuery, compiled_query
 from tests.scheduling.routes import Platform
 
@@ -26,6 +30,13 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
     claim = platform.claim
     membership = Membership.objects.get(user__username="max")
     tenant, pool = claim.tenant_id, claim.pool_id
+    gpu, cluster = claim.assignments.get().gpu_id, Cluster.objects.get().pk
+    PodHold.objects.create(cluster_id=cluster, pod_uid="u9", gpu_id=gpu, core=5, memory_mib=256)
+    Claim.objects.filter(state__in=WAITING).update(nominated_gpus=["GPU-1"])
+    booked = Reservation.gpus.through.objects.first()
+    assert booked is not None
+    # No row has this key, so everything is another cluster's.
+    elsewhere = 0
     return {
         "budgets._budgets_of": (tenant,),
         "charging._quotas_of": (tenant, pool),
@@ -41,6 +52,17 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "outbox._listening": (tenant,),
         "outbox._own": (tenant,),
         "outbox._of_platform": (),
+        "outside._claims_of_others_on": (elsewhere, gpu),
+        "outside._claims_of_pods_on": (cluster, gpu),
+        "outside._holds_of_others_on": (elsewhere, gpu),
+        "outside._holds_of_pod": (cluster, "u9"),
+        "outside._holds_of_pods_on": (cluster, gpu),
+        "outside._holds_on": (gpu,),
+        "outside._lock_gpu": (gpu,),
+        "outside._shut_on": (gpu, datetime(2100, 1, 1, tzinfo=UTC)),
+        "promises._gpus_of": (claim.assignments.get().gpu.node.name, pool),
+        "reserved._booked_on": (booked.gpu_id,),
+        "reserved._nominating": (pool,),
         "serializers._pools": ("default",),
         "serializers._tenants": ("acme",),
         "claims._by_uid": (claim.uid,),

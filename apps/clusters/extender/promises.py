@@ -9,10 +9,10 @@ while the database is away.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from apps.clusters.core.gpu_admission import WHOLE, Chosen, HeldShare
 from apps.clusters.extender.cluster import Gpus, NoLedger
@@ -22,6 +22,7 @@ from apps.clusters.kube.pods import PodState
 from apps.clusters.models import Cluster
 from apps.clusters.services import outside
 from apps.nodes.models import Gpu, Node
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,7 @@ class Promises:
         return found
 
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
-        rows = Gpu.objects.filter(_named(node), node__pool=self._cluster.pool_id, present=True)
-        gpus = {gpu.index: gpu for gpu in rows}
+        gpus = {gpu.index: gpu for gpu in _gpus_of(node, self._cluster.pool_id)}
         known: dict[int, tuple[int, int]] = {}
         for share in self._mirror.beside_annotations(node, without=(pod.uid,)):
             if share.index in gpus:
@@ -116,8 +116,13 @@ def _share(index: int, core: int, memory_mib: int) -> HeldShare:
     return HeldShare(index, core, -(-memory_mib // UNIT_MIB))
 
 
-def _named(node: str) -> Q:
+def _named(node: Any) -> Q:
     return Q(node__kubernetes_node=node) | Q(node__kubernetes_node="", node__name=node)
+
+
+@compiled_query
+def _gpus_of(node: Any, pool: Any) -> QuerySet[Gpu]:
+    return Gpu.objects.filter(_named(node), node__pool=pool, present=True)
 
 
 def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:

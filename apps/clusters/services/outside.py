@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
@@ -21,7 +21,8 @@ from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.fleet.reserved import read_reserved
+from apps.scheduling.services.fleet.reserved import may_withhold, read_reserved
+from gpucloud.fastpath.compiled_queries import compiled_query
 
 # Core and MiB by the GPU's key.
 Parts = Mapping[int, tuple[int, int]]
@@ -48,14 +49,9 @@ def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts, shown
     `known`: the sums of the earlier results of `unavailable` and of `grown`, by its `shown`, without this pod.
     """
     gpus = _lock_gpus({*_parts_of(cluster, pod_uid), *parts})
-    now = unavailable(cluster, Q(pk__in=parts))
-    for key, pods in grown(cluster, Q(gpu__in=parts), shown).items():
-        for core, memory_mib in (more for uid, more in pods.items() if uid != pod_uid):
-            before = now.get(key, (0, 0))
-            now[key] = before[0] + core, before[1] + memory_mib
     for key in parts:
-        core, memory_mib = known.get(key, (0, 0))
-        if now.get(key, (0, 0))[0] > core or now.get(key, (0, 0))[1] > memory_mib:
+        now, before = _unavailable_on(cluster, key, shown, but=pod_uid), known.get(key, (0, 0))
+        if now[0] > before[0] or now[1] > before[1]:
             return False
     _write(cluster, pod_uid, parts, gpus)
     return True
@@ -119,8 +115,23 @@ def unavailable(cluster: Cluster, gpus: Q) -> dict[int, tuple[int, int]]:
         for key, uuid in Gpu.objects.filter(gpus, uuid__in=rooms).values_list("pk", "uuid"):
             core, memory_mib = found.get(key, (0, 0))
             found[key] = core + rooms[uuid][0], memory_mib + rooms[uuid][1]
-    shut = Gpu.objects.filter(gpus, _takes_no_claims()).values_list("pk", "memory_mib")
-    return found | {key: (WHOLE, memory_mib) for key, memory_mib in shut}
+    return found | {key: (WHOLE, memory_mib) for key, memory_mib in _shut(gpus, timezone.now() - FRESH)}
+
+
+def _unavailable_on(cluster: Cluster, gpu: int, shown: Shown, *, but: str) -> tuple[int, int]:
+    """Return the sum of what `unavailable` and `grown` say of one GPU, without the pod `but`.
+
+    By compiled queries: kube-scheduler waits for this with each pod.
+    """
+    if shut := _shut_on(gpu, timezone.now() - FRESH):
+        found = [(WHOLE, shut[0][1])]
+    elif may_withhold(cluster.pool_id, gpu):
+        found = [unavailable(cluster, Q(pk=gpu)).get(gpu, (0, 0))]
+    else:
+        found = [*_claims_of_others_on(cluster.pk, gpu), *_holds_of_others_on(cluster.pk, gpu)]
+    pods = _above_annotations(_claims_of_pods_on(cluster.pk, gpu), _holds_of_pods_on(cluster.pk, gpu), shown)
+    found += [more for uid, more in pods.get(gpu, {}).items() if uid != but]
+    return _total(found)
 
 
 def reserved_amounts(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[int, int]]:
@@ -128,13 +139,18 @@ def reserved_amounts(pool: Pool, gpus: Q | None = None) -> Mapping[str, tuple[in
     return read_reserved(pool, now=timezone.now(), which=gpus).withheld_from(Claim(pool=pool), list)
 
 
-def _takes_no_claims() -> Q:
-    """Return the condition of GPUs that accept no claims, as commits check it."""
-    heard = timezone.now() - FRESH
+def _shut(gpus: Q, heard: Any) -> QuerySet[Gpu, tuple[int, int]]:
+    """Return key and memory of the GPUs that accept no claims, as commits check it; `heard`: nodes silent since."""
     ready = Q(node__last_seen_at__gt=heard, node__cordoned=False, node__fenced_at=None, node__unhealthy="")
     # If a GPU was replaced, another GPU has its index.
     instead = Gpu.objects.filter(node=OuterRef("node"), index=OuterRef("index"), present=True)
-    return (Q(present=True) & ~(ready & Q(unhealthy="", cordoned=False))) | (Q(present=False) & Q(~Exists(instead)))
+    shut = (Q(present=True) & ~(ready & Q(unhealthy="", cordoned=False))) | (Q(present=False) & Q(~Exists(instead)))
+    return Gpu.objects.filter(gpus, shut).order_by().values_list("pk", "memory_mib")
+
+
+@compiled_query
+def _shut_on(gpu: Any, heard: Any) -> QuerySet[Gpu, tuple[int, int]]:
+    return _shut(Q(pk=gpu), heard)
 
 
 def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
@@ -142,14 +158,29 @@ def of_others(cluster: Cluster, which: Q) -> dict[int, tuple[int, int]]:
 
     `which` filters rows with a `gpu`. The annotations of the cluster's own pods show their use.
     """
-    claims = Assignment.objects.filter(which).live()
-    claims = claims.exclude(claim__container__cluster=cluster)
-    pods = PodHold.objects.filter(which).exclude(cluster=cluster)
-    found = _sums(claims, "held_core", "held_memory_mib")
-    for gpu, (core, memory_mib) in _sums(pods, "core", "memory_mib").items():
+    found = _sums(_claims_of_others(cluster.pk, which), "held_core", "held_memory_mib")
+    for gpu, (core, memory_mib) in _sums(_holds_of_others(cluster.pk, which), "core", "memory_mib").items():
         before = found.get(gpu, (0, 0))
         found[gpu] = before[0] + core, before[1] + memory_mib
     return found
+
+
+def _claims_of_others(cluster: Any, which: Q) -> QuerySet[Assignment]:
+    return Assignment.objects.filter(which).live().exclude(claim__container__cluster=cluster).order_by()
+
+
+def _holds_of_others(cluster: Any, which: Q) -> QuerySet[PodHold]:
+    return PodHold.objects.filter(which).exclude(cluster=cluster).order_by()
+
+
+@compiled_query
+def _claims_of_others_on(cluster: Any, gpu: Any) -> QuerySet[Assignment, tuple[int, int]]:
+    return _claims_of_others(cluster, Q(gpu=gpu)).values_list("held_core", "held_memory_mib")
+
+
+@compiled_query
+def _holds_of_others_on(cluster: Any, gpu: Any) -> QuerySet[PodHold, tuple[int, int]]:
+    return _holds_of_others(cluster, Q(gpu=gpu)).values_list("core", "memory_mib")
 
 
 def grown(cluster: Cluster, which: Q, shown: Shown) -> dict[int, dict[str, tuple[int, int]]]:
@@ -158,16 +189,42 @@ def grown(cluster: Cluster, which: Q, shown: Shown) -> dict[int, dict[str, tuple
     `which` filters rows with a `gpu`. A resized pod keeps its annotations; a pod of another sharer has none of ours;
     what another extender has just promised may not be reported yet. Pods that `shown` does not know have ended.
     """
+    return _above_annotations(_claims_of_pods(cluster.pk, which), _holds_of_pods(cluster.pk, which), shown)
+
+
+# Key and index of the GPU, uid of the pod, core and MiB.
+PodPart = tuple[int, int, str, int, int]
+
+
+def _claims_of_pods(cluster: Any, which: Q) -> QuerySet[Assignment, PodPart]:
     claims = Assignment.objects.filter(which, claim__container__cluster=cluster, claim__container__ended_at=None).live()
     columns = ("gpu_id", "gpu__index", "claim__container__pod_uid", "held_core", "held_memory_mib")
+    return claims.order_by().values_list(*columns)
+
+
+def _holds_of_pods(cluster: Any, which: Q) -> QuerySet[PodHold, PodPart]:
+    rows = PodHold.objects.filter(which, cluster=cluster).order_by()
+    return rows.values_list("gpu_id", "gpu__index", "pod_uid", "core", "memory_mib")
+
+
+@compiled_query
+def _claims_of_pods_on(cluster: Any, gpu: Any) -> QuerySet[Assignment, PodPart]:
+    return _claims_of_pods(cluster, Q(gpu=gpu))
+
+
+@compiled_query
+def _holds_of_pods_on(cluster: Any, gpu: Any) -> QuerySet[PodHold, PodPart]:
+    return _holds_of_pods(cluster, Q(gpu=gpu))
+
+
+def _above_annotations(
+    claims: Iterable[PodPart], promised: Iterable[PodPart], shown: Shown
+) -> dict[int, dict[str, tuple[int, int]]]:
     held: dict[tuple[int, int, str], tuple[int, int]] = {}
-    for key, index, uid, core, memory_mib in claims.order_by().values_list(*columns):
+    for key, index, uid, core, memory_mib in claims:
         before = held.get((key, index, uid), (0, 0))
         held[key, index, uid] = before[0] + core, before[1] + memory_mib
-    promised = PodHold.objects.filter(which, cluster=cluster).order_by()
-    for key, index, uid, core, memory_mib in promised.values_list(
-        "gpu_id", "gpu__index", "pod_uid", "core", "memory_mib"
-    ):
+    for key, index, uid, core, memory_mib in promised:
         before = held.get((key, index, uid), (0, 0))
         held[key, index, uid] = max(before[0], core), max(before[1], memory_mib)
     found: dict[int, dict[str, tuple[int, int]]] = {}
@@ -183,24 +240,57 @@ def _sums(rows: QuerySet[Any], core: str, memory_mib: str) -> dict[int, tuple[in
     return {gpu: (cores, mib) for gpu, cores, mib in summed.values_list("gpu", "cores", "mib")}
 
 
+def _total(parts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    there = list(parts)
+    return sum(core for core, _ in there), sum(memory_mib for _, memory_mib in there)
+
+
 def _parts_of(cluster: Cluster, pod_uid: str) -> dict[int, tuple[int, int]]:
-    rows = PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid).values_list("gpu_id", "core", "memory_mib")
-    return {gpu: (core, memory_mib) for gpu, core, memory_mib in rows}
+    return {gpu: (core, memory_mib) for gpu, core, memory_mib in _holds_of_pod(cluster.pk, pod_uid)}
+
+
+@compiled_query
+def _holds_of_pod(cluster: Any, pod_uid: Any) -> QuerySet[PodHold, tuple[int, int, int]]:
+    rows = PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid).order_by()
+    return rows.values_list("gpu_id", "core", "memory_mib")
 
 
 def _lock_gpus(keys: Iterable[int]) -> list[int]:
-    gpus = Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")
+    wanted = list(keys)
+    if len(wanted) == 1:
+        return [key for (key,) in _lock_gpu(wanted[0])]
+    gpus = Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
     return list(gpus.values_list("pk", flat=True))
 
 
+@compiled_query
+def _lock_gpu(key: Any) -> QuerySet[Gpu, tuple[int]]:
+    return Gpu.objects.select_for_update(no_key=True).filter(pk=key).order_by().values_list("pk")
+
+
+@compiled_query
+def _holds_on(gpu: Any) -> QuerySet[PodHold, tuple[int, int]]:
+    return PodHold.objects.filter(gpu=gpu).order_by().values_list("core", "memory_mib")
+
+
+# Raw, because each pod waits for it: two statements that Django would compile anew for each.
+REMOVE = "DELETE FROM clusters_podhold WHERE cluster_id = %s AND pod_uid = %s AND gpu_id = ANY(%s)"
+ADD = """
+INSERT INTO clusters_podhold (cluster_id, pod_uid, gpu_id, core, memory_mib, since)
+SELECT %s, %s, gpu, core, memory_mib, %s
+FROM unnest(%s::bigint[], %s::integer[], %s::bigint[]) AS more (gpu, core, memory_mib)
+"""
+
+
 def _write(cluster: Cluster, pod_uid: str, parts: Parts, gpus: list[int]) -> None:
-    # Locked GPUs only. A concurrent write for this pod is corrected at the next pass over it.
-    PodHold.objects.filter(cluster=cluster, pod_uid=pod_uid, gpu__in=gpus).delete()
-    PodHold.objects.bulk_create(
-        PodHold(cluster=cluster, pod_uid=pod_uid, gpu_id=key, core=core, memory_mib=memory_mib)
-        for key, (core, memory_mib) in sorted(parts.items())
-    )
-    _count(gpus)
+    rows = [(key, *parts[key]) for key in sorted(parts)]
+    with connection.cursor() as cursor:
+        # Locked GPUs only. A concurrent write for this pod is corrected at the next pass over it.
+        cursor.execute(REMOVE, [cluster.pk, pod_uid, gpus])
+        if rows:
+            columns = [[row[place] for row in rows] for place in range(3)]
+            cursor.execute(ADD, [cluster.pk, pod_uid, timezone.now(), *columns])
+    capacity.set_outside({key: _total(_holds_on(key)) for key in gpus})
 
 
 def _count(gpus: list[int]) -> None:
