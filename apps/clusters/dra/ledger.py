@@ -24,6 +24,10 @@ Labels = Callable[[], Mapping[str, str]]
 # An object is written, and reported by the watch, soon after its webhooks.
 SETTLED = timedelta(seconds=30)
 ENDING = (ClaimState.RELEASING, ClaimState.RELEASED)
+# A claim begins as large as the spec says, so the annotations are to be applied to each.
+UNTOLD: dict[str, Any] = {"node_name": "", "words": {}, "refusal": "", "told": "", "told_generation": 0}
+# A uid that has ended exists again where the cluster's etcd was restored from a backup.
+NEW: dict[str, Any] = {**UNTOLD, "ended_at": None, "seen": False}
 
 
 @transaction.atomic
@@ -36,7 +40,7 @@ def charge(*, cluster: Cluster, thing: Thing, asked: DeviceRequest, labels: Labe
     uid = str(meta["uid"])
     key: dict[str, Any] = {"cluster": cluster, "uid": uid}
     row = DeviceClaim.objects.select_for_update(of=("self",)).filter(**key).first()
-    if row is not None and row.claim_id is not None:
+    if row is not None and row.ended_at is None and row.claim_id is not None:
         return row
     tenant = bindings.payer(cluster, meta["namespace"], labels)
     names = {"namespace": str(meta["namespace"]), "name": str(meta["name"])}
@@ -53,7 +57,7 @@ def charge(*, cluster: Cluster, thing: Thing, asked: DeviceRequest, labels: Labe
             pod={"kind": RESOURCE_CLAIM, **names, "uid": uid, "devices": {}},
         ),
     )
-    values = {**names, "tenant": tenant, "claim": claim, "problem": "", "problem_since": None}
+    values = {**names, **NEW, "tenant": tenant, "claim": claim, "problem": "", "problem_since": None}
     return DeviceClaim.objects.update_or_create(**key, defaults=values)[0]
 
 
@@ -147,9 +151,7 @@ def _detach(row: DeviceClaim, claim: Claim, cluster: Cluster) -> None:
     """Release the claim of an allocation that is over; the ResourceClaim gets another one."""
     lifecycle.release_claim(principal=cluster.principal, claim=claim, why="its allocation has ended")
     why = "Its allocation has ended: it is to be charged anew."
-    # The next claim begins as large as the spec says, so the annotations are to be applied once more.
-    fresh: dict[str, Any] = {"words": {}, "refusal": "", "told": "", "told_generation": 0}
-    row.change(claim=None, problem=why, node_name="", **fresh)
+    row.change(claim=None, problem=why, **UNTOLD)
 
 
 def _note(cluster: Cluster, thing: Thing, why: str) -> DeviceClaim:
@@ -158,7 +160,9 @@ def _note(cluster: Cluster, thing: Thing, why: str) -> DeviceClaim:
     values = {"namespace": str(meta["namespace"]), "name": str(meta["name"]), "seen": True}
     fresh: dict[str, Any] = {**values, "problem": why[:2000], "problem_since": timezone.now()}
     row, made = DeviceClaim.objects.get_or_create(cluster=cluster, uid=str(meta["uid"]), defaults=fresh)
-    if not made and row.ended_at is None and row.problem != fresh["problem"]:
+    if row.ended_at is not None:
+        row.change(claim=None, **NEW | fresh)
+    elif not made and row.problem != fresh["problem"]:
         row.change(problem=fresh["problem"], problem_since=row.problem_since or fresh["problem_since"], seen=True)
     return row
 

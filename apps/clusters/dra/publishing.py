@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 CONFLICT, MISSING = 409, 404
 ABSENT_SECONDS = 30.0
+# Between two looks for the DeviceClass.
+CLASS_SECONDS = 30.0
 COLUMNS = (
     "pk", "uuid", "index", "model", "memory_mib", "links", "core_used", "memory_used_mib", "core_outside",
     "memory_outside_mib", "cordoned", "unhealthy", "node__kubernetes_node", "node__driver_version", "node__cordoned",
@@ -118,7 +120,8 @@ class Publisher:
         self._absent: dict[str, float] = {}
         # Nodes that have a slice of an earlier process or of another hand: it is removed if it is not wanted.
         self._inherited: set[str] = set()
-        self._has_class = False
+        # The moment at which the DeviceClass is looked for again: somebody may remove it.
+        self._class_due = 0.0
 
     def compare(self, node: str, version: str) -> None:
         """Write the node's slice again if somebody else has changed or removed it: its version is newer than ours."""
@@ -143,7 +146,7 @@ class Publisher:
     def publish(self) -> int:
         """Write the slices that changed; return their number. Raises Unreachable, Refused."""
         wanted = read_devices(self._cluster)
-        if wanted and not self._has_class:
+        if wanted and time.monotonic() >= self._class_due:
             self._make_class()
         written = 0
         for node, gpus in wanted.items():
@@ -158,7 +161,7 @@ class Publisher:
         path = f"/apis/{slices.GROUP}/deviceclasses"
         if self._api.find(f"{path}/{DEVICE_CLASS}") is None:
             self._api.post(path, slices.device_class())
-        self._has_class = True
+        self._class_due = time.monotonic() + CLASS_SECONDS
 
     def _write(self, node: str, gpus: list[GpuDevice]) -> bool:
         """Write one slice; return False if the cluster has no such node."""

@@ -16,16 +16,18 @@ from django.utils import timezone
 
 from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.dra import requests
+from apps.clusters.dra.ledger import Labels
 from apps.clusters.dra.requests import Thing
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.models.resize import TellState
+from apps.clusters.services import bindings
 from apps.quotas.principals import Principal
 from apps.scheduling.models import AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
-from gpucloud.errors import Busy, GpucloudError
+from gpucloud.errors import Busy, Conflict, GpucloudError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ APPLY = "application/apply-patch+yaml"
 LONGEST = 2000
 # The time that one call may take; and the age below which a new claim's pending status is not written.
 TELL_SECONDS, FRESH = 0.5, timedelta(seconds=2)
+
+
+class Rebound(Conflict, code="namespace-rebound", title="The namespace belongs to another tenant now"):
+    """A claim of the namespace's former tenant is to grow."""
 
 
 class Api(Protocol):
@@ -53,17 +59,18 @@ class ClaimStatus(NamedTuple):
 
 
 @transaction.atomic
-def follow(row: DeviceClaim, thing: Thing) -> None:
-    """Apply the ResourceClaim's annotations if they changed. A refusal is stored for its status.
+def follow(row: DeviceClaim, thing: Thing, *, labels: Labels) -> None:
+    """Apply the ResourceClaim's annotations if they changed, or if they were refused. A refusal is stored.
 
-    Raises Busy: retry with its next event.
+    A size that was set by other ways since counts more than what was refused before. Raises Busy: retry later.
     """
     words, claim = requests.resize_words(thing), row.claim
-    if words == row.words or claim is None or claim.state not in PLACED:
+    if claim is None or claim.state not in PLACED or not (words != row.words or _is_refused(row, claim)):
         return
     refusal, before, now = "", claim.generation, claim.generation
     try:
         if values := requests.read_resize(words):
+            _check_payer(row, claim, values, labels)
             changes = ClaimChanges(**values)  # type: ignore[arg-type]  # its fields are these
             principal = Principal(name=f"cluster:{row.cluster.name}", roles={claim.tenant_id: "member"})
             with transaction.atomic():
@@ -72,13 +79,39 @@ def follow(row: DeviceClaim, thing: Thing) -> None:
         raise
     except GpucloudError as error:
         refusal = error.detail[:LONGEST]
+    if words == row.words and refusal == row.refusal:
+        return
     told = TellState.PENDING if refusal or row.refusal or now > before else row.told
     row.change(words=words, refusal=refusal, told=told, told_generation=before if refusal else row.told_generation)
 
 
+def _is_refused(row: DeviceClaim, claim: Claim) -> bool:
+    """Return True if the annotations were refused and the claim has not changed since."""
+    return bool(row.refusal) and claim.generation == row.told_generation
+
+
+def find_refused(cluster: Cluster) -> QuerySet[DeviceClaim]:
+    """Return the ResourceClaims whose annotations are to be tried again."""
+    rows = DeviceClaim.objects.live().filter(cluster=cluster, claim__generation=F("told_generation"))
+    return rows.exclude(refusal="")
+
+
+def _check_payer(row: DeviceClaim, claim: Claim, values: Mapping[str, int], labels: Labels) -> None:
+    """Let a claim of a namespace's former tenant shrink, but not grow at that tenant's cost. Raises Rebound."""
+    if all(value <= (getattr(claim, name) or 0) for name, value in values.items()):
+        return
+    payer = bindings.payer(row.cluster, row.namespace, labels)
+    if payer.pk != claim.tenant_id:
+        raise Rebound(
+            f"Namespace {row.namespace} is bound to tenant {payer.slug} now, and this claim is charged to "
+            f"{claim.tenant.slug}: it can shrink, not grow. Create the ResourceClaim anew.",
+            namespace=row.namespace,
+        )
+
+
 def read_status(row: DeviceClaim, claim: Claim) -> ClaimStatus:
     """Return the status of a placed claim."""
-    if row.refusal and claim.generation == row.told_generation:
+    if _is_refused(row, claim):
         return ClaimStatus(TellState.REFUSED, row.refusal, claim.generation)
     behind = [
         one

@@ -88,7 +88,7 @@ class DeviceWatch(Watch):
         self._teller.tell(self._there or {})
 
     def retry(self) -> None:
-        """Try again what could not be charged or placed; end what the API server has refused; evict lost pods."""
+        """Try again what could not be charged, placed or resized; end what was never created; evict lost pods."""
         if self._there is None:
             return
         self._try_again(self._there)
@@ -98,9 +98,10 @@ class DeviceWatch(Watch):
         self._evicted = evict(cluster=self.cluster, api=self.client, there=self._there, ending=self._evicted)
 
     def _try_again(self, there: Mapping[str, requests.Thing]) -> None:
-        """Follow those with problems once more, or as many of them as there is time for; the others come next."""
+        """Follow those with problems or refusals once more, as many as there is time for; the others come next."""
         end = time.monotonic() + PUBLISH_SECONDS
-        rows = DeviceClaim.objects.live().filter(cluster=self.cluster, pk__gt=self._tried).exclude(problem="")
+        troubled = DeviceClaim.objects.live().filter(cluster=self.cluster).exclude(problem="")
+        rows = (troubled | resizing.find_refused(self.cluster)).filter(pk__gt=self._tried)
         for pk, uid in rows.order_by("pk").values_list("pk", "uid"):
             if uid in there:
                 self._follow(there[uid])
@@ -143,10 +144,14 @@ class DeviceWatch(Watch):
 
     def _follow(self, thing: requests.Thing) -> None:
         namespace = str(thing["metadata"]["namespace"])
+
+        def labels() -> Mapping[str, str]:
+            return self.client.labels_of(namespace)
+
         try:
-            row = ledger.follow(cluster=self.cluster, thing=thing, labels=lambda: self.client.labels_of(namespace))
+            row = ledger.follow(cluster=self.cluster, thing=thing, labels=labels)
             if row is not None:
-                resizing.follow(row, thing)
+                resizing.follow(row, thing, labels=labels)
         except Busy as error:
             logger.info("ResourceClaim %s: %s", thing["metadata"]["name"], error.detail)
         except (InterfaceError, OperationalError):

@@ -56,7 +56,7 @@ def allocated(thing: dict[str, Any], *gpus: Gpu, core: int = 30, memory_mib: int
 def follow(cluster: Cluster, thing: dict[str, Any]) -> DeviceClaim:
     row = ledger.follow(cluster=cluster, thing=thing, labels=dict)
     assert row is not None
-    resizing.follow(row, thing)
+    resizing.follow(row, thing, labels=dict)
     row.refresh_from_db()
     return row
 
