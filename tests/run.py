@@ -24,8 +24,8 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parent.parent
 # pytest's status when tests failed, and when a selection is empty.
 FAILURES, NO_TESTS = 1, 5
-# More failures than these are not due to a crowded machine.
-FEW = 4
+# More failures than these are not due to a crowded machine: six were, on one with half the usual speed.
+FEW = 10
 AGAIN = ", again"
 # More together than the minimum of two cores: tests wait for agents, browsers and restarts.
 PROCESSES, PLATFORMS = "3", "3"

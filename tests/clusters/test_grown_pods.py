@@ -66,7 +66,7 @@ def test_without_that_look_it_is_sent_to_the_full_gpu(
     """The control: the pod is bound where it gets no claim."""
     world = World(cluster, pod("p", container(30, 10)), pod("q", container(60, 10)))
     resize(cluster, run(world, cluster, machine, "p"), core="95")
-    monkeypatch.setattr(outside, "grown", lambda *_: {})
+    monkeypatch.setattr(outside, "_above_annotations", lambda *_: {})
     bound = run(world, cluster, machine, "q")
     assert bound["metadata"]["annotations"]["tencent.com/predicate-gpu-idx-0"] == "0"
     row = PodClaim.objects.get(pod="q")

@@ -25,18 +25,23 @@ def name_of(query: CompiledQuery[Any]) -> str:
 COMPILED = {name_of(query): query for query in CompiledQuery.every}
 
 
-def values(name: str, platform: Platform) -> tuple[Any, ...]:
-    """Return arguments with which the query finds rows on the platform."""
-    claim = platform.claim
-    membership = Membership.objects.get(user__username="max")
-    tenant, pool = claim.tenant_id, claim.pool_id
-    gpu, cluster = claim.assignments.get().gpu_id, Cluster.objects.get().pk
+def promise_elsewhere(gpu: int) -> tuple[int, int]:
+    """Hold a part of the GPU for a pod, and nominate GPUs; return the keys of the cluster and of a reserved GPU."""
+    cluster = Cluster.objects.get().pk
     PodHold.objects.create(cluster_id=cluster, pod_uid="u9", gpu_id=gpu, core=5, memory_mib=256)
     Claim.objects.filter(state__in=WAITING).update(nominated_gpus=["GPU-1"])
     booked = Reservation.gpus.through.objects.first()
     assert booked is not None
-    # No row has this key, so everything is another cluster's.
-    elsewhere = 0
+    return cluster, booked.gpu_id
+
+
+def values(name: str, platform: Platform) -> tuple[Any, ...]:
+    """Return arguments with which the query finds rows on the platform."""
+    claim = platform.claim
+    membership = Membership.objects.get(user__username="max")
+    tenant, pool, gpu = claim.tenant_id, claim.pool_id, claim.assignments.get().gpu_id
+    cluster, booked = promise_elsewhere(gpu)
+    elsewhere = 0  # no row has this key, so everything is another cluster's
     return {
         "budgets._budgets_of": (tenant,),
         "charging._quotas_of": (tenant, pool),
@@ -61,7 +66,7 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "outside._lock_gpu": (gpu,),
         "outside._shut_on": (gpu, datetime(2100, 1, 1, tzinfo=UTC)),
         "promises._gpus_of": (claim.assignments.get().gpu.node.name, pool),
-        "reserved._booked_on": (booked.gpu_id,),
+        "reserved._booked_on": (booked,),
         "reserved._nominating": (pool,),
         "serializers._pools": ("default",),
         "serializers._tenants": ("acme",),
