@@ -154,6 +154,21 @@ def test_of_many_at_once_none_is_over_the_quota(charged: Site, real_cast: Cast) 
     assert_books_agree()
 
 
+def test_a_refused_growth_happens_when_another_share_ends(site: Site, cast: Cast) -> None:
+    give(cast.acme, core_percent=None, memory_mib=None)
+    for name in ("one", "other"):
+        site.make(things.claim(name, site.name))
+        site.make(things.pod(f"p-{name}", site.name, claim=name))
+    site.until(lambda: {site.condition(name)[0] for name in ("one", "other")} == {"True"})
+    path = f"{API}/namespaces/{site.name}/resourceclaims"
+    site.client.patch(f"{path}/one", {"metadata": {"annotations": {requests.CORE_KEY: "90"}}})
+    site.until(lambda: site.condition("one")[1] == "Refused")
+    remove(site.client, site.name, "p-other")
+    site.client.delete(f"{path}/other")
+    site.until(lambda: site.condition("one")[0] == "True" and site.condition("one")[2].get("core") == 90)
+    assert_books_agree()
+
+
 def test_a_burst_fills_the_gpus_and_no_more(site: Site, cast: Cast) -> None:
     give(cast.acme, core_percent=None, memory_mib=None)
     # Somebody else has a part of the GPU.

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from apps.clusters.dra import watching
+from apps.clusters.dra.requests import CORE_KEY
 from apps.clusters.dra.watching import CLAIMS, DeviceWatch
 from apps.clusters.kube.reflector import Observation
 from apps.clusters.models import DeviceClaim
 from apps.clusters.services import bindings, clusters
+from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
 from tests.cast import GIB, Cast, Machine, give
 from tests.clusters.dra import things
 from tests.clusters.kubeconfigs import kubeconfig
@@ -61,6 +64,23 @@ def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypat
     for _ in range(5):
         watch.retry()
     assert tried == ["waits-0", "waits-1", "waits-2", "waits-0"]
+
+
+def test_a_refused_resize_is_among_what_is_retried(cast: Cast, watch: DeviceWatch) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    machine = Machine(NODE, cast.pool)
+    thing = made("train", **{CORE_KEY: "80"})
+    results = [things.result(machine.gpu().uuid, NODE, core=30, memory_mib=2 * GIB)]
+    thing["status"] = {"allocation": {"devices": {"results": results}}}
+    Gpu.objects.update(core_outside=50)
+    listed(watch, thing)
+    machine.obey()
+    listed(watch, thing, version=2)
+    assert DeviceClaim.objects.get().refusal != ""
+    Gpu.objects.update(core_outside=0)
+    watch.retry()
+    assert DeviceClaim.objects.get().refusal == ""
+    assert Claim.objects.get().core_request == 80
 
 
 def test_an_api_server_that_knows_no_such_kind_ends_nothing(cast: Cast, watch: DeviceWatch) -> None:
