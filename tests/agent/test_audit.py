@@ -261,7 +261,7 @@ async def test_whoever_starts_many_programs_hides_none_of_them(stage: Stage, con
     bad = await unlimited(stage, held, "--memory", "64MiB")
     assert await asyncio.to_thread(bad.wait, PATIENCE) == 0
     # The action on it is reported all the same.
-    assert reported_codes(link, bad.pid) == ["process-ended"]
+    await eventually(lambda: reported_codes(link, bad.pid) == ["process-ended"])
 
 
 async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> None:
