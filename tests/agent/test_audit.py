@@ -148,7 +148,8 @@ async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
     # It belongs to the claim by descent: its environment no longer says so.
-    script = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB >/dev/null & echo $!; wait"
+    load = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB"
+    script = f"{load} >/dev/null & echo $!; wait"
     program = stage.exec(held.claim_uid, "sh", "-c", script)
     pid = int(await asyncio.to_thread(program.stdout.readline))
     event = await found(link, "process-unlimited", pid)
