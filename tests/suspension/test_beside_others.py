@@ -13,7 +13,10 @@ from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.accounting.ledger_check import differences, repair_all
 from apps.scheduling.services.claims.desired import desired_state
+from apps.scheduling.services.cycles.commits import Pick, commit
 from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.fleet.devices import read_fleet
+from apps.scheduling.services.fleet.reserved import read_reserved
 from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.reclaiming import draining, failover
 from apps.suspension.services import resume_claim, suspend_claim
@@ -74,6 +77,8 @@ def test_host_memory_is_free_once_all_of_the_claim_is_in_force(cast: Cast, machi
     resume_claim(principal=SYSTEM, claim=claim)
     run_round(cast.pool)
     first, second = claim.assignments.order_by("pk")
+    claim.refresh_from_db()
+    assert claim.charged["host_memory_mib"] == 16 * GIB
     machine.say(seen(first, "in_force"), seen(second, "resuming"))
     claim.refresh_from_db()
     assert (claim.state, claim.charged["host_memory_mib"]) == ("resuming", 16 * GIB)
@@ -83,6 +88,29 @@ def test_host_memory_is_free_once_all_of_the_claim_is_in_force(cast: Cast, machi
     machine.obey()
     claim.refresh_from_db()
     assert (claim.state, claim.charged["core_percent"]) == ("suspended", 0)
+    assert_books_agree()
+
+
+def test_all_gpus_but_its_own_are_withheld_from_a_claim_that_resumes(cast: Cast, machine: Machine) -> None:
+    claim, other = suspended(cast, machine), suspended(cast, machine)
+    for one in (claim, other):
+        resume_claim(principal=SYSTEM, claim=one)
+        one.refresh_from_db()
+    reserved, gpus = read_reserved(cast.pool, now=timezone.now()), read_fleet(cast.pool)
+    own = claim.assignments.get().gpu.uuid
+    withheld = reserved.withheld_from(claim, lambda: gpus)
+    assert withheld == {gpu.uuid: (gpu.core_free, gpu.memory_free_mib) for gpu in gpus if gpu.uuid != own}
+    assert not reserved.withheld_from(ask(cast), lambda: gpus)
+
+
+def test_a_commit_on_another_gpu_than_its_own_is_lost(cast: Cast, machine: Machine) -> None:
+    claim = suspended(cast, machine)
+    resume_claim(principal=SYSTEM, claim=claim)
+    claim.refresh_from_db()
+    own = claim.assignments.get().gpu
+    other = next(machine.gpu(index) for index in range(4) if machine.gpu(index) != own)
+    assert [pick.claim for pick in commit([Pick(claim, (other.pk,))], fence=lambda: None).lost] == [claim]
+    assert [pick.claim for pick in commit([Pick(claim, (own.pk,))], fence=lambda: None).placed] == [claim]
     assert_books_agree()
 
 
