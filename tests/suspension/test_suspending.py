@@ -308,7 +308,7 @@ def test_a_claim_that_resumes_waits_for_quota_like_any_other(cast: Cast) -> None
     machine = Machine("gpu1", cast.pool, host_memory_mib=20 * GIB)
     claim = suspended(cast, machine, core_request=60)
     # What it has in host memory is charged already, and not short of anything.
-    lowered = cast.olga.patch(f"quotas/{quotas['host_memory_mib'].pk}/", {"hard": 2 * GIB})
+    lowered = cast.olga.patch(f"quotas/{quotas['host_memory_mib'].pk}/", {"hard": 2 * GIB}, If_Match="*")
     assert lowered.status == 200, lowered.body
     cordon = f"gpus/{machine.gpu().uuid}/"
     assert cast.olga.patch(cordon, {"cordoned": True}).status == 200
