@@ -115,8 +115,8 @@ def pytest_suite(suite: str, caches: Path, *arguments: str, before: Sequence[str
 def run_command(command: Sequence[str], *, captured: bool = False) -> tuple[tuple[float, float, int], str]:
     """Run a command; return its seconds, processor seconds and status, and what it printed if that is captured."""
     begun = time.monotonic()
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if captured else {}
-    process = subprocess.Popen(command, cwd=ROOT, text=True, **streams)
+    output, errors = (subprocess.PIPE, subprocess.STDOUT) if captured else (None, None)
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=output, stderr=errors)
     printed = process.stdout.read() if process.stdout else ""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

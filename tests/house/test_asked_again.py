@@ -77,7 +77,10 @@ def test_a_c_suite_that_failed_is_run_once_more_whole(tmp_path: Path, monkeypatc
         return [run.Row(suite, None, None, None, 1.0, 1.0, 0)]
 
     monkeypatch.setattr(run, "c_suite", c_suite)
-    rows = [run.Row("C, the rest", None, None, None, 1.0, 1.0, 2), run.Row("C, sanitizers", None, None, None, 1.0, 1.0, 0)]
+    rows = [
+        run.Row("C, the rest", None, None, None, 1.0, 1.0, 2),
+        run.Row("C, sanitizers", None, None, None, 1.0, 1.0, 0),
+    ]
     rows += run.suites_again(rows, tmp_path)
     assert asked == ["C, the rest, again"]
     assert run.is_good(rows)
