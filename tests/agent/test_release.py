@@ -18,6 +18,7 @@ from agent.claims.registry import Registry
 from agent.host import processes
 from agent.host.processes import Process
 from agent.node import Node
+from agent.releases import Releases, Walk
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load
@@ -229,17 +230,32 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
         return []
 
     monkeypatch.setattr(attribution, "read_processes", take)
+    clock = [10.0]
+    its = Releases(node, grace_seconds=1000, clock=lambda: clock[0])
+
+    def ended(now: float, walk: Walk) -> None:
+        its.end_processes(now=now, walk=walk)
+
+    walking = asyncio.ensure_future(its.run(ended))
+
+    async def pass_to(now: float) -> None:
+        clock[0] = now
+        its.end_processes(now=now)
+        # A walk is a thread's.
+        await asyncio.sleep(0.05)
+
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
-        node.end_processes(now=10 + tenth / 10)
+        await pass_to(10 + tenth / 10)
     assert len(looks) == 3
     # The control: with no process left it checks at once, and only then is the claim released.
     stubborn.kill()
     stubborn.wait()
     stubborn.stdout.close()
-    node.end_processes(now=11.05)
+    await pass_to(11.05)
     assert len(looks) == 4
     assert not node.runtimes
+    walking.cancel()
 
 
 def test_a_reused_pid_is_another_process() -> None:
