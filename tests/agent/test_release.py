@@ -210,13 +210,7 @@ async def test_a_claim_whose_limits_cannot_be_read_is_never_called_released(
 async def test_a_release_that_waits_looks_through_all_processes_now_and_then_only(
     stage: Stage, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
-    (run_dir / "claims").mkdir()
-    registry = Registry(run_dir / "processes.json")
-    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=1000)
-    node.know_gpus(frozenset(stage.gpus), None)
-    held = stage.assignment()
-    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    node, registry, held = _hold_claim(stage, run_dir)
     stubborn = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)  # noqa: ASYNC220
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
@@ -256,6 +250,18 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     assert len(looks) == 4
     assert not node.runtimes
     walking.cancel()
+
+
+def _hold_claim(stage: Stage, run_dir: Path) -> tuple[Node, Registry, wire.Assignment]:
+    """Return a node without an agent, its registry, and a claim in force on it."""
+    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
+    (run_dir / "claims").mkdir()
+    registry = Registry(run_dir / "processes.json")
+    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=1000)
+    node.know_gpus(frozenset(stage.gpus), None)
+    held = stage.assignment()
+    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    return node, registry, held
 
 
 def test_a_reused_pid_is_another_process() -> None:
