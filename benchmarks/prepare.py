@@ -2,8 +2,8 @@
 
 A real agent on the simulated driver, asked over its real socket as a kubelet asks: one call for each pod, all at once.
 A test server sends the claims in batches, each with the whole desired state, as `manage.py clusters` places them; some
-older claims of the node end meanwhile, and other programs fill /proc and use the processors, as containers that start. The times are the agent's: from the moment at
-which a claim could be prepared until its answer was ready.
+older claims of the node end meanwhile, and other programs fill /proc and use the processors, as containers that start.
+The times are the agent's: from the moment at which a claim could be prepared until its answer was ready.
 """
 
 import argparse
@@ -39,14 +39,19 @@ def main() -> None:
     parser.add_argument("--burners", type=int, default=4, help="programs that use all the processor they get (4)")
     parser.add_argument("--runs", type=int, default=3, help="runs (3)")
     options = parser.parse_args()
-    rows = [asyncio.run(measure(options)) for _ in range(options.runs)]
+    code = ["import time; time.sleep(600)"] * options.programs + ["while True: pass"] * options.burners
+    others = [subprocess.Popen(tether(sys.executable, "-I", "-S", "-c", one)) for one in code]
+    try:
+        rows = [asyncio.run(measure(options)) for _ in range(options.runs)]
+    finally:
+        for program in others:
+            program.kill()
+            program.wait()
     print_report("prepare", rows)
 
 
 async def measure(options: argparse.Namespace) -> Row:
     """Return the row of one burst."""
-    code = ["import time; time.sleep(600)"] * options.programs + ["while True: pass"] * options.burners
-    others = [subprocess.Popen(tether(sys.executable, "-I", "-S", "-c", one)) for one in code]
     with (
         tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory,
         tempfile.TemporaryDirectory(prefix="gpucloud-bench-", dir="/dev/shm") as run,
@@ -62,9 +67,6 @@ async def measure(options: argparse.Namespace) -> Row:
             await watcher.stop()
             stage.close()
             await control.stop()
-            for program in others:
-                program.kill()
-                program.wait()
 
 
 async def _burst(stage: Stage, link: Connection, watcher: PluginWatcher, options: argparse.Namespace) -> Row:
