@@ -44,7 +44,7 @@ class Releases:
         self._walked_at = float("-inf")
         self._walk_now = asyncio.Event()
 
-    async def run(self, ended: Callable[[float, Walk], None]) -> None:
+    async def run(self, ended: Callable[[float, Walk], object]) -> None:
         """Walk whenever a release waits for it; call `ended` with the time and each walk. Never two at once."""
         while True:
             await self._walk_now.wait()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -97,7 +98,7 @@ async def _burst(stage: Stage, link: Connection, watcher: PluginWatcher, options
 
 
 def _allocate(stage: Stage, number: int, key: tuple[str, str, str] | None = None) -> wire.Assignment:
-    size = {"core_request": CORE, "core_limit": CORE, "memory_bytes": 128 * MIB}
+    size: dict[str, Any] = {"core_request": CORE, "core_limit": CORE, "memory_bytes": 128 * MIB}
     return allocate(stage, key or resource_claim(f"older-{number}"), gpu=number % GPUS, **size)
 
 

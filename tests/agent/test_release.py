@@ -18,7 +18,7 @@ from agent.claims.registry import Registry
 from agent.host import processes
 from agent.host.processes import Process
 from agent.node import Node
-from agent.releases import Releases, Walk
+from agent.releases import Releases
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load
@@ -226,11 +226,7 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
     monkeypatch.setattr(attribution, "read_processes", take)
     clock = [10.0]
     its = Releases(node, grace_seconds=1000, clock=lambda: clock[0])
-
-    def ended(now: float, walk: Walk) -> None:
-        its.end_processes(now=now, walk=walk)
-
-    walking = asyncio.ensure_future(its.run(ended))
+    walking = asyncio.ensure_future(its.run(lambda now, walk: its.end_processes(now=now, walk=walk)))
 
     async def pass_to(now: float) -> None:
         clock[0] = now

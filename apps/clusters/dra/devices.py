@@ -33,7 +33,7 @@ FOUND = """
           AND claim.state <> ALL(%(unplaced)s)
         GROUP BY device.key
     ), found AS (
-        SELECT node.kubernetes_node AS node, gpu.uuid, gpu.index, gpu.model, gpu.memory_mib,
+        SELECT node.kubernetes_node AS node, gpu.uuid, gpu.index AS place, gpu.model, gpu.memory_mib,
                gpu.core_used + gpu.core_outside - coalesce(consumed.core, 0) AS core_held,
                gpu.memory_used_mib + gpu.memory_outside_mib - coalesce(consumed.memory_mib, 0) AS memory_held_mib,
                node.driver_version, coalesce(nullif(gpu.unhealthy, ''), node.unhealthy) AS unhealthy,
@@ -47,7 +47,7 @@ FOUND = """
 """
 # A hash of all that is read of the node's GPUs, whatever their order.
 VERSIONS = f"{FOUND} SELECT node, sum(hash_record_extended(found, 0)) FROM found GROUP BY node"  # noqa: S608
-ROWS = f"{FOUND} SELECT * FROM found WHERE node = ANY(%(nodes)s) ORDER BY node_id, index"  # noqa: S608
+ROWS = f"{FOUND} SELECT * FROM found WHERE node = ANY(%(nodes)s) ORDER BY node_id, place"  # noqa: S608
 
 
 class _Row(NamedTuple):
@@ -55,7 +55,7 @@ class _Row(NamedTuple):
 
     node: str
     uuid: str
-    index: int
+    place: int
     model: str
     memory_mib: int
     # Used in all, less what kube-scheduler has counted itself.
@@ -107,10 +107,15 @@ class DeviceReader:
 
     def _select(self, statement: str, fresh: datetime, **more: Any) -> list[Any]:
         unplaced = [ClaimState.ALLOCATING.value, ClaimState.RELEASED.value]
-        facts = {"cluster": self._cluster.pk, "pool": self._cluster.pool_id, "unplaced": unplaced, "fresh": fresh}
+        facts: dict[str, Any] = {
+            "cluster": self._cluster.pk,
+            "pool": self._cluster.pool_id,
+            "unplaced": unplaced,
+            "fresh": fresh,
+        }
         with connection.cursor() as cursor:
             cursor.execute(statement, facts | more)
-            return cursor.fetchall()
+            return list(cursor.fetchall())
 
 
 def _describe(rows: Iterable[_Row], pool: Pool, reserved: Mapping[str, tuple[int, int]]) -> list[GpuDevice]:
@@ -122,7 +127,7 @@ def _describe(rows: Iterable[_Row], pool: Pool, reserved: Mapping[str, tuple[int
         devices.append(
             GpuDevice(
                 uuid=row.uuid,
-                index=row.index,
+                index=row.place,
                 model=row.model,
                 memory_mib=row.memory_mib,
                 core_left=WHOLE - int(row.core_held) - core,
