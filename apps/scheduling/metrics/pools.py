@@ -89,7 +89,7 @@ def nodes() -> Iterator[GaugeMetricFamily]:
         "gpucloud_host_memory_mib_used", "Memory of nodes that suspended claims take.", labels=["pool"]
     )
     heard, connected = Q(last_seen_at__gt=timezone.now() - FRESH), 0
-    numbers = {state: Count("pk", filter=Q(state_now=state)) for state in STATES}
+    numbers: dict[str, Any] = {state: Count("pk", filter=Q(state_now=state)) for state in STATES}
     numbers["memory"], numbers["memory_used"] = Sum("host_memory_mib"), Sum("host_memory_used_mib")
     numbers["heard"] = Count("pk", filter=heard)
     numbers["changed"] = Count("pk", filter=~Q(drifts=[]))
