@@ -43,7 +43,8 @@ from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
 from agent.metrics import Exporter, Facts
-from agent.node import Node
+from agent.node import STEADY_SECONDS, Node
+from agent.releases import Releases, Walk
 from agent.rundir import RunDir
 from agent.server import enrolment
 from agent.server.link import Callbacks, Link
@@ -73,12 +74,13 @@ class Daemon:
             grace_seconds=settings.grace_seconds,
             hierarchy=cgroups.find() if settings.cgroups else None,
         )
+        self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
         self._nvml = Nvml(settings.nvml_library)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._outbox = Outbox(self._observe, self._conditions)
+        self._outbox = Outbox(self._observe, lambda: wire.Conditions(conditions=self._checkup.health.conditions))
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
@@ -96,13 +98,9 @@ class Daemon:
         self._node_name = ""
         self._self_check = SelfCheck(settings, self._inventory_now)
         self._reported: Hashable = None
-        self._check_now = asyncio.Event()
+        self._check_now, self._sample_now = asyncio.Event(), asyncio.Event()
         self._exits = ExitWatcher(self._check_now.set)
-        self._sample_now = asyncio.Event()
         self._usage: wire.Usage | None = None
-
-    def _conditions(self) -> wire.Conditions:
-        return wire.Conditions(conditions=self._checkup.health.conditions)
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
@@ -118,6 +116,7 @@ class Daemon:
         loops = [
             self._keep_link(),
             self._watch(),
+            self._releases.run(self._settle),
             self._watch_drift(),
             self._samples(),
             self._watch_nvml(),
@@ -181,7 +180,8 @@ class Daemon:
             self._check_drift()
         self._settle(now)
         self._outbox.mark_observed()
-        self._check_now.set()
+        if self._node.pause_seconds(now=now) < STEADY_SECONDS:
+            self._check_now.set()
 
     def _follow(self, desired: wire.Desired) -> None:
         """Apply the node policy of the desired state."""
@@ -189,9 +189,9 @@ class Daemon:
         self._checkup.health.clear(policy.cleared)
         self._auditor.follow(policy.audit)
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, now: float, walk: Walk | None = None) -> None:
         """Continue releases; report to the server if anything differs from the last report."""
-        for killed in self._node.end_processes(now=now):
+        for killed in self._releases.end_processes(now=now, walk=walk):
             words = f"{describe_processes(killed.pids)} of claim {killed.claim_uid} did not end"
             self._tell("process-killed", f"{words} in {self._settings.grace_seconds:g} s and got SIGKILL.")
         for failure in self._claim_failures.take_new(self._node.runtimes, now=now):
