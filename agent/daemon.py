@@ -94,15 +94,14 @@ class Daemon:
         self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
-        list_processes = partial(self._in_nvml_thread, self._nvml.processes)
-        self._suspender = Suspender(self._node, settings, list_processes, self._tell, self._check_now)
+        on_gpus = partial(self._in_nvml_thread, self._nvml.processes)
+        self._suspender = Suspender(self._node, settings, on_gpus, self._tell, self._check_now)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
         self._self_check = SelfCheck(settings, self._inventory_now)
         self._reported: Hashable = None
-        self._exits = ExitWatcher(self._check_now.set)
-        self._sample_now = asyncio.Event()
+        self._exits, self._sample_now = ExitWatcher(self._check_now.set), asyncio.Event()
         self._usage: wire.Usage | None = None
 
     async def run(self) -> None:

@@ -1,37 +1,17 @@
 """Claims whose programs are suspended and resumed, on a simulated driver: states, memory, refusals."""
 
 import asyncio
-import contextlib
-import json
-import os
-import re
 import signal
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import UNSET
 
 from agent import wire
-from tests.agent.control import Connection, Control
+from tests.agent.control import Connection
 from tests.agent.stage import BUILD, GIB, Stage, eventually
+from tests.agent.suspensions import FAST, MIB, STEADY, begin, goes_on, refusal, used_mib, wish
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
-
-MIB = 1 << 20
-# Holds memory and launches kernels; after an error it waits for SIGTERM.
-STEADY = (str(BUILD / "tests" / "suite"), "--role", "suspend_work", "64", "1000000")
-FAST: dict[str, Any] = {"GPUCLOUD_SIM_CHECKPOINT_RATE": "40000", "GPUCLOUD_SUSPEND_MEMORY_MIB": "65536"}
-
-
-async def begin(stage: Stage, **more: Any) -> Connection:
-    """Start an agent whose driver moves memory fast."""
-    stage.start(**(FAST | more))
-    link = await stage.control.connection()
-    hello = await link.expect(wire.Hello)
-    stage.gpus = [gpu.uuid for gpu in hello.gpus]
-    return link
 
 
 @pytest.fixture
@@ -43,59 +23,6 @@ async def slow(stage: Stage) -> Connection:
 @pytest.fixture
 async def fast(stage: Stage) -> Connection:
     return await begin(stage)
-
-
-async def wish(
-    link: Connection, frame: int, held: wire.Assignment, *, suspended: bool, generation: int, **more: Any
-) -> wire.Assignment:
-    """Let the server want the claim suspended, or not."""
-    wanted = changed(held, suspended=suspended, generation=generation, **more)
-    await link.send(wire.Desired(frame=frame, assignments=[wanted]))
-    return wanted
-
-
-async def refusal(link: Connection, uid: str, generation: int) -> wire.Observation:
-    """Return the observation of a wish that was refused."""
-
-    def holds(one: wire.Observation) -> bool:
-        return one.generation == generation and isinstance(one.suspend_refused, str)
-
-    def find(frame: wire.Observed) -> wire.Observation | None:
-        return next((one for one in frame.assignments if one.uid == uid and holds(one)), None)
-
-    frame = await link.expect(wire.Observed, lambda frame: find(frame) is not None, seconds=45)
-    found = find(frame)
-    assert found is not None
-    return found
-
-
-def used_mib(stage: Stage, gpu: int = 0) -> int:
-    """Return the memory in use on a GPU."""
-    shown = subprocess.run([BUILD / "simnode", "show", stage.node_file], capture_output=True, text=True, check=True)
-    found = re.search(rf"^{gpu} GPU-.* (\d+)/\d+ MiB", shown.stdout, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
-
-
-async def goes_on(stage: Stage, held: wire.Assignment) -> None:
-    """Wait until the claim's programs have had the GPU for another tenth of a second."""
-    before = stage.totals(held).gpu_time_ns
-    await eventually(lambda: stage.totals(held).gpu_time_ns > before + 100_000_000)
-
-
-def find_helpers(stage: Stage) -> list[int]:
-    """Return the pids of the agent's living helper processes."""
-    assert stage.agent is not None
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes()
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"suspend/helper.py" in words and parent == stage.agent.pid:
-                found.append(int(entry.name))
-    return found
 
 
 async def test_a_claims_memory_leaves_the_gpu_and_comes_back(stage: Stage, slow: Connection) -> None:
@@ -296,120 +223,3 @@ async def test_managed_memory_is_refused_and_the_program_goes_on(stage: Stage, f
     assert "managed memory" in str(one.suspend_refused)
     await goes_on(stage, held)
     assert program.poll() is None
-
-
-@pytest.mark.parametrize("when", ["suspending", "suspended", "resuming"])
-async def test_a_release_ends_the_programs_at_every_step(stage: Stage, slow: Connection, when: str) -> None:
-    held = stage.assignment()
-    await put(slow, 1, held)
-    program = await load(stage, held, "--memory", "2GiB")
-    await eventually(lambda: used_mib(stage) > 2048)
-    wanted = await wish(slow, 2, held, suspended=True, generation=2)
-    if when != "suspending":
-        await slow.state(held.uid, "suspended", 2)
-        if when == "resuming":
-            await wish(slow, 3, wanted, suspended=False, generation=3)
-    await slow.state(held.uid, when)
-    await wish(slow, 9, wanted, suspended=False, generation=9, present=False)
-    await slow.state(held.uid, "released", 9)
-    await asyncio.to_thread(program.wait, 10)
-    await eventually(lambda: used_mib(stage) == 0)
-    await eventually(lambda: not find_helpers(stage))
-    assert json.loads((stage.run_dir / "suspensions.json").read_text()) == {}
-
-
-@pytest.mark.parametrize("when", ["suspending", "suspended", "resuming"])
-async def test_programs_may_be_killed_at_every_step(stage: Stage, slow: Connection, when: str) -> None:
-    held = stage.assignment()
-    await put(slow, 1, held)
-    programs = [await load(stage, held, "--memory", "1GiB") for _ in range(2)]
-    await eventually(lambda: used_mib(stage) > 2048)
-    wanted = await wish(slow, 2, held, suspended=True, generation=2)
-    if when != "suspending":
-        await slow.state(held.uid, "suspended", 2)
-        if when == "resuming":
-            wanted = await wish(slow, 3, wanted, suspended=False, generation=3)
-    await slow.state(held.uid, when)
-    programs[0].kill()
-    await asyncio.to_thread(programs[0].wait, 10)
-    if when == "suspending":
-        await slow.state(held.uid, "suspended", 2)
-    if when != "resuming":
-        assert used_mib(stage) == 0
-        wanted = await wish(slow, 3, wanted, suspended=False, generation=3)
-    await slow.state(held.uid, "in_force", 3)
-    assert programs[1].poll() is None
-    await goes_on(stage, held)
-    await eventually(lambda: 1024 < used_mib(stage) < 2048)
-
-
-@pytest.mark.parametrize("when", ["suspending", "resuming"])
-async def test_a_helper_may_be_killed_at_every_step(stage: Stage, slow: Connection, when: str) -> None:
-    held = stage.assignment()
-    await put(slow, 1, held)
-    programs = [await load(stage, held, "--memory", "1GiB") for _ in range(2)]
-    await eventually(lambda: used_mib(stage) > 2048)
-    wanted = await wish(slow, 2, held, suspended=True, generation=2)
-    if when == "resuming":
-        await slow.state(held.uid, "suspended", 2)
-        await wish(slow, 3, wanted, suspended=False, generation=3)
-    await slow.state(held.uid, when)
-    await asyncio.sleep(0.7)
-    for pid in await eventually(lambda: find_helpers(stage)):
-        os.kill(pid, signal.SIGKILL)
-    if when == "suspending":
-        await slow.state(held.uid, "suspended", 2)
-        assert used_mib(stage) == 0
-        await wish(slow, 3, wanted, suspended=False, generation=3)
-    await slow.state(held.uid, "in_force", 3)
-    assert [program.poll() for program in programs] == [None, None]
-    await goes_on(stage, held)
-
-
-async def test_an_agent_that_is_killed_at_every_step_goes_on(stage: Stage, slow: Connection, control: Control) -> None:
-    held = stage.assignment()
-    await put(slow, 1, held)
-    program = await load(stage, held, "--memory", "1GiB")
-    await eventually(lambda: used_mib(stage) > 1024)
-    before = used_mib(stage)
-    wanted, link = await wish(slow, 2, held, suspended=True, generation=2), slow
-    for when, then, generation in (("suspending", "suspended", 2), ("suspended", "suspended", 2)):
-        await link.state(held.uid, when, generation)
-        await stage.kill()
-        stage.start(**FAST)
-        link = await control.connection()
-        await link.state(held.uid, then, generation)
-        assert used_mib(stage) == 0
-    await stage.kill()
-    stage.start(**(FAST | {"GPUCLOUD_SIM_CHECKPOINT_RATE": "500"}))
-    link = await control.connection()
-    one = await link.state(held.uid, "suspended", 2)
-    assert one.saved_bytes == before * MIB
-    await wish(link, 3, wanted, suspended=False, generation=3)
-    await link.state(held.uid, "resuming", 3)
-    await stage.kill()
-    stage.start(**FAST)
-    link = await control.connection()
-    await link.state(held.uid, "in_force", 3)
-    assert used_mib(stage) == before
-    assert program.poll() is None
-    await goes_on(stage, held)
-
-
-async def test_an_agent_whose_journal_was_lost_brings_programs_back(
-    stage: Stage, fast: Connection, control: Control
-) -> None:
-    held = stage.assignment()
-    await put(fast, 1, held)
-    program = await load(stage, held, "--memory", "1GiB")
-    wanted = await wish(fast, 2, held, suspended=True, generation=2)
-    await fast.state(held.uid, "suspended", 2)
-    await stage.kill()
-    (stage.run_dir / "suspensions.json").write_text("not a journal")
-    (stage.state_dir / "desired.json").unlink()
-    stage.start(**FAST)
-    link = await control.connection()
-    await wish(link, 3, wanted, suspended=False, generation=3)
-    await link.state(held.uid, "in_force", 3)
-    assert program.poll() is None
-    await goes_on(stage, held)

@@ -8,9 +8,9 @@ import pytest
 from agent import wire
 from tests.agent.control import Connection, Control
 from tests.agent.stage import Stage, eventually
+from tests.agent.suspensions import FAST, STEADY, begin, find_helpers, goes_on, refusal, used_mib, wish
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import put
-from tests.agent.test_suspend import FAST, STEADY, begin, find_helpers, goes_on, refusal, used_mib, wish
 
 HANGS = "=60000000us"
 # Fails as a driver does that lacks something.
