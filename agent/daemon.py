@@ -43,7 +43,8 @@ from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
 from agent.metrics import Facts
-from agent.node import Node
+from agent.node import STEADY_SECONDS, Node
+from agent.releases import Releases, Walk
 from agent.rundir import RunDir
 from agent.server import enrolment
 from agent.server.link import Callbacks, Link
@@ -75,6 +76,7 @@ class Daemon:
             hierarchy=cgroups.find() if settings.cgroups else None,
             suspensions=run_dir.suspensions,
         )
+        self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
         self._nvml = Nvml(settings.nvml_library)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
@@ -94,8 +96,8 @@ class Daemon:
         self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
-        on_gpus = partial(self._in_nvml_thread, self._nvml.processes)
-        self._suspender = Suspender(self._node, settings, on_gpus, self._tell, self._check_now)
+        nvml = self._nvml, self._in_nvml_thread
+        self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
@@ -113,11 +115,12 @@ class Daemon:
         self._apply_stored()
         await self._take_inventory()
         await self._listener.open()
-        self._show_metrics()
+        metrics.serve(self._facts, self._settings.metrics)
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
         loops = [
             self._keep_link(),
             self._watch(),
+            self._releases.run(self._settle),
             self._watch_drift(),
             self._samples(),
             self._watch_nvml(),
@@ -182,7 +185,8 @@ class Daemon:
             self._check_drift()
         self._settle(now)
         self._outbox.mark_observed()
-        self._check_now.set()
+        if self._node.pause_seconds(now=now) < STEADY_SECONDS:
+            self._check_now.set()
         self._suspender.check_now.set()
 
     def _follow(self, desired: wire.Desired) -> None:
@@ -191,9 +195,9 @@ class Daemon:
         self._checkup.health.clear(policy.cleared)
         self._auditor.follow(policy.audit)
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, now: float, walk: Walk | None = None) -> None:
         """Continue releases; report to the server if anything differs from the last report."""
-        for killed in self._node.end_processes(now=now):
+        for killed in self._releases.end_processes(now=now, walk=walk):
             words = f"{describe_processes(killed.pids)} of claim {killed.claim_uid} did not end"
             self._tell("process-killed", f"{words} in {self._settings.grace_seconds:g} s and got SIGKILL.")
         for failure in self._claim_failures.take_new(self._node.runtimes, now=now):
@@ -357,10 +361,6 @@ class Daemon:
         # Its control group is new.
         self._kernel_limits.check_now.set()
         return authorization.admit(self._node, library, **claim, caller=caller)
-
-    def _show_metrics(self) -> None:
-        if self._settings.metrics is not None:
-            metrics.serve(self._facts, *self._settings.metrics)
 
     def _facts(self) -> Facts:
         return Facts(

@@ -241,8 +241,11 @@ def _prepares(prepares: Prepares | None) -> Iterable[Metric]:
     return seconds, refusals
 
 
-def serve(facts: Callable[[], Facts], host: str, port: int) -> None:
-    """Serve the metrics from the running event loop's facts."""
+def serve(facts: Callable[[], Facts], address: tuple[str, int] | None) -> None:
+    """Serve the metrics from the running event loop's facts; without an address nothing is served."""
+    if address is None:
+        return
+    host, port = address
     try:
         Exporter(facts, asyncio.get_running_loop()).listen(host, port)
     except OSError as error:

@@ -8,7 +8,6 @@ between any two lines. Before the first desired state is known, nothing is remov
 import contextlib
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -31,16 +30,7 @@ log = structlog.get_logger()
 ENDING_SECONDS = 0.1
 FALLING_SECONDS = 0.25
 STEADY_SECONDS = 1.0
-# A walk through every process's environment blocks the event loop.
-ATTRIBUTION_SECONDS = 0.5
 UID_CHARACTERS = frozenset("0123456789abcdef-")
-
-
-class Killed(NamedTuple):
-    """Processes of a claim that did not end when they were asked to."""
-
-    claim_uid: str
-    pids: list[int]
 
 
 class Node:
@@ -70,7 +60,6 @@ class Node:
         self._gpu_problem: str | None = None
         # The reason why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
-        self._attributed_at = float("-inf")
         self._stepped_at = float("-inf")
         # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
         self._unreadable: dict[str, str] = {}
@@ -124,7 +113,7 @@ class Node:
     def repair_usage(self, claim_uid: str) -> None:
         """Make a damaged usage page usable again. Raises OSError; PageError while programs run on it."""
         runtime = self.runtimes[claim_uid]
-        self._attribute_now([runtime], self._attributed_at)
+        self._attribute_now(runtime)
         runtime.repair_usage()
 
     def repair_pages(self, claim_uid: str, *, now: float) -> None:
@@ -177,24 +166,6 @@ class Node:
         """Return whether no work is pending and usage was read within STEADY_SECONDS, by the samples."""
         return now - self._stepped_at < STEADY_SECONDS and self.pause_seconds(now=now) == STEADY_SECONDS
 
-    def end_processes(self, *, now: float) -> list[Killed]:
-        """Signal the processes of ending claims; return those that SIGKILL reached now."""
-        ending = [runtime for runtime in self.runtimes.values() if runtime.ending_since is not None]
-        if not ending:
-            return []
-        killed = []
-        if self._must_attribute(ending, now):
-            self._attributed_at = now
-            self._attribute_now(ending, now)
-        for runtime in ending:
-            victims = runtime.end(now=now, grace_seconds=self._grace_seconds)
-            if victims:
-                killed.append(Killed(runtime.claim_uid, [process.pid for process in victims]))
-            # The last process may have started another just before it ended: finish only after a walk of this moment.
-            if runtime.attributed_at == now and not runtime.members.any_left:
-                self._finish(runtime)
-        return killed
-
     @property
     def hierarchy(self) -> Hierarchy | None:
         """The tree in which claims get control groups; None if they get none."""
@@ -210,19 +181,26 @@ class Node:
             me=os.getpid(),
         )
 
-    def _attribute_now(self, ending: list[ClaimRuntime], now: float) -> None:
-        divided = self.attribute(attribution.read_processes())
-        for runtime in ending:
+    def set_attributed(
+        self, runtimes: list[ClaimRuntime], seen: list[attribution.ProcessInfo], *, now: float | None
+    ) -> None:
+        """Set the processes of these claims among all of the machine, as they were seen at this time."""
+        divided = self.attribute(seen)
+        for runtime in runtimes:
             runtime.members.set_attributed(divided.get(runtime.claim_uid, set()))
             runtime.attributed_at = now
 
-    def _must_attribute(self, ending: list[ClaimRuntime], now: float) -> bool:
-        """Return True now and then, at once if a release begins, no process is left, or a killed one may fork."""
-        return now - self._attributed_at >= ATTRIBUTION_SECONDS or any(
-            one.attributed_at is None or not one.members.any_left or now - one.ending_since >= self._grace_seconds
-            for one in ending
-            if one.ending_since is not None
-        )
+    def finish(self, runtime: ClaimRuntime) -> None:
+        """Release a claim of which nothing runs any more, and remove its pages."""
+        for slot in list(runtime.slots.values()):
+            self._release(runtime, slot)
+        runtime.remove()
+        del self.runtimes[runtime.claim_uid]
+        self.suspensions.forget(runtime.claim_uid)
+        log.info("claim-released", claim=runtime.claim_uid)
+
+    def _attribute_now(self, runtime: ClaimRuntime) -> None:
+        self.set_attributed([runtime], attribution.read_processes(), now=runtime.attributed_at)
 
     def pause_seconds(self, *, now: float) -> float:
         """Return how long the next check may wait: shorter while a release or a falling use needs one."""
@@ -353,7 +331,7 @@ class Node:
 
     def _remake_pages(self, runtime: ClaimRuntime) -> ClaimRuntime:
         """Make new pages in the place of deleted ones, once no living process has the old ones mapped."""
-        self._attribute_now([runtime], self._attributed_at)
+        self._attribute_now(runtime)
         if runtime.members.any_left or runtime.ending_since is not None:
             return runtime
         log.warning("pages-made-again", claim=runtime.claim_uid, lost=runtime.lost)
@@ -365,14 +343,6 @@ class Node:
         self._released[slot.assignment_uid] = runtime.slots[slot.assignment_uid].generation
         runtime.forget(slot.assignment_uid)
         log.info("assignment-released", assignment=slot.assignment_uid)
-
-    def _finish(self, runtime: ClaimRuntime) -> None:
-        for slot in list(runtime.slots.values()):
-            self._release(runtime, slot)
-        runtime.remove()
-        del self.runtimes[runtime.claim_uid]
-        self.suspensions.forget(runtime.claim_uid)
-        log.info("claim-released", claim=runtime.claim_uid)
 
     def _observe_gone(self, wanted: wire.Assignment) -> wire.Observation:
         # Its programs may still run; to call it released would promise the GPU twice.

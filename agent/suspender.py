@@ -15,15 +15,16 @@ that a hanging call keeps is asked again and again; no process is ever killed fo
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import structlog
 from msgspec import UNSET, UnsetType
 
 from agent import settings
-from agent.claims.claim import ClaimRuntime
+from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.host import processes
-from agent.host.gpus import Listed
+from agent.host.gpus import Listed, Nvml
 from agent.host.sampling import pause
 from agent.node import Node
 from agent.suspend.calls import Calls, Outcome
@@ -39,7 +40,12 @@ HELPERS = 3
 MIB = 1 << 20
 TOO_OLD = "This node's driver cannot suspend processes: it needs driver 570 or later."
 
-ListProcesses = Callable[[], Awaitable[Sequence[Listed]]]
+# The driver takes a little more for each process than what its account says (8 MiB, measured on an H100).
+MARGIN_BYTES = 16 << 20
+# Memory of a process that has just ended is free a moment later.
+ROOM_SECONDS = 5.0
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Suspender:
@@ -49,7 +55,7 @@ class Suspender:
         self,
         node: Node,
         chosen: settings.Settings,
-        list_processes: ListProcesses,
+        nvml: tuple[Nvml, InThread],
         report: Callable[[str, str], None],
         changed: asyncio.Event,
     ) -> None:
@@ -57,7 +63,7 @@ class Suspender:
         self._budget = chosen.host_memory_bytes
         simulated = chosen.library.simulated_driver
         self._calls = Calls(simulated / "libcuda.so.1" if simulated else None, patience_seconds=chosen.suspend_seconds)
-        self._list_processes = list_processes
+        self._nvml, self._in_nvml_thread = nvml
         self._report = report
         self._changed = changed
         self._able: bool | None = None
@@ -126,12 +132,10 @@ class Suspender:
         """Ask the processes of a claim that an earlier agent left suspended, and suspend those that are not."""
         runtime.members.thaw()
         everyone = record.processes | runtime.members.attached()
-        outcome = await self._calls.carry_out("suspend", everyone, record.saved_bytes)
+        outcome = await self._calls.carry_out("keep", everyone, record.saved_bytes)
         if outcome.result == "suspended":
             runtime.members.freeze()
             self._node.suspensions.note_suspended(runtime.claim_uid, everyone)
-        elif outcome.result == "running":
-            self._refuse(runtime, wish, outcome.reason)
         else:
             self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
             await asyncio.sleep(RETRY_SECONDS)
@@ -174,6 +178,7 @@ class Suspender:
 
     async def _resume(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
         words = None if wish.suspended else self._find_lack(runtime, record)
+        words = words or await self._find_no_room(runtime, record)
         if words is not None:
             self._node.suspensions.refuse(runtime.claim_uid, wish, words)
             self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
@@ -239,13 +244,40 @@ class Suspender:
                 return f"{need} MiB were saved from GPU-{slot.gpu}: raise memory_mib to {need} or more, then resume."
         return None
 
+    async def _find_no_room(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
+        """Return which GPU has no room for what was saved, after a moment; None if all have.
+
+        The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580).
+        """
+        end = time.monotonic() + ROOM_SECONDS
+        while True:
+            free = await self._in_nvml_thread(self._nvml.read_free)
+            listed = await self._in_nvml_thread(self._nvml.processes)
+            living = {one.pid for one in record.processes if processes.alive(one)}
+            short = [
+                f"{need // MIB} MiB must be free on {gpu}, which has {free[gpu] // MIB}"
+                for gpu, need in _needs(runtime, record, living, listed).items()
+                if need > free.get(gpu, need)
+            ]
+            if not living or not short:
+                return None
+            if time.monotonic() > end:
+                return f"{short[0]}: other programs must give memory back first."
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def _find_left(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
         """Return which of the claim's processes still use a GPU; None if none does."""
         runtime.refresh()
         if runtime.members.attached() - record.processes:
             return "Its programs began others meanwhile: try again."
         mine = {one.pid for one in runtime.members.living()}
-        left = sorted({one.pid for one in await self._list_processes() if one.pid in mine and one.memory_bytes})
+        left = sorted(
+            {
+                one.pid
+                for one in await self._in_nvml_thread(self._nvml.processes)
+                if one.pid in mine and one.memory_bytes
+            }
+        )
         return f"By NVML, process(es) {left} still have memory on a GPU." if left else None
 
     async def _wait_for_echo(self, runtime: ClaimRuntime) -> None:
@@ -259,3 +291,15 @@ class Suspender:
             ):
                 return
             await asyncio.sleep(ECHO_SECONDS / 20)
+
+
+def _needs(runtime: ClaimRuntime, record: Suspension, living: set[int], listed: list[Listed]) -> dict[str, int]:
+    """Return the bytes that must still be free on each GPU, by NVML's name; those of an interrupted resumption are."""
+    names = {gpu_key(one.gpu_uuid): one.gpu_uuid for one in listed}
+    needs = {}
+    for uid, slot in runtime.slots.items():
+        name = names.get(slot.gpu, f"GPU-{slot.gpu}")
+        back = sum(one.memory_bytes or 0 for one in listed if one.gpu_uuid == name and one.pid in living)
+        if saved := record.saved.get(uid, 0):
+            needs[name] = saved + MARGIN_BYTES * len(living) - back
+    return needs

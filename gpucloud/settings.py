@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "apps.quotas",
     "apps.nodes",
     "apps.scheduling",
+    "apps.suspension",
     "apps.demo",
     "apps.clusters",
 ]

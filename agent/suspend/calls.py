@@ -20,7 +20,8 @@ from agent.host.processes import Process
 log = structlog.get_logger()
 
 HELPER = Path(__file__).with_name("helper.py")
-Action = Literal["probe", "suspend", "resume", "release"]
+# `keep`: as `suspend`, and what is suspended stays so if others cannot be.
+Action = Literal["probe", "suspend", "keep", "resume", "release"]
 # `died`: the helper ended without a word; `hung`: a call did not return in its time.
 Result = Literal["able", "unable", "suspended", "running", "mixed", "died", "hung"]
 # Slower than any measured (2.1 GiB/s out, H100 and H200), for a machine whose memory is busy.

@@ -24,6 +24,7 @@ AGAIN_SECONDS = 0.2
 # What a person may do about it, by the driver's number of the error.
 CURES = {
     2: "There is not so much free memory: of the GPU, or in the claim's limit.",
+    304: "The driver cannot bring the process back any more: release the claim, and start it from its own checkpoint.",
     600: "Its work on the GPU did not end in time: try again when its kernels are shorter.",
     801: "It uses what the driver cannot move: managed memory, memory shared between processes, or MPS.",
 }
@@ -118,6 +119,24 @@ class Order:
         living = [pid for pid, ticks in self._started.items() if is_living(pid, ticks)]
         return {pid: state for pid in living if (state := self.driver.state(pid)) is not None}
 
+    def carry_out(self, action: str) -> tuple[str, str]:
+        """Carry one action out; return the result and why it is not what was wanted."""
+        if action == "release":
+            return self.release(), ""
+        if action == "keep":
+            return self.keep()
+        return self.suspend() if action == "suspend" else self.resume()
+
+    def keep(self) -> tuple[str, str]:
+        """Suspend those of the processes that are not; nothing is brought back, whose room may be another's by now."""
+        try:
+            self._each(RUNNING, lambda pid: self.driver.lock(pid, self._lock_ms))
+            self._each(LOCKED, self.driver.checkpoint)
+        except CallFailed as error:
+            self._each(LOCKED, self.driver.unlock)
+            return "mixed", str(error)
+        return ("suspended", "") if set(self.states().values()) <= {CHECKPOINTED} else ("mixed", BEGUN)
+
     def suspend(self) -> tuple[str, str]:
         """Suspend all processes, or let all go on; return the result and why it is not what was wanted."""
         try:
@@ -185,10 +204,7 @@ def main() -> None:
         say(result="able", reason="", states={})
         return
     todo = Order(driver, order)
-    if order["action"] == "release":
-        result, reason = todo.release(), ""
-    else:
-        result, reason = todo.suspend() if order["action"] == "suspend" else todo.resume()
+    result, reason = todo.carry_out(order["action"])
     say(result=result, reason=reason, states=todo.states())
 
 

@@ -234,9 +234,14 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
         return CUDA_ERROR_UNKNOWN;
     }
     nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
+    if (__atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     result = restore_memory(&t);
-    if (result)
+    if (result) {
+        /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
+        __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);
         return result;
+    }
     return move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_LOCKED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 

@@ -192,6 +192,8 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "dra": hello.dra is True,
         "simulated": hello.simulated,
         "arbiter": hello.arbiter,
+        "can_suspend": hello.suspend is True,
+        "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }
     if any(getattr(node, name) != value for name, value in facts.items()):

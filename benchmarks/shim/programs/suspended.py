@@ -80,7 +80,8 @@ def captured(work: Any) -> Any:
 
 def listen() -> None:
     """Let each line of standard input ask for a probe."""
-    for _ in sys.stdin:
+    # Not `sys.stdin`: a forked worker closes that, and would wait for this thread's lock on it.
+    while os.read(0, 1):
         probes.release()
 
 
