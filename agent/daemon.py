@@ -65,9 +65,7 @@ class Daemon:
     """One node's agent, made under the run directory's lock. Raises PageError if libvcuda's library is missing."""
 
     def __init__(self, settings: Settings, run_dir: RunDir, *, token: str | None) -> None:
-        self._settings = settings
-        self._run_dir = run_dir
-        self._token = token
+        self._settings, self._run_dir, self._token = settings, run_dir, token
         self._node = Node(
             library=PagesLibrary(settings.pages_library),
             claims=run_dir.claims,

@@ -36,7 +36,7 @@ FOREIGN = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES")
 
 
 class Outcome(NamedTuple):
-    """What an order came to, and in words why it is not what was wanted."""
+    """The result of an order, and in words why it is not what was wanted."""
 
     result: Result
     reason: str

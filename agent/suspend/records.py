@@ -21,7 +21,7 @@ Phase = Literal["suspending", "suspended", "resuming"]
 
 
 class Wish(NamedTuple):
-    """What the server wants of a claim: suspended or not, and at which generations."""
+    """The wish of the server for a claim: suspended or not, and at which generations."""
 
     suspended: bool
     generations: tuple[tuple[str, int], ...]
