@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from apps.clusters.core.devices import DEVICE_CLASS
@@ -28,13 +28,14 @@ class Api(Protocol):
     def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
     def put(self, path: str, body: Mapping[str, Any]) -> bytes: ...
     def delete(self, path: str) -> bytes: ...
+    def list(self, path: str, **query: str) -> tuple[Sequence[Any], str]: ...
 
 
 class Publisher:
     """The publisher of one cluster's slices; it remembers what it has written."""
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
-        self._reader, self._api = DeviceReader(cluster), api
+        self._cluster, self._reader, self._api = cluster, DeviceReader(cluster), api
         self._written: dict[str, list[GpuDevice]] = {}
         self._versions: dict[str, int] = {}
         # Uids of the cluster's nodes; a slice ends with its node.
@@ -80,6 +81,17 @@ class Publisher:
         self._inherited.clear()
         return written
 
+    def withdraw(self) -> None:
+        """Remove all slices of the cluster's pool, and the DeviceClass if no other pool's are there."""
+        found, _ = self._api.list(slices.PATH, fieldSelector=f"spec.driver={slices.DRIVER}")
+        there = [json.loads(bytes(item)) for item in found]
+        mine = [item for item in there if slices.is_of_pool(item, self._cluster.pool.name)]
+        paths = [f"{slices.PATH}/{item['metadata']['name']}" for item in mine]
+        if len(mine) == len(there):
+            paths.append(f"/apis/{slices.GROUP}/deviceclasses/{DEVICE_CLASS}")
+        for one in paths:
+            self._delete(one)
+
     def _make_class(self) -> None:
         path = f"/apis/{slices.GROUP}/deviceclasses"
         if self._api.find(f"{path}/{DEVICE_CLASS}") is None:
@@ -119,9 +131,12 @@ class Publisher:
         return True
 
     def _remove(self, node: str) -> None:
+        self._delete(f"{slices.PATH}/{slices.name_slice(node)}")
+        self._forget(node)
+
+    def _delete(self, path: str) -> None:
         try:
-            self._api.delete(f"{slices.PATH}/{slices.name_slice(node)}")
+            self._api.delete(path)
         except Refused as error:
             if error.status != MISSING:
                 raise
-        self._forget(node)
