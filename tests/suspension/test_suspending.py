@@ -304,9 +304,12 @@ def test_limits_of_a_suspended_claim_can_be_changed_and_are_charged_when_it_resu
 
 
 def test_a_claim_that_resumes_waits_for_quota_like_any_other(cast: Cast) -> None:
-    give(cast.acme, core_percent=100, memory_mib=None)
+    quotas = give(cast.acme, core_percent=100, memory_mib=None, host_memory_mib=8 * GIB)
     machine = Machine("gpu1", cast.pool, host_memory_mib=20 * GIB)
     claim = suspended(cast, machine, core_request=60)
+    # What it has in host memory is charged already, and not short of anything.
+    lowered = cast.olga.patch(f"quotas/{quotas['host_memory_mib'].pk}/", {"hard": 2 * GIB}, If_Match="*")
+    assert lowered.status == 200, lowered.body
     cordon = f"gpus/{machine.gpu().uuid}/"
     assert cast.olga.patch(cordon, {"cordoned": True}).status == 200
     other, _ = placed(cast, machine, core_request=60)
@@ -314,7 +317,8 @@ def test_a_claim_that_resumes_waits_for_quota_like_any_other(cast: Cast) -> None
     resume(cast, claim)
     run_round(cast.pool)
     document = cast.max.get(f"claims/{claim.uid}/").body
-    assert (document["state"], document["reasons"][0]["code"]) == ("resuming", "quota-exceeded")
+    assert (document["state"], len(document["reasons"])) == ("resuming", 1)
+    assert document["reasons"][0]["detail"].startswith("Core quota exceeded: requested 60 %")
     release_claim(principal=SYSTEM, claim=other)
     machine.obey()
     run_round(cast.pool)
