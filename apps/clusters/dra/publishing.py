@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.dra import slices
 from apps.clusters.dra.devices import DeviceReader
@@ -28,6 +29,11 @@ class Api(Protocol):
     def post(self, path: str, body: Mapping[str, Any]) -> bytes: ...
     def put(self, path: str, body: Mapping[str, Any]) -> bytes: ...
     def delete(self, path: str) -> bytes: ...
+
+
+class ListingApi(Api, Protocol):
+    """Client that lists, too."""
+
     def list(self, path: str, **query: str) -> tuple[Sequence[Any], str]: ...
 
 
@@ -81,9 +87,9 @@ class Publisher:
         self._inherited.clear()
         return written
 
-    def withdraw(self) -> None:
+    def withdraw(self, api: ListingApi) -> None:
         """Remove all slices of the cluster's pool, and the DeviceClass if no other pool's are there."""
-        found, _ = self._api.list(slices.PATH, fieldSelector=f"spec.driver={slices.DRIVER}")
+        found, _ = api.list(slices.PATH, fieldSelector=f"spec.driver={DRIVER}")
         there = [json.loads(bytes(item)) for item in found]
         mine = [item for item in there if slices.is_of_pool(item, self._cluster.pool.name)]
         paths = [f"{slices.PATH}/{item['metadata']['name']}" for item in mine]

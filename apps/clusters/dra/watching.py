@@ -85,7 +85,7 @@ class DeviceWatch(Watch):
 
     def withdraw(self) -> None:
         """Remove the slices and the DeviceClass: nobody would follow what is allocated. Raises Unreachable, Refused."""
-        self._publisher.withdraw()
+        self._publisher.withdraw(self.client)
 
     def publish(self) -> None:
         """Write the slices that changed."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.dra import evicting, ledger, slices
 from apps.clusters.dra.publishing import Publisher
@@ -28,7 +29,7 @@ class ListedCell(Cell):
     """A cell whose slices can be listed."""
 
     def list(self, path: str, **query: str) -> tuple[list[bytes], str]:
-        assert query == {"fieldSelector": f"spec.driver={slices.DRIVER}"}
+        assert query == {"fieldSelector": f"spec.driver={DRIVER}"}
         return [json.dumps(thing).encode() for name, thing in self.things.items() if name.startswith(path)], "1"
 
 
@@ -38,12 +39,12 @@ def test_what_was_published_is_withdrawn(cast: Cast, cluster: Cluster, machine: 
     foreign = slices.slice_of("other", "uid", [])
     api.post(slices.PATH, foreign)
     # By a process that has written nothing, too.
-    Publisher(cluster, api).withdraw()
+    Publisher(cluster, api).withdraw(api)
     assert [name for name in api.things if name.startswith(slices.PATH)] == [f"{slices.PATH}/other-gpucloud.io"]
     # The other pool's devices are asked for by this class.
     assert CLASS in api.things
     del api.things[f"{slices.PATH}/other-gpucloud.io"]
-    Publisher(cluster, api).withdraw()
+    Publisher(cluster, api).withdraw(api)
     assert CLASS not in api.things
 
 
