@@ -6,9 +6,11 @@ import pytest
 from django.utils import timezone
 
 from apps.nodes.models import Node
+from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import member_limits
+from apps.quotas.services.tenants import InUse, create_pool
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.accounting.ledger_check import differences, repair_all
@@ -21,6 +23,7 @@ from apps.scheduling.services.rebalancing import guarantees
 from apps.scheduling.services.reclaiming import draining, failover
 from apps.suspension.services import resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, seen
+from tests.scheduling.scrapes import scrape
 
 
 def suspended(cast: Cast, machine: Machine, **asked: object) -> Claim:
@@ -230,3 +233,24 @@ def test_a_suspended_claim_costs_no_gpu_hours(cast: Cast, machine: Machine) -> N
     entries = cast.anna.get("quotas/?tenant=acme&resource=core_percent").body["results"]
     assert [row["used"] for row in entries] == [0]
     assert claim.charged["gpus"] == claim.charged["vgpus"] == 0
+
+
+def test_a_node_with_a_suspended_claim_stays_in_its_pool_though_nothing_was_saved(cast: Cast, machine: Machine) -> None:
+    claim, assignment = placed(cast, machine)
+    suspend_claim(principal=SYSTEM, claim=claim)
+    machine.say(seen(assignment, "suspended", saved_bytes=0))
+    claim.refresh_from_db()
+    assert (claim.state, claim.charged["host_memory_mib"], machine.gpu().core_used) == ("suspended", 1, 0)
+    other = create_pool(principal=SYSTEM, name="other")
+    with pytest.raises(InUse):
+        change_node(principal=SYSTEM, node=machine.node, pool=other)
+    assert_books_agree()
+
+
+def test_the_scrape_counts_claims_that_wait_to_resume_and_the_memory_of_nodes(cast: Cast, machine: Machine) -> None:
+    claim = suspended(cast, machine, memory_mib=3 * GIB)
+    resume_claim(principal=SYSTEM, claim=claim)
+    told = scrape(cast.olga)
+    assert told.value("gpucloud_queue_claims", pool="default", state="resuming") == 1
+    assert told.value("gpucloud_host_memory_mib", pool="default") == 20 * GIB
+    assert told.value("gpucloud_host_memory_mib_used", pool="default") == 3 * GIB

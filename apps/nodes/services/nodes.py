@@ -143,7 +143,8 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     node = etags.lock(node, versions)
     # A borrower allocates only memory, and runs nevertheless.
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
-    if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
+    carries = node.host_memory_used_mib > 0 or node.gpus.filter(carrying).exists()
+    if "pool" in values and values["pool"] != node.pool and carries:
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: _fact(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}

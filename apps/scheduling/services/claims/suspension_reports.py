@@ -38,7 +38,8 @@ def take_report(assignment: Assignment, said: wire.Observation) -> bool:
     elif said.state == "suspended":
         assignment.state = AssignmentState.SUSPENDED
         if said.saved_bytes is not UNSET:
-            saved_mib = -(-said.saved_bytes // MIB)
+            # At least 1: a node that carries a suspended claim is in use, whatever was saved.
+            saved_mib = max(1, -(-said.saved_bytes // MIB))
             assignment.held_host_memory_mib = min(assignment.held_host_memory_mib, saved_mib)
     assignment.observed_generation = said.generation
     assignment.reason = said.reason
