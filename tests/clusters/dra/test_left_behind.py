@@ -1,4 +1,4 @@
-"""What ResourceClaims and clusters leave behind: slices, claims that nobody uses, rows, pods without a share."""
+"""Leftovers of ResourceClaims and clusters: slices, claims that nobody uses, rows, pods without a share."""
 
 import json
 import threading
