@@ -21,6 +21,8 @@ from agent.claims.registry import Registry
 from agent.host import cgroups
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
+from agent.suspend.observing import is_over, observe
+from agent.suspend.records import Suspensions
 
 log = structlog.get_logger()
 
@@ -42,6 +44,7 @@ class Node:
         registry: Registry,
         grace_seconds: float,
         hierarchy: Hierarchy | None = None,
+        suspensions: Path | None = None,
     ) -> None:
         self._library = library
         # None: claims get no control groups of their own.
@@ -49,6 +52,8 @@ class Node:
         self._claims = claims
         self._registry = registry
         self._grace_seconds = grace_seconds
+        # `suspensions`: the file of their journal; None: they are not remembered.
+        self.suspensions = Suspensions(suspensions)
         self.desired: wire.Desired | None = None
         self.runtimes: dict[str, ClaimRuntime] = {}
         self._gpus: frozenset[str] = frozenset()
@@ -73,6 +78,7 @@ class Node:
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
             log.info("claim-adopted", claim=directory.name, assignments=len(runtime.slots))
+        self.suspensions.adopt(self.runtimes)
         made = cgroups.find_claim_groups(self._hierarchy) if self._hierarchy is not None else {}
         for runtime in self.runtimes.values():
             runtime.members.adopt_groups(made)
@@ -190,6 +196,7 @@ class Node:
             self._release(runtime, slot)
         runtime.remove()
         del self.runtimes[runtime.claim_uid]
+        self.suspensions.forget(runtime.claim_uid)
         log.info("claim-released", claim=runtime.claim_uid)
 
     def _attribute_now(self, runtime: ClaimRuntime) -> None:
@@ -204,7 +211,7 @@ class Node:
             return ENDING_SECONDS
         if any(one.reaping for one in runtimes):
             return ENDING_SECONDS
-        if any(not slot.is_open or self._over(one, slot) for one in runtimes for slot in one.slots.values()):
+        if any(not slot.is_open or is_over(one, slot) for one in runtimes for slot in one.slots.values()):
             return FALLING_SECONDS
         return STEADY_SECONDS
 
@@ -218,7 +225,7 @@ class Node:
         observations: dict[str, wire.Observation] = {}
         for runtime in (one for uid, one in self.runtimes.items() if claim_uid in (None, uid)):
             for slot in runtime.slots.values():
-                observations[slot.assignment_uid] = self._observe(runtime, slot)
+                observations[slot.assignment_uid] = observe(runtime, slot, self.suspensions)
         for uid, generation in self._released.items():
             observations.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
         for wanted in self.desired.assignments if self.desired else ():
@@ -257,6 +264,8 @@ class Node:
             if claim_uid not in present and runtime.ending_since is None:
                 log.info("claim-ending", claim=claim_uid, processes=len(runtime.members.living()))
                 runtime.ending_since = now
+        for claim_uid, assignments in present.items():
+            self.suspensions.wish(claim_uid, assignments)
         failures: dict[str, str] = {}
         for wanted in (one for assignments in present.values() for one in assignments):
             changed |= self._put(wanted, failures)
@@ -305,7 +314,7 @@ class Node:
             if runtime.ending_since is not None or runtime.occupant(gpu) not in (None, wanted.uid):
                 # The previous assignment is still being released; the next step tries again.
                 return False
-            changed = runtime.put(wanted)
+            changed = runtime.put(wanted, suspended=self.suspensions.is_held(wanted.claim_uid))
         except PageError as error:
             failures[wanted.uid] = str(error)
             return False
@@ -340,30 +349,6 @@ class Node:
         reason = self._unreadable.get(wanted.claim_uid)
         state: wire.AssignmentState = "released" if reason is None else "releasing"
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, reason=reason)
-
-    def _over(self, runtime: ClaimRuntime, slot: LimitSlot) -> bool:
-        return runtime.memory_bytes(slot.assignment_uid) > slot.memory_bytes
-
-    def _observe(self, runtime: ClaimRuntime, slot: LimitSlot) -> wire.Observation:
-        used = runtime.memory_bytes(slot.assignment_uid)
-        state: wire.AssignmentState = "in_force"
-        reason = None
-        if not slot.is_open or runtime.ending_since is not None:
-            state = "releasing"
-            left = runtime.members.living()
-            reason = (
-                f"{len(left)} process(es) left: {', '.join(str(process.pid) for process in left[:8])}" if left else None
-            )
-        elif self._over(runtime, slot):
-            state = "over_limit"
-            reason = (
-                f"the usage page is damaged: up to {used} bytes may be in use, and the limit is {slot.memory_bytes}"
-                if runtime.damaged
-                else f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
-            )
-        return wire.Observation(
-            uid=slot.assignment_uid, generation=slot.generation, state=state, reason=reason, memory_bytes=used
-        )
 
 
 def _is_claim(path: Path) -> bool:

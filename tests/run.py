@@ -36,7 +36,7 @@ AFTER_OTHERS = ("nice", "-n", "5")
 # them and the Python tests by the clock a third of two; the lanes last as long as one another.
 TIMED = {
     "C, by the clock 1": "compute legacy compat",
-    "C, by the clock 2": "mix copies",
+    "C, by the clock 2": "mix copies suspend",
     "C, by the clock 3": "charges sweep",
     "C, by the clock 4": "arbiter turns",
 }

@@ -59,6 +59,15 @@ def alive(process: Process) -> bool:
     return find(process.pid) == process
 
 
+def is_stopped(process: Process) -> bool:
+    """Return whether a signal has stopped the process (SIGSTOP, a debugger)."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[_STATE] in (b"T", b"t")
+
+
 def send(process: Process, number: signal.Signals) -> bool:
     """Signal this very process; return False if it is gone or not ours to signal."""
     try:

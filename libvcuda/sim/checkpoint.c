@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -36,14 +37,30 @@ struct target {
     struct sim_process *process;
 };
 
+/* The letter of its state by the kernel; 0: it is gone. */
+static char letter_of(int pid)
+{
+    char path[64], line[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    size_t length = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    if (file)
+        fclose(file);
+    line[length] = 0;
+    const char *end = strrchr(line, ')');
+    return end && end[1] ? end[2] : 0;
+}
+
+/* As the real driver, which talks to a thread of the process: it waits for one that is stopped, tells apart one that uses
+ * no driver from one that is gone, and needs no cuInit here. */
 static CUresult find(int pid, uint32_t state, struct target *out)
 {
+    while (letter_of(pid) == 'T')
+        nap(10000000);
     out->node = sim_node_open(NULL);
-    if (!out->node)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    out->process = pid > 0 ? sim_process_find(out->node, (uint32_t)pid) : NULL;
+    out->process = out->node && pid > 0 ? sim_process_find(out->node, (uint32_t)pid) : NULL;
     if (!out->process)
-        return CUDA_ERROR_INVALID_VALUE;
+        return letter_of(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_OPERATING_SYSTEM;
     return __atomic_load_n(&out->process->state, __ATOMIC_SEQ_CST) == state ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
@@ -217,9 +234,14 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
         return CUDA_ERROR_UNKNOWN;
     }
     nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
+    if (__atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     result = restore_memory(&t);
-    if (result)
+    if (result) {
+        /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
+        __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);
         return result;
+    }
     return move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_LOCKED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 

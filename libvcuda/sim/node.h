@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 7
+#define SIM_VERSION 8
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_MAX_PROCESSES 256
@@ -136,8 +136,9 @@ struct sim_gpu {
 struct sim_process {
     uint32_t pid, state; /* CU_PROCESS_*; a futex word */
     uint64_t start_time, pidns;
-    uint32_t inside;  /* threads that are within a call */
-    uint32_t managed; /* blocks of managed memory */
+    uint32_t inside;         /* threads that are within a call */
+    uint32_t managed;        /* blocks of managed memory */
+    uint32_t lost, reserved; /* a restore ran out of memory: it can never be brought back */
 };
 
 struct sim_node {
