@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-kept-pods bench-dra bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-kept-pods bench-dra bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,12 @@ bench-kept-pods: ## the memory of the watch of a large cluster, every field of i
 
 bench-dra: ## pods bound per second by kube-scheduler alone, by the extender and by DRA; KUBEBUILDER_ASSETS names a control plane (ARGS="--nodes 1000 --pods 300 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.dra $(ARGS)
+
+bench-prepare: ## the agent's own work on each of a hundred ResourceClaims at once, beside busy programs (ARGS="--claims 100 --runs 3")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.prepare $(ARGS)
+
+bench-devices: ## what reading the published devices of a cluster costs, changed or not (ARGS="--nodes 1000 --claims 300")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.devices $(ARGS)
 
 bench-utilization: ## answers of GET /utilization/ over thirty days of a thousand GPUs (ARGS="--gpus 1000 --days 30")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.utilization $(ARGS)

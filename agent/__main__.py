@@ -42,6 +42,8 @@ environment:
   GPUCLOUD_LEAST_FREE_MIB       the node reports less free space in the state or run directory (16)
   GPUCLOUD_DRIFT_SECONDS seconds between two checks for changed pages (5)
   GPUCLOUD_RELEASE_GRACE_SECONDS  seconds between SIGTERM and SIGKILL when a claim is released (10)
+  GPUCLOUD_SUSPEND_MEMORY_MIB     host memory that suspended claims may take together (half of what is available)
+  GPUCLOUD_SUSPEND_SECONDS        seconds that a driver call of a suspension may take, beside its size (30)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""

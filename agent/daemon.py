@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from agent import VERSION, statefile, wire
+from agent import VERSION, metrics, statefile, wire
 from agent.backoff import Backoff
 from agent.check.running import SelfCheck
 from agent.claims import audit, auditor
@@ -42,13 +42,15 @@ from agent.launch.methods import LaunchMethods
 from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
-from agent.metrics import Exporter, Facts
-from agent.node import Node
+from agent.metrics import Facts
+from agent.node import STEADY_SECONDS, Node
+from agent.releases import Releases, Walk
 from agent.rundir import RunDir
 from agent.server import enrolment
 from agent.server.link import Callbacks, Link
 from agent.server.outbox import Outbox, Sequence
 from agent.settings import Settings
+from agent.suspender import Suspender
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -63,22 +65,23 @@ class Daemon:
     """One node's agent, made under the run directory's lock. Raises PageError if libvcuda's library is missing."""
 
     def __init__(self, settings: Settings, run_dir: RunDir, *, token: str | None) -> None:
-        self._settings = settings
-        self._run_dir = run_dir
-        self._token = token
+        self._settings, self._run_dir, self._token = settings, run_dir, token
         self._node = Node(
             library=PagesLibrary(settings.pages_library),
             claims=run_dir.claims,
             registry=Registry(run_dir.processes),
             grace_seconds=settings.grace_seconds,
             hierarchy=cgroups.find() if settings.cgroups else None,
+            suspensions=run_dir.suspensions,
         )
+        self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
         self._nvml = Nvml(settings.nvml_library)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
+        self._check_now = asyncio.Event()
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._outbox = Outbox(self._observe, self._conditions)
+        self._outbox = Outbox(self._observe, lambda: wire.Conditions(conditions=self._checkup.health.conditions))
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter = Meter()
         self._schedule = Schedule(now=time.monotonic())
@@ -91,18 +94,15 @@ class Daemon:
         self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
+        nvml = self._nvml, self._in_nvml_thread
+        self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
         self._self_check = SelfCheck(settings, self._inventory_now)
         self._reported: Hashable = None
-        self._check_now = asyncio.Event()
-        self._exits = ExitWatcher(self._check_now.set)
-        self._sample_now = asyncio.Event()
+        self._exits, self._sample_now = ExitWatcher(self._check_now.set), asyncio.Event()
         self._usage: wire.Usage | None = None
-
-    def _conditions(self) -> wire.Conditions:
-        return wire.Conditions(conditions=self._checkup.health.conditions)
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
@@ -113,16 +113,18 @@ class Daemon:
         self._apply_stored()
         await self._take_inventory()
         await self._listener.open()
-        self._show_metrics()
+        metrics.serve(self._facts, self._settings.metrics)
         log.info("started", version=VERSION, run_dir=str(self._run_dir.root), gpus=len(self._inventory.gpus))
         loops = [
             self._keep_link(),
             self._watch(),
+            self._releases.run(self._settle),
             self._watch_drift(),
             self._samples(),
             self._watch_nvml(),
             self._arbiter.run(),
             self._kernel_limits.run(),
+            self._suspender.run(),
             self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
@@ -181,7 +183,9 @@ class Daemon:
             self._check_drift()
         self._settle(now)
         self._outbox.mark_observed()
-        self._check_now.set()
+        if self._node.pause_seconds(now=now) < STEADY_SECONDS:
+            self._check_now.set()
+        self._suspender.check_now.set()
 
     def _follow(self, desired: wire.Desired) -> None:
         """Apply the node policy of the desired state."""
@@ -189,16 +193,16 @@ class Daemon:
         self._checkup.health.clear(policy.cleared)
         self._auditor.follow(policy.audit)
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, now: float, walk: Walk | None = None) -> None:
         """Continue releases; report to the server if anything differs from the last report."""
-        for killed in self._node.end_processes(now=now):
+        for killed in self._releases.end_processes(now=now, walk=walk):
             words = f"{describe_processes(killed.pids)} of claim {killed.claim_uid} did not end"
             self._tell("process-killed", f"{words} in {self._settings.grace_seconds:g} s and got SIGKILL.")
         for failure in self._claim_failures.take_new(self._node.runtimes, now=now):
             self._tell(failure.code, failure.detail)
         observed = tuple(
             # The bytes over a limit change all the time; that it is over is the news.
-            (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None)
+            (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None, one.suspend_refused)
             for one in self._node.observe().assignments
         )
         if observed != self._reported:
@@ -259,6 +263,8 @@ class Daemon:
             checks=await self._self_check.check_machine(self._inventory),
             kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
             dra=await self._driver.tell() or msgspec.UNSET,
+            suspend=await self._suspender.is_able() or msgspec.UNSET,
+            host_memory_bytes=await self._suspender.offer_bytes(),
         )
 
     async def _inventory_now(self) -> Inventory:
@@ -353,16 +359,6 @@ class Daemon:
         # Its control group is new.
         self._kernel_limits.check_now.set()
         return authorization.admit(self._node, library, **claim, caller=caller)
-
-    def _show_metrics(self) -> None:
-        if self._settings.metrics is None:
-            return
-        host, port = self._settings.metrics
-        try:
-            Exporter(self._facts, asyncio.get_running_loop()).listen(host, port)
-        except OSError as error:
-            # The node's limits matter more than its metrics.
-            log.error("metrics-not-served", host=host, port=port, reason=str(error))  # noqa: TRY400
 
     def _facts(self) -> Facts:
         return Facts(

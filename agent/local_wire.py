@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 5.0
 # The reason of a refusal; the words beside it are for people.
 Code = Literal[
     "bad-request", "too-large", "too-slow", "busy", "unknown-claim", "wrong-secret", "not-in-force", "releasing",
-    "failed", "wrong-user", "not-allowed",
+    "failed", "wrong-user", "not-allowed", "suspended",
 ]  # fmt: skip
 # Refusals that time may cure: the agent may not have received a new claim yet.
 PASSING: frozenset[str] = frozenset({"unknown-claim", "not-in-force", "busy"})

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+import structlog
 from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent import wire
+
+log = structlog.get_logger()
 
 MIB = 1 << 20
 # The loop never blocks for so long, except on an overloaded machine.
@@ -236,3 +239,15 @@ def _prepares(prepares: Prepares | None) -> Iterable[Metric]:
         names = [*map(str, PREPARE_BOUNDS), "+Inf"]
         seconds.add_metric([part], list(zip(names, accumulate(durations.counts), strict=True)), durations.sum_seconds)
     return seconds, refusals
+
+
+def serve(facts: Callable[[], Facts], address: tuple[str, int] | None) -> None:
+    """Serve the metrics from the running event loop's facts; without an address nothing is served."""
+    if address is None:
+        return
+    host, port = address
+    try:
+        Exporter(facts, asyncio.get_running_loop()).listen(host, port)
+    except OSError as error:
+        # The node's limits matter more than its metrics.
+        log.error("metrics-not-served", host=host, port=port, reason=str(error))  # noqa: TRY400

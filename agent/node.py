@@ -8,7 +8,6 @@ between any two lines. Before the first desired state is known, nothing is remov
 import contextlib
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
@@ -22,6 +21,8 @@ from agent.claims.registry import Registry
 from agent.host import cgroups
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
+from agent.suspend.observing import is_over, observe
+from agent.suspend.records import Suspensions
 
 log = structlog.get_logger()
 
@@ -29,16 +30,7 @@ log = structlog.get_logger()
 ENDING_SECONDS = 0.1
 FALLING_SECONDS = 0.25
 STEADY_SECONDS = 1.0
-# A walk through every process's environment blocks the event loop.
-ATTRIBUTION_SECONDS = 0.5
 UID_CHARACTERS = frozenset("0123456789abcdef-")
-
-
-class Killed(NamedTuple):
-    """Processes of a claim that did not end when they were asked to."""
-
-    claim_uid: str
-    pids: list[int]
 
 
 class Node:
@@ -52,6 +44,7 @@ class Node:
         registry: Registry,
         grace_seconds: float,
         hierarchy: Hierarchy | None = None,
+        suspensions: Path | None = None,
     ) -> None:
         self._library = library
         # None: claims get no control groups of their own.
@@ -59,13 +52,14 @@ class Node:
         self._claims = claims
         self._registry = registry
         self._grace_seconds = grace_seconds
+        # `suspensions`: the file of their journal; None: they are not remembered.
+        self.suspensions = Suspensions(suspensions)
         self.desired: wire.Desired | None = None
         self.runtimes: dict[str, ClaimRuntime] = {}
         self._gpus: frozenset[str] = frozenset()
         self._gpu_problem: str | None = None
         # The reason why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
-        self._attributed_at = float("-inf")
         self._stepped_at = float("-inf")
         # Claims whose pages an earlier agent left and this one cannot read (another version's, say), and why.
         self._unreadable: dict[str, str] = {}
@@ -84,6 +78,7 @@ class Node:
                 log.warning("claim-not-adopted", claim=directory.name, reason=str(error))
                 continue
             log.info("claim-adopted", claim=directory.name, assignments=len(runtime.slots))
+        self.suspensions.adopt(self.runtimes)
         made = cgroups.find_claim_groups(self._hierarchy) if self._hierarchy is not None else {}
         for runtime in self.runtimes.values():
             runtime.members.adopt_groups(made)
@@ -118,7 +113,7 @@ class Node:
     def repair_usage(self, claim_uid: str) -> None:
         """Make a damaged usage page usable again. Raises OSError; PageError while programs run on it."""
         runtime = self.runtimes[claim_uid]
-        self._attribute_now([runtime], self._attributed_at)
+        self._attribute_now(runtime)
         runtime.repair_usage()
 
     def repair_pages(self, claim_uid: str, *, now: float) -> None:
@@ -171,24 +166,6 @@ class Node:
         """Return whether no work is pending and usage was read within STEADY_SECONDS, by the samples."""
         return now - self._stepped_at < STEADY_SECONDS and self.pause_seconds(now=now) == STEADY_SECONDS
 
-    def end_processes(self, *, now: float) -> list[Killed]:
-        """Signal the processes of ending claims; return those that SIGKILL reached now."""
-        ending = [runtime for runtime in self.runtimes.values() if runtime.ending_since is not None]
-        if not ending:
-            return []
-        killed = []
-        if self._must_attribute(ending, now):
-            self._attributed_at = now
-            self._attribute_now(ending, now)
-        for runtime in ending:
-            victims = runtime.end(now=now, grace_seconds=self._grace_seconds)
-            if victims:
-                killed.append(Killed(runtime.claim_uid, [process.pid for process in victims]))
-            # The last process may have started another just before it ended: finish only after a walk of this moment.
-            if runtime.attributed_at == now and not runtime.members.any_left:
-                self._finish(runtime)
-        return killed
-
     @property
     def hierarchy(self) -> Hierarchy | None:
         """The tree in which claims get control groups; None if they get none."""
@@ -204,19 +181,26 @@ class Node:
             me=os.getpid(),
         )
 
-    def _attribute_now(self, ending: list[ClaimRuntime], now: float) -> None:
-        divided = self.attribute(attribution.read_processes())
-        for runtime in ending:
+    def set_attributed(
+        self, runtimes: list[ClaimRuntime], seen: list[attribution.ProcessInfo], *, now: float | None
+    ) -> None:
+        """Set the processes of these claims among all of the machine, as they were seen at this time."""
+        divided = self.attribute(seen)
+        for runtime in runtimes:
             runtime.members.set_attributed(divided.get(runtime.claim_uid, set()))
             runtime.attributed_at = now
 
-    def _must_attribute(self, ending: list[ClaimRuntime], now: float) -> bool:
-        """Return True now and then, at once if a release begins, no process is left, or a killed one may fork."""
-        return now - self._attributed_at >= ATTRIBUTION_SECONDS or any(
-            one.attributed_at is None or not one.members.any_left or now - one.ending_since >= self._grace_seconds
-            for one in ending
-            if one.ending_since is not None
-        )
+    def finish(self, runtime: ClaimRuntime) -> None:
+        """Release a claim of which nothing runs any more, and remove its pages."""
+        for slot in list(runtime.slots.values()):
+            self._release(runtime, slot)
+        runtime.remove()
+        del self.runtimes[runtime.claim_uid]
+        self.suspensions.forget(runtime.claim_uid)
+        log.info("claim-released", claim=runtime.claim_uid)
+
+    def _attribute_now(self, runtime: ClaimRuntime) -> None:
+        self.set_attributed([runtime], attribution.read_processes(), now=runtime.attributed_at)
 
     def pause_seconds(self, *, now: float) -> float:
         """Return how long the next check may wait: shorter while a release or a falling use needs one."""
@@ -227,7 +211,7 @@ class Node:
             return ENDING_SECONDS
         if any(one.reaping for one in runtimes):
             return ENDING_SECONDS
-        if any(not slot.is_open or self._over(one, slot) for one in runtimes for slot in one.slots.values()):
+        if any(not slot.is_open or is_over(one, slot) for one in runtimes for slot in one.slots.values()):
             return FALLING_SECONDS
         return STEADY_SECONDS
 
@@ -241,7 +225,7 @@ class Node:
         observations: dict[str, wire.Observation] = {}
         for runtime in (one for uid, one in self.runtimes.items() if claim_uid in (None, uid)):
             for slot in runtime.slots.values():
-                observations[slot.assignment_uid] = self._observe(runtime, slot)
+                observations[slot.assignment_uid] = observe(runtime, slot, self.suspensions)
         for uid, generation in self._released.items():
             observations.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
         for wanted in self.desired.assignments if self.desired else ():
@@ -280,6 +264,8 @@ class Node:
             if claim_uid not in present and runtime.ending_since is None:
                 log.info("claim-ending", claim=claim_uid, processes=len(runtime.members.living()))
                 runtime.ending_since = now
+        for claim_uid, assignments in present.items():
+            self.suspensions.wish(claim_uid, assignments)
         failures: dict[str, str] = {}
         for wanted in (one for assignments in present.values() for one in assignments):
             changed |= self._put(wanted, failures)
@@ -328,7 +314,7 @@ class Node:
             if runtime.ending_since is not None or runtime.occupant(gpu) not in (None, wanted.uid):
                 # The previous assignment is still being released; the next step tries again.
                 return False
-            changed = runtime.put(wanted)
+            changed = runtime.put(wanted, suspended=self.suspensions.is_held(wanted.claim_uid))
         except PageError as error:
             failures[wanted.uid] = str(error)
             return False
@@ -345,7 +331,7 @@ class Node:
 
     def _remake_pages(self, runtime: ClaimRuntime) -> ClaimRuntime:
         """Make new pages in the place of deleted ones, once no living process has the old ones mapped."""
-        self._attribute_now([runtime], self._attributed_at)
+        self._attribute_now(runtime)
         if runtime.members.any_left or runtime.ending_since is not None:
             return runtime
         log.warning("pages-made-again", claim=runtime.claim_uid, lost=runtime.lost)
@@ -358,42 +344,11 @@ class Node:
         runtime.forget(slot.assignment_uid)
         log.info("assignment-released", assignment=slot.assignment_uid)
 
-    def _finish(self, runtime: ClaimRuntime) -> None:
-        for slot in list(runtime.slots.values()):
-            self._release(runtime, slot)
-        runtime.remove()
-        del self.runtimes[runtime.claim_uid]
-        log.info("claim-released", claim=runtime.claim_uid)
-
     def _observe_gone(self, wanted: wire.Assignment) -> wire.Observation:
         # Its programs may still run; to call it released would promise the GPU twice.
         reason = self._unreadable.get(wanted.claim_uid)
         state: wire.AssignmentState = "released" if reason is None else "releasing"
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, reason=reason)
-
-    def _over(self, runtime: ClaimRuntime, slot: LimitSlot) -> bool:
-        return runtime.memory_bytes(slot.assignment_uid) > slot.memory_bytes
-
-    def _observe(self, runtime: ClaimRuntime, slot: LimitSlot) -> wire.Observation:
-        used = runtime.memory_bytes(slot.assignment_uid)
-        state: wire.AssignmentState = "in_force"
-        reason = None
-        if not slot.is_open or runtime.ending_since is not None:
-            state = "releasing"
-            left = runtime.members.living()
-            reason = (
-                f"{len(left)} process(es) left: {', '.join(str(process.pid) for process in left[:8])}" if left else None
-            )
-        elif self._over(runtime, slot):
-            state = "over_limit"
-            reason = (
-                f"the usage page is damaged: up to {used} bytes may be in use, and the limit is {slot.memory_bytes}"
-                if runtime.damaged
-                else f"{used} bytes in use, {used - slot.memory_bytes} over the limit of {slot.memory_bytes}"
-            )
-        return wire.Observation(
-            uid=slot.assignment_uid, generation=slot.generation, state=state, reason=reason, memory_bytes=used
-        )
 
 
 def _is_claim(path: Path) -> bool:

@@ -4,6 +4,7 @@
 <run dir>/arbiter.lock          locked by the arbiter
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        the registered processes by claim
+<run dir>/suspensions.json      the suspended claims, and those on the way there or back
 <run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
 <run dir>/container/            small files that every container of a claim gets
@@ -43,6 +44,7 @@ class RunDir:
         self.claims = self.root / "claims"
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
+        self.suspensions = self.root / "suspensions.json"
         self.container = self.root / "container"
         self._lock: int | None = None
 

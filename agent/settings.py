@@ -22,6 +22,8 @@ HEALTH_SECONDS = 30.0
 LEAST_HEALTH_SECONDS = 0.2
 # A claim's pages take less than one; the state file and the log less than ten.
 LEAST_FREE_MIB = 16
+# A kernel that runs ends first, and a process of many threads takes a while to stop.
+SUSPEND_SECONDS = 30.0
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 # Docker, Podman, containerd and CRI-O read it unless configured otherwise; it is empty after a reboot, like our claims.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
@@ -115,6 +117,10 @@ class Settings(NamedTuple):
     # With less free space than this in the state or run directory, the node takes no new claims.
     least_free_bytes: int
     backoff_cap_seconds: float
+    # Host memory that the suspended claims of this node may take together.
+    host_memory_bytes: int
+    # A driver call that suspends or resumes a process may take so long, and more by the size of its memory.
+    suspend_seconds: float
 
     @property
     def is_dra_driver(self) -> bool:
@@ -152,7 +158,15 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         health_seconds=max(_seconds(environment, "GPUCLOUD_HEALTH_SECONDS", HEALTH_SECONDS), LEAST_HEALTH_SECONDS),
         least_free_bytes=_mebibytes(environment, "GPUCLOUD_LEAST_FREE_MIB", LEAST_FREE_MIB) << 20,
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
+        host_memory_bytes=_mebibytes(environment, "GPUCLOUD_SUSPEND_MEMORY_MIB", available_mib() // 2) << 20,
+        suspend_seconds=_seconds(environment, "GPUCLOUD_SUSPEND_SECONDS", SUSPEND_SECONDS),
     )
+
+
+def available_mib() -> int:
+    """Return the host memory that programs can still get, by the kernel."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def read_nvml_library(environment: Mapping[str, str]) -> Path | None:

@@ -11,11 +11,12 @@ force, so a lost frame is repaired by the next one. A frame number only orders `
 reported per assignment, by generation.
 """
 
-from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+
+from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - both sides import this module only
 
 VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
@@ -47,7 +48,10 @@ ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]  # in Kubernetes
 LabelName = Annotated[str, Meta(min_length=1, max_length=63)]  # a DNS label
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
 
-AssignmentState = Literal["in_force", "over_limit", "releasing", "released", "failed"]
+# `suspended`: every GPU process of the claim was observed with its GPU memory in host memory, or there is none.
+AssignmentState = Literal[
+    "in_force", "over_limit", "suspending", "suspended", "resuming", "releasing", "released", "failed"
+]
 # The ways in which the claims of a GPU share its compute under contention; docs/api.md describes each.
 Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
@@ -102,6 +106,10 @@ class Hello(Frame, frozen=True, kw_only=True):
     # if the agent is the node's driver for Dynamic Resource Allocation.
     kubernetes_node: ObjectName | UnsetType = UNSET
     dra: bool | UnsetType = UNSET
+    # Both left out unless the driver can suspend processes: True, and the host memory that the suspended claims of this
+    # node may take together.
+    suspend: bool | UnsetType = UNSET
+    host_memory_bytes: Bytes | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -113,8 +121,13 @@ class Observation(Record, frozen=True, kw_only=True):
     state: AssignmentState
     # The reason in words, if the state is `over_limit` or `failed`.
     reason: Sentence | None = None
-    # Device memory in use: shrunk limits are given back once this is at or below the limit.
+    # Device memory in use: shrunk limits are given back once this is at or below the limit. 0 while it is suspended.
     memory_bytes: Bytes = 0
+    # Host memory that holds what the claim had on this GPU; only while it is suspended.
+    saved_bytes: Bytes | UnsetType = UNSET
+    # The agent could not suspend it at this generation and left it in force, or could not resume it and left it
+    # suspended: why, and what to do. The server answers by a new generation that wants what is.
+    suspend_refused: Sentence | UnsetType = UNSET
 
 
 # Changes made behind the agent's back: `agent/drift.py` detects them.
@@ -225,24 +238,6 @@ class Event(Frame, frozen=True, kw_only=True):
     process: GpuProcess | None = None
 
 
-class ConditionType(StrEnum):
-    """The types of conditions of a node or a GPU. All are good when `True`; a newer agent may know more of them."""
-
-    # Of a node.
-    DRIVER_HEALTHY = "DriverHealthy"
-    ARBITER_RUNNING = "ArbiterRunning"
-    CLOCK_IN_SYNC = "ClockInSync"
-    DISK_SPACE = "DiskSpace"
-    LIBRARY_PRESENT = "LibraryPresent"
-    PROCESSES_LIMITED = "ProcessesLimited"
-    KERNEL_LIMITS_SET = "KernelLimitsSet"
-    # Of a GPU.
-    REACHABLE = "Reachable"
-    NO_XID_ERRORS = "NoXidErrors"
-    MEMORY_HEALTHY = "MemoryHealthy"
-    TEMPERATURE_OK = "TemperatureOk"
-
-
 class Condition(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One condition of the node or of one of its GPUs, in the form of Kubernetes' conditions."""
 
@@ -334,6 +329,9 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     pod_uid: Word = ""
     # None: no ResourceClaim's.
     resource_claim: ResourceClaim | None = None
+    # True: move the GPU memory of the claim's programs to host memory and stop them. The same for all assignments of a
+    # claim. An older agent ignores it; `suspend` of its hello tells.
+    suspended: bool = False
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

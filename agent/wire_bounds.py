@@ -11,7 +11,7 @@ _UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200
 _GPU, _MOST = f"GPU-{_UID}", 2**63 - 1
 LONGEST = Assignment(
     uid=_UID, claim_uid=_UID, tenant=_WORD, gpu_uuid=_GPU, generation=_MOST, core_request=100, core_limit=100,
-    memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False,
+    memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False, suspended=True,
     sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
     pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
     resource_claim=ResourceClaim(

@@ -1,8 +1,11 @@
 """Celery: repair of missed pushes, roll-ups, expiry, rebalancing. Tasks take ids, may run twice, start on commit."""
 
 import os
+from typing import Any
 
 from celery import Celery
+from celery.signals import task_postrun, task_prerun
+from django.db import close_old_connections
 from kombu.transport import TRANSPORT_ALIASES
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
@@ -13,3 +16,11 @@ TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), "gpucloud.broker:Transpo
 app = Celery("gpucloud")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+
+
+@task_prerun.connect
+@task_postrun.connect
+def return_connections(sender: Any, **_: Any) -> None:
+    """Give the process' database connection back to its pool, as after a request; close it if there is no pool."""
+    if not sender.request.is_eager:
+        close_old_connections()

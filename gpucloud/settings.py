@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "apps.quotas",
     "apps.nodes",
     "apps.scheduling",
+    "apps.suspension",
     "apps.demo",
     "apps.clusters",
 ]
@@ -273,6 +274,9 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 }
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
+# Celery closes its database connections, and their pool, around each task, unless they may serve several: a new
+# connection costs more than most tasks (gpucloud/celery.py gives them back to the pool).
+CELERY_DB_REUSE_MAX = 1000
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -232,8 +233,11 @@ def gpu_uuid(node: str, index: int) -> str:
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node}-{index}')}"
 
 
-def hello(name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = MODEL) -> wire.Hello:
-    """Return the hello of this machine's agent."""
+def hello(
+    name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = MODEL, host_memory_mib: int | None = None
+) -> wire.Hello:
+    """Return the hello of this machine's agent; with host memory it can suspend claims."""
+    can = host_memory_mib is not None
     return wire.Hello(
         agent_version="1",
         driver_version="1",
@@ -245,6 +249,8 @@ def hello(name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = 
             wire.Gpu(uuid=gpu_uuid(name, index), index=index, model=model, memory_bytes=memory_mib * MIB_BYTES)
             for index in range(gpus)
         ],
+        suspend=True if can else msgspec.UNSET,
+        host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,
     )
 
 
@@ -279,6 +285,9 @@ def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:
     """Return an agent's report of an assignment in its desired state."""
     if not wanted.present:
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
+    if wanted.suspended:
+        saved = memory_bytes or msgspec.UNSET
+        return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="suspended", saved_bytes=saved)
     state: wire.AssignmentState = "over_limit" if memory_bytes > wanted.memory_bytes else "in_force"
     return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, memory_bytes=memory_bytes)
 
@@ -340,6 +349,9 @@ def assert_books_agree() -> None:
         live = gpu.assignments.exclude(state="released")
         assert sum(live.values_list("held_core", flat=True)) == gpu.core_used
         assert sum(live.values_list("held_memory_mib", flat=True)) == gpu.memory_used_mib
+    for node in Node.objects.all():
+        on_it = Assignment.objects.filter(gpu__node=node).live()
+        assert sum(on_it.values_list("held_host_memory_mib", flat=True)) == node.host_memory_used_mib
     for tenant in Tenant.objects.all():
         overall = used(tenant)
         for resource in set(overall) & set(Resource.values):

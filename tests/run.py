@@ -10,6 +10,7 @@ the table says so, and a second failure counts (docs/decisions/0043, 0062, 0073)
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ AFTER_OTHERS = ("nice", "-n", "5")
 # them and the Python tests by the clock a third of two; the lanes last as long as one another.
 TIMED = {
     "C, by the clock 1": "compute legacy compat",
-    "C, by the clock 2": "mix copies",
+    "C, by the clock 2": "mix copies suspend",
     "C, by the clock 3": "charges sweep",
     "C, by the clock 4": "arbiter turns",
 }
@@ -88,6 +89,8 @@ class Row:
     failed: int | None
     skipped: int | None
     seconds: float
+    # Processor time, of all processes that ended in order.
+    cpu_seconds: float
     status: int
 
     @property
@@ -101,12 +104,23 @@ class Row:
 
 def pytest_suite(suite: str, caches: Path, *arguments: str, before: Sequence[str] = ()) -> list[Row]:
     """Run a suite of Python tests, or with `--last-failed` its repeat; pytest's cache says what failed."""
-    begun, name = time.monotonic(), suite.removesuffix(AGAIN)
+    name = suite.removesuffix(AGAIN)
     report, cache = caches / f"{suite}.xml", caches / name
     options = ["-m", MARKS[name], "-o", f"cache_dir={cache}", f"--junit-xml={report}", *arguments]
     command = [*before, sys.executable, "-m", "pytest", "-q", *options]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
-    return [Row(suite, *counts(report), time.monotonic() - begun, status)]
+    used, _ = run_command(command)
+    return [Row(suite, *counts(report), *used)]
+
+
+def run_command(command: Sequence[str], *, captured: bool = False) -> tuple[tuple[float, float, int], str]:
+    """Run a command; return its seconds, processor seconds and status, and what it printed if that is captured."""
+    begun = time.monotonic()
+    output, errors = (subprocess.PIPE, subprocess.STDOUT) if captured else (None, None)
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=output, stderr=errors)
+    printed = process.stdout.read() if process.stdout else ""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return (time.monotonic() - begun, usage.ru_utime + usage.ru_stime, process.returncode), printed
 
 
 def counts(report: Path) -> tuple[int, int, int]:
@@ -123,14 +137,11 @@ def counts(report: Path) -> tuple[int, int, int]:
 
 def c_suite(suite: str, *, beside_others: bool = False) -> list[Row]:
     """Run a C suite; beside others it prints everything at its end, in one piece."""
-    begun = time.monotonic()
     target = C_SUITES[suite.removesuffix(AGAIN)].split(" ", 1)
     command = ["make", "--no-print-directory", "-C", "libvcuda", *target]
-    stdout = subprocess.PIPE if beside_others else None
-    stderr = subprocess.STDOUT if beside_others else None
-    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=stdout, stderr=stderr)
-    print(done.stdout or "", end="", flush=True)
-    return [Row(suite, None, None, None, time.monotonic() - begun, done.returncode)]
+    used, printed = run_command(command, captured=beside_others)
+    print(printed, end="", flush=True)
+    return [Row(suite, None, None, None, *used)]
 
 
 def beside(*lanes: Sequence[Callable[[], list[Row]]]) -> list[Row]:
@@ -156,13 +167,14 @@ def suites_again(rows: list[Row], caches: Path) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = [f"{'suite':<26}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
+    lines = [f"{'suite':<26}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'cpu':>8}"]
     for row in rows:
         numbers = "".join(
             f"{'–' if count is None else count:>{width}}"
             for count, width in ((row.passed, 8), (row.failed, 8), (row.skipped, 9))
         )
-        lines.append(f"{row.suite:<26}{numbers}{row.seconds:>9.1f}  {'ok' if row.good else 'FAILED'}")
+        outcome = "ok" if row.good else "FAILED"
+        lines.append(f"{row.suite:<26}{numbers}{row.seconds:>9.1f}{row.cpu_seconds:>8.1f}  {outcome}")
     return "\n".join(lines)
 
 

@@ -6,8 +6,8 @@ under another claim: that claim's. `attribute` does it for the whole process tab
 processes on a GPU.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from agent.claims.claim import ClaimRuntime
@@ -31,10 +31,10 @@ class ProcessInfo(NamedTuple):
 def read_processes() -> list[ProcessInfo]:
     """Return every living process that /proc shows; one walk."""
     found = []
-    for entry in Path("/proc").iterdir():
-        process = processes.find(int(entry.name)) if entry.name.isdigit() else None
-        parent = processes.parent_pid(process) if process is not None else None
-        if process is not None and parent is not None:
+    for name in os.listdir("/proc"):  # noqa: PTH208 - half the time of a path for each
+        there = processes.find_with_parent(int(name)) if name.isdigit() else None
+        if there is not None:
+            process, parent = there
             directory = processes.variable(process, "GPUCLOUD_CLAIM_DIR")
             found.append(ProcessInfo(process, parent, processes.container(process), directory))
     return found

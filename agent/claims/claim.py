@@ -125,7 +125,7 @@ class ClaimRuntime:
             # It is gone, which `lost` says.
             return False
 
-    def put(self, wanted: wire.Assignment) -> bool:
+    def put(self, wanted: wire.Assignment, *, suspended: bool) -> bool:
         """Write the assignment's limits to the page; return False if they were there already. Raises PageError."""
         slot = LimitSlot(
             assignment_uid=wanted.uid,
@@ -136,6 +136,7 @@ class ClaimRuntime:
             core_request=wanted.core_request,
             core_limit=wanted.core_limit,
             sharing=wanted.sharing or wire.Sharing(),
+            suspended=suspended,
         )
         if self.slots.get(wanted.uid) == slot:
             return False

@@ -1,5 +1,6 @@
 """The control groups of one claim: one below each group from which its programs came."""
 
+import os
 from pathlib import Path
 
 import structlog
@@ -60,6 +61,23 @@ class Groups:
                 group.kill()
             except OSError as error:
                 log.info("cgroup-not-killed", cgroup=str(group.path), reason=str(error))
+
+    def freeze(self) -> None:
+        """Stop all threads in the groups; a group with the agent itself in it is left out."""
+        for group in self._groups.values():
+            if os.getpid() not in group.pids():
+                self._set(group, frozen=True)
+
+    def thaw(self) -> None:
+        """Let all threads in the groups run."""
+        for group in self._groups.values():
+            self._set(group, frozen=False)
+
+    def _set(self, group: Group, *, frozen: bool) -> None:
+        try:
+            group.freeze() if frozen else group.thaw()
+        except OSError as error:
+            log.info("cgroup-not-frozen" if frozen else "cgroup-not-thawed", cgroup=str(group.path), reason=str(error))
 
     def tidy(self) -> None:
         """Remove the empty groups."""

@@ -68,9 +68,20 @@ class Members:
 
     def living(self) -> list[Process]:
         """Return every living process of the claim."""
-        attached = {process for process in self._proven.values() if processes.alive(process)}
         attributed = {process for process in self._attributed if processes.alive(process)}
-        return sorted(attached | attributed | self._registry.living(self._claim_uid) | self._groups.members())
+        return sorted(self.attached() | attributed | self._registry.living(self._claim_uid) | self._groups.members())
+
+    def attached(self) -> set[Process]:
+        """Return the living processes that stand in the usage page: those that use a GPU."""
+        return {process for process in self._proven.values() if processes.alive(process)}
+
+    def freeze(self) -> None:
+        """Stop all threads of the processes in the claim's groups; without a group none stops."""
+        self._groups.freeze()
+
+    def thaw(self) -> None:
+        """Let them run."""
+        self._groups.thaw()
 
     @property
     def known(self) -> set[Process]:

@@ -24,6 +24,7 @@ SLOT_CLOSED = 2
 # As `enum vcuda_policy` numbers them.
 POLICIES: tuple[wire.Policy, ...] = get_args(wire.Policy)
 FLAG_BEST_EFFORT = 1
+FLAG_SUSPENDED = 2
 LARGEST = 2**63 - 1
 # The header's magic, version and size of the page, and the claim: constant for the life of the page.
 _CONSTANT = (slice(0, 16), slice(32, 48))
@@ -43,6 +44,8 @@ class LimitSlot(NamedTuple):
     core_request: int
     core_limit: int
     sharing: wire.Sharing = wire.Sharing()
+    # True: the claim's programs are suspended, or on the way there or back.
+    suspended: bool = False
 
 
 class LimitsPage:
@@ -81,6 +84,7 @@ class LimitsPage:
                         core_request=limit.core_request,
                         core_limit=limit.core_limit,
                         sharing=_sharing(limit),
+                        suspended=bool(limit.flags & FLAG_SUSPENDED),
                     )
                 )
         return found
@@ -193,7 +197,7 @@ def _raw(slot: LimitSlot) -> RawLimit:
         weight=slot.sharing.weight,
         ceiling=slot.sharing.ceiling,
         parts=slot.sharing.parts,
-        flags=FLAG_BEST_EFFORT if slot.sharing.best_effort else 0,
+        flags=FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended,
     )
 
 

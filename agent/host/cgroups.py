@@ -127,14 +127,22 @@ class Group:
                 return False
         return True
 
-    def _kill_frozen(self) -> None:
+    def freeze(self) -> None:
+        """Stop every thread in it. Raises OSError."""
         self._freeze("1", "FROZEN")
+
+    def thaw(self) -> None:
+        """Let them run. Raises OSError."""
+        self._freeze("0", "THAWED")
+
+    def _kill_frozen(self) -> None:
+        self.freeze()
         try:
             for pid in self.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         finally:
-            self._freeze("0", "THAWED")
+            self.thaw()
 
     def _freeze(self, second: str, first: str) -> None:
         file = self.path / "cgroup.freeze"

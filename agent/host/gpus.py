@@ -149,6 +149,15 @@ class Nvml:
                 continue
         return usages
 
+    def read_free(self) -> dict[str, int]:
+        """Return the bytes that are free on each GPU of the last inventory; leave out one that does not answer."""
+        free = {}
+        for uuid, handle in self._handles.items():
+            with contextlib.suppress(nvml.NVMLError):
+                memory = read_memory(handle)
+                free[uuid] = memory.usable_bytes - memory.used_bytes
+        return free
+
     def processes(self) -> list[Listed]:
         """Return the computing processes on each GPU of the last inventory; leave out one that does not answer."""
         found: list[Listed] = []

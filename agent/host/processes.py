@@ -37,6 +37,12 @@ def find(pid: int) -> Process | None:
 
     Return None also if /proc shows other users' processes to nobody else (mounted with hidepid=1).
     """
+    found = find_with_parent(pid)
+    return found[0] if found is not None else None
+
+
+def find_with_parent(pid: int) -> tuple[Process, int] | None:
+    """Return the living process with this pid, as `find` does, and the pid of its parent."""
     if pid <= 0:
         return None
     try:
@@ -45,12 +51,21 @@ def find(pid: int) -> Process | None:
         return None
     if fields[_STATE].decode() in _DEAD and int(fields[_THREADS]) <= 1:
         return None
-    return Process(pid, int(fields[_START]))
+    return Process(pid, int(fields[_START])), int(fields[_PARENT])
 
 
 def alive(process: Process) -> bool:
     """Return whether this very process lives."""
     return find(process.pid) == process
+
+
+def is_stopped(process: Process) -> bool:
+    """Return whether a signal has stopped the process (SIGSTOP, a debugger)."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[_STATE] in (b"T", b"t")
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -180,12 +195,12 @@ def container(process: Process) -> str | None:
     """
     try:
         cgroups = lines_of(Path(f"/proc/{process.pid}/cgroup"))
+        for line in cgroups:
+            if found := CONTAINER_ID.search(line):
+                return line[: found.end()]
         namespace = Path(f"/proc/{process.pid}/ns/pid").stat().st_ino & 0xFFFFFFFF
     except OSError:
         return None
-    for line in cgroups:
-        if found := CONTAINER_ID.search(line):
-            return line[: found.end()]
     return f"{namespace} {cgroups}" if namespace != own_namespace() else None
 
 

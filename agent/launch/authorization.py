@@ -108,6 +108,9 @@ def _not_in_force(node: Node, wanted: list[wire.Assignment]) -> Refusal | None:
         observation = observed.get(one.uid)
         if observation is not None and observation.state == "failed":
             return Refusal(code="failed", detail=f"Claim {claim_uid} is not in force: {observation.reason}.")
+        if observation is not None and observation.state in ("suspending", "suspended", "resuming"):
+            words = f"Claim {claim_uid} is {observation.state}: programs can start under it when it has been resumed."
+            return Refusal(code="suspended", detail=words)
         if observation is None or observation.state not in ("in_force", "over_limit"):
             return Refusal(code="not-in-force", detail=f"Claim {claim_uid} is not in force yet.")
     return None

@@ -1,7 +1,7 @@
 """The files by which programs start without asking the agent: each claim's environment file and CDI spec.
 
 They are reconciled with the claims like everything here: a deleted file is written again, a killed agent's file is
-removed. A claim that is being released has none, so that nothing new starts under it.
+removed. A claim that is being released or is suspended has none, so that nothing new starts under it.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class LaunchMethods:
         self._names = {uid: name for uid, name in self._names.items() if uid in node.runtimes}
         for uid, runtime in node.runtimes.items():
             gpus = environment.gpus(runtime, names)
-            if runtime.ending_since is not None or not gpus or runtime.lost:
+            if runtime.ending_since is not None or not gpus or runtime.lost or node.suspensions.is_held(uid):
                 continue
             try:
                 made[uid] = self._build_files(runtime, gpus, names, minors)

@@ -5,7 +5,7 @@ from django.urls import path
 from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
-from apps.console.claims import changes, claim_list, claims, new_claim, sharing
+from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals
@@ -140,4 +140,6 @@ urlpatterns = [
     path("claims/<uuid:uid>/renew/", changes.renew, name="renew-claim"),
     path("claims/<uuid:uid>/apply/", changes.apply_suggestion, name="apply-suggestion"),
     path("claims/<uuid:uid>/release/", changes.release, name="release"),
+    path("claims/<uuid:uid>/suspend/", suspension.suspend, name="suspend"),
+    path("claims/<uuid:uid>/resume/", suspension.resume, name="resume"),
 ]

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # On an idle machine a push is in force within 100 ms; one that takes 50 times as long was lost.
 UNOBSERVED = timedelta(seconds=5)
+CHANGING = (AssignmentState.RELEASING, AssignmentState.SUSPENDING, AssignmentState.RESUMING)
 
 
 @shared_task
@@ -43,9 +44,9 @@ def repair_pushes() -> int:
     unobserved = Assignment.objects.live().filter(
         updated_at__lt=now - UNOBSERVED, observed_generation__lt=F("generation")
     )
-    # A released claim's last report may be lost too: its generation is then observed, its state is not.
-    releasing = Assignment.objects.filter(state=AssignmentState.RELEASING, updated_at__lt=now - UNOBSERVED)
-    waiting = (unobserved | releasing).filter(gpu__node__last_seen_at__gte=now - FRESH)
+    # The last report of a change of state may be lost too: its generation is then observed, its state is not.
+    changing = Assignment.objects.filter(state__in=CHANGING, updated_at__lt=now - UNOBSERVED)
+    waiting = (unobserved | changing).filter(gpu__node__last_seen_at__gte=now - FRESH)
     # A change of a pool's sharing changes no assignment: only the frame shows it.
     behind = Node.objects.filter(
         observed_frame__lt=F("frame"), last_seen_at__gte=now - FRESH, pool__updated_at__lt=now - UNOBSERVED

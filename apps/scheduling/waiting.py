@@ -1,4 +1,4 @@
-"""The `?wait=SECONDS` parameter of a claim's POST, PATCH and DELETE.
+"""The `?wait=SECONDS` parameter of a claim's POST, PATCH and DELETE, and of the orders to suspend and resume it.
 
 An ASGI application around Django's. The request itself runs as usual, in its thread and its transaction, and releases
 both. Only then it waits, for a hint, without a thread or a connection; the claim is read again through the ordinary
@@ -20,7 +20,7 @@ from gpucloud import hints
 from gpucloud.api.problems import problem
 from gpucloud.api.throttles import COUNTED
 
-CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/release)?)?/?$")
+CLAIMS = re.compile(r"^/api/v1/claims(/[0-9a-f-]{36}(/(release|suspend|resume))?)?/?$")
 MAX_SECONDS = 300
 # Bounded: the interpreter refuses to read a number of thousands of digits.
 SECONDS = re.compile(r"[0-9]{1,6}")
@@ -29,6 +29,8 @@ LOOK_AGAIN_SECONDS = 1.0
 WAITED_FOR = "gpucloud.waited-for"
 # The GETs of all waits of this process together: a thousand each second would leave no room for others.
 MOST_LOOKS_PER_SECOND = 100
+# The state in which a claim is once the order is done.
+DONE = {"release": "released", "suspend": "suspended", "resume": "active"}
 Message = Any
 
 
@@ -54,7 +56,8 @@ class WaitForClaim:
                 # A client that has hung up ends its wait, which reads the claim every second.
                 gone = asyncio.create_task(_hung_up(receive))
                 try:
-                    answer.follow(await self._wait_until_settled(inner, uid, int(text), gone))
+                    order = "release" if scope["method"] == "DELETE" else scope["path"].rstrip("/").rpartition("/")[2]
+                    answer.follow(await self._wait_until_settled(inner, uid, int(text), gone, order), order)
                 finally:
                     gone.cancel()
             await answer.replay(send)
@@ -64,7 +67,9 @@ class WaitForClaim:
         await self.application(scope, receive, answer.take)
         return answer
 
-    async def _wait_until_settled(self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None]) -> "Answer":
+    async def _wait_until_settled(
+        self, scope: HTTPScope, uid: str, seconds: int, gone: asyncio.Task[None], order: str
+    ) -> "Answer":
         """Return the claim once nothing more is expected, or as it is when the wait ends or the client is gone."""
         changed = asyncio.Event()
 
@@ -74,7 +79,6 @@ class WaitForClaim:
                 changed.set()
 
         deadline = asyncio.get_running_loop().time() + seconds
-        asked_for_end = scope["method"] == "DELETE" or scope["path"].rstrip("/").endswith("/release")
         self.waiting += 1
         try:
             await hints.bus().join(claim_group(uid), hear)
@@ -82,7 +86,7 @@ class WaitForClaim:
                 changed.clear()
                 answer = await self._read(scope, uid)
                 left = deadline - asyncio.get_running_loop().time()
-                if left <= 0 or gone.done() or answer.settled(asked_for_end):
+                if left <= 0 or gone.done() or answer.settled(order):
                     return answer
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), min(left, self.pause()))
@@ -134,17 +138,22 @@ class Answer:
         uid = claim.get("uid")
         return uid if isinstance(uid, str) and not claim.get("dry_run") else None
 
-    def settled(self, asked_for_end: bool) -> bool:
-        """Return True if waiting longer would show nothing new."""
+    def settled(self, order: str) -> bool:
+        """Return True if waiting longer would show nothing new. `order`: the last part of the request's path."""
         if self.status != 200:
             return True
         claim = json.loads(self.body)
-        if asked_for_end or claim["state"] in ("released", "failed"):
+        if order == "release" or claim["state"] in ("released", "failed"):
             return claim["state"] in ("released", "failed")
-        return bool(claim["state"] == "active" and claim["observed_generation"] >= claim["generation"])
+        # A refused order leaves the other of the two states, so either of them is the end.
+        stays = claim["state"] in ("active", "suspended")
+        return bool(stays and claim["observed_generation"] >= claim["generation"])
 
-    def follow(self, later: "Answer") -> None:
-        """Keep the first answer's status and headers, and show the later state with its entity tag."""
+    def follow(self, later: "Answer", order: str) -> None:
+        """Keep the first answer's status and headers, and show the later state with its entity tag.
+
+        An answer of 202 is one of 200 once the order is done.
+        """
         if later.status != 200:
             return
         fresh = {name.lower(): value for name, value in later.headers}
@@ -154,7 +163,7 @@ class Answer:
             for name, value in self.headers
         ]
         self.body = later.body
-        if self.status == 202 and json.loads(self.body)["state"] == "released":
+        if self.status == 202 and json.loads(self.body)["state"] == DONE.get(order):
             self.status = 200
 
     async def replay(self, send: ASGISendCallable) -> None:

@@ -173,7 +173,7 @@ IN, AGO = Moment(), Moment(ago=True)
 def misplaced_size(wanted: Mapping[str, object], counted: object) -> str | None:
     """Return why a size or duration is not valid for this resource or field of a claim; None if it is valid."""
     for name, value in wanted.items():
-        if isinstance(value, Mebibytes) and counted != "memory_mib":
+        if isinstance(value, Mebibytes) and counted not in ("memory_mib", "host_memory_mib"):
             return f"{name} is a size, and {counted} is not counted in sizes"
         if isinstance(value, Seconds) and counted != "time_limit_seconds":
             return f"{name} is a duration, and {counted} is not counted in time"

@@ -25,6 +25,10 @@ class Ended(Failure):
     """The claim ended during the wait for it."""
 
 
+class Refused(Failure):
+    """The node could not suspend or resume the claim, which stays as it was."""
+
+
 def path_of(uid: str) -> str:
     """Return the claim's path in the API.
 
@@ -33,16 +37,27 @@ def path_of(uid: str) -> str:
     return verbs.path_of(BY_NAME["claim"], None, uid)
 
 
-def await_active(api: Api, claim: Claim, *, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Claim:
-    """Return the claim once its limits are in force; print meanwhile why it waits.
+def await_active(
+    api: Api,
+    claim: Claim,
+    *,
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    until: str = "active",
+    refused: str | None = None,
+) -> Claim:
+    """Return the claim once its limits are in force, or it is in the state `until`; print meanwhile why it waits.
 
-    Raises WaitRanOut or Ended. An unreachable server is waited for too: the claim keeps its place in the queue.
+    Raises WaitRanOut, Ended, or Refused once it is in the state `refused`. An unreachable server is waited for too: the
+    claim keeps its place in the queue.
     """
     started = time.monotonic()
     pause, watched = FIRST_LOOK_SECONDS, Watched()
     while True:
-        if claim["state"] == "active" and claim["observed_generation"] >= claim["generation"]:
+        if claim["state"] == until and claim["observed_generation"] >= claim["generation"]:
             return claim
+        if claim["state"] == refused:
+            raise Refused(f"Claim {claim['uid']} is {claim['state']}: {why(claim, otherwise='it was asked to be')}.")
         if claim["state"] in ("failed", "releasing", "released"):
             raise Ended(f"Claim {claim['uid']} is {claim['state']}: {why(claim, otherwise='it was ended')}.")
         waited = time.monotonic() - started

@@ -155,7 +155,9 @@ def amount(value: int | None, resource: str) -> str:
     """Format an amount of a quota's resource; null is unlimited."""
     if value is None:
         return _("unlimited")
-    return {"core_percent": f"{value} %", "memory_mib": mib(value)}.get(resource, str(value))
+    return {"core_percent": f"{value} %", "memory_mib": mib(value), "host_memory_mib": mib(value)}.get(
+        resource, str(value)
+    )
 
 
 @register.filter

@@ -68,6 +68,9 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
     size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
     struct vcuda_process process;
     uint64_t turn = __atomic_load_n(&claim->turns->turn[gpu_index].number, __ATOMIC_RELAXED);
+    struct vcuda_limit limit;
+    /* All processes of a suspended claim stand still. */
+    int suspended = !vcuda_limits_get(claim->limits, gpu_index, &limit) && limit.flags & VCUDA_FLAG_SUSPENDED;
     *out = (struct reading){0};
     for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
         if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
@@ -75,6 +78,7 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
         if (!pages_is_process(process.owner) || !process.start_time)
             continue;
         if (__atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
-            add(out, &process.gpu[gpu_index], turn, (int)__atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
+            add(out, &process.gpu[gpu_index], turn,
+                suspended || __atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
     }
 }

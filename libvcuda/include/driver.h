@@ -43,6 +43,7 @@ enum {
     CUDA_ERROR_ECC_UNCORRECTABLE = 214,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_LAUNCH_FAILED = 719,
@@ -61,6 +62,7 @@ enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING
 enum { CU_POOL_RELEASE_THRESHOLD = 4, CU_POOL_RESERVED_CURRENT = 5, CU_POOL_USED_CURRENT = 7 };
 enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_HEAP_SIZE = 2 };
 enum { CU_ATTRIBUTE_MULTIPROCESSORS = 16, CU_ATTRIBUTE_THREADS_PER_MULTIPROCESSOR = 39 };
+enum { CU_PROCESS_RUNNING = 0, CU_PROCESS_LOCKED = 1, CU_PROCESS_CHECKPOINTED = 2, CU_PROCESS_FAILED = 3 };
 enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
 #define CU_STREAM_NON_BLOCKING 1u
 #define CU_STREAM_LEGACY ((CUstream)0x1)
@@ -86,6 +88,23 @@ typedef struct {
     void *attributes;
     unsigned attribute_count;
 } CUlaunchConfig;
+
+typedef struct {
+    unsigned timeout_ms; /* 0: none */
+    unsigned reserved0;
+    uint64_t reserved1[7];
+} CUcheckpointLock;
+
+typedef struct {
+    CUuuid from, to;
+} CUcheckpointPair;
+
+typedef struct {
+    const CUcheckpointPair *pairs; /* of each GPU that the driver saw; NULL: to where they were */
+    unsigned count;
+    char reserved[64 - sizeof(void *) - sizeof(unsigned)];
+    uint64_t reserved1;
+} CUcheckpointRestore;
 typedef struct {
     CUfunction function;
     unsigned grid[3], block[3], shared_bytes;
@@ -276,6 +295,14 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
+
+/* Of another process, by its number here (CUDA 12.8). NULL for arguments: the defaults. */
+CUresult cuCheckpointProcessLock(int pid, CUcheckpointLock *args);
+CUresult cuCheckpointProcessCheckpoint(int pid, void *args);
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args);
+CUresult cuCheckpointProcessUnlock(int pid, void *args);
+CUresult cuCheckpointProcessGetState(int pid, int *state);
+CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
 
 #include "driver_copies.h"
 

@@ -73,7 +73,12 @@ enum vcuda_policy {
 };
 /* Return a policy's name as the control plane writes it; NULL for a number that is no policy's. Numbers have no gaps. */
 const char *vcuda_policy_name(uint32_t policy);
-enum { VCUDA_FLAG_BEST_EFFORT = 1 };
+enum {
+    VCUDA_FLAG_BEST_EFFORT = 1,
+    /* Of all slots of the claim: its programs are to give their GPUs up, or have done so. No turns are given to them, their
+     * watchers leave the driver alone, and programs that have no slot yet wait before they take one. */
+    VCUDA_FLAG_SUSPENDED = 2,
+};
 
 /* One assignment: the claim's share of one GPU. */
 struct vcuda_limit_slot {

@@ -49,6 +49,8 @@ extern struct shim {
     int imported;            /* holds memory of other processes */
     int closed;              /* some slot of the claim is closed */
     int gpus_open;           /* number of open slots */
+    int suspended;           /* the claim's GPU memory is moved to host memory, or is to be */
+    uint64_t resumed_ns;     /* CLOCK_MONOTONIC at which that was last over; 0: it never was */
     uint64_t managed_blocks; /* number of live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
     uint64_t watcher_pokes; /* raised when work was launched that the watcher must look for */
@@ -78,6 +80,12 @@ static inline void shim_refresh(void)
 {
     if (__atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) != __atomic_load_n(&shim.seen_gen, __ATOMIC_RELAXED))
         shim_refresh_slow();
+}
+/* Return 1 if the process was suspended at or after that moment: a distance of two events across it means nothing. */
+static inline int shim_stood_still_since(uint64_t moment_ns)
+{
+    return __atomic_load_n(&shim.suspended, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&shim.resumed_ns, __ATOMIC_ACQUIRE) >= moment_ns;
 }
 static inline struct vcuda_gpu_usage *shim_usage(int slot)
 {

@@ -114,10 +114,31 @@ int shim_mode_slow(void)
     return shim.mode;
 }
 
+static int is_suspended(const struct vcuda_limit *limit)
+{
+    return limit->state == VCUDA_SLOT_OPEN && limit->flags & VCUDA_FLAG_SUSPENDED;
+}
+
+/* A program that begins while the claim is suspended would take the room that the others come back to. */
+static void wait_for_resumption(void)
+{
+    for (;;) {
+        uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
+        struct vcuda_limit limit;
+        int suspended = 0;
+        for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++)
+            suspended |= vcuda_limits_get(shim.limits, i, &limit) == 0 && is_suspended(&limit);
+        if (!suspended)
+            return;
+        syscall(SYS_futex, &shim.limits->gen, FUTEX_WAIT, gen, NULL, NULL, 0);
+    }
+}
+
 int shim_attach(void)
 {
     if (__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
         return 1;
+    wait_for_resumption();
     pthread_mutex_lock(&attach_mutex);
     if (!shim.self) {
         /* Clear slots of killed processes, which count as used until then. */
@@ -142,10 +163,18 @@ int shim_attach(void)
     return 1;
 }
 
+/* The moment first: whoever sees the process as running again sees it, too. */
+static void set_suspended(int suspended)
+{
+    if (!suspended && shim.suspended)
+        __atomic_store_n(&shim.resumed_ns, shim_now(), __ATOMIC_RELEASE);
+    __atomic_store_n(&shim.suspended, suspended, __ATOMIC_RELEASE);
+}
+
 static void refresh(void)
 {
     uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
-    int whole = 1, closed = 0, open = 0;
+    int whole = 1, closed = 0, open = 0, suspended = 0;
     for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
         struct vcuda_limit limit;
         struct shim_gpu *gpu = &shim.gpu[i];
@@ -165,9 +194,12 @@ static void refresh(void)
         __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
         closed |= limit.state == VCUDA_SLOT_CLOSED;
         open += limit.state == VCUDA_SLOT_OPEN;
+        suspended |= is_suspended(&limit);
     }
     __atomic_store_n(&shim.closed, closed, __ATOMIC_RELAXED);
     __atomic_store_n(&shim.gpus_open, open, __ATOMIC_RELAXED);
+    if (whole)
+        set_suspended(suspended);
     shim_cool();
     if (whole)
         __atomic_store_n(&shim.seen_gen, gen, __ATOMIC_RELAXED);

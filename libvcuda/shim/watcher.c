@@ -37,6 +37,7 @@ static int started;
 
 struct rounds {
     uint64_t looked, trued, active, seen_pokes, seen_memory;
+    int suspended;
 };
 
 static int is_open(int slot)
@@ -96,6 +97,17 @@ static uint64_t pause_ns(int idle)
     return is_limited() || turns_given() ? BUSY_NS : BUSY_UNLIMITED_NS;
 }
 
+/* Return 1 while the claim is suspended: every call into the driver or NVML would wait there, or find nothing. */
+static int is_quiet(struct rounds *r, uint64_t now)
+{
+    int suspended = __atomic_load_n(&shim.suspended, __ATOMIC_ACQUIRE);
+    if (r->suspended && !suspended) {
+        meter_restart();
+        r->active = r->trued = now;
+    }
+    return r->suspended = suspended;
+}
+
 static void *watch(void *nothing)
 {
     struct rounds r = {0};
@@ -110,8 +122,10 @@ static void *watch(void *nothing)
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
         shim_refresh();
         uint64_t now = shim_now();
-        look_around(&r, now);
-        int idle = now - r.active > LINGER_NS;
+        int quiet = is_quiet(&r, now);
+        if (!quiet)
+            look_around(&r, now);
+        int idle = quiet || now - r.active > LINGER_NS;
         struct timespec ts = {0, (long)pause_ns(idle)};
         __atomic_store_n(&shim.watcher_sleeps, idle, __ATOMIC_RELEASE);
         now = shim_now();

@@ -88,8 +88,10 @@ CUresult cuInit(unsigned flags)
         find_devices(node);
         sim_open_kernel();
     }
-    if (device_count && !initialised_here)
+    if (device_count && !initialised_here) {
+        sim_process_register(node);
         initialised_here = mark_process();
+    }
     pthread_mutex_unlock(&sim_process_mutex);
     return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }

@@ -33,6 +33,7 @@ int sim_available_from(const char *name)
         const char *name;
         int version;
     } later[] = {
+        {"cuCheckpointProcess", 12080},
         {"cuCtxCreate_v3", 11040},
         {"cuCtxCreate_v4", 12050},
         {"cuCtxSynchronize_v2", 13000},
@@ -65,9 +66,10 @@ int sim_available_from(const char *name)
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
         size_t length = strlen(later[i].name);
-        /* The per-thread variant came with the function; all of cuMemPool* came together. */
+        /* The per-thread variant came with the function; all of cuMemPool* and of cuCheckpointProcess* came together. */
         if (!strncmp(name, later[i].name, length) &&
-            (!name[length] || !strncmp(name + length, "_pt", 3) || !strcmp(later[i].name, "cuMemPool")))
+            (!name[length] || !strncmp(name + length, "_pt", 3) || !strcmp(later[i].name, "cuMemPool") ||
+             !strcmp(later[i].name, "cuCheckpointProcess")))
             return later[i].version;
     }
     return 0;
@@ -125,7 +127,7 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
     X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory") X(CUDA_ERROR_NOT_INITIALIZED, "initialization error")         \
     X(CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA-capable device(s) is/are busy or unavailable") X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected") X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal") \
     X(CUDA_ERROR_INVALID_IMAGE, "device kernel image is invalid") X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context") \
-    X(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered") X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure") X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle") X(CUDA_ERROR_NOT_FOUND, "named symbol not found")   \
+    X(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered") X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure") X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle") X(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state") X(CUDA_ERROR_NOT_FOUND, "named symbol not found")   \
     X(CUDA_ERROR_NOT_READY, "device not ready") X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")         \
     X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                                                     \
     X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")               \

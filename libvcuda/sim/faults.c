@@ -68,7 +68,20 @@ static void read_rules(void)
 static int is_apart(const char *name)
 {
     return !strncmp(name, "cuGetProcAddress", 16) || !strncmp(name, "cuGetError", 10) ||
-           !strcmp(name, "cuDriverGetVersion");
+           !strncmp(name, "cuCheckpoint", 12) || !strcmp(name, "cuDriverGetVersion");
+}
+
+/* Calls within this thread's present one: a function of the program that the driver calls may call it again. */
+static _Thread_local int depth;
+
+static int is_counted(struct sim_door *door)
+{
+    int counted = __atomic_load_n(&door->counted, __ATOMIC_RELAXED);
+    if (counted < 0) {
+        counted = !is_apart(door->name);
+        __atomic_store_n(&door->counted, counted, __ATOMIC_RELAXED);
+    }
+    return counted;
 }
 
 static void delay(unsigned long us)
@@ -98,17 +111,21 @@ CUresult sim_door_open(struct sim_door *door)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_rules);
     int orphan = sim_is_orphan();
+    int counted = is_counted(door);
+    if (counted && !depth++ && !orphan && !sim_process_enter())
+        return CUDA_ERROR_UNKNOWN;
     if (!rule_count && !orphan)
         return CUDA_SUCCESS;
-    int counted = __atomic_load_n(&door->counted, __ATOMIC_RELAXED);
-    if (counted < 0) {
-        counted = !is_apart(door->name);
-        __atomic_store_n(&door->counted, counted, __ATOMIC_RELAXED);
-    }
     CUresult lost = __atomic_load_n(&lost_with, __ATOMIC_RELAXED), answer = CUDA_SUCCESS;
     if ((orphan || lost) && counted)
         return orphan ? CUDA_ERROR_NOT_INITIALIZED : lost;
     for (int i = 0; i < rule_count && !answer; i++)
         answer = apply(&rules[i], door, counted);
     return answer;
+}
+
+void sim_door_close(const struct sim_door *door)
+{
+    if (__atomic_load_n(&door->counted, __ATOMIC_RELAXED) && !--depth)
+        sim_process_leave();
 }

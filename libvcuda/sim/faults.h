@@ -17,7 +17,7 @@
 
 struct sim_door {
     const char *name;
-    int counted; /* -1: not yet known whether a `*` counts it */
+    int counted; /* -1: not yet known whether a `*` counts it, and whether it waits while the process is locked */
 };
 
 struct sim_symbol {
@@ -28,8 +28,10 @@ struct sim_symbol {
 extern const struct sim_symbol sim_symbols[];
 extern const size_t sim_symbol_count;
 
-/* Return the error that this call must return without being carried out; 0: none. */
+/* Wait while this process is locked by another (checkpoint.c), then return the error that this call must return without
+ * being carried out; 0: none. Every call of it is followed by one of the other. */
 CUresult sim_door_open(struct sim_door *door);
+void sim_door_close(const struct sim_door *door);
 /* The simulated driver is too old for this entry. */
 int sim_is_hidden(const char *name);
 /* The CUDA version of the simulated driver, and the one in which an entry came. */

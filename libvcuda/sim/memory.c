@@ -126,6 +126,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
     struct sim_block block = {
         .pointer = (CUdeviceptr)(uintptr_t)host, .device = context->device, .bytes = bytes, .host = 1};
     sim_block_add(&block);
+    sim_process_count_managed(1);
     *pointer = block.pointer;
     return CUDA_SUCCESS;
 }
@@ -140,8 +141,10 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     if (block.pool)
         return sim_pool_free(&block);
     /* Managed memory lies wherever it is touched: it is in no process's figure. */
-    if (block.host)
+    if (block.host) {
+        sim_process_count_managed(-1);
         munmap((void *)(uintptr_t)pointer, block.bytes);
+    }
     if (block.host || block.graph)
         return CUDA_SUCCESS;
     return charge_block(block.device, block.bytes, -1);

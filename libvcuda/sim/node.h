@@ -16,9 +16,10 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 6
+#define SIM_VERSION 8
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
+#define SIM_MAX_PROCESSES 256
 #define SIM_STRETCHES 256
 #define SIM_SAMPLES 32
 #define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
@@ -55,6 +56,7 @@ struct sim_client {
     uint64_t start_time;
     uint64_t pidns; /* inode of its pid namespace */
     uint64_t memory_bytes;
+    uint64_t saved_bytes;      /* moved to host memory by a checkpoint, and not counted in memory_bytes */
     uint64_t group[SIM_DEPTH]; /* inodes of its control groups, its own first; 0 where there is none */
     uint64_t service_ns;       /* GPU time given so far */
     uint64_t demand_ns;        /* the service clock's value at which all launched work is done */
@@ -130,12 +132,22 @@ struct sim_gpu {
     struct sim_descriptor descriptor[SIM_DESCRIPTORS];
 };
 
+/* A process that has called cuInit, and what a checkpoint has made of it (registry.c). */
+struct sim_process {
+    uint32_t pid, state; /* CU_PROCESS_*; a futex word */
+    uint64_t start_time, pidns;
+    uint32_t inside;         /* threads that are within a call */
+    uint32_t managed;        /* blocks of managed memory */
+    uint32_t lost, reserved; /* a restore ran out of memory: it can never be brought back */
+};
+
 struct sim_node {
     uint64_t magic;
     uint32_t version;
     uint32_t gpus;
     char name[64];
     char driver[32]; /* its version, where it is not the usual one */
+    struct sim_process process[SIM_MAX_PROCESSES];
     struct sim_gpu gpu[SIM_MAX_GPUS];
 };
 
@@ -177,6 +189,15 @@ void sim_share_leave(struct sim_gpu *gpu, int share);
 void sim_share_clear_dead(struct sim_gpu *gpu);                                    /* of other pid namespaces */
 uint64_t sim_share_bytes(const struct sim_gpu *gpu, uint32_t pid, uint64_t pidns); /* as NVML shows it of a process */
 void sim_share_collect(struct sim_gpu *gpu);
+
+/* ---- registry.c: the processes that use the driver ---- */
+void sim_process_register(struct sim_node *node); /* the caller; nothing where all places are taken */
+/* One with this number here; NULL: it uses no simulated driver, or is gone. */
+struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid);
+/* Wait at the beginning of a call while the caller's process is locked; 0: it has failed. Each that returns 1 is left. */
+int sim_process_enter(void);
+void sim_process_leave(void);
+void sim_process_count_managed(int more);
 
 /* The calling process's control groups. */
 void sim_find_groups(uint64_t group[SIM_DEPTH]);

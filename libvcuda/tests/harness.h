@@ -78,10 +78,11 @@ int role_arbiter(int argc, char **argv); /* -1: not one of its roles */
 int role_lookup(int argc, char **argv);  /* -1: not one of its roles */
 int role_namespaces(int argc, char **argv);
 int role_copies(int argc, char **argv);
-int role_shared(int argc, char **argv); /* -1: not one of its roles */
-int role_legacy(int argc, char **argv); /* -1: not one of its roles */
-int role_views(int argc, char **argv);  /* -1: not one of its roles */
-int role_mix(int argc, char **argv);    /* -1: not one of its roles */
+int role_shared(int argc, char **argv);  /* -1: not one of its roles */
+int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
+int role_views(int argc, char **argv);   /* -1: not one of its roles */
+int role_mix(int argc, char **argv);     /* -1: not one of its roles */
+int role_suspend(int argc, char **argv); /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
@@ -111,5 +112,6 @@ void test_turns(void);
 void test_copies(void);
 void test_forks(void);
 void test_faults(void);
+void test_suspend(void);
 
 #endif

@@ -42,6 +42,7 @@ static const struct chapter {
     {"sweep", test_sweep, TIMED, "limits by lengths of kernels by ways to launch; moved limits"},
     {"mix", test_mix, TIMED, "several kinds of kernels with waits between them: 1-8 kinds, 5 ways to wait, limits"},
     {"charges", test_charges, TIMED, "the same programs without a limit: what their pages say they used"},
+    {"suspend", test_suspend, TIMED, "GPU memory moved to host memory and back while programs run"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
@@ -104,7 +105,7 @@ static int play_role(int argc, char **argv)
 {
     static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults, role_syscalls,
                                                  role_lookup,     role_views,  role_legacy, role_shared, role_arbiter,
-                                                 role_namespaces, role_copies, role_mix};
+                                                 role_namespaces, role_copies, role_mix,    role_suspend};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

@@ -82,6 +82,8 @@ class Control:
         self.welcomes = True
         # False: an older server, which ends the connection at the first `Health` frame.
         self.takes_health = True
+        # True: as the real server does. Without it the agent falls silent after `outbox.MAX_IN_FLIGHT` usage frames.
+        self.acknowledges = True
         # As the real server does: a newer connection replaces the older one.
         self.supersedes = False
         self._newest: Connection | None = None
@@ -142,8 +144,11 @@ class Control:
                 await connection.send(welcome)
             await self.connections.put(connection)
             async for text in socket:
-                connection.frames.append(wire.decode_from_agent(text))
+                frame = wire.decode_from_agent(text)
+                connection.frames.append(frame)
                 connection.heard.set()
+                if self.acknowledges and isinstance(frame, wire.Usage):
+                    await connection.send(wire.Ack(seq=frame.seq))
         connection.closed.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

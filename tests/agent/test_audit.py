@@ -148,7 +148,8 @@ async def test_what_a_program_of_the_claim_starts_is_the_claims_too(
     stage: Stage, link: Connection, held: wire.Assignment
 ) -> None:
     # It belongs to the claim by descent: its environment no longer says so.
-    script = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB & echo $!; wait"
+    load = f"env -u LD_PRELOAD -u GPUCLOUD_CLAIM_DIR {GPULOAD} --kernel-us 0 --memory 64MiB"
+    script = f"{load} >/dev/null & echo $!; wait"
     program = stage.exec(held.claim_uid, "sh", "-c", script)
     pid = int(await asyncio.to_thread(program.stdout.readline))
     event = await found(link, "process-unlimited", pid)
@@ -261,7 +262,7 @@ async def test_whoever_starts_many_programs_hides_none_of_them(stage: Stage, con
     bad = await unlimited(stage, held, "--memory", "64MiB")
     assert await asyncio.to_thread(bad.wait, PATIENCE) == 0
     # The action on it is reported all the same.
-    assert reported_codes(link, bad.pid) == ["process-ended"]
+    await eventually(lambda: reported_codes(link, bad.pid) == ["process-ended"])
 
 
 async def test_a_policy_that_is_none_is_refused_at_the_start(stage: Stage) -> None:

@@ -322,3 +322,42 @@ async def test_preparing_is_measured_in_two_parts(stage: Stage, watcher: PluginW
     assert found["sum", "wait", ""] > 0
     assert found["sum", "work", ""] > 0
     assert families["gpucloud_agent_dra_refusals"].samples[0].value == 1
+
+
+# Reading /proc lasts for as long as a file is there.
+SLOW_PROC = """
+import pathlib, sys, time
+from agent.__main__ import main
+from agent.claims import attribution
+wall, read = pathlib.Path(sys.argv.pop(1)), attribution.read_processes
+def wait():
+    seen = read()
+    wall.with_suffix(".met").touch()
+    while wall.exists():
+        time.sleep(0.01)
+    return seen
+attribution.read_processes = wait
+raise SystemExit(main())
+"""
+
+
+async def test_a_claim_is_prepared_while_another_ones_processes_are_looked_for(
+    stage: Stage, watcher: PluginWatcher, tmp_path: Path
+) -> None:
+    wall = tmp_path / "wall"
+    stage.start(code=SLOW_PROC, arguments=(str(wall),), **settings_of(watcher))
+    link = await connect(stage)
+    ending, key = allocate(stage, resource_claim("older")), resource_claim()
+    await put(link, 1, ending)
+    driver = await registered(watcher)
+    wall.touch()
+    gone = msgspec.structs.replace(ending, present=False, generation=2)
+    await link.send(wire.Desired(frame=2, assignments=[gone]))
+    await eventually(wall.with_suffix(".met").exists)
+    await put(link, 3, gone, allocate(stage, key, gpu=1))
+    assert not (await driver.prepare(key))[key[2]].error
+    # Nothing is released before all processes were seen.
+    await link.state(ending.uid, "releasing", 2)
+    assert stage.claim_dir(ending).exists()
+    wall.unlink()
+    await link.state(ending.uid, "released", 2)

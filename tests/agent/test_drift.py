@@ -17,7 +17,7 @@ from agent import wire
 from agent.claims.abi import PageError
 from agent.claims.pages import LimitsPage
 from tests.agent.control import Connection, Control
-from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
+from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually, remove_at_once
 from tests.agent.test_reconcile import changed, put
 
 
@@ -116,7 +116,7 @@ async def test_whatever_is_done_to_the_files_they_are_as_before_a_few_seconds_la
         copy.write_bytes(b"\0" * 4096)
         copy.rename(directory / "limits")
     else:
-        shutil.rmtree(directory)
+        remove_at_once(directory)
     await eventually(lambda: (directory / "usage").exists() and _readable(stage, held))
     assert (directory / "limits").stat().st_mode & 0o777 == 0o644
 
@@ -180,7 +180,7 @@ async def test_where_the_policy_is_to_wait_nothing_is_touched_until_somebody_say
 async def test_lost_files_wait_too(stage: Stage, link: Connection, held: wire.Assignment) -> None:
     await link.send(wire.Desired(frame=2, assignments=[held], mend=False))
     await link.expect(wire.Observed, lambda frame: frame.frame == 2)
-    shutil.rmtree(stage.claim_dir(held))
+    remove_at_once(stage.claim_dir(held))
     observed = await drifts(link, "files-lost")
     assert isinstance(observed.drifts, list)
     assert observed.drifts[0].mendable

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from agent.claims.registry import Registry
 from agent.host import processes
 from agent.node import Node
 from tests.agent.control import Connection
-from tests.agent.stage import GIB, Stage, eventually
+from tests.agent.stage import GIB, Stage, eventually, remove_at_once
 from tests.agent.test_launch_methods import spec_file
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
@@ -91,7 +90,7 @@ async def test_a_deleted_directory_is_told_and_made_again_when_its_programs_have
 ) -> None:
     program = await load(stage, held, "--memory", "1GiB", "--kernel-us", "0")
     directory = stage.claim_dir(held)
-    shutil.rmtree(directory)
+    remove_at_once(directory)
     assert str(directory) in await told(link, "claim-files-lost")
     # The program continues under its last limits; no other may start without any.
     assert program.poll() is None

@@ -65,7 +65,10 @@ async def test_an_agent_that_was_taken_over_stays_away_for_long(stage: Stage, co
     assert "superseded" in stage.log_text()
 
 
-async def test_usage_is_sent_again_until_it_is_acknowledged(link: Connection, control: Control) -> None:
+async def test_usage_is_sent_again_until_it_is_acknowledged(stage: Stage, control: Control) -> None:
+    control.acknowledges = False
+    stage.start()
+    link = await control.connection()
     first = await link.expect(wire.Usage)
     third = await link.expect(wire.Usage, lambda frame: frame.seq == first.seq + 2)
     await link.send(wire.Ack(seq=first.seq + 1))

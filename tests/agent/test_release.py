@@ -18,6 +18,7 @@ from agent.claims.registry import Registry
 from agent.host import processes
 from agent.host.processes import Process
 from agent.node import Node
+from agent.releases import Releases
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, GPULOAD, ROOT, Stage, eventually
 from tests.agent.test_limits import load
@@ -209,13 +210,7 @@ async def test_a_claim_whose_limits_cannot_be_read_is_never_called_released(
 async def test_a_release_that_waits_looks_through_all_processes_now_and_then_only(
     stage: Stage, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
-    (run_dir / "claims").mkdir()
-    registry = Registry(run_dir / "processes.json")
-    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=1000)
-    node.know_gpus(frozenset(stage.gpus), None)
-    held = stage.assignment()
-    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    node, registry, held = _hold_claim(stage, run_dir)
     stubborn = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)  # noqa: ASYNC220
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
@@ -229,17 +224,40 @@ async def test_a_release_that_waits_looks_through_all_processes_now_and_then_onl
         return []
 
     monkeypatch.setattr(attribution, "read_processes", take)
+    clock = [10.0]
+    its = Releases(node, grace_seconds=1000, clock=lambda: clock[0])
+    walking = asyncio.ensure_future(its.run(lambda now, walk: its.end_processes(now=now, walk=walk)))
+
+    async def pass_to(now: float) -> None:
+        clock[0] = now
+        its.end_processes(now=now)
+        # A walk is a thread's.
+        await asyncio.sleep(0.05)
+
     node.apply(wire.Desired(frame=2, assignments=[]), now=10)
     for tenth in range(11):
-        node.end_processes(now=10 + tenth / 10)
+        await pass_to(10 + tenth / 10)
     assert len(looks) == 3
     # The control: with no process left it checks at once, and only then is the claim released.
     stubborn.kill()
     stubborn.wait()
     stubborn.stdout.close()
-    node.end_processes(now=11.05)
+    await pass_to(11.05)
     assert len(looks) == 4
     assert not node.runtimes
+    walking.cancel()
+
+
+def _hold_claim(stage: Stage, run_dir: Path) -> tuple[Node, Registry, wire.Assignment]:
+    """Return a node without an agent, its registry, and a claim in force on it."""
+    stage.gpus = ["GPU-00000000-0000-4000-8000-000000000001"]
+    (run_dir / "claims").mkdir()
+    registry = Registry(run_dir / "processes.json")
+    node = Node(library=stage.library, claims=run_dir / "claims", registry=registry, grace_seconds=1000)
+    node.know_gpus(frozenset(stage.gpus), None)
+    held = stage.assignment()
+    node.apply(wire.Desired(frame=1, assignments=[held]), now=0)
+    return node, registry, held
 
 
 def test_a_reused_pid_is_another_process() -> None:

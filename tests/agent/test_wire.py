@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent import wire
@@ -47,7 +48,8 @@ def test_a_server_refuses_what_it_does_not_know() -> None:
 def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called() -> None:
     words = dict.fromkeys(("tenant", "claim_name", "pod_uid"), "\x1f" * 200)
     pod = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "container": "\x1f" * 63}
-    longest = {**ASSIGNMENT, **words, "pod": pod, "generation": 2**63 - 1, "memory_bytes": 2**63 - 1, "present": False}
+    longest = {**ASSIGNMENT, **words, "pod": pod, "generation": 2**63 - 1, "memory_bytes": 2**63 - 1}
+    longest |= {"present": False, "suspended": True}
     names = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "pool": "\x1f" * 253, "device": "\x1f" * 63}
     longest["resource_claim"] = {**names, "uid": UID, "request": "\x1f" * 200, "share_id": "\x1f" * 200}
     longest["sharing"] = {"policy": "weighted", "weight": 1000, "best_effort": True, "ceiling": 99, "parts": 16}
@@ -64,3 +66,27 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     for name in words:
         with pytest.raises(wire.MalformedFrame, match="200"):
             wire.decode_from_server(json.dumps({**frame, "assignments": [{**longest, name: "x" * 201}]}))
+
+
+def test_a_claim_that_is_not_to_be_suspended_looks_to_an_older_agent_as_before() -> None:
+    known = wire.decode_from_server(json.dumps(OF_SERVERS[1]))
+    assert isinstance(known, wire.Desired)
+    assert "suspended" not in wire.encode(known)
+    wanted = msgspec.structs.replace(known.assignments[0], suspended=True)
+    again = wire.decode_from_server(wire.encode(msgspec.structs.replace(known, assignments=[wanted])))
+    assert isinstance(again, wire.Desired)
+    assert again.assignments == [wanted]
+
+
+def test_an_agent_says_only_of_suspended_claims_what_they_keep() -> None:
+    plain = wire.Observation(uid=UID, generation=1, state="in_force")
+    assert not {"saved_bytes", "suspend_refused"} & set(
+        json.loads(wire.encode(one := observed(plain)))["assignments"][0]
+    )
+    assert wire.decode_from_agent(wire.encode(one)) == one
+    held = wire.Observation(uid=UID, generation=2, state="suspended", saved_bytes=5, suspend_refused="no room")
+    assert wire.decode_from_agent(wire.encode(two := observed(held))) == two
+
+
+def observed(one: wire.Observation) -> wire.Observed:
+    return wire.Observed(frame=1, assignments=[one])

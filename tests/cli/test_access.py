@@ -205,6 +205,8 @@ COMMANDS = OF_THE_TABLE | {
     "POST claims/": "claim create",
     "PATCH claims/{}/": "claim resize",
     "DELETE claims/{}/": "claim release",
+    "POST claims/{}/suspend/": "claim suspend",
+    "POST claims/{}/resume/": "claim resume",
     "POST claims/{}/renew/": "claim renew",
     "GET claims/{}/env/": "claim env",
     "PATCH gpus/{}/": "gpu cordon",
@@ -335,4 +337,4 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     """
     environment = completer.environment | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["claim", "release renew resize", "--memory"], done.stderr
+    assert done.stdout.splitlines() == ["claim", "release renew resize resume", "--memory"], done.stderr

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from apps.clusters.dra import publishing
+from apps.clusters.dra.devices import DeviceReader
 from apps.clusters.models import Cluster, JoinedNode
 from apps.clusters.services import clusters, placing
 from apps.nodes.models import Node
@@ -32,7 +32,7 @@ def test_an_agent_cannot_take_another_nodes_name(cast: Cast, cluster: Cluster) -
     with pytest.raises(KubernetesNameTaken, match="node forget b"):
         say(intruder, "worker")
     assert placing.node_of(cast.pool, "worker") == owner.node
-    published = publishing.read_devices(cluster)["worker"]
+    published = DeviceReader(cluster).read()["worker"]
     assert {gpu.uuid for gpu in published} == {owner.gpu(index).uuid for index in range(4)}
 
 

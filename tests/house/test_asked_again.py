@@ -54,7 +54,7 @@ def test_what_fails_again_has_failed(suite: Path) -> None:
     rows = rows_of(suite)
     assert [(row.passed, row.failed) for row in rows] == [(1, 2), (1, 1)]
     assert not run.is_good(rows)
-    other = run.Row("Other", 1, 0, 0, 1.0, 0)
+    other = run.Row("Other", 1, 0, 0, 1.0, 1.0, 0)
     assert not run.is_good([*rows, other])
 
 
@@ -74,10 +74,13 @@ def test_a_c_suite_that_failed_is_run_once_more_whole(tmp_path: Path, monkeypatc
 
     def c_suite(suite: str) -> list[run.Row]:
         asked.append(suite)
-        return [run.Row(suite, None, None, None, 1.0, 0)]
+        return [run.Row(suite, None, None, None, 1.0, 1.0, 0)]
 
     monkeypatch.setattr(run, "c_suite", c_suite)
-    rows = [run.Row("C, the rest", None, None, None, 1.0, 2), run.Row("C, sanitizers", None, None, None, 1.0, 0)]
+    rows = [
+        run.Row("C, the rest", None, None, None, 1.0, 1.0, 2),
+        run.Row("C, sanitizers", None, None, None, 1.0, 1.0, 0),
+    ]
     rows += run.suites_again(rows, tmp_path)
     assert asked == ["C, the rest, again"]
     assert run.is_good(rows)

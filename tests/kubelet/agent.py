@@ -67,6 +67,8 @@ class Agent:
             self._process = subprocess.Popen(
                 tether(sys.executable, "-m", "agent", "run", *places),
                 env=mine | variables, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                # As a service or a pod, it shares the processors as a group of its own (autogroup), not with the tests.
+                start_new_session=True,
             )  # fmt: skip
 
     def kill(self, number: int = signal.SIGKILL) -> None:

@@ -23,6 +23,8 @@ PAGES: dict[str, str] = {
     "DELETE claims/<uuid:uid>/": "release",
     "POST claims/<uuid:uid>/release/": "release",
     "POST claims/<uuid:uid>/renew/": "renew-claim",
+    "POST claims/<uuid:uid>/suspend/": "suspend",
+    "POST claims/<uuid:uid>/resume/": "resume",
     "POST clusters/": "new-cluster",
     "PATCH clusters/<slug:name>/": "cluster cluster-connection cluster-quotas",
     "DELETE clusters/<slug:name>/": "remove-cluster",

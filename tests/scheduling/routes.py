@@ -276,6 +276,7 @@ def make_people(cast: Cast) -> dict[str, str]:
 
 
 CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
+CLAIM_VERBS = ("", "release/", "renew/", "env/", "suspend/", "resume/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 
@@ -298,7 +299,7 @@ def make_limits(cast: Cast) -> dict[str, str]:
 
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
-    machine = Machine("gpu1", cast.pool)
+    machine = Machine("gpu1", cast.pool, host_memory_mib=16384)
     claim, assignment = placed(cast, machine, lease_seconds=3600)
     edit_a_page(machine, claim)
     lose(Machine("lost1", cast.pool, gpus=8))
@@ -323,7 +324,7 @@ def make_platform(cast: Cast) -> Platform:
         **{f"nodes/<slug:name>/{verb}": f"nodes/gpu1/{verb}" for verb in NODE_VERBS},
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
         **{f"gpus/<slug:uuid>/{verb}": f"gpus/{machine.gpu().uuid}/{verb}" for verb in ("", "clear/", "processes/")},
-        **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in ("", "release/", "renew/", "env/")},
+        **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in CLAIM_VERBS},
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
         **make_reservation(cast),
@@ -331,6 +332,8 @@ def make_platform(cast: Cast) -> Platform:
         **make_cluster(cast, claim),
         **make_people(cast),
     }
+    # The tests of a module take longer than a heartbeat is fresh, and a silent node refuses to suspend claims.
+    Node.objects.filter(pk=machine.node.pk).update(last_seen_at=timezone.now() + timedelta(hours=1))
     return Platform(cast, machine, claim, paths)
 
 

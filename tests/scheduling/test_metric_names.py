@@ -70,6 +70,7 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     Claim.objects.filter(pk=assignment.claim_id).update(below_guarantee_since=timezone.now())
     behind = Machine("gpu2", cast.pool).node
     Node.objects.filter(pk=behind.pk).update(frame=behind.frame + 5, drifts=[{"what": "limits"}])
+    Node.objects.filter(pk=behind.pk).update(host_memory_mib=GIB, host_memory_used_mib=1)
     Gpu.objects.filter(pk=machine.gpu(3).pk).update(core_outside=20, memory_outside_mib=GIB, unhealthy="XID 79")
     Gpu.objects.filter(pk=machine.gpu(2).pk).update(cordoned=True)
     ResourceQuota.objects.update(updated_at=timezone.now() - timedelta(minutes=1))

@@ -95,7 +95,14 @@ class Driver:
             self._prepares.refusals += 1
             log.warning("claim-not-prepared", resource_claim=_name(claim), reason=str(error))
             return pb.NodePrepareResourceResponse(error=f"gpucloud: ResourceClaim {_name(claim)}: {error}.")
-        self._prepares.note(waited_seconds=possible - begun, worked_seconds=time.monotonic() - possible)
+        waited, worked = possible - begun, time.monotonic() - possible
+        self._prepares.note(waited_seconds=waited, worked_seconds=worked)
+        log.info(
+            "claim-prepared",
+            resource_claim=_name(claim),
+            waited_ms=round(waited * 1e3, 1),
+            worked_ms=round(worked * 1e3, 1),
+        )
         return pb.NodePrepareResourceResponse(devices=devices)
 
     async def _wait(self, claim: pb.Claim, begun: float, end: float) -> tuple[list[pb.Device], float]:
@@ -109,8 +116,10 @@ class Driver:
                 tried = time.monotonic()
                 if tried >= end:
                     raise
+            # Not `wait_for`, whose task of its own would let others go first.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(LOOK_SECONDS, end - tried))
+                async with asyncio.timeout(min(LOOK_SECONDS, end - tried)):
+                    await changed.wait()
             # Until then it was the ledger's time, or the connection's.
             possible = max(tried, self._launch_methods.changed_at)
 
@@ -139,7 +148,6 @@ class Driver:
             self._launch_methods.keep(self._node, self._minors())
         if not self._launch_methods.is_kept(claim_uid):
             raise NotPrepared((self._launch_methods.problem or "its CDI device is not written").rstrip("."))
-        log.info("claim-prepared", resource_claim=_name(claim), claim=claim_uid)
         return describe_devices([one for each in wanted if (one := each.resource_claim) is not None], claim_uid)
 
 

@@ -8,6 +8,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.claims.claims import BEST_EFFORT, GUARANTEED
+from apps.console.claims.suspension import resume_row, suspend_row
 from apps.console.shell.export import Row, facts_of
 from apps.console.shell.lists.bulk import Action, NothingToDo
 from apps.console.shell.lists.columns import SavedView, column, named, number, rank
@@ -25,12 +26,15 @@ COLUMNS = [
     "gpus", "reasons", "created_by", "created_at", "class", "weight", "rebalance", "gpu_model", "node_selector",
     "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "reservation",
     "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core", "borrowed_core", "asked_core_limit",
-    "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at",
-    "updated_at", "version", "unreachable_since", "below_guarantee_since",
+    "host_memory_mib", "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at", "assigned_at",
+    "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.
-STATES = ("failed", "queued", "pending", "allocating", "suspended", "releasing", "assigned", "active", "released")
+STATES = (
+    "failed", "queued", "resuming", "pending", "allocating", "suspended", "suspending", "releasing", "assigned",
+    "active", "released",
+)  # fmt: skip
 PLACES = Assignment.objects.filter(claim=OuterRef("pk")).exclude(state="released")
 
 
@@ -122,8 +126,15 @@ class ClaimList(ListPage):
         return super().pick_of(row["claim"])
 
     def actions(self) -> list[Action]:
-        """Return the release, for those who may claim."""
-        return [Action("release", _("Release"), partial(_release, self.principal))] if self.principal.may_claim else []
+        """Return release, suspension and resumption, for those who may claim."""
+        acts = (
+            ("release", _("Release"), _release),
+            ("suspend", _("Suspend"), suspend_row),
+            ("resume", _("Resume"), resume_row),
+        )
+        if not self.principal.may_claim:
+            return []
+        return [Action(name, label, partial(act, self.principal)) for name, label, act in acts]
 
 
 def _release(principal: Principal, claim: Claim, versions: frozenset[int] | None) -> str:

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.snippets import snippets
+from apps.console.claims.suspension_facts import find_suspension_facts
 from apps.console.queue.rounds import placed_by
 from apps.console.shell.chart_span import span_of
 from apps.console.shell.measurements import NOTHING, chart_of_claim, difference, use_of_assignments, with_places
@@ -21,12 +22,15 @@ from apps.nodes.models import GpuHealth
 from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, OverQuota
 from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
+from apps.scheduling.services.claims.suspension_reports import RESUME_REFUSED, SUSPEND_REFUSED
 from apps.scheduling.services.cycles.queue import find_place
 
+# Codes of the reasons that a claim shows after its node refused to suspend or resume it.
+REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED)
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (
@@ -94,9 +98,11 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": find_place(claim),
         "round": placed_by(claim) if principal.is_operator else None,
-        "resizable": claim.waiting or claim.state in PLACED,
+        "resizable": claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED),
         "room": room(claim),
         "missed": find_missed(claim, live),
+        "suspension": find_suspension_facts(claim),
+        "refused": any(reason["code"] in REFUSALS for reason in claim.reasons),
     }
 
 

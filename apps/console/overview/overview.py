@@ -18,7 +18,7 @@ from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, ResourceQuota
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
+from apps.scheduling.models.claim import IN_QUEUE
 
 CLAIMS = 10
 QUOTAS = 8
@@ -42,7 +42,7 @@ def _context(principal: Principal) -> dict[str, Any]:
     counts = claims.live().aggregate(
         live=Count("pk"),
         active=Count("pk", filter=Q(state=ClaimState.ACTIVE)),
-        queued=Count("pk", filter=Q(state__in=WAITING)),
+        queued=Count("pk", filter=IN_QUEUE),
         core_percent=Sum("charged_core_percent", default=0),
         memory_mib=Sum("charged_memory_mib", default=0),
     )

@@ -16,7 +16,6 @@ from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.cycles import queue
 
 PER_PAGE = 50
@@ -69,7 +68,7 @@ def _facts(claim: Any) -> Row:
 
 
 def _first(principal: Principal) -> Pool | None:
-    waits = Claim.objects.visible_to(principal).filter(state__in=WAITING).select_related("pool").order_by("pk").first()
+    waits = Claim.objects.visible_to(principal).in_queue().select_related("pool").order_by("pk").first()
     if waits is not None:
         return waits.pool
     return Pool.objects.filter(name=DEFAULT).first() or Pool.objects.order_by("name").first()

@@ -11,7 +11,7 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.quotas.models.resource import MOST_AMOUNT, Resource
+from apps.quotas.models.resource import IN_MIB, MOST_AMOUNT
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -42,7 +42,7 @@ def memory_text(mib: int) -> str:
 
 def amount_text(amount: int, resource: str) -> str:
     """Return an amount of a resource as one types it."""
-    return memory_text(amount) if resource == Resource.MEMORY_MIB else str(amount)
+    return memory_text(amount) if resource in IN_MIB else str(amount)
 
 
 class MemoryField(forms.CharField):
@@ -137,7 +137,7 @@ class AmountField(forms.Field):
         return None
 
     def _checked(self, text: str) -> int:
-        if self.resource == Resource.MEMORY_MIB:
+        if self.resource in IN_MIB:
             number = parse_memory(text)
         elif text.isascii() and text.isdecimal():
             # Longer ones are above every bound, and slow to convert.

@@ -23,6 +23,7 @@ RESOURCES: Final = {
     "memory_mib": gettext_lazy("memory"),
     "vgpus": gettext_lazy("vGPUs"),
     "gpus": gettext_lazy("whole GPUs"),
+    "host_memory_mib": gettext_lazy("host memory"),
 }
 
 

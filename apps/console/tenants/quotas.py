@@ -19,7 +19,7 @@ from apps.console.shell.form_page import FormPage, Link, OperatorFormPage
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
-from apps.quotas.models.resource import AMOUNT_HELP
+from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
@@ -35,6 +35,7 @@ RESOURCES: Final = [
     (Resource.MEMORY_MIB.value, _("Memory, GiB")),
     (Resource.VGPUS.value, _("vGPUs")),
     (Resource.GPUS.value, _("Whole GPUs")),
+    (Resource.HOST_MEMORY_MIB.value, _("Host memory of suspended claims, GiB")),
 ]
 # Inside a sentence; `tenants/_resource.html` has the same names.
 RESOURCE_WORDS: Final = {
@@ -42,6 +43,7 @@ RESOURCE_WORDS: Final = {
     "memory_mib": _("memory"),
     "vgpus": _("vGPUs"),
     "gpus": _("whole GPUs"),
+    "host_memory_mib": _("host memory"),
     "gpu_hours": _("GPU-hours"),
 }
 RESOURCES_SAID: Final = _(
@@ -200,7 +202,7 @@ def history(quota: ResourceQuota, entries: QuerySet[LedgerEntry]) -> dict[str, A
     if not rows:
         return None
     # Memory is shown in GiB.
-    size = 1024 if quota.resource == Resource.MEMORY_MIB else 1
+    size = 1024 if quota.resource in IN_MIB else 1
     now = timezone.now()
     rows.append((now, quota.used, quota.hard))
     series = {

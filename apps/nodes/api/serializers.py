@@ -98,6 +98,9 @@ class NodeSerializer(Strict):
     drifted = serializers.SerializerMethodField(help_text="Number of such changes that are not repaired.")
     simulated = shown.flag()
     arbiter = shown.flag("True if its agent has an arbiter, without which the claims of a GPU get no turns.")
+    can_suspend = shown.flag("True if its driver can suspend claims.")
+    host_memory_mib = shown.integer("Its memory that suspended claims may take together.")
+    host_memory_used_mib = shown.integer("The part of it that suspended claims take.")
     columns_1 = Columns(Node, "hostname agent_version driver_version last_seen_at")
     checks = CheckSerializer(
         many=True,

@@ -90,6 +90,10 @@ class Node(Row):
     # True if the agent is the node's driver for Dynamic Resource Allocation.
     dra = models.BooleanField(default=False, db_default=False)
     arbiter = models.BooleanField(default=False, db_default=False)
+    # True if its driver can suspend processes; and its memory that suspended claims may take together, and do take.
+    can_suspend = models.BooleanField(default=False, db_default=False)
+    host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
+    host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)
     # Results of its self-check: {"name", "state", "detail", "cure"} each.
     checks = models.JSONField(default=list, db_default=[])

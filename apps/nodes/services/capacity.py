@@ -6,7 +6,7 @@ from django.db import connection
 from django.db.models import Count, F, QuerySet, Sum
 from django.utils import timezone
 
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.models import Pool, Resource
 
@@ -107,3 +107,19 @@ def promise_borrowed(*, gpu_id: int, core: int) -> bool:
     """Allocate borrowed core from free core; return False if there is not enough."""
     room = Gpu.objects.filter(pk=gpu_id, present=True, core_used__lte=WHOLE - core - F("core_outside"))
     return _add(room, core_used=core, core_borrowed=-core)
+
+
+def take_host_memory(*, node_id: int, memory_mib: int) -> bool:
+    """Allocate memory of a node for suspended claims, or return False and allocate nothing.
+
+    The version stays: it is the entity tag of the operators' settings, and no placement depends on this.
+    """
+    room = Node.objects.filter(
+        pk=node_id, can_suspend=True, host_memory_used_mib__lte=F("host_memory_mib") - memory_mib
+    )
+    return bool(room.update(host_memory_used_mib=F("host_memory_used_mib") + memory_mib))
+
+
+def give_back_host_memory(*, node_id: int, memory_mib: int) -> None:
+    """Free memory of a node. The row's constraint refuses to free more than was allocated."""
+    Node.objects.filter(pk=node_id).update(host_memory_used_mib=F("host_memory_used_mib") - memory_mib)

@@ -143,7 +143,8 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     node = etags.lock(node, versions)
     # A borrower allocates only memory, and runs nevertheless.
     carrying = Q(core_used__gt=0) | Q(core_borrowed__gt=0) | Q(memory_used_mib__gt=0)
-    if "pool" in values and values["pool"] != node.pool and node.gpus.filter(carrying).exists():
+    carries = node.host_memory_used_mib > 0 or node.gpus.filter(carrying).exists()
+    if "pool" in values and values["pool"] != node.pool and carries:
         raise InUse(f"Node {node.name} carries claims of pool {node.pool}: release them first.")
     before = {name: _fact(getattr(node, name)) for name in values}
     more: dict[str, Any] = {}
@@ -192,6 +193,8 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "dra": hello.dra is True,
         "simulated": hello.simulated,
         "arbiter": hello.arbiter,
+        "can_suspend": hello.suspend is True,
+        "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }
     if any(getattr(node, name) != value for name, value in facts.items()):

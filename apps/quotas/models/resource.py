@@ -11,10 +11,15 @@ class Resource(models.TextChoices):
     MEMORY_MIB = "memory_mib"
     VGPUS = "vgpus"
     GPUS = "gpus"
+    # Memory of nodes that holds the GPU memory of suspended claims.
+    HOST_MEMORY_MIB = "host_memory_mib"
 
 
 # A tenant without a quota of these may hold none; without a quota of the others it is not limited separately.
 ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
+
+# Resources whose amounts are MiB.
+IN_MIB = (Resource.MEMORY_MIB, Resource.HOST_MEMORY_MIB)
 
 # Readers of JSON lose digits beyond it.
 MOST_AMOUNT = 2**53 - 1

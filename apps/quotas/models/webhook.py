@@ -17,6 +17,12 @@ class EventKind(models.TextChoices):
     CLAIM_ACTIVE = "claim.active", _("A claim is in force on its GPUs.")
     CLAIM_FAILED = "claim.failed", _("An agent could not put a claim in force.")
     CLAIM_RELEASED = "claim.released", _("A claim is released.")
+    CLAIM_SUSPENDED = "claim.suspended", _("A claim is suspended: its GPU memory is in its node's memory.")
+    CLAIM_RESUMED = "claim.resumed", _("The programs of a suspended claim are on their GPUs again.")
+    CLAIM_SUSPEND_FAILED = (
+        "claim.suspend_failed",
+        _("A claim could not be suspended and runs on, or not be resumed and stays suspended; `why` says the cause."),
+    )
     CLAIM_OVER_QUOTA = "claim.over_quota", _("A claim waits because its tenant's quota has no room for it.")
     CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at the time in the message.")
     CLAIM_PREEMPTION_SPARED = "claim.preemption_spared", _("A claim with a preemption notice may stay.")

@@ -21,7 +21,7 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant
-from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.models.resource import IN_MIB, ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
 from apps.quotas.services import cohorts, member_limits
@@ -83,6 +83,7 @@ NAMES = {
     Resource.MEMORY_MIB: "Memory",
     Resource.VGPUS: "vGPU",
     Resource.GPUS: "Whole-GPU",
+    Resource.HOST_MEMORY_MIB: "Host-memory",
 }
 
 
@@ -90,7 +91,7 @@ def amount_in_words(resource: str, amount: int) -> str:
     """Return an amount with its unit: `60 %`, `8 GiB`, `1536 MiB`, `2`."""
     if resource == Resource.CORE_PERCENT:
         return f"{amount} %"
-    if resource == Resource.MEMORY_MIB:
+    if resource in IN_MIB:
         return f"{amount} MiB" if amount % 1024 or not amount else f"{amount // 1024} GiB"
     return str(amount)
 

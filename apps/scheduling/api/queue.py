@@ -11,7 +11,6 @@ from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.api.serializers import ClaimSerializer, ClassField, ReasonSerializer
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.cycles import queue
 from gpucloud.api import shown
 from gpucloud.api.filters import Named, filters_of
@@ -116,7 +115,7 @@ class PoolQueue(ListMixin, ApiView):
     filterset_class = filters_of(Claim, tenant=Named(Tenant.objects, "slug"))
     pagination_class = InOrder
     read_scope = "claims:read"
-    queryset = Claim.objects.filter(state__in=WAITING).select_related("tenant")
+    queryset = Claim.objects.in_queue().select_related("tenant")
 
     def get(self, request: Request, name: str) -> Response:
         """List the claims that wait in the pool, next first, with their places and estimated starts."""

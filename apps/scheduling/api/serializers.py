@@ -107,6 +107,9 @@ class AssignmentSerializer(Strict):
         "core_request core_limit memory_mib generation observed_generation state reason in_force_at "
         "created_at updated_at",
     )
+    host_memory_mib = shown.integer(
+        "The node's memory charged for what its programs had on the GPU.", source="held_host_memory_mib"
+    )
 
 
 def share_field(name: ClaimField, help_text: str | None = None) -> StrictInteger:
@@ -188,6 +191,7 @@ class ClaimSerializer(Strict):
     lent_core = shown.integer("The idle part of core_request that best-effort claims may use until the claim needs it.")
     borrowed_core = shown.integer("The core that a best-effort claim borrows from others; none of it is guaranteed.")
     asked_core_limit = shown.integer("The core_limit set before the rebalancer set another one.", null=True)
+    host_memory_mib = shown.integer("The memory of its node that is charged while it is suspended, for all its GPUs.")
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
     idle_release_at = shown.time("It is released then, unless it is used before.", null=True)

@@ -24,21 +24,21 @@ EVERY_POOL = "*"
 
 
 def queues() -> Iterator[GaugeMetricFamily]:
-    """Yield the number of waiting claims, and the age of the oldest."""
+    """Yield the number of waiting claims, and the age of the oldest that waits for its first place."""
     length = GaugeMetricFamily("gpucloud_queue_claims", "Claims that wait to be placed.", labels=["pool", "state"])
     oldest = GaugeMetricFamily(
         "gpucloud_queue_oldest_seconds", "Age of the oldest claim that waits; 0 where none does.", labels=["pool"]
     )
-    rows = Claim.objects.filter(state__in=WAITING).order_by().values_list("pool__name", "state")
+    rows = Claim.objects.in_queue().order_by().values_list("pool__name", "state")
     found = {
         (pool, state): (number, since) for pool, state, number, since in rows.annotate(Count("pk"), Min("created_at"))
     }
     now = timezone.now()
     for pool in Pool.objects.values_list("name", flat=True).order_by("name"):
-        waiting = {state: found.get((pool, state), (0, now)) for state in WAITING}
+        waiting = {state: found.get((pool, state), (0, now)) for state in (*WAITING, ClaimState.RESUMING)}
         for state, (number, _) in waiting.items():
             length.add_metric([pool, state], number)
-        oldest.add_metric([pool], (now - min(since for _, since in waiting.values())).total_seconds())
+        oldest.add_metric([pool], (now - min(waiting[state][1] for state in WAITING)).total_seconds())
     yield from (length, oldest)
 
 
@@ -69,7 +69,7 @@ def idle() -> Iterator[GaugeMetricFamily]:
 
 
 def nodes() -> Iterator[GaugeMetricFamily]:
-    """Yield the nodes by state, those with a connected agent, and those behind or drifted."""
+    """Yield the nodes by state, those with a connected agent, behind or drifted, and their memory for suspensions."""
     family = GaugeMetricFamily(
         "gpucloud_nodes",
         f"Nodes by state: {', '.join(reversed(STATES))}.",
@@ -82,8 +82,15 @@ def nodes() -> Iterator[GaugeMetricFamily]:
         labels=["pool"],
     )
     drifted = GaugeMetricFamily("gpucloud_nodes_drifted", "Nodes with drift that is not repaired.", labels=["pool"])
+    memory = GaugeMetricFamily(
+        "gpucloud_host_memory_mib", "Memory of nodes that suspended claims may take.", labels=["pool"]
+    )
+    memory_used = GaugeMetricFamily(
+        "gpucloud_host_memory_mib_used", "Memory of nodes that suspended claims take.", labels=["pool"]
+    )
     heard, connected = Q(last_seen_at__gt=timezone.now() - FRESH), 0
-    numbers = {state: Count("pk", filter=Q(state_now=state)) for state in STATES}
+    numbers: dict[str, Any] = {state: Count("pk", filter=Q(state_now=state)) for state in STATES}
+    numbers["memory"], numbers["memory_used"] = Sum("host_memory_mib"), Sum("host_memory_used_mib")
     numbers["heard"] = Count("pk", filter=heard)
     numbers["changed"] = Count("pk", filter=~Q(drifts=[]))
     numbers["not_yet"] = Count("pk", filter=heard & Q(observed_frame__lt=F("frame")))
@@ -96,9 +103,11 @@ def nodes() -> Iterator[GaugeMetricFamily]:
             family.add_metric([pool, state], row[state])
         behind.add_metric([pool], row["not_yet"])
         drifted.add_metric([pool], row["changed"])
+        memory.add_metric([pool], row["memory"])
+        memory_used.add_metric([pool], row["memory_used"])
         connected += row["heard"]
     agents.add_metric([], connected)
-    yield from (family, agents, behind, drifted)
+    yield from (family, agents, behind, drifted, memory, memory_used)
 
 
 def gpus() -> Iterator[GaugeMetricFamily]:

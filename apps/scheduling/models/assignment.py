@@ -11,14 +11,24 @@ from apps.scheduling.models.claim import Claim
 
 
 class AssignmentState(models.TextChoices):
-    """States. `in_force`: the limits are in force. `over_limit`: they are, and more memory is in use than allowed."""
+    """States. `in_force`: the limits are in force. `over_limit`: they are, and more memory is in use than allowed.
+
+    In `suspending` and `suspended` the claim's programs are wanted off the GPU, in `resuming` they are wanted back.
+    """
 
     PENDING = "pending"
     IN_FORCE = "in_force"
     OVER_LIMIT = "over_limit"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    RESUMING = "resuming"
     RELEASING = "releasing"
     RELEASED = "released"
     FAILED = "failed"
+
+
+# States in which the programs are to leave the GPU, or have left it.
+WANTED_SUSPENDED = (AssignmentState.SUSPENDING, AssignmentState.SUSPENDED)
 
 
 class AssignmentQuerySet(models.QuerySet["Assignment"]):
@@ -44,6 +54,8 @@ class Assignment(Row):
     memory_mib = models.PositiveBigIntegerField()
     held_core = models.PositiveSmallIntegerField()
     held_memory_mib = models.PositiveBigIntegerField()
+    # The node's memory that it is charged while its programs' GPU memory is, or may be, in there.
+    held_host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     # `lent_core`: the idle part of what it holds that is lent. `borrowed_core`: lent core that it uses; then it holds
     # no core of its own.
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
@@ -61,7 +73,8 @@ class Assignment(Row):
         constraints = [
             *checks(
                 assignment_state_known=Q(state__in=AssignmentState.values),
-                assignment_released_holds_nothing=~Q(state="released") | Q(held_core=0, held_memory_mib=0),
+                assignment_released_holds_nothing=~Q(state="released")
+                | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0),
                 assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
             ),
             models.UniqueConstraint(

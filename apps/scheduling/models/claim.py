@@ -9,7 +9,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
-from apps.quotas.models import Pool, Tenant, User
+from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Owned, checks
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ClaimState(models.TextChoices):
-    """States: pending → queued → assigned → active → releasing → released; suspended and failed beside them.
+    """States: pending → queued → assigned → active → releasing → released; failed beside them.
+
+    Suspended and back: active → suspending → suspended → resuming → active. A claim that resumes waits in the queue for
+    its own GPUs until it is charged, and then for its programs.
 
     A ResourceClaim's claim begins as allocating: it is charged, and its cluster's own scheduler decides where it is.
     """
@@ -30,18 +33,26 @@ class ClaimState(models.TextChoices):
     QUEUED = "queued"
     ASSIGNED = "assigned"
     ACTIVE = "active"
+    SUSPENDING = "suspending"
     SUSPENDED = "suspended"
+    RESUMING = "resuming"
     RELEASING = "releasing"
     RELEASED = "released"
     FAILED = "failed"
 
 
 MOST_WEIGHT = 1000
+# A suspended claim charges host memory only.
+CHARGED = Q(charged_vgpus__gt=0) | Q(charged_host_memory_mib__gt=0)
 # A group is placed in one transaction.
 MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
+# The claims of a queue: those that wait for a first place, and suspended ones that wait for their own GPUs.
+IN_QUEUE = Q(state__in=WAITING) | Q(state=ClaimState.RESUMING, charged_vgpus=0)
 # `kind` of the `pod` of a ResourceClaim's claim.
 RESOURCE_CLAIM = "ResourceClaim"
+# From its suspension until its programs have their GPU memory back.
+PUT_ASIDE = (ClaimState.SUSPENDING, ClaimState.SUSPENDED, ClaimState.RESUMING)
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
 
@@ -65,6 +76,10 @@ class ClaimQuerySet(Owned["Claim"]):
     def live(self) -> "ClaimQuerySet":
         """Return the claims that hold or wait for something."""
         return self.exclude(state=ClaimState.RELEASED)
+
+    def in_queue(self) -> "ClaimQuerySet":
+        """Return the claims that a round may place."""
+        return self.filter(IN_QUEUE)
 
 
 class Claim(Share):
@@ -144,6 +159,7 @@ class Claim(Share):
                 name="claim_queue",
                 condition=Q(state__in=["pending", "queued"]),
             ),
+            models.Index(fields=["pool", "id"], name="claim_resuming", condition=Q(state="resuming")),
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
             models.Index(fields=["pool", "-id"], name="claim_of_pool"),
             models.Index(fields=["name", "-id"], name="claim_by_name"),
@@ -158,7 +174,7 @@ class Claim(Share):
                 condition=(Q(affinity__isnull=False) | Q(anti_affinity__isnull=False) | Q(exclusion__isnull=False))
                 & ~Q(state="released"),
             ),
-            models.Index(fields=["user", "tenant"], name="claim_of_user", condition=Q(charged_vgpus__gt=0)),
+            models.Index(fields=["user", "tenant"], name="claim_of_user", condition=CHARGED),
             # Recent releases of a pool: the rate at which the queue moves.
             models.Index(
                 fields=["pool", "-released_at"],
@@ -198,7 +214,14 @@ class Claim(Share):
                 | Q(group__isnull=False, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP)
             ),
             claim_released_charges_nothing=(
-                ~Q(state="released") | Q(charged_core_percent=0, charged_memory_mib=0, charged_vgpus=0, charged_gpus=0)
+                ~Q(state="released")
+                | Q(
+                    charged_core_percent=0,
+                    charged_memory_mib=0,
+                    charged_vgpus=0,
+                    charged_gpus=0,
+                    charged_host_memory_mib=0,
+                )
             ),
         )
 
@@ -250,11 +273,26 @@ class Claim(Share):
         """The beginning of its present wait, not before its `start_at`; None if it does not wait."""
         if not self.waiting:
             return None
-        waits = takewhile(lambda entry: entry[0] in WAITING, reversed(self.timeline))
+        waits = takewhile(lambda entry: entry[0] in (*WAITING, ClaimState.RESUMING), reversed(self.timeline))
         begin = min((datetime.fromisoformat(at) for _, at in waits), default=self.created_at)
         return max(begin, self.start_at) if self.start_at else begin
 
     @property
     def waiting(self) -> bool:
-        """True before a round has placed it."""
-        return self.state in WAITING
+        """True before a round has placed it, and while it waits for its own GPUs to resume there."""
+        return self.state in WAITING or self.waits_to_resume
+
+    @property
+    def waits_to_resume(self) -> bool:
+        """True if it is suspended and waits in the queue for its own GPUs."""
+        return self.state == ClaimState.RESUMING and self.charged_vgpus == 0
+
+    @property
+    def host_memory_mib(self) -> int:
+        """The memory of its node that its suspension is charged."""
+        return self.charged_host_memory_mib
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """The amounts that it charges once it is placed: what it has in host memory stays charged until it runs."""
+        return {**super().amounts, Resource.HOST_MEMORY_MIB: self.charged_host_memory_mib}

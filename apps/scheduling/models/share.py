@@ -15,6 +15,7 @@ def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
         Resource.MEMORY_MIB: memory_mib * gpu_count,
         Resource.VGPUS: gpu_count,
         Resource.GPUS: gpu_count if core == WHOLE_GPU else 0,
+        Resource.HOST_MEMORY_MIB: 0,
     }
 
 
@@ -29,6 +30,7 @@ class Share(Row):
     charged_memory_mib = models.PositiveBigIntegerField(default=0)
     charged_vgpus = models.PositiveIntegerField(default=0)
     charged_gpus = models.PositiveIntegerField(default=0)
+    charged_host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
 
     class Meta:
         abstract = True

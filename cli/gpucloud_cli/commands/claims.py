@@ -1,4 +1,4 @@
-"""`claim create|resize|release|renew|env|exec`."""
+"""`claim create|resize|suspend|resume|release|exec`."""
 
 import time
 from dataclasses import replace
@@ -110,6 +110,45 @@ def resize(
 
 
 @click.command()
+@CLAIM_ARGUMENT
+@click.option("--wait", type=DURATION, help="wait for this long until its GPUs are free; then exit 5")
+@DRY_RUN
+@output_options
+@pass_invocation
+def suspend(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool) -> None:
+    """Suspend a claim: its programs stop, their GPU memory moves to the node's memory, and its GPUs are free.
+
+    Example: gpucloud claim suspend train --wait 60s
+    """
+    _order(invocation, name, "suspend", wait, dry_run=dry_run, states=("suspended", "active"))
+
+
+@click.command()
+@CLAIM_ARGUMENT
+@click.option("--wait", type=DURATION, help="wait for this long until its programs run again; then exit 5")
+@DRY_RUN
+@output_options
+@pass_invocation
+def resume(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool) -> None:
+    """Resume a suspended claim: it waits in the queue for its own GPUs, and its programs go on.
+
+    Example: gpucloud claim resume train --wait 10m
+    """
+    _order(invocation, name, "resume", wait, dry_run=dry_run, states=("active", "suspended"))
+
+
+def _order(
+    invocation: Invocation, name: str, order: str, wait: int | None, *, dry_run: bool, states: tuple[str, str]
+) -> None:
+    """Give the order and show the claim. `states`: the claim's state once it is done, and once it is refused."""
+    with invocation.api() as api:
+        claim = api.post(f"{_path(api, name)}{order}/", {}, dry_run=True if dry_run else None).body
+        if wait is not None and not dry_run:
+            claim = claiming.await_active(api, claim, seconds=wait, until=states[0], refused=states[1])
+        invocation.show(claim)
+
+
+@click.command()
 @click.argument("names", metavar="CLAIM...", nargs=-1, required=True)
 @click.option("--wait", type=DURATION, help="wait for this long for each node to confirm; then exit 5")
 @connection_options
@@ -164,4 +203,4 @@ def execute(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> N
     become(place, command[1:] if command[0] == "--" else command)
 
 
-COMMANDS = {"claim": (create, wait_for, resize, release, execute)}
+COMMANDS = {"claim": (create, wait_for, resize, suspend, resume, release, execute)}

@@ -153,14 +153,14 @@ static int retire_one(struct meter_lane *lane)
     struct finished done = {.counted_ns = burst->counted_ns, .slot = lane->slot};
     struct duration took;
     if (!result && origin) {
-        if (duration_of(origin, lane, burst, &took)) {
+        if (!shim_stood_still_since(burst->begun_ns) && duration_of(origin, lane, burst, &took)) {
             predict_learn(burst, &took);
             if (took.backlogged)
                 __atomic_store_n(&lane->calm, 0, __ATOMIC_RELAXED);
             note_proof(lane, burst, &took);
             note_end(lane->slot, (uint64_t)took.end_ns);
         } else {
-            /* Its origin is gone (meter_restart): take the predicted time. */
+            /* Its origin is gone (meter_restart), or its time has a suspension in it: take the predicted time. */
             took = (struct duration){.end_ns = (double)shim_now(), .busy_ns = (double)burst->predicted_ns};
             took.start_ns = took.end_ns - took.busy_ns;
         }

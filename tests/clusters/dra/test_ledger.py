@@ -8,7 +8,8 @@ import pytest
 
 from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.dra import evicting, ledger, resizing, slices
-from apps.clusters.dra.publishing import Publisher, read_devices
+from apps.clusters.dra.devices import DeviceReader
+from apps.clusters.dra.publishing import Publisher
 from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.services import bindings, clusters
@@ -226,7 +227,7 @@ def test_the_sums_of_kube_scheduler_and_ledger_are_one(cast: Cast, cluster: Clus
 
     def left() -> tuple[int, int]:
         """Return what kube-scheduler has left: what is published, less what it has allocated."""
-        found = next(one for one in read_devices(cluster)[NODE] if one.uuid == gpu.uuid)
+        found = next(one for one in DeviceReader(cluster).read()[NODE] if one.uuid == gpu.uuid)
         return found.core_left - 30, found.memory_left_mib - 2 * GIB
 
     thing = allocated(made(), gpu)

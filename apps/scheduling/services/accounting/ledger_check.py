@@ -1,4 +1,4 @@
-"""The comparison of ledger, claims and used amounts, to the unit.
+"""The comparison of ledger, claims and used amounts, to the unit; and of nodes' memory with suspended claims.
 
 Claims and active reservations hold GPUs, so their charges are what the other numbers should be. Every statement below
 reads one moment of the database: a change and its ledger entries are one transaction, so a platform at work never
@@ -96,9 +96,21 @@ WHERE is_now <> should_be ORDER BY share.id, number
 """
 
 
+# Per node: the host memory of suspended claims.
+HELD = """(
+    SELECT COALESCE(SUM(assignment.held_host_memory_mib), 0)
+    FROM scheduling_assignment assignment JOIN nodes_gpu gpu ON gpu.id = assignment.gpu_id
+    WHERE gpu.node_id = node.id AND assignment.state <> 'released'
+)"""
+OF_NODES = f"""
+SELECT NULL, 'node ' || node.name, 'host_memory_used_mib', node.host_memory_used_mib, {HELD}
+FROM nodes_node node WHERE node.host_memory_used_mib <> {HELD} ORDER BY node.id
+"""  # noqa: S608 - likewise
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number that is not what it should be. `quota_id` is None if a cohort's share is wrong."""
+    """One number that is not what it should be. `quota_id` is None if it is a cohort's share or a node."""
 
     quota_id: int | None
     subject: str
@@ -111,7 +123,7 @@ def differences() -> list[Difference]:
     """Return all numbers that differ; none on a sound platform."""
     found = []
     with connection.cursor() as cursor:
-        for statement in (OF_QUOTAS, OF_CLAIMS, OF_SHARES):
+        for statement in (OF_QUOTAS, OF_CLAIMS, OF_SHARES, OF_NODES):
             cursor.execute(statement)
             found += [
                 Difference(quota_id, subject, number, int(is_now), int(should_be))
@@ -122,7 +134,12 @@ def differences() -> list[Difference]:
 
 @transaction.atomic
 def repair_all(*, principal: Principal) -> list[Difference]:
-    """Write the claims' sums into every quota that differs, with ledger entries and audit; return the differences."""
+    """Write the claims' sums into every quota that differs, with ledger entries and audit, and into every node.
+
+    Return the differences.
+    """
     found = differences()
     repair.repair_quotas(principal=principal, quota_ids={item.quota_id for item in found if item.quota_id is not None})
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE nodes_node node SET host_memory_used_mib = {HELD} WHERE host_memory_used_mib <> {HELD}")  # noqa: S608
     return found

@@ -16,7 +16,9 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 # In these states a claim has its guarantee; a claim that leaves them no longer lends.
 LENDING_STATES = frozenset({ClaimState.ACTIVE, ClaimState.ASSIGNED})
 # In these states its processes may still run.
-ON_A_GPU = frozenset({ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED, ClaimState.RELEASING})
+ON_A_GPU = frozenset(
+    {ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.SUSPENDING, ClaimState.FAILED, ClaimState.RELEASING}
+)
 
 
 def lends(pool: Pool) -> bool:

@@ -15,7 +15,6 @@ from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, qu
 from apps.scheduling.core.nearest import QuotaBounds
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.models.share import amounts
 
 AVAILABLE: dict[str, Any] = {
@@ -38,7 +37,8 @@ def find_shortages(
 
     `limits` and `held` are the member's, by resource; `wanted` are other amounts than the claim's own.
     """
-    asked = {resource: amount for resource, amount in (wanted or claim.amounts).items() if amount}
+    more = {resource: amount - claim.charged[resource] for resource, amount in (wanted or claim.amounts).items()}
+    asked = {resource: amount for resource, amount in more.items() if amount > 0}
     found: list[QuotaExceeded] = [
         MemberLimitExceeded(resource=resource, hard=limits[resource], used=held[resource], requested=asked[resource])
         for resource in asked
@@ -89,7 +89,7 @@ class TenantQuotas:
 def waits_for_quota(claim: Claim) -> bool:
     """Return True if the claim waits uncharged because of its tenant's quota; not in the room of a reservation."""
     refused = any(reason["code"] in COMPUTED for reason in claim.reasons)
-    return refused and claim.state in WAITING and claim.charged_vgpus == 0 and claim.reservation_id is None
+    return refused and claim.waiting and claim.charged_vgpus == 0 and claim.reservation_id is None
 
 
 def refresh_quota_reasons(claims: Sequence[Claim]) -> Sequence[Claim]:

@@ -13,6 +13,7 @@ from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import CHARGED
 from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging import borrowing, reservation_charges
 
@@ -23,8 +24,12 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
     for assignment in assignments:
         if assignment.state != "released":
             held = amounts(
-                gpu_count=1, core=assignment.held_core + assignment.borrowed_core, memory_mib=assignment.held_memory_mib
+                # A suspended one has no share of its GPU.
+                gpu_count=1 if assignment.held_memory_mib else 0,
+                core=assignment.held_core + assignment.borrowed_core,
+                memory_mib=assignment.held_memory_mib,
             )
+            held[Resource.HOST_MEMORY_MIB] = assignment.held_host_memory_mib
             total = {resource: total[resource] + held[resource] for resource in total}
     return total
 
@@ -74,14 +79,14 @@ def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[u
 
 def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
     """Return the amounts that the claims made by a user in the tenant charge, by resource."""
-    claims = Claim.objects.filter(tenant=tenant, user=user_id, charged_vgpus__gt=0)
+    claims = Claim.objects.filter(CHARGED, tenant=tenant, user=user_id)
     sums = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
     return {name: int(amount) for name, amount in sums.items()}
 
 
 def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
     """Return the amounts of `charged_by_user` for every user of the tenant, by the user's key; one query."""
-    claims = Claim.objects.filter(tenant=tenant, user__isnull=False, charged_vgpus__gt=0).order_by()
+    claims = Claim.objects.filter(CHARGED, tenant=tenant, user__isnull=False).order_by()
     sums: Any = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
     return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
 
@@ -106,6 +111,13 @@ WEBHOOK_EVENTS = {
     ClaimState.ACTIVE: EventKind.CLAIM_ACTIVE,
     ClaimState.FAILED: EventKind.CLAIM_FAILED,
     ClaimState.RELEASED: EventKind.CLAIM_RELEASED,
+    ClaimState.SUSPENDED: EventKind.CLAIM_SUSPENDED,
+}
+# Arrivals at a state that another event, or none, belongs to: a suspension that failed has one of its own.
+AFTER_SUSPENSION: dict[tuple[str, str], EventKind | None] = {
+    (ClaimState.RESUMING, ClaimState.ACTIVE): EventKind.CLAIM_RESUMED,
+    (ClaimState.SUSPENDING, ClaimState.ACTIVE): None,
+    (ClaimState.RESUMING, ClaimState.SUSPENDED): None,
 }
 
 
@@ -129,7 +141,7 @@ def move(claim: Claim, state: str, **values: object) -> None:
     """Save the claim in this state, add it to the timeline, and notify watchers and webhooks."""
     now = timezone.now()
     borrowing.settle(claim, state)
-    arrived = state != claim.state
+    before, arrived = claim.state, state != claim.state
     if arrived:
         claim.timeline = [*claim.timeline, [state, now.isoformat()]]
         claim.state = state
@@ -142,6 +154,7 @@ def move(claim: Claim, state: str, **values: object) -> None:
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
-    if arrived and (kind := WEBHOOK_EVENTS.get(ClaimState(state))):
+    kind = AFTER_SUSPENSION.get((before, state), WEBHOOK_EVENTS.get(ClaimState(state)))
+    if arrived and kind:
         tell_of(claim, kind)
     events.claim_changed_on_commit(claim)

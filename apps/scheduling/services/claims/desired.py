@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
+from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -123,6 +124,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         sharing=None if sharing == wire.Sharing() else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
+        suspended=row.state in WANTED_SUSPENDED,
         present=row.state != AssignmentState.RELEASING,
     )
 

@@ -14,8 +14,9 @@ from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims import suspension_reports
 from apps.scheduling.services.claims.drift import take_drifts
-from apps.scheduling.services.claims.lifecycle import locked
+from apps.scheduling.services.claims.lifecycle import locked, raise_frames
 from gpucloud import counters
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -82,35 +83,71 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     # Without the assignments from before the claim was preempted.
     live = claim.assignments.live()
     assignments = list(live.select_related("gpu").order_by("gpu_id"))
-    changed = [item for item in assignments if str(item.uid) in said and _take_one(item, said[str(item.uid)])]
+    before = {item.pk: _facts(item) for item in assignments}
+    values = _take_all(claim, assignments, said)
+    changed = [item for item in assignments if _facts(item) != before[item.pk]]
     if not changed:
         return
+    queued = claim.waits_to_resume
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
+    freed = {item.gpu.node_id: 0 for item in changed}
     for item in changed:
-        _write(item)
-    state = _state_of(claim, assignments)
+        freed[item.gpu.node_id] += _write(item)
+    state = _state_of(claim, assignments, queued=queued)
     if state == ClaimState.RELEASED and claim.preempt_at is not None:
         states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
+    elif state == ClaimState.SUSPENDED:
+        states.move(claim, state, **values, yields_at=None, **states.NOT_PREEMPTED)
     else:
-        states.move(claim, state)
+        states.move(claim, state, **values)
+    for node_id, memory_mib in sorted(freed.items()):
+        if memory_mib:
+            capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)
+    if values:
+        raise_frames(set(freed))
 
 
-FIELDS = ("state", "held_core", "held_memory_mib", "observed_generation", "in_force_at", "reason")
+def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wire.Observation]) -> dict[str, Any]:
+    """Bring the unsaved rows in step with the reports; return further values of the claim.
+
+    There are some if an agent refused to suspend or resume it: then the nodes' desired state has changed, too.
+    """
+    values: dict[str, Any] = {}
+    if why := suspension_reports.find_refusal(claim, assignments, said):
+        values = suspension_reports.answer_refusal(claim, assignments, said, why)
+    else:
+        for item in assignments:
+            if str(item.uid) in said:
+                _take_one(item, said[str(item.uid)])
+    suspension_reports.settle_holds(assignments)
+    return values
+
+
+FIELDS = (
+    "state", "held_core", "held_memory_mib", "held_host_memory_mib", "generation", "observed_generation", "in_force_at",
+    "reason",
+)  # fmt: skip
+
+
+def _facts(assignment: Assignment) -> list[object]:
+    return [getattr(assignment, name) for name in FIELDS]
 
 
 IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 
-def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
-    """Bring the unsaved row in step with the report, under the claim's lock; return True if that changed it."""
+def _take_one(assignment: Assignment, said: wire.Observation) -> None:
+    """Bring the unsaved row in step with the report, under the claim's lock."""
     if not _is_news(assignment, said):
-        return False
-    before = [getattr(assignment, name) for name in FIELDS]
+        return
     current = said.generation == assignment.generation
     if assignment.state == AssignmentState.RELEASING:
         if current and said.state == "released":
             assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
+    elif assignment.state in suspension_reports.PUT_ASIDE_STATES:
+        suspension_reports.take_report(assignment, said)
+        return
     elif said.state in ("in_force", "over_limit", "failed"):
         comes_into_force = assignment.state not in IN_FORCE or assignment.observed_generation < said.generation
         assignment.state = said.state
@@ -122,19 +159,20 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> bool:
                 waited = (assignment.in_force_at - assignment.updated_at).total_seconds()
                 transaction.on_commit(partial(counters.PUSH_SECONDS.observe, waited))
     else:
-        return False  # the assignment is wanted, so a report of its end is outdated: the next push corrects it
+        return  # the assignment is wanted, so a report of its end is outdated: the next push corrects it
     assignment.observed_generation = said.generation
     assignment.reason = said.reason
-    return before != [getattr(assignment, name) for name in FIELDS]
 
 
-def _write(assignment: Assignment) -> None:
-    """Save the row, and free what it no longer holds of its GPU."""
-    held = Assignment.objects.values_list("held_core", "held_memory_mib").get(pk=assignment.pk)
+def _write(assignment: Assignment) -> int:
+    """Save the row, and free what it no longer holds of its GPU; return the host memory that it no longer holds."""
+    held = Assignment.objects.values_list("held_core", "held_memory_mib", "held_host_memory_mib").get(pk=assignment.pk)
     core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
     assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
     if core or memory_mib:
         capacity.give_back(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib)
+    host_memory_mib: int = held[2] - assignment.held_host_memory_mib
+    return host_memory_mib
 
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:
@@ -145,10 +183,12 @@ def _shrink(assignment: Assignment, memory_bytes: int) -> None:
         assignment.held_memory_mib = assignment.memory_mib
 
 
-def _state_of(claim: Claim, assignments: list[Assignment]) -> str:
+def _state_of(claim: Claim, assignments: list[Assignment], *, queued: bool) -> str:
     of = {assignment.state for assignment in assignments}
     if of == {AssignmentState.RELEASED}:
         return ClaimState.RELEASED
+    if state := suspension_reports.find_state(claim, assignments, queued=queued):
+        return state
     if claim.state == ClaimState.RELEASING:
         return ClaimState.RELEASING
     if AssignmentState.FAILED in of:

@@ -10,7 +10,7 @@ from django.utils import timezone
 from apps.nodes.services import capacity
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import refuse_spent
@@ -42,7 +42,8 @@ def resize_claim(
     """Change a live claim. Raises WrongState, NoRoom, QuotaExceeded, LimitBelowRequest, OutOfRange, BudgetExceeded."""
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
-    if not claim.waiting and claim.state not in PLACED:
+    aside = claim.state == ClaimState.SUSPENDED or claim.waits_to_resume
+    if not claim.waiting and not aside and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
     before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
     after = _wanted(claim, before, changes.given())
@@ -56,7 +57,9 @@ def resize_claim(
         refuse_impossible(claim)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
-    if claim.waiting:
+    if aside:
+        _resize_suspended(claim)
+    elif claim.waiting:
         _charge_waiting(claim, principal)
     else:
         _resize_assignments(claim, principal, becomes_firm=before["best_effort"] > after["best_effort"])
@@ -80,6 +83,14 @@ def _charge_waiting(claim: Claim, principal: Principal) -> None:
     if any(claim.charged.values()):
         target = claim.amounts
         states.charge_to(claim, target, principal=principal)
+
+
+def _resize_suspended(claim: Claim) -> None:
+    """Want other limits of a claim that has no share of its GPUs now: it is charged when it resumes."""
+    assignments = list(claim.assignments.live().select_related("gpu").order_by("gpu_id"))
+    for assignment in assignments:
+        assignment.change(**limits(claim), generation=assignment.generation + 1)
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
 
 
 def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: bool) -> None:

@@ -26,13 +26,14 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.values import Reason, Refused
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
+from apps.scheduling.models.claim import IN_QUEUE
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
+from apps.scheduling.services.cycles.resuming import grant_resume, has_own_gpus
 from apps.scheduling.services.failures import SESSION_LOST
 from apps.scheduling.services.fleet.reserved import Guard
 
@@ -169,8 +170,12 @@ class _Transaction:
         if not self.placed:
             transaction.set_rollback(bool(charged))
             return
-        _write_assignments(self.placed)
-        _write_claims(self.placed)
+        first = [pick for pick in self.placed if pick.claim.state != ClaimState.RESUMING]
+        _write_assignments(first)
+        _write_claims(first)
+        for pick in self.placed:
+            if pick.claim.state == ClaimState.RESUMING:
+                grant_resume(pick.claim, pick.gpus)
         raise_frames(self._node_ids)
         events.claims_changed_on_commit([pick.claim for pick in self.placed])
 
@@ -206,7 +211,8 @@ class _Transaction:
     def _unchanged(self, picks: Iterable[Pick]) -> list[Pick]:
         rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=[pick.claim.pk for pick in picks])
         versions = dict(rows.order_by("pk").values_list("pk", "version"))
-        return self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
+        same = self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
+        return self._keep(same, lambda pick: has_own_gpus(pick.claim, pick.gpus))
 
     def _within_budget(self, picks: Iterable[Pick]) -> list[Pick]:
         """Return the picks whose tenants have budget left; a budget may be spent since a claim was queued."""
@@ -324,20 +330,21 @@ def write_refusals(refusals: Mapping[int, tuple[Claim, Refused]], *, fence: Call
     the caller may no longer commit: a scheduler that no longer leads does not know why a claim waits.
     """
     fence()
-    rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=refusals, state__in=WAITING).order_by("pk")
+    rows = Claim.objects.select_for_update(no_key=True).filter(IN_QUEUE, pk__in=refusals).order_by("pk")
     versions = dict(rows.values_list("pk", "version"))
-    alike: dict[tuple[Refused, bool], list[Claim]] = defaultdict(list)
+    alike: dict[tuple[Refused, str], list[Claim]] = defaultdict(list)
     for key, version in versions.items():
         claim, why = refusals[key]
         if claim.version == version:
-            alike[why, claim.state == ClaimState.PENDING].append(claim)
-    for (why, pending), claims in alike.items():
-        values = _state_change(ClaimState.QUEUED, reasons=reasons_as_json(why))
-        if not pending:
+            alike[why, claim.state].append(claim)
+    for (why, before), claims in alike.items():
+        state = before if before == ClaimState.RESUMING else ClaimState.QUEUED
+        values = _state_change(state, reasons=reasons_as_json(why))
+        if before != ClaimState.PENDING:
             del values["timeline"]
         Claim.objects.filter(pk__in=[claim.pk for claim in claims]).update(**values)
         for claim in claims:
-            claim.state, claim.reasons, claim.version = ClaimState.QUEUED, reasons_as_json(why), claim.version + 1
+            claim.state, claim.reasons, claim.version = state, reasons_as_json(why), claim.version + 1
             claim.updated_at = values["updated_at"]
     changed = [claim for claims in alike.values() for claim in claims]
     if changed:

@@ -18,7 +18,7 @@ def ending(pool: Pool, uuids: Collection[str], now: float) -> list[ExpectedRelea
     """
     ending = Q(claim__time_limit_seconds__isnull=False) | Q(claim__state=ClaimState.RELEASING)
     live = Assignment.objects.filter(ending, claim__pool=pool, gpu__uuid__in=uuids).exclude(
-        state=AssignmentState.RELEASED
+        state__in=(AssignmentState.RELEASED, AssignmentState.SUSPENDED)
     )
     rows = live.order_by("claim_id", "pk").values_list(
         "claim_id",

@@ -22,7 +22,6 @@ from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
@@ -377,7 +376,7 @@ class PoolCache:
             self._by_kind[waiting.kind].add(claim.pk)
 
     def _queue(self, which: Q) -> QuerySet[Claim]:
-        return Claim.objects.filter(which, pool=self.pool, state__in=WAITING).select_related("reservation")
+        return Claim.objects.in_queue().filter(which, pool=self.pool).select_related("reservation")
 
     def _keep_claims(self, which: Q) -> None:
         for claim in self._queue(which).order_by("pk"):
@@ -385,7 +384,7 @@ class PoolCache:
             terms = self.reserved.terms(claim)
             kind = Kind(asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self._keep_waiting(WaitingClaim(claim, kind), early=claim.start_at)
-            if claim.best_effort:
+            if claim.best_effort and claim.state != ClaimState.RESUMING:
                 self.best_effort.add(claim.pk)
             if claim.state == ClaimState.PENDING:
                 self._unanswered.add(claim.pk)

@@ -30,7 +30,6 @@ from apps.scheduling.core.queue import Ask, QueueEntry, in_order
 from apps.scheduling.core.values import GpuState, Held, NodeState, Placed, Reason, Refused, Request
 from apps.scheduling.core.walk import Walk
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.charging.shortages import (
     TenantQuotas,
     present_reasons,
@@ -245,6 +244,9 @@ def find_place(claim: Claim) -> Place | None:
     estimate, by_quota = _estimate(seen, claim), quotas is not None
     if not by_quota and any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate, (), claim.reasons, now)
+    if claim.waits_to_resume:
+        # It starts on its own GPUs or not at all, whatever else would fit.
+        return Place(position, length, estimate, (), claim.reasons, now)
     bounds = NO_BOUNDS if quotas is None else quota_bounds(claim, quotas)
     suggestions = seen.suggestions(queue_entry(claim), bounds)
     if by_quota:
@@ -312,7 +314,7 @@ def queue_entry(claim: Claim) -> QueueEntry:
 def read_snapshot(pool: Pool) -> QueueSnapshot:
     """Read the pool from the database."""
     now = timezone.now()
-    rows = Claim.objects.filter(pool=pool, state__in=WAITING).select_related("tenant", "reservation").defer("timeline")
+    rows = Claim.objects.in_queue().filter(pool=pool).select_related("tenant", "reservation").defer("timeline")
     claims = list(rows.order_by("pk"))
     gpus = tuple(read_fleet(pool))
     freed, since = _read_freed(pool, now)

@@ -21,6 +21,7 @@ from apps.scheduling.services.cycles.commits import Outcome, Pick, commit, write
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.queue_order import QueueOrder, queue_entry
 from apps.scheduling.services.cycles.records import Step, reasons_as_json
+from apps.scheduling.services.cycles.resuming import explain_own
 from apps.scheduling.services.cycles.waiting_claims import WaitingClaim, group_of
 from apps.scheduling.services.rebalancing.guarantees import place_on_lent
 from gpucloud import counters
@@ -237,9 +238,24 @@ class _Round:
             blocked_head.record_refusal(ask)
         if len(members) > 1:
             self._refuse(members, answer)
-        else:
-            cache.remember_refusal(members[0].kind, answer)
-            self.refused += members
+            return
+        if members[0].claim.state == ClaimState.RESUMING:
+            answer = self._explain_own(ask, members[0], answer)
+            steps[0]["instead"] = reasons_as_json(answer)
+        cache.remember_refusal(members[0].kind, answer)
+        self.refused += members
+
+    def _explain_own(self, ask: Ask, waiting: WaitingClaim, answer: Refused) -> Refused:
+        """Return why the claim's own GPUs cannot take it; `answer` counts all others as reserved."""
+        cache, claim = self.cache, waiting.claim
+        own = cache.reserved.own_gpus(claim)
+        gpus = [gpu for gpu in cache.fleet.gpus() if gpu.uuid in own]
+        held = {uuid: room for uuid, room in self._reserved(ask).items() if uuid in own}
+        try:
+            why = explain_own(waiting.request, gpus, cache.fleet.nodes(), held=held, policy=cache.policy)
+        except Exception as error:
+            raise Unanswerable(ask) from error
+        return why or answer
 
     def _explain_refusal(self, ask: Ask, reserved: Held) -> Refused | None:
         try:

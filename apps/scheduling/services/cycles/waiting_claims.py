@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from apps.scheduling.core.values import Request
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.fleet.reserved import Terms
 
@@ -39,10 +39,12 @@ def group_of(claim: Claim) -> Group | None:
 def asks(claim: Claim) -> Request:
     """Return the claim's request.
 
-    A claim for which room is being freed is alike to no other, so its request carries its own key.
+    A claim for which room is being freed, or that waits for its own GPUs, is alike to no other, so its request carries
+    its own key.
     """
     request = request_of(claim)
-    return request if claim.nominated_gpus is None else replace(request, key=str(claim.uid))
+    alike = claim.nominated_gpus is None and claim.state != ClaimState.RESUMING
+    return request if alike else replace(request, key=str(claim.uid))
 
 
 @dataclass(slots=True)

@@ -135,7 +135,8 @@ def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tupl
     """Read the labels of the claims on the pool's GPUs, all or those given, by GPU."""
     # Selected by the GPU's pool: a claim may be of the pool that its node was in before.
     here = Q(gpu__node__pool=pool) if gpus is None else Q(gpu__in=gpus)
-    rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released")
+    # A suspended claim keeps nobody off, and is asked for again when it resumes.
+    rows = Assignment.objects.filter(here, LABELLED).exclude(claim__state="released").exclude(state="suspended")
     found: dict[int, list[Label]] = {}
     for gpu, tenant, *names in rows.live().values_list(*LABEL_COLUMNS):
         of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]

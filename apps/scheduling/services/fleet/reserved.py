@@ -13,7 +13,7 @@ from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import FOREVER, Hold, Room
 from apps.scheduling.core.gangs import both
 from apps.scheduling.core.values import GpuState
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation, ReservationState
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import WAITING
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -135,6 +135,8 @@ class Reserved:
     nominated: Mapping[str, Mapping[str, Room]] = field(default_factory=dict)
     # Withheld room by end, computed once for all claims of a queue and updated by placements.
     _until: dict[int, dict[str, Room]] = field(default_factory=dict)
+    # The GPUs of each claim that waits to resume, by its uid; read when one is asked about.
+    _own: dict[str, frozenset[str]] | None = None
 
     def terms(self, claim: Claim) -> Terms | None:
         """Return all of the claim that decides the room withheld from it; None if nothing is reserved."""
@@ -155,7 +157,17 @@ class Reserved:
         for uid, rooms in self.nominated.items():
             if uid != str(claim.uid):
                 held = both(held, rooms)
+        if claim.waits_to_resume:
+            own = self.own_gpus(claim)
+            others = (gpu for gpu in gpus() if gpu.uuid not in own)
+            held = both(held, {gpu.uuid: (gpu.core_free, gpu.memory_free_mib) for gpu in others})
         return held
+
+    def own_gpus(self, claim: Claim) -> frozenset[str]:
+        """Return the GPUs, by uuid, of a claim that waits to resume: it has no use for others."""
+        if self._own is None:
+            self._own = _own_gpus(self.pool)
+        return self._own.get(str(claim.uid), frozenset())
 
     def at(self, moment: datetime) -> "Reserved":
         """Return the reservations at another moment, as far as they are known now."""
@@ -232,6 +244,17 @@ def _nominated(pool: Pool) -> dict[str, Mapping[str, Room]]:
     rows = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False, state__in=WAITING).order_by("pk")
     columns = rows.values_list("uid", "nominated_gpus", "core_request", "memory_mib")
     return {str(uid): dict.fromkeys(gpus or (), (core, memory)) for uid, gpus, core, memory in columns}
+
+
+def _own_gpus(pool: Pool) -> dict[str, frozenset[str]]:
+    """Return the GPUs, by uuid, of each claim of the pool that waits to resume or could, by the claim's uid."""
+    # A preview asks for a claim that is still suspended.
+    waiting = Q(claim__state__in=(ClaimState.SUSPENDED, ClaimState.RESUMING), claim__charged_vgpus=0)
+    rows = Assignment.objects.filter(waiting, claim__pool=pool).live()
+    found: dict[str, set[str]] = {}
+    for uid, gpu in rows.values_list("claim__uid", "gpu__uuid"):
+        found.setdefault(str(uid), set()).add(gpu)
+    return {uid: frozenset(gpus) for uid, gpus in found.items()}
 
 
 def _of_new(claim: Claim, pool: Pool, gpus: Iterable[str], now: datetime) -> list[Hold]:

@@ -32,13 +32,17 @@ def rehearse(
     with transaction.atomic():
         claim = act()
         shown = {**show(claim), "dry_run": True}
+        own = {row.gpu.uuid for row in claim.present_assignments} if claim.waits_to_resume else set[str]()
         transaction.set_rollback(True)
     if claim.waiting:
         pool, gpus = claim.pool, read_fleet(claim.pool)
+        if claim.waits_to_resume:
+            gpus = [gpu for gpu in gpus if gpu.uuid in own]
         held = read_reserved(pool, now=timezone.now()).withheld_from(claim, lambda: gpus)
         fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
         answer = _not_yet(claim) or fleet.place(request_of(claim), held=held)
-        shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
+        if not claim.waits_to_resume:
+            shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
         shown["reasons"] = [] if isinstance(answer, Placed) else [asdict(reason) for reason in answer.reasons]
     if asks_anew is not None:

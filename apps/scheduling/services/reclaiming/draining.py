@@ -5,7 +5,7 @@ those whose time has come, each claim in a transaction that checks it again unde
 longer drains; a claim that got notice and still runs is spared by the next run of preemption.
 
 Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
-moved by its cluster.
+moved by its cluster. Suspended claims stay, too: what they had is in the node's memory.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from apps.quotas.services import audit
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation
-from apps.scheduling.models.claim import PLACED
+from apps.scheduling.models.claim import PLACED, PUT_ASIDE
 from apps.scheduling.models.reservation import OPEN
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import end_assignments, locked, request_of
@@ -150,13 +150,13 @@ def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
         leaving(Node.objects.filter(pk=node.pk)).select_related("tenant", "pool").order_by("-priority", "created_at")
     )
     live = Assignment.objects.filter(gpu__node=node).live()
-    pods = Claim.objects.filter(pk__in=live.values("claim"), pod__isnull=False).select_related("tenant").order_by("pk")
+    stays = Claim.objects.filter(Q(pod__isnull=False) | Q(state__in=PUT_ASIDE), pk__in=live.values("claim"))
     hooks = Webhook.objects.filter(Q(tenant__in={claim.tenant for claim in claims}) | Q(tenant=None), enabled=True)
     return {
         "node": node.name,
         "grace_seconds": grace_of(node, grace_seconds),
         "moves": _moves(node, claims, now),
-        "stays": [_named(claim) for claim in pods],
+        "stays": [_named(claim) for claim in stays.select_related("tenant").order_by("pk")],
         "webhooks_told": hooks.filter(events__contains=[EventKind.CLAIM_PREEMPTION_NOTICE]).count() if claims else 0,
         # They stay where they are booked, so their claims would wait for this node.
         "reservations": Reservation.objects.filter(state__in=OPEN, gpus__node=node).distinct().count(),

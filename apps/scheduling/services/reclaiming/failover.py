@@ -10,6 +10,7 @@ reported that (`take_return`), the node takes no new claims, because the old pro
 Claims of pods end with their pods, and claims in reservations wait for the reserved room, so both stay.
 """
 
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -87,9 +88,15 @@ def _locked_if_silent(seen: Node) -> Node | None:
 
 def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
     """Release these assignments, whose node will not confirm it, and free what they hold of their GPUs."""
-    for item in live.order_by("gpu_id", "pk"):
+    saved: Counter[int] = Counter()
+    for item in live.select_related("gpu").order_by("gpu_id", "pk"):
         capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
-        item.change(state=AssignmentState.RELEASED, held_core=0, held_memory_mib=0, reason=reason)
+        saved[item.gpu.node_id] += item.held_host_memory_mib
+        nothing = {"held_core": 0, "held_memory_mib": 0, "held_host_memory_mib": 0}
+        item.change(state=AssignmentState.RELEASED, reason=reason, **nothing)
+    for node_id, memory_mib in sorted(saved.items()):
+        if memory_mib:
+            capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)
 
 
 def _move(claim: Claim, node: Node, *, requeue: bool) -> None:

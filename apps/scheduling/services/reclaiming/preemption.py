@@ -42,7 +42,7 @@ def drive() -> int:
 
 
 def _run_pools() -> int:
-    pools, shares, gone_well = list(Pool.objects.order_by("pk")), set[int](), list[Pool]()
+    pools, shares, gone_well = _concerned(), set[int](), list[Pool]()
 
     def run(pool: Pool) -> int:
         now = timezone.now()
@@ -59,6 +59,14 @@ def _run_pools() -> int:
     if gone_well == pools:
         _let_borrow(but=shares)
     return changed
+
+
+def _concerned() -> list[Pool]:
+    """Return the pools with a claim that waits, has notice or is a nominee: most have none, most of the time."""
+    marked = Q(preempt_at__isnull=False) | Q(nominated_gpus__isnull=False)
+    rows = Claim.objects.live().filter(Q(state=ClaimState.QUEUED) | marked)
+    keys = {key for pair in rows.values_list("pool", "preempted_for__pool").distinct() for key in pair}
+    return list(Pool.objects.filter(pk__in=keys - {None}).order_by("pk"))
 
 
 def _run_pool(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:

@@ -1,0 +1,212 @@
+"""The driver's calls that move the GPU memory of a claim's processes to host memory and back: a short-lived process.
+
+It runs beside the agent, since a driver call may hang, or end its process. One order in JSON on standard input, lines
+of JSON on standard output: each call before it is made, and at the end the result. All processes are suspended, or all
+are left running. It asks the driver for the state of every process first, so an order may be given again after any end
+of an earlier helper: what a killed one had begun, the process itself ends. The driver's calls wait for threads of the
+other process: they hang while that is stopped or its control group frozen. Standard library only.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
+CALLS = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState")
+PR_SET_PDEATHSIG = 1
+# A process whose call another helper began, and was killed in, changes its state by itself a little later.
+AGAIN_SECONDS = 0.2
+# What a person may do about it, by the driver's number of the error.
+CURES = {
+    2: "There is not so much free memory: of the GPU, or in the claim's limit.",
+    304: "The driver cannot bring the process back any more: release the claim, and start it from its own checkpoint.",
+    600: "Its work on the GPU did not end in time: try again when its kernels are shorter.",
+    801: "It uses what the driver cannot move: managed memory, memory shared between processes, or MPS.",
+}
+
+BEGUN = "A program began to use the GPU meanwhile: try again."
+
+Pid = int
+
+
+class LockArguments(ctypes.Structure):
+    """CUcheckpointLockArgs."""
+
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7))
+
+
+class CallFailed(Exception):
+    """A call of the driver answered an error; the message says which, of what process, and what to do."""
+
+
+class Driver:
+    """libcuda's calls on other processes. Raises OSError or AttributeError if it has none."""
+
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.CDLL(library)
+        self._calls = {name: getattr(self._library, f"cuCheckpointProcess{name}") for name in CALLS}
+
+    def state(self, pid: Pid) -> int | None:
+        """Return the process's state; None if it uses no GPU, or is gone."""
+        found = ctypes.c_int()
+        say(step="cuCheckpointProcessGetState", pid=pid)
+        return None if self._call("GetState", pid, ctypes.byref(found)) else found.value
+
+    def lock(self, pid: Pid, timeout_ms: int) -> None:
+        """Let its present calls and its work on the GPU end, and make its further calls wait. Raises CallFailed."""
+        self._must("Lock", pid, ctypes.byref(LockArguments(timeout_ms=timeout_ms)))
+
+    def checkpoint(self, pid: Pid) -> None:
+        """Move its GPU memory to host memory. Raises CallFailed."""
+        self._must("Checkpoint", pid, None)
+
+    def restore(self, pid: Pid) -> None:
+        """Move its GPU memory back. Raises CallFailed."""
+        self._must("Restore", pid, None)
+
+    def unlock(self, pid: Pid) -> None:
+        """Let its calls go on. Raises CallFailed."""
+        self._must("Unlock", pid, None)
+
+    def _must(self, name: str, pid: Pid, argument: Any) -> None:
+        say(step=f"cuCheckpointProcess{name}", pid=pid)
+        error = self._call(name, pid, argument)
+        if error:
+            words = f"cuCheckpointProcess{name} of process {pid} failed: {self._name(error)} ({error})."
+            raise CallFailed(f"{words} {CURES.get(error, '')}".strip())
+
+    def _call(self, name: str, pid: Pid, argument: Any) -> int:
+        # No cuInit: the calls need none, and NOT_INITIALIZED is said of the other process.
+        return int(self._calls[name](ctypes.c_int(pid), argument))
+
+    def _name(self, error: int) -> str:
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(error, ctypes.byref(text))
+        return (text.value or b"unknown").decode(errors="replace")
+
+
+def say(**facts: Any) -> None:
+    """Write one line for the agent."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def is_living(pid: Pid, start_ticks: int) -> bool:
+    """Return whether this very process lives."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == start_ticks and fields[0] not in (b"Z", b"X")
+
+
+class Order:
+    """One order: the claim's processes, and how long calls may take."""
+
+    def __init__(self, driver: Driver, order: dict[str, Any]) -> None:
+        self.driver = driver
+        self._started = {int(pid): int(ticks) for pid, ticks in order["processes"]}
+        self._lock_ms = int(order["lock_ms"])
+        self._until = time.monotonic() + float(order["undo_seconds"])
+
+    def states(self) -> dict[Pid, int]:
+        """Return the states of the processes that live and use a GPU."""
+        living = [pid for pid, ticks in self._started.items() if is_living(pid, ticks)]
+        return {pid: state for pid in living if (state := self.driver.state(pid)) is not None}
+
+    def carry_out(self, action: str) -> tuple[str, str]:
+        """Carry one action out; return the result and why it is not what was wanted."""
+        if action == "release":
+            return self.release(), ""
+        if action == "keep":
+            return self.keep()
+        return self.suspend() if action == "suspend" else self.resume()
+
+    def keep(self) -> tuple[str, str]:
+        """Suspend those of the processes that are not; nothing is brought back, whose room may be another's by now."""
+        try:
+            self._each(RUNNING, lambda pid: self.driver.lock(pid, self._lock_ms))
+            self._each(LOCKED, self.driver.checkpoint)
+        except CallFailed as error:
+            self._each(LOCKED, self.driver.unlock)
+            return "mixed", str(error)
+        return ("suspended", "") if set(self.states().values()) <= {CHECKPOINTED} else ("mixed", BEGUN)
+
+    def suspend(self) -> tuple[str, str]:
+        """Suspend all processes, or let all go on; return the result and why it is not what was wanted."""
+        try:
+            self._each(RUNNING, lambda pid: self.driver.lock(pid, self._lock_ms))
+            self._each(LOCKED, self.driver.checkpoint)
+        except CallFailed as error:
+            self._until = max(self._until, time.monotonic() + 1)
+            return self.release(), str(error)
+        return ("suspended", "") if set(self.states().values()) <= {CHECKPOINTED} else (self.release(), BEGUN)
+
+    def resume(self) -> tuple[str, str]:
+        """Bring all processes back, or leave all suspended; return the result and why it is not what was wanted."""
+        try:
+            self._each(CHECKPOINTED, self.driver.restore)
+        except CallFailed as error:
+            if not set(self.states().values()) <= {LOCKED, CHECKPOINTED}:
+                # One is broken for ever (FAILED), or has ended of that already: the others come back.
+                return self.release(), str(error)
+            try:
+                self._each(LOCKED, self.driver.checkpoint)
+            except CallFailed as again:
+                return "mixed", f"{error} {again}"
+            return "suspended", str(error)
+        return self.release(), ""
+
+    def release(self) -> str:
+        """Let every process go on, from whatever state; return `running`, or `mixed` if some could not in time."""
+        while True:
+            left = {pid: state for pid, state in self.states().items() if state in (LOCKED, CHECKPOINTED)}
+            if not left:
+                return "running"
+            for pid, state in left.items():
+                try:
+                    (self.driver.restore if state == CHECKPOINTED else self.driver.unlock)(pid)
+                except CallFailed as error:
+                    say(failed=str(error))
+                    if time.monotonic() > self._until:
+                        return "mixed"
+                    time.sleep(AGAIN_SECONDS)
+
+    def _each(self, state: int, change: Any) -> None:
+        """Change every process that is in this state. One that ends meanwhile needs no change."""
+        for pid, found in self.states().items():
+            if found != state:
+                continue
+            try:
+                change(pid)
+            except CallFailed:
+                if is_living(pid, self._started[pid]):
+                    raise
+
+
+def main() -> None:
+    """Carry one order out."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    order = json.loads(sys.stdin.readline())
+    if os.getppid() != order["agent"]:
+        return
+    try:
+        driver = Driver(order["library"])
+    except (OSError, AttributeError) as error:
+        say(result="unable", reason=str(error), states={})
+        return
+    if order["action"] == "probe":
+        say(result="able", reason="", states={})
+        return
+    todo = Order(driver, order)
+    result, reason = todo.carry_out(order["action"])
+    say(result=result, reason=reason, states=todo.states())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The suspensions of the node's claims: what is wanted, how far each is, and a journal on disk.
+
+The journal says what an earlier agent had begun. It is written before the first call of the driver, so that a claim
+without a record has no suspended process.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import structlog
+
+from agent import statefile, wire
+from agent.host.processes import Process
+
+log = structlog.get_logger()
+
+Phase = Literal["suspending", "suspended", "resuming"]
+
+
+class Wish(NamedTuple):
+    """The wish of the server for a claim: suspended or not, and at which generations."""
+
+    suspended: bool
+    generations: tuple[tuple[str, int], ...]
+
+
+class Refusal(NamedTuple):
+    """Why a wish could not be fulfilled, with what to do."""
+
+    wish: Wish
+    words: str
+
+
+@dataclass
+class Suspension:
+    """One claim whose programs are not simply running."""
+
+    phase: Phase
+    # Bytes in host memory, or on the way there, by assignment.
+    saved: dict[str, int] = field(default_factory=dict)
+    # The processes whose GPU memory that is.
+    processes: set[Process] = field(default_factory=set)
+    # False: an earlier agent's word, or a helper's that was killed: the driver is to be asked.
+    is_checked: bool = False
+    # By the monotonic clock: when the present phase began.
+    since: float = 0.0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Host memory of all assignments together."""
+        return sum(self.saved.values())
+
+
+class Suspensions:
+    """The records of one node's claims. Not thread-safe: the event loop's."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.claims: dict[str, Suspension] = {}
+        self.wishes: dict[str, Wish] = {}
+        self._refusals: dict[str, Refusal] = {}
+        # True: there is a journal, and what it says cannot be read.
+        self._is_lost = False
+        if path is not None:
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        try:
+            stored = statefile.read(path, dict[str, tuple[Phase, dict[str, int], list[tuple[int, int]]]]) or {}
+        except statefile.Damaged as error:
+            log.warning("suspensions-damaged", reason=str(error))
+            self._is_lost, stored = True, {}
+        for claim_uid, (phase, saved, pairs) in stored.items():
+            self.claims[claim_uid] = Suspension(phase, saved, {Process(*pair) for pair in pairs})
+
+    def adopt(self, claim_uids: Iterable[str]) -> None:
+        """Ask the processes of all claims of an earlier agent, if its journal was lost: some may be suspended."""
+        if self._is_lost:
+            self.claims = {uid: Suspension("resuming") for uid in claim_uids}
+
+    def wish(self, claim_uid: str, assignments: list[wire.Assignment]) -> None:
+        """Take what the server wants of the claim; a claim that is to be suspended is `suspending` from now on."""
+        wish = Wish(any(one.suspended for one in assignments), tuple((one.uid, one.generation) for one in assignments))
+        self.wishes[claim_uid] = wish
+        record = self.claims.get(claim_uid)
+        if self.refusal(claim_uid) is not None:
+            return
+        if wish.suspended and record is None:
+            self._begin(claim_uid, Suspension("suspending"))
+        elif not wish.suspended and record is not None and record.phase == "suspended" and record.is_checked:
+            self._begin(claim_uid, record, "resuming")
+
+    def forget(self, claim_uid: str) -> None:
+        """Drop the claim, which has ended here."""
+        self.wishes.pop(claim_uid, None)
+        self._refusals.pop(claim_uid, None)
+        if self.claims.pop(claim_uid, None) is not None:
+            self.store()
+
+    def refusal(self, claim_uid: str) -> str | None:
+        """Return why the present wish could not be fulfilled; None if it was not refused."""
+        refusal = self._refusals.get(claim_uid)
+        return refusal.words if refusal is not None and refusal.wish == self.wishes.get(claim_uid) else None
+
+    def refuse(self, claim_uid: str, wish: Wish, words: str) -> None:
+        """Record that this wish cannot be fulfilled."""
+        log.warning("suspension-refused", claim=claim_uid, suspended=wish.suspended, reason=words)
+        self._refusals[claim_uid] = Refusal(wish, words[:2000])
+
+    def note_suspended(self, claim_uid: str, processes: set[Process]) -> None:
+        """Record that all of the claim's processes were observed suspended."""
+        record = self.claims[claim_uid]
+        record.processes, record.is_checked = processes, True
+        if record.phase != "suspended":
+            record.phase, record.since = "suspended", time.monotonic()
+            log.info("claim-suspended", claim=claim_uid, processes=len(processes), bytes=record.saved_bytes)
+        self.store()
+
+    def note_running(self, claim_uid: str) -> None:
+        """Record that all of the claim's processes run."""
+        if self.claims.pop(claim_uid, None) is not None:
+            log.info("claim-runs", claim=claim_uid)
+            self.store()
+
+    def is_held(self, claim_uid: str) -> bool:
+        """Return whether the claim's programs are suspended, or on the way there or back."""
+        return claim_uid in self.claims
+
+    def host_bytes(self) -> int:
+        """Return the host memory that all suspended claims take."""
+        return sum(record.saved_bytes for record in self.claims.values())
+
+    def store(self) -> None:
+        """Write the journal. It is no error if that fails: the next agent asks every process of a wanted suspension."""
+        rows = {uid: (one.phase, one.saved, sorted(one.processes)) for uid, one in self.claims.items()}
+        try:
+            if self._path is not None:
+                statefile.write(self._path, rows)
+        except OSError as error:
+            log.warning("suspensions-not-stored", reason=str(error))
+
+    def _begin(self, claim_uid: str, record: Suspension, phase: Phase = "suspending") -> None:
+        record.phase, record.since, record.is_checked = phase, time.monotonic(), False
+        self.claims[claim_uid] = record
+        log.info("suspension-begun" if phase == "suspending" else "resumption-begun", claim=claim_uid)
+        self.store()

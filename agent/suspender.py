@@ -1,0 +1,305 @@
+"""The loop that suspends and resumes claims, until each is as the server wants it.
+
+Of each claim that is not as wanted, one task at a time:
+
+1. Suspending: see whether anything speaks against it. The limits page says already that the claim is suspended.
+2. Wait until its processes have read that; thaw its control groups, since the driver's calls need living threads.
+3. Give the order to a helper: all processes are suspended, or all go on.
+4. See that none of the claim's processes is left on a GPU by NVML; freeze the control groups.
+
+Resuming: the limit must have room for what was saved; thaw, give the order, and the page says that the claim runs.
+
+A helper that died is started again; an agent that was killed goes on from the journal, and asks the driver. A process
+that a hanging call keeps is asked again and again; no process is ever killed for it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from msgspec import UNSET, UnsetType
+
+from agent import settings
+from agent.claims.claim import ClaimRuntime, gpu_key
+from agent.host import processes
+from agent.host.gpus import Listed, Nvml
+from agent.host.sampling import pause
+from agent.node import Node
+from agent.suspend.calls import Calls, Outcome
+from agent.suspend.records import Suspension, Wish
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 0.5
+# libvcuda's watcher is woken at once; a busy machine may take a while.
+ECHO_SECONDS = 0.5
+RETRY_SECONDS = 5.0
+HELPERS = 3
+MIB = 1 << 20
+TOO_OLD = "This node's driver cannot suspend processes: it needs driver 570 or later."
+
+# The driver takes a little more for each process than what its account says (8 MiB, measured on an H100).
+MARGIN_BYTES = 16 << 20
+# Memory of a process that has just ended is free a moment later.
+ROOM_SECONDS = 5.0
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Suspender:
+    """The tasks of one node's claims. `report` gets events; `changed` is set when an observation changed."""
+
+    def __init__(
+        self,
+        node: Node,
+        chosen: settings.Settings,
+        nvml: tuple[Nvml, InThread],
+        report: Callable[[str, str], None],
+        changed: asyncio.Event,
+    ) -> None:
+        self._node = node
+        self._budget = chosen.host_memory_bytes
+        simulated = chosen.library.simulated_driver
+        self._calls = Calls(simulated / "libcuda.so.1" if simulated else None, patience_seconds=chosen.suspend_seconds)
+        self._nvml, self._in_nvml_thread = nvml
+        self._report = report
+        self._changed = changed
+        self._able: bool | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.check_now = asyncio.Event()
+
+    async def is_able(self) -> bool:
+        """Return whether the machine can suspend claims: asked once, as a new driver needs a new start of programs."""
+        if self._able is None:
+            self._able = await self._calls.is_able()
+        return self._able
+
+    async def offer_bytes(self) -> int | UnsetType:
+        """Return the host memory that suspended claims may take; unset if the machine can suspend none."""
+        return self._budget if await self.is_able() else UNSET
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        try:
+            while True:
+                self._start_tasks()
+                await pause(self.check_now, LOOK_SECONDS)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    def _start_tasks(self) -> None:
+        records = self._node.suspensions
+        for claim_uid in list(records.claims):
+            runtime, task = self._node.runtimes.get(claim_uid), self._tasks.get(claim_uid)
+            if runtime is None and self._node.desired is not None:
+                records.forget(claim_uid)
+            if runtime is None or runtime.ending_since is not None:
+                self._let_end(runtime, task)
+            elif task is None or task.done():
+                if task is not None and not task.cancelled() and task.exception() is not None:
+                    log.error("suspension-broken", claim=claim_uid, reason=repr(task.exception()))
+                if (work := self._work(runtime, records.claims[claim_uid])) is not None:
+                    self._tasks[claim_uid] = asyncio.ensure_future(work)
+
+    def _let_end(self, runtime: ClaimRuntime | None, task: asyncio.Task[None] | None) -> None:
+        """Let the programs of an ending claim run, as far as they can: they are asked to end."""
+        if task is not None:
+            task.cancel()
+        if runtime is not None:
+            runtime.members.thaw()
+
+    def _work(self, runtime: ClaimRuntime, record: Suspension) -> Awaitable[None] | None:
+        """Return what is to be done about the claim now; None if nothing is."""
+        records, claim_uid = self._node.suspensions, runtime.claim_uid
+        wish = records.wishes.get(claim_uid)
+        if wish is None:
+            return None
+        if record.phase == "resuming" or (not wish.suspended and not record.is_checked):
+            return self._resume(runtime, record, wish)
+        if record.phase == "suspending":
+            return self._suspend(runtime, record, wish)
+        if not record.is_checked or runtime.members.attached() - record.processes:
+            return self._check(runtime, record, wish)
+        if not wish.suspended and records.refusal(claim_uid) is None:
+            record.phase = "resuming"
+            return self._resume(runtime, record, wish)
+        return None
+
+    async def _check(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        """Ask the processes of a claim that an earlier agent left suspended, and suspend those that are not."""
+        runtime.members.thaw()
+        everyone = record.processes | runtime.members.attached()
+        outcome = await self._calls.carry_out("keep", everyone, record.saved_bytes)
+        if outcome.result == "suspended":
+            runtime.members.freeze()
+            self._node.suspensions.note_suspended(runtime.claim_uid, everyone)
+        else:
+            self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
+            await asyncio.sleep(RETRY_SECONDS)
+        self._tell_changed()
+
+    async def _suspend(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        words = None if record.saved else await self._find_obstacle(runtime)
+        if words is not None:
+            return self._refuse(runtime, wish, words)
+        await self._wait_for_echo(runtime)
+        runtime.members.thaw()
+        outcome, left = Outcome("died", "", {}), None
+        for _ in range(HELPERS):
+            runtime.refresh()
+            # The most that was seen: of a process that is saved already, the account is empty.
+            record.saved = {uid: max(runtime.memory_bytes(uid), record.saved.get(uid, 0)) for uid in runtime.slots}
+            record.processes = runtime.members.attached()
+            self._node.suspensions.store()
+            outcome = await self._calls.carry_out("suspend", record.processes, record.saved_bytes)
+            left = await self._find_left(runtime, record) if outcome.result == "suspended" else None
+            if outcome.result == "suspended" and left is None:
+                runtime.members.freeze()
+                self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
+                return self._tell_changed()
+            if outcome.result not in ("died", "suspended"):
+                break
+        return await self._undo(runtime, record, wish, outcome, left or outcome.reason)
+
+    async def _undo(self, runtime: ClaimRuntime, record: Suspension, wish: Wish, outcome: Outcome, words: str) -> None:
+        """Let all of the claim's programs go on after a suspension that failed, however long that takes."""
+        self._node.suspensions.refuse(runtime.claim_uid, wish, words)
+        record.phase = "resuming"
+        self._node.suspensions.store()
+        self._tell_changed()
+        while outcome.result not in ("running", "unable"):
+            outcome = await self._calls.carry_out("release", runtime.members.attached(), record.saved_bytes)
+            if outcome.result in ("hung", "mixed"):
+                await asyncio.sleep(RETRY_SECONDS)
+        self._finish(runtime)
+
+    async def _resume(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        words = None if wish.suspended else self._find_lack(runtime, record)
+        words = words or await self._find_no_room(runtime, record)
+        if words is not None:
+            self._node.suspensions.refuse(runtime.claim_uid, wish, words)
+            self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
+            return self._tell_changed()
+        runtime.members.thaw()
+        while True:
+            everyone = record.processes | runtime.members.attached()
+            outcome = await self._calls.carry_out("resume", everyone, record.saved_bytes)
+            if outcome.result in ("running", "unable"):
+                if outcome.reason:
+                    self._report("suspend-failed", f"Claim {runtime.claim_uid} runs again, and {outcome.reason}")
+                return self._finish(runtime)
+            if outcome.result == "suspended":
+                runtime.members.freeze()
+                self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
+                self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
+                return self._tell_changed()
+            if outcome.result in ("hung", "mixed"):
+                self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
+                self._tell_changed()
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _finish(self, runtime: ClaimRuntime) -> None:
+        self._node.suspensions.note_running(runtime.claim_uid)
+        self._node.step(now=time.monotonic())
+        self._tell_changed()
+
+    def _refuse(self, runtime: ClaimRuntime, wish: Wish, words: str) -> None:
+        self._node.suspensions.refuse(runtime.claim_uid, wish, words)
+        self._finish(runtime)
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        self.check_now.set()
+
+    async def _find_obstacle(self, runtime: ClaimRuntime) -> str | None:
+        """Return why the claim cannot be suspended, as far as that is known beforehand; None if nothing is known."""
+        if not await self.is_able():
+            return TOO_OLD
+        stopped = sorted(one.pid for one in runtime.members.attached() if processes.is_stopped(one))
+        if stopped:
+            return f"Process(es) {stopped} are stopped (SIGSTOP): continue or end them first."
+        if runtime.damaged:
+            return "The claim's usage page is damaged: which processes use its GPUs is not known."
+        need = sum(runtime.memory_bytes(uid) for uid in runtime.slots)
+        taken = self._node.suspensions.host_bytes()
+        if taken + need > self._budget:
+            return (
+                f"Suspended claims of this node take {taken // MIB} of {self._budget // MIB} MiB of host memory, and "
+                f"this one needs {need // MIB}: resume or release others, or raise GPUCLOUD_SUSPEND_MEMORY_MIB."
+            )
+        available = settings.available_mib()
+        if need // MIB > available:
+            return f"It needs {need // MIB} MiB of host memory, of which this machine has {available} left."
+        return None
+
+    def _find_lack(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
+        """Return which limit is too low for what was saved; None if all have room."""
+        for uid, slot in runtime.slots.items():
+            saved = record.saved.get(uid, 0)
+            if saved > slot.memory_bytes and any(processes.alive(one) for one in record.processes):
+                need = -(-saved // MIB)
+                return f"{need} MiB were saved from GPU-{slot.gpu}: raise memory_mib to {need} or more, then resume."
+        return None
+
+    async def _find_no_room(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
+        """Return which GPU has no room for what was saved, after a moment; None if all have.
+
+        The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580).
+        """
+        end = time.monotonic() + ROOM_SECONDS
+        while True:
+            free = await self._in_nvml_thread(self._nvml.read_free)
+            listed = await self._in_nvml_thread(self._nvml.processes)
+            living = {one.pid for one in record.processes if processes.alive(one)}
+            short = [
+                f"{need // MIB} MiB must be free on {gpu}, which has {free[gpu] // MIB}"
+                for gpu, need in _needs(runtime, record, living, listed).items()
+                if need > free.get(gpu, need)
+            ]
+            if not living or not short:
+                return None
+            if time.monotonic() > end:
+                return f"{short[0]}: other programs must give memory back first."
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _find_left(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
+        """Return which of the claim's processes still use a GPU; None if none does."""
+        runtime.refresh()
+        if runtime.members.attached() - record.processes:
+            return "Its programs began others meanwhile: try again."
+        mine = {one.pid for one in runtime.members.living()}
+        left = sorted(
+            {
+                one.pid
+                for one in await self._in_nvml_thread(self._nvml.processes)
+                if one.pid in mine and one.memory_bytes
+            }
+        )
+        return f"By NVML, process(es) {left} still have memory on a GPU." if left else None
+
+    async def _wait_for_echo(self, runtime: ClaimRuntime) -> None:
+        """Wait until all of its processes have read that the claim is suspended; not for long."""
+        end = time.monotonic() + ECHO_SECONDS
+        while time.monotonic() < end:
+            runtime.refresh()
+            seen = [runtime.totals[slot.gpu].observed_generation for slot in runtime.slots.values()]
+            if all(
+                one is None or one >= slot.generation for one, slot in zip(seen, runtime.slots.values(), strict=True)
+            ):
+                return
+            await asyncio.sleep(ECHO_SECONDS / 20)
+
+
+def _needs(runtime: ClaimRuntime, record: Suspension, living: set[int], listed: list[Listed]) -> dict[str, int]:
+    """Return the bytes that must still be free on each GPU, by NVML's name; those of an interrupted resumption are."""
+    names = {gpu_key(one.gpu_uuid): one.gpu_uuid for one in listed}
+    needs = {}
+    for uid, slot in runtime.slots.items():
+        name = names.get(slot.gpu, f"GPU-{slot.gpu}")
+        back = sum(one.memory_bytes or 0 for one in listed if one.gpu_uuid == name and one.pid in living)
+        if saved := record.saved.get(uid, 0):
+            needs[name] = saved + MARGIN_BYTES * len(living) - back
+    return needs

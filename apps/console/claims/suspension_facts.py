@@ -1,0 +1,37 @@
+"""The facts that a claim's page shows of a suspension: the memory that it needs, and the room on the claim's GPUs."""
+
+from typing import Any
+
+from apps.scheduling.models import Claim, ClaimState
+
+
+def find_suspension_facts(claim: Claim) -> dict[str, Any]:
+    """Return what the page says of a suspension: if it can be asked for, and the memory and room that there are.
+
+    The assignments and their nodes must be loaded.
+    """
+    live = [item for item in claim.assignments.all() if item.state != "released"]
+    nodes = {item.gpu.node_id: item.gpu.node for item in live}
+    needed = {
+        node.pk: sum(item.held_memory_mib for item in live if item.gpu.node_id == node.pk) for node in nodes.values()
+    }
+    free = {node.pk: max(0, node.host_memory_mib - node.host_memory_used_mib) for node in nodes.values()}
+    short = next((node for node in nodes.values() if needed[node.pk] > free[node.pk]), None)
+    alone = claim.pod is None and claim.reservation_id is None and claim.group is None
+    return {
+        "may_suspend": claim.state == ClaimState.ACTIVE
+        and alone
+        and bool(nodes)
+        and all(node.can_suspend and node.online for node in nodes.values()),
+        "may_resume": claim.state == ClaimState.SUSPENDED,
+        "may_stay": claim.waits_to_resume,
+        "needed_mib": sum(needed.values()),
+        "free_mib": sum(free.values()),
+        "short": short,
+        "nodes": ", ".join(sorted(node.name for node in nodes.values())),
+        "full": [
+            item.gpu
+            for item in live
+            if item.gpu.core_free < claim.core_request or item.gpu.memory_free_mib < claim.memory_mib
+        ],
+    }

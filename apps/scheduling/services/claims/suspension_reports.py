@@ -1,0 +1,113 @@
+"""Reports about claims that are being suspended, are suspended, or resume: changes of rows that the caller saves.
+
+The GPUs are free once all of the claim's assignments were observed suspended, and the host memory once all are in
+force. Until then an agent that refuses can go back, because nothing was given to others. A refusal is answered by a
+generation that wants what is; nothing is tried again by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.utils import timezone
+from msgspec import UNSET
+
+from agent import wire
+from apps.quotas.models import EventKind
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import PUT_ASIDE
+from apps.scheduling.services.charging import states
+
+MIB = 1 << 20
+IN_FORCE = frozenset({AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT})
+# States in which reports are taken by `take_report`.
+PUT_ASIDE_STATES = frozenset({AssignmentState.SUSPENDING, AssignmentState.SUSPENDED, AssignmentState.RESUMING})
+# Codes of the reasons that a refused claim shows until it is suspended or resumed again.
+SUSPEND_REFUSED, RESUME_REFUSED = "suspend-refused", "resume-refused"
+
+Said = Mapping[str, wire.Observation]
+
+
+def take_report(assignment: Assignment, said: wire.Observation) -> bool:
+    """Bring the unsaved row in step with a report of its generation; return False if the report is outdated."""
+    if said.generation != assignment.generation:
+        return False
+    if assignment.state == AssignmentState.RESUMING:
+        if said.state in (*IN_FORCE, AssignmentState.FAILED):
+            assignment.state = said.state
+            assignment.in_force_at = timezone.now()
+    elif said.state == "suspended":
+        assignment.state = AssignmentState.SUSPENDED
+        if said.saved_bytes is not UNSET:
+            # At least 1: a node that carries a suspended claim is in use, whatever was saved.
+            saved_mib = max(1, -(-said.saved_bytes // MIB))
+            assignment.held_host_memory_mib = min(assignment.held_host_memory_mib, saved_mib)
+    assignment.observed_generation = said.generation
+    assignment.reason = said.reason
+    return True
+
+
+def find_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said) -> str | None:
+    """Return why the agent could not suspend or resume the claim; None if it did not refuse."""
+    if claim.state not in (ClaimState.SUSPENDING, ClaimState.RESUMING):
+        return None
+    for assignment, report in _current(assignments, said):
+        if assignment.state in PUT_ASIDE_STATES and report.suspend_refused is not UNSET:
+            return report.suspend_refused
+        if assignment.state == AssignmentState.SUSPENDING and report.state == "failed":
+            return report.reason or "The agent could not put it in force."
+    return None
+
+
+def answer_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said, why: str) -> dict[str, Any]:
+    """Want what is, under a new generation; return the values that the caller saves with the claim."""
+    suspends = claim.state == ClaimState.SUSPENDING
+    reports = {assignment.pk: report.state for assignment, report in _current(assignments, said)}
+    for assignment in assignments:
+        state = reports.get(assignment.pk)
+        if suspends:
+            assignment.state = state if state in IN_FORCE else AssignmentState.RESUMING
+        else:
+            done = state == "suspended"
+            assignment.state = AssignmentState.SUSPENDED if done else AssignmentState.SUSPENDING
+        if state is not None:
+            assignment.observed_generation = assignment.generation
+        assignment.generation += 1
+        assignment.reason = None
+    action = "suspend" if suspends else "resume"
+    states.note(claim, "suspend-failed", action=action, why=why)
+    states.tell_of(claim, EventKind.CLAIM_SUSPEND_FAILED, action=action, why=why)
+    reason = {"code": SUSPEND_REFUSED if suspends else RESUME_REFUSED, "gpus": 0, "detail": why}
+    return {"generation": claim.generation + 1, "reasons": [reason]}
+
+
+def settle_holds(assignments: Sequence[Assignment]) -> None:
+    """Free the GPUs if all of the claim is suspended, the host memory if all of it is in force."""
+    of = {assignment.state for assignment in assignments}
+    for assignment in assignments:
+        if of == {AssignmentState.SUSPENDED}:
+            assignment.held_core = assignment.held_memory_mib = 0
+        elif of <= IN_FORCE or assignment.state == AssignmentState.RELEASED:
+            assignment.held_host_memory_mib = 0
+
+
+def find_state(claim: Claim, assignments: Sequence[Assignment], *, queued: bool) -> str | None:
+    """Return the state of a claim that is put aside, by its assignments; None if it is not put aside.
+
+    `queued`: it waits in the queue to resume.
+    """
+    if claim.state not in PUT_ASIDE:
+        return None
+    of = {assignment.state for assignment in assignments}
+    if AssignmentState.FAILED in of:
+        return ClaimState.FAILED
+    if of <= IN_FORCE:
+        return ClaimState.ACTIVE
+    if of == {AssignmentState.SUSPENDED}:
+        return ClaimState.RESUMING if queued else ClaimState.SUSPENDED
+    return ClaimState.RESUMING if AssignmentState.RESUMING in of else ClaimState.SUSPENDING
+
+
+def _current(assignments: Sequence[Assignment], said: Said) -> list[tuple[Assignment, wire.Observation]]:
+    """Return the assignments that are reported at their generation, with the reports."""
+    found = [(item, said.get(str(item.uid))) for item in assignments]
+    return [(item, report) for item, report in found if report is not None and report.generation == item.generation]

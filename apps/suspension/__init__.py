@@ -1,0 +1,1 @@
+"""Suspension of claims: their GPUs are free for others while their programs' GPU memory is in the node's memory."""

@@ -1,0 +1,10 @@
+"""Routes of this app below /api/v1/."""
+
+from django.urls import path
+
+from apps.suspension.api import claims
+
+urlpatterns = [
+    path("claims/<uuid:uid>/suspend/", claims.ClaimSuspend.as_view()),
+    path("claims/<uuid:uid>/resume/", claims.ClaimResume.as_view()),
+]

@@ -1,0 +1,195 @@
+"""Orders to suspend and to resume a claim, and what a suspension would free.
+
+Host memory is charged, to the quota and to the node, before the agent is asked. The GPUs are charged until it has
+reported that the programs left them (`apps.scheduling.services.claims.suspension_reports`). A claim that resumes goes
+into the queue, uncharged but for its host memory, and a round charges it and gives it its own GPUs back
+(`apps.scheduling.services.cycles.resuming`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from apps.nodes.models import Node
+from apps.nodes.services import capacity
+from apps.quotas.models import Resource
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import amount_in_words
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames
+from apps.scheduling.services.cycles.resuming import without_pause
+from apps.scheduling.services.previews.dry_runs import rehearse
+from gpucloud.api import etags
+from gpucloud.errors import Conflict
+
+# What the owner can do in the other states.
+ADVICE = {
+    ClaimState.ASSIGNED: "wait until it is active",
+    ClaimState.SUSPENDING: "wait until it is suspended",
+    ClaimState.RESUMING: "wait until it is active",
+    ClaimState.FAILED: "its node could not put it in force; release it, or repair the node",
+}
+
+
+class CannotSuspend(Conflict, code="cannot-suspend", title="This kind of claim cannot be suspended"):
+    """The claim belongs to a cluster's pod or ResourceClaim, to a reservation, or to a group."""
+
+
+class SuspendUnsupported(Conflict, code="suspend-unsupported", title="The node cannot suspend claims"):
+    """The driver or the agent of the claim's node cannot suspend processes."""
+
+
+class NodeUnreachable(Conflict, code="node-unreachable", title="The node is not connected"):
+    """The agent of the claim's node is silent, so nothing would happen."""
+
+
+class NoHostMemory(Conflict, code="no-host-memory", title="The node has no memory for this"):
+    """The memory that the node gives to suspended claims has no room for this one."""
+
+
+@transaction.atomic
+def suspend_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+    """Have the claim's programs leave their GPUs; take a claim that waits to resume out of the queue. Repeatable.
+
+    Raises WrongState, CannotSuspend, SuspendUnsupported, NodeUnreachable, NoHostMemory, QuotaExceeded (of host memory),
+    PreconditionFailed, RoleMissing.
+    """
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if claim.state in (ClaimState.SUSPENDING, ClaimState.SUSPENDED):
+        return claim
+    before = {"state": claim.state}
+    if claim.waits_to_resume:
+        begun = without_pause(claim, timezone.now())
+        states.move(claim, ClaimState.SUSPENDED, reasons=[], assigned_at=begun)
+        audit.record(principal, "claim.suspend", claim, before=before, after={"state": claim.state})
+        return claim
+    _refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
+    _refuse_kind(claim)
+    assignments = list(claim.assignments.live().select_related("gpu__node").order_by("gpu_id"))
+    _refuse_nodes([item.gpu.node for item in assignments])
+    memory_mib = sum(item.held_memory_mib for item in assignments)
+    # The order of locks: quotas, GPUs (of lent core), nodes.
+    states.charge_to(claim, {**claim.charged, Resource.HOST_MEMORY_MIB: memory_mib}, principal=principal)
+    states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, reasons=[])
+    _take_host_memory(assignments)
+    raise_frames({item.gpu.node_id for item in assignments})
+    after = {"state": claim.state, "host_memory_mib": memory_mib}
+    audit.record(principal, "claim.suspend", claim, before=before, after=after)
+    return claim
+
+
+@transaction.atomic
+def resume_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+    """Have a suspended claim wait in the queue for its own GPUs. Repeatable.
+
+    Raises WrongState, PreconditionFailed, RoleMissing.
+    """
+    principal.require_role(claim.tenant, "member")
+    claim = locked(claim, versions)
+    if claim.state in (ClaimState.RESUMING, ClaimState.ACTIVE):
+        return claim
+    _refuse_state(claim, wanted=ClaimState.SUSPENDED, what="resumed")
+    before = {"state": claim.state}
+    states.move(claim, ClaimState.RESUMING, reasons=[])
+    audit.record(principal, "claim.resume", claim, before=before, after={"state": claim.state})
+    return claim
+
+
+def rehearse_suspend(
+    act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, claim: Claim
+) -> dict[str, Any]:
+    """Return the claim as it would be suspended, with the amounts that would come free, and those of its nodes."""
+    shown = rehearse(act, show)
+    return {**shown, "frees": frees(claim), "host_memory": host_memory(claim)}
+
+
+def frees(claim: Claim) -> dict[str, int]:
+    """Return the amounts, by resource, that a suspension of the claim gives back to its quota and GPUs."""
+    return {name: amount for name, amount in claim.charged.items() if name != Resource.HOST_MEMORY_MIB}
+
+
+def host_memory(claim: Claim) -> list[dict[str, Any]]:
+    """Return the memory that the claim's suspension needs on each of its nodes, and what is free there."""
+    needed: Counter[int] = Counter()
+    for item in claim.assignments.live().select_related("gpu"):
+        needed[item.gpu.node_id] += item.held_host_memory_mib or item.held_memory_mib
+    return [
+        {
+            "node": node.name,
+            "needed_mib": needed[node.pk],
+            "free_mib": max(0, node.host_memory_mib - node.host_memory_used_mib),
+        }
+        for node in Node.objects.filter(pk__in=needed).order_by("name")
+    ]
+
+
+def _refuse_state(claim: Claim, *, wanted: str, what: str) -> None:
+    if claim.state != wanted:
+        advice = ADVICE.get(ClaimState(claim.state))
+        then = f": {advice}." if advice else "."
+        article = "an active" if wanted == ClaimState.ACTIVE else "a suspended"
+        raise WrongState(f"The claim is {claim.state}, and only {article} claim can be {what}{then}", state=claim.state)
+
+
+def _refuse_kind(claim: Claim) -> None:
+    if claim.pod is not None:
+        kind = "ResourceClaim" if claim.is_of_resource_claim else "pod"
+        raise CannotSuspend(
+            f"Its cluster decides when its {kind} runs: scale the workload down, or end the {kind}.", of=kind
+        )
+    if claim.reservation is not None:
+        raise CannotSuspend(
+            "Its room is reserved, so nobody else could use it: release the claim, or the reservation.",
+            of="reservation",
+        )
+    if claim.group is not None:
+        raise CannotSuspend(
+            f"The claims of group {claim.group} run together, so one alone would stop the others: release the group.",
+            of="group",
+        )
+
+
+def _refuse_nodes(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        if not node.online:
+            raise NodeUnreachable(f"Node {node.name} is not connected: try again when it is back.", node=node.name)
+        if not node.can_suspend:
+            raise SuspendUnsupported(
+                f"Node {node.name} cannot suspend programs: its agent or its GPU driver (570 or newer is needed) does "
+                "not support it. Ask an operator to upgrade them, or release the claim.",
+                node=node.name,
+                driver_version=node.driver_version,
+            )
+
+
+def _take_host_memory(assignments: Sequence[Assignment]) -> None:
+    needed: Counter[int] = Counter()
+    for item in assignments:
+        needed[item.gpu.node_id] += item.held_memory_mib
+        item.change(
+            state=AssignmentState.SUSPENDING,
+            generation=item.generation + 1,
+            held_host_memory_mib=item.held_memory_mib,
+            reason=None,
+        )
+    for node_id, memory_mib in sorted(needed.items()):
+        if not capacity.take_host_memory(node_id=node_id, memory_mib=memory_mib):
+            node = Node.objects.get(pk=node_id)
+            free = max(0, node.host_memory_mib - node.host_memory_used_mib)
+            short = [
+                amount_in_words(Resource.MEMORY_MIB, amount) for amount in (memory_mib, free, node.host_memory_mib)
+            ]
+            raise NoHostMemory(
+                "Host memory of node {} exceeded: requested {}, {} of {} available. Resume or release suspended claims "
+                "there, or ask an operator for more.".format(node.name, *short),
+                node=node.name,
+                requested=memory_mib,
+                free=free,
+                host_memory_mib=node.host_memory_mib,
+            )

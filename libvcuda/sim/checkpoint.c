@@ -1,0 +1,278 @@
+/* Moving another process's GPU memory to host memory and back: cuCheckpointProcess*.
+ *
+ *     RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
+ *
+ * The real driver does the work in the other process; here the caller moves that process's figures in the virtual node.
+ * What the memory holds needs no moving: addresses of simulated memory hold nothing. Where the kernel's calls are
+ * simulated too (simkernel.h), its objects stay as they are.
+ *
+ * GPUCLOUD_SIM_CHECKPOINT_RATE: MiB that move in a second, out; back it is twice as fast. Without it, as an H200 does it.
+ * GPUCLOUD_SIM_CHECKPOINT_BREAKS: a restore breaks the process: FAILED. Calls that fail or hang: see faults.h.
+ */
+#include "node.h"
+#include "process.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Measured on an H200 with driver 580: 20 GiB take 8 s out and 3 s back. */
+#define RATE_MIB 2560ull
+
+static void nap(uint64_t ns)
+{
+    struct timespec left = {(time_t)(ns / 1000000000ull), (long)(ns % 1000000000ull)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
+
+/* One process, as the calls below find it. */
+struct target {
+    struct sim_node *node;
+    struct sim_process *process;
+};
+
+/* The letter of its state by the kernel; 0: it is gone. */
+static char letter_of(int pid)
+{
+    char path[64], line[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    size_t length = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    if (file)
+        fclose(file);
+    line[length] = 0;
+    const char *end = strrchr(line, ')');
+    return end && end[1] ? end[2] : 0;
+}
+
+/* As the real driver, which talks to a thread of the process: it waits for one that is stopped, tells apart one that uses
+ * no driver from one that is gone, and needs no cuInit here. */
+static CUresult find(int pid, uint32_t state, struct target *out)
+{
+    while (letter_of(pid) == 'T')
+        nap(10000000);
+    out->node = sim_node_open(NULL);
+    out->process = out->node && pid > 0 ? sim_process_find(out->node, (uint32_t)pid) : NULL;
+    if (!out->process)
+        return letter_of(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_OPERATING_SYSTEM;
+    return __atomic_load_n(&out->process->state, __ATOMIC_SEQ_CST) == state ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+static int move(struct target *t, uint32_t from, uint32_t to)
+{
+    int moved = __atomic_compare_exchange_n(&t->process->state, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &t->process->state, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    return moved;
+}
+
+/* Its clients are on each GPU that it has memory on. Locked. */
+static struct sim_client *client_of(struct sim_gpu *gpu, const struct sim_process *p)
+{
+    for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+        if (gpu->client[i].pid == p->pid && gpu->client[i].pidns == p->pidns &&
+            gpu->client[i].start_time == p->start_time)
+            return &gpu->client[i];
+    return NULL;
+}
+
+static int is_idle(const struct target *t)
+{
+    int idle = __atomic_load_n(&t->process->inside, __ATOMIC_SEQ_CST) == 0;
+    for (uint32_t i = 0; i < t->node->gpus && idle; i++) {
+        sim_lock(&t->node->gpu[i]);
+        const struct sim_client *c = client_of(&t->node->gpu[i], t->process);
+        idle = !c || c->service_ns >= c->demand_ns;
+        sim_unlock(&t->node->gpu[i]);
+    }
+    return idle;
+}
+
+CUresult cuCheckpointProcessLock(int pid, CUcheckpointLock *args)
+{
+    struct target t;
+    CUresult result = find(pid, CU_PROCESS_RUNNING, &t);
+    if (result)
+        return result;
+    uint64_t until = args && args->timeout_ms ? sim_now() + args->timeout_ms * 1000000ull : UINT64_MAX;
+    if (!move(&t, CU_PROCESS_RUNNING, CU_PROCESS_LOCKED))
+        return CUDA_ERROR_ILLEGAL_STATE;
+    /* Calls in progress return, and work that was launched ends. */
+    while (!is_idle(&t)) {
+        if (sim_now() > until) {
+            move(&t, CU_PROCESS_LOCKED, CU_PROCESS_RUNNING);
+            return CUDA_ERROR_NOT_READY;
+        }
+        nap(1000000);
+    }
+    return CUDA_SUCCESS;
+}
+
+static int is_shared(const struct sim_gpu *gpu, const struct sim_process *p)
+{
+    for (int i = 0; i < SIM_SHARES; i++)
+        for (uint32_t h = 0; gpu->share[i].bytes && h < gpu->share[i].holders; h++)
+            if (gpu->share[i].holder[h].pid == p->pid && gpu->share[i].holder[h].pidns == p->pidns)
+                return 1;
+    return 0;
+}
+
+/* Managed memory and memory that other processes hold cannot be moved. */
+static int is_movable(const struct target *t)
+{
+    int movable = __atomic_load_n(&t->process->managed, __ATOMIC_SEQ_CST) == 0;
+    for (uint32_t i = 0; i < t->node->gpus && movable; i++) {
+        sim_lock(&t->node->gpu[i]);
+        movable = !is_shared(&t->node->gpu[i], t->process);
+        sim_unlock(&t->node->gpu[i]);
+    }
+    return movable;
+}
+
+static uint64_t rate_mib(void)
+{
+    const char *text = getenv("GPUCLOUD_SIM_CHECKPOINT_RATE");
+    uint64_t asked = text ? strtoull(text, NULL, 10) : 0;
+    return asked ? asked : RATE_MIB;
+}
+
+/* Its bytes on all GPUs: in them, or saved. */
+static uint64_t bytes_of(const struct target *t, int saved)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < t->node->gpus; i++) {
+        sim_lock(&t->node->gpu[i]);
+        const struct sim_client *c = client_of(&t->node->gpu[i], t->process);
+        sum += c ? saved ? c->saved_bytes : c->memory_bytes : 0;
+        sim_unlock(&t->node->gpu[i]);
+    }
+    return sum;
+}
+
+static void save_memory(const struct target *t)
+{
+    for (uint32_t i = 0; i < t->node->gpus; i++) {
+        sim_lock(&t->node->gpu[i]);
+        struct sim_client *c = client_of(&t->node->gpu[i], t->process);
+        if (c) {
+            c->saved_bytes += c->memory_bytes;
+            c->memory_bytes = 0;
+        }
+        sim_unlock(&t->node->gpu[i]);
+    }
+}
+
+CUresult cuCheckpointProcessCheckpoint(int pid, void *args)
+{
+    struct target t;
+    (void)args;
+    CUresult result = find(pid, CU_PROCESS_LOCKED, &t);
+    if (result)
+        return result;
+    if (!is_movable(&t))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    nap((bytes_of(&t, 0) >> 10) * 1000000000ull / (rate_mib() << 10));
+    save_memory(&t);
+    return move(&t, CU_PROCESS_LOCKED, CU_PROCESS_CHECKPOINTED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+static int take_back(struct sim_gpu *gpu, const struct sim_process *p)
+{
+    int taken = 1;
+    uint64_t total;
+    sim_lock(gpu);
+    struct sim_client *c = client_of(gpu, p);
+    if (c) {
+        uint64_t room = gpu->memory_bytes - sim_memory_used(gpu), limit = sim_group_room(gpu, c, &total);
+        taken = c->saved_bytes <= room && c->saved_bytes <= limit;
+        c->memory_bytes += taken ? c->saved_bytes : 0;
+        c->saved_bytes = taken ? 0 : c->saved_bytes;
+    }
+    sim_unlock(gpu);
+    return taken;
+}
+
+/* All of its memory, or nothing. */
+static CUresult restore_memory(const struct target *t)
+{
+    for (uint32_t i = 0; i < t->node->gpus; i++)
+        if (!take_back(&t->node->gpu[i], t->process)) {
+            save_memory(t);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    return CUDA_SUCCESS;
+}
+
+/* A map of GPUs names each one that the process sees. Here only the one that leaves all where they are is carried out. */
+static CUresult check_map(const struct target *t, const CUcheckpointRestore *args)
+{
+    if (!args || !args->pairs)
+        return CUDA_SUCCESS;
+    if (args->count != t->node->gpus)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < args->count; i++)
+        if (memcmp(&args->pairs[i].from, &args->pairs[i].to, sizeof args->pairs[i].to))
+            return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
+{
+    struct target t;
+    CUresult result = find(pid, CU_PROCESS_CHECKPOINTED, &t);
+    if (!result)
+        result = check_map(&t, args);
+    if (result)
+        return result;
+    if (getenv("GPUCLOUD_SIM_CHECKPOINT_BREAKS")) {
+        move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_FAILED);
+        return CUDA_ERROR_UNKNOWN;
+    }
+    nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
+    if (__atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    result = restore_memory(&t);
+    if (result) {
+        /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
+        __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);
+        return result;
+    }
+    return move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_LOCKED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+CUresult cuCheckpointProcessUnlock(int pid, void *args)
+{
+    struct target t;
+    (void)args;
+    CUresult result = find(pid, CU_PROCESS_LOCKED, &t);
+    /* A caller that was killed within a checkpoint may have moved memory already. */
+    if (!result)
+        result = restore_memory(&t);
+    if (result)
+        return result;
+    return move(&t, CU_PROCESS_LOCKED, CU_PROCESS_RUNNING) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+CUresult cuCheckpointProcessGetState(int pid, int *state)
+{
+    struct target t;
+    CUresult result = state ? find(pid, CU_PROCESS_RUNNING, &t) : CUDA_ERROR_INVALID_VALUE;
+    if (result && result != CUDA_ERROR_ILLEGAL_STATE)
+        return result;
+    *state = (int)__atomic_load_n(&t.process->state, __ATOMIC_SEQ_CST);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
+{
+    int state;
+    CUresult result = tid ? cuCheckpointProcessGetState(pid, &state) : CUDA_ERROR_INVALID_VALUE;
+    if (!result)
+        *tid = pid;
+    return result;
+}

@@ -1,0 +1,99 @@
+/* The processes that use the driver, and the gate that a locked one's calls wait at.
+ *
+ * A call enters before it looks at the state, and whoever locks changes the state before it looks at who is inside: one of
+ * the two sees the other. A killed process leaves its place to the next one that needs one.
+ */
+#include "driver.h"
+#include "node.h"
+#include "pages.h"
+
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct sim_process *self;
+/* What this thread's present call has entered; NULL: nothing. */
+static _Thread_local struct sim_process *entered;
+
+static int is_gone(const struct sim_process *p)
+{
+    return !sim_pid_here(p->pid, p->pidns, p->start_time);
+}
+
+/* Take a place whose `pid` is `from`; one word, so that two cannot have it. */
+static int take(struct sim_process *p, uint32_t from)
+{
+    uint32_t pid;
+    uint64_t pidns, start_time;
+    sim_find_self(&pid, &pidns, &start_time);
+    if (!__atomic_compare_exchange_n(&p->pid, &from, pid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return 0;
+    *p = (struct sim_process){.pid = pid, .pidns = pidns, .start_time = start_time};
+    __atomic_store_n(&self, p, __ATOMIC_RELEASE);
+    return 1;
+}
+
+void sim_process_register(struct sim_node *node)
+{
+    uint32_t pid;
+    uint64_t pidns, start_time;
+    sim_find_self(&pid, &pidns, &start_time);
+    /* This process before an exec. */
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
+        if (node->process[i].pid == pid && node->process[i].pidns == pidns && take(&node->process[i], pid))
+            return;
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
+        if (!node->process[i].pid && take(&node->process[i], 0))
+            return;
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
+        if (is_gone(&node->process[i]) && take(&node->process[i], node->process[i].pid))
+            return;
+}
+
+struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid)
+{
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
+        struct sim_process *p = &node->process[i];
+        if (p->pid && sim_pid_here(p->pid, p->pidns, p->start_time) == pid)
+            return p;
+    }
+    return NULL;
+}
+
+static void wait_while(struct sim_process *p, uint32_t state)
+{
+    syscall(SYS_futex, &p->state, FUTEX_WAIT, state, NULL, NULL, 0);
+}
+
+int sim_process_enter(void)
+{
+    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    while (me) {
+        __atomic_add_fetch(&me->inside, 1, __ATOMIC_SEQ_CST);
+        uint32_t state = __atomic_load_n(&me->state, __ATOMIC_SEQ_CST);
+        if (__builtin_expect(state == CU_PROCESS_RUNNING, 1)) {
+            entered = me;
+            return 1;
+        }
+        __atomic_sub_fetch(&me->inside, 1, __ATOMIC_SEQ_CST);
+        if (state == CU_PROCESS_FAILED)
+            return 0;
+        wait_while(me, state);
+    }
+    return 1;
+}
+
+void sim_process_leave(void)
+{
+    if (entered)
+        __atomic_sub_fetch(&entered->inside, 1, __ATOMIC_SEQ_CST);
+    entered = NULL;
+}
+
+void sim_process_count_managed(int more)
+{
+    if (self)
+        __atomic_add_fetch(&self->managed, (uint32_t)more, __ATOMIC_SEQ_CST);
+}

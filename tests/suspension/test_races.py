@@ -1,0 +1,147 @@
+"""Races of suspensions on PostgreSQL, with a connection per racer; the dangerous one beside a control."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db.models import F
+
+from apps.nodes.models import Gpu, Node
+from apps.nodes.services import capacity
+from apps.quotas.principals import SYSTEM
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling.models import Claim
+from apps.scheduling.services.accounting.ledger_check import differences
+from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
+from apps.scheduling.services.claims.resize import NoRoom, resize_claim
+from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.rounds import run_round
+from apps.suspension.services import NoHostMemory, resume_claim, suspend_claim
+from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
+from tests.racing import outcomes, race
+
+pytestmark = pytest.mark.django_db(transaction=True)
+RACERS = 64
+# Claims of 1 GiB for which the node's memory, or the quota, has room.
+ROOM = 10
+
+
+def running(cast: Cast, machine: Machine, count: int) -> list[Claim]:
+    """Create so many active claims of 1 GiB."""
+    claims = [ask(cast, core_request=5, memory_mib=GIB, name=f"c{number}") for number in range(count)]
+    run_round(cast.pool)
+    machine.obey()
+    assert Claim.objects.filter(state="active").count() == count
+    return claims
+
+
+def suspensions(claims: list[Claim]) -> list[Callable[[], Any]]:
+    return [partial(suspend_claim, principal=SYSTEM, claim=claim) for claim in claims]
+
+
+def suspend_all_against_a_node_for_ten(cast: Cast) -> Counter[str]:
+    give_plenty(cast.acme)
+    machine = Machine("gpu1", cast.pool, host_memory_mib=ROOM * GIB)
+    return outcomes(race(suspensions(running(cast, machine, RACERS))))
+
+
+def test_sixty_four_suspensions_against_a_node_with_memory_for_ten_suspend_exactly_ten(real_cast: Cast) -> None:
+    assert suspend_all_against_a_node_for_ten(real_cast) == {"Claim": ROOM, "NoHostMemory": RACERS - ROOM}
+    assert Node.objects.get().host_memory_used_mib == ROOM * GIB
+    assert_books_agree()
+
+
+def naive_take(*, node_id: int, memory_mib: int) -> bool:
+    """Read, check, write: unlike `capacity`."""
+    node = Node.objects.get(pk=node_id)
+    if node.host_memory_used_mib + memory_mib > node.host_memory_mib:
+        return False
+    Node.objects.filter(pk=node_id).update(host_memory_used_mib=F("host_memory_used_mib") + memory_mib)
+    return True
+
+
+def test_control_the_race_for_a_nodes_memory_is_real_without_the_guard(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "take_host_memory", naive_take)
+    assert suspend_all_against_a_node_for_ten(real_cast)["Claim"] > ROOM
+
+
+def test_a_quota_of_host_memory_for_ten_suspends_exactly_ten(real_cast: Cast) -> None:
+    give_plenty(real_cast.acme)
+    machine = Machine("gpu1", real_cast.pool, host_memory_mib=200 * GIB)
+    claims = running(real_cast, machine, RACERS)
+    give(real_cast.acme, host_memory_mib=ROOM * GIB)
+    assert outcomes(race(suspensions(claims))) == {"Claim": ROOM, "QuotaExceeded": RACERS - ROOM}
+    assert used(real_cast.acme)["host_memory_mib"] == ROOM * GIB
+    assert_books_agree()
+
+
+# Refusals that a racer may get; anything else is a failure.
+REFUSALS = (WrongState, NoRoom, NoHostMemory, QuotaExceeded)
+
+
+def order(cast: Cast, machine: Machine, claim: Claim, dice: random.Random) -> Callable[[], Any]:
+    """Return a random act: on the claim, or of the platform."""
+    changes = ClaimChanges(memory_mib=dice.choice((1, 2)) * GIB)
+    kinds: list[Callable[[], Any]] = [
+        partial(suspend_claim, principal=SYSTEM, claim=claim),
+        partial(suspend_claim, principal=SYSTEM, claim=claim),
+        partial(resume_claim, principal=SYSTEM, claim=claim),
+        partial(resize_claim, principal=SYSTEM, claim=claim, changes=changes),
+        partial(run_round, cast.pool),
+        machine.obey,
+    ]
+    return dice.choice(kinds)
+
+
+def race_and_check(racers: list[Callable[[], Any]]) -> None:
+    found = race(racers)
+    assert not [item for item in found if isinstance(item, Exception) and not isinstance(item, REFUSALS)]
+    assert_books_agree()
+    assert not differences()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real_cast: Cast, seed: int) -> None:
+    """Suspend, resume, resize, release, rounds and the agent's reports, all at once and on few claims."""
+    give_plenty(real_cast.acme)
+    give(real_cast.acme, host_memory_mib=6 * GIB)
+    machine = Machine("gpu1", real_cast.pool, gpus=2, host_memory_mib=5 * GIB)
+    claims = running(real_cast, machine, 8)
+    dice = random.Random(seed)  # noqa: S311 - what happens must be repeatable
+
+    def orders(count: int) -> list[Callable[[], Any]]:
+        return [order(real_cast, machine, dice.choice(claims), dice) for _ in range(count)]
+
+    for _ in range(3):
+        race_and_check(orders(RACERS))
+    ends: list[Callable[[], Any]] = [partial(release_claim, principal=SYSTEM, claim=claim) for claim in claims]
+    race_and_check([*ends, *orders(RACERS - len(ends))])
+    machine.obey()
+    assert Counter(Claim.objects.values_list("state", flat=True)) == {"released": 8}
+    assert set(used(real_cast.acme).values()) == {0}
+    assert set(Gpu.objects.values_list("core_used", "memory_used_mib")) == {(0, 0)}
+    assert Node.objects.get().host_memory_used_mib == 0
+
+
+def test_two_rounds_at_once_give_the_room_of_a_suspended_claim_to_one(real_cast: Cast) -> None:
+    """One claim is new, the other resumes; the GPU has room for one of them."""
+    give_plenty(real_cast.acme)
+    machine = Machine("gpu1", real_cast.pool, gpus=1, host_memory_mib=100 * GIB)
+    claim = ask(real_cast, core_request=60)
+    run_round(real_cast.pool)
+    machine.obey()
+    suspend_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+    ask(real_cast, core_request=60)
+    resume_claim(principal=SYSTEM, claim=claim)
+    race([lambda: run_round(real_cast.pool)] * 4)
+    assert machine.gpu().core_used == 60
+    claim.refresh_from_db()
+    assert (claim.state, claim.charged["core_percent"]) == ("resuming", 60), "it is older than the new claim"
+    assert Claim.objects.exclude(pk=claim.pk).get().state == "queued"
+    assert_books_agree()
