@@ -40,10 +40,12 @@ def test_the_page_previews_a_suspension_and_gives_the_order(
     assert "Memory of gpu1 for suspended claims: 8 GiB needed, 20 GiB free." in page
     answer = max_.post(reverse("suspend", args=[claim.uid]), follow=True)
     assert "is being suspended" in answer.content.decode()
+    assert "can be resized once it is suspended or active" in page_of(max_, claim)
     machine.obey(memory_bytes=3 * GIB * MIB_BYTES)
     page = page_of(max_, claim)
     assert "Its programs stand still, and its GPUs are free for others." in page
     assert "3 GiB of its node’s memory are charged for it." in page
+    assert "The new limits count when the claim resumes." in page
     assert "gpu1 GPU 0: 100 % core and 24 GiB free" in page
     max_.post(reverse("resume", args=[claim.uid]))
     claim.refresh_from_db()
