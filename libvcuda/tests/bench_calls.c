@@ -19,18 +19,20 @@
 #include <string.h>
 #include <time.h>
 
-#define MOST_ROUNDS 101
+#define MOST_ROUNDS 255
 #define LIVE 10000
 #define REST_NS 6000000
 
 static const char usage[] =
-    "usage: bench_calls [--began NS] [--cpu N] [--share N]\n\n"
+    "usage: bench_calls [--began NS] [--cpu N] [--share N] [--only CALL]\n\n"
     "Prints one JSON object: nanoseconds a call, [median, least] of many short loops, of a kernel launch, a graph "
     "launch\n"
     "and pairs of allocating and freeing; and the time from the start of the process to its first context.\n"
     "With the shim also added_CALL: what it adds to CALL within this process, [median, standard error].\n"
     "  --began NS   CLOCK_MONOTONIC at which this process was started (default: the start of main)\n"
-    "  --cpu N      the processor to stay on (default: the one it starts on)\n";
+    "  --cpu N      the processor to stay on (default: the one it starts on)\n"
+    "  --share N    run one loop in so many\n"
+    "  --only CALL  measure one call, in five times as many loops\n";
 
 static const char step_ptx[] = ".version 6.3\n"
                                ".target sm_70\n"
@@ -121,12 +123,26 @@ static double loop(void (*call)(void), int count)
 
 /* Of the loops one in so many is run: enough to see that each call can be measured. */
 static int share = 1;
+static const char *only; /* the one call that is measured; NULL: all */
+
+static int is_chosen(const char *name)
+{
+    return !only || !strcmp(only, name);
+}
+
+static int rounds_of(int rounds)
+{
+    rounds = only ? 5 * rounds : (rounds + share - 1) / share;
+    return rounds < MOST_ROUNDS ? rounds : MOST_ROUNDS;
+}
 
 /* `rounds` loops of `count` calls; the first loop warms up. */
 static void measure(const char *name, void (*call)(void), int rounds, int count)
 {
     double each[MOST_ROUNDS];
-    rounds = (rounds + share - 1) / share;
+    if (!is_chosen(name))
+        return;
+    rounds = rounds_of(rounds);
     for (int round = -1; round < rounds; round++) {
         double took = loop(call, count);
         if (round >= 0)
@@ -143,12 +159,12 @@ static void compare(const char *name, void (*call)(void), int rounds, int count)
     const struct real_cuda *driver = inside_find("real");
     struct cuda_api hooked = cuda, bare = cuda;
     double each[MOST_ROUNDS], sum = 0, squares = 0;
-    if (!driver || !driver->cuLaunchKernel)
+    if (!driver || !driver->cuLaunchKernel || !is_chosen(name))
         return;
     bare.cuLaunchKernel = driver->cuLaunchKernel;
     bare.cuGraphLaunch = driver->cuGraphLaunch;
     bare.cuStreamSynchronize = driver->cuStreamSynchronize;
-    rounds = (rounds + share - 1) / share;
+    rounds = rounds_of(rounds);
     for (int round = -1; round < rounds; round++) {
         double took[2];
         for (int i = 0; i < 2; i++) {
@@ -190,6 +206,8 @@ static int parse(int argc, char **argv, double *began, int *cpu)
             *cpu = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--share") && atoi(argv[i + 1]) > 0)
             share = atoi(argv[i + 1]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--only"))
+            only = argv[i + 1];
         else
             return fputs(usage, stderr), 0;
     }

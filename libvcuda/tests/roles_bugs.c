@@ -2,6 +2,8 @@
  * own, a program that is exec'd. */
 #include "cuda_api.h"
 #include "harness.h"
+#include "inside.h"
+#include "real.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -188,6 +190,37 @@ static int waits(void)
     return 0;
 }
 
+static __typeof__(cuEventRecord) *record;
+static unsigned recorded;
+
+static CUresult count_record(CUevent event, CUstream on)
+{
+    __atomic_fetch_add(&recorded, 1, __ATOMIC_RELAXED);
+    return record(event, on);
+}
+
+/* Short kernels in turn of so many sizes, one behind the other or each after the one before has ended; the library's
+ * events are counted after the first third. */
+static int events(unsigned ns, unsigned sizes, int behind)
+{
+    unsigned each = behind ? 24000 : 1200;
+    struct real_cuda *driver = inside_find("real");
+    if (!driver || !start())
+        return 1;
+    record = driver->cuEventRecord;
+    driver->cuEventRecord = count_record;
+    for (unsigned i = 0; i < each * sizes; i++) {
+        if (i == each / 3 * sizes)
+            __atomic_store_n(&recorded, 0, __ATOMIC_RELAXED);
+        if (cuda_spin(spin, 1 + i % sizes, ns, stream))
+            return 1;
+        for (double until = now_s() + (behind ? 0 : 1e-5 + ns / 1e9); now_s() < until;)
+            continue;
+    }
+    printf("events %u\nlaunches %u\n", recorded, (each - each / 3) * sizes);
+    return 0;
+}
+
 /* A kernel that nobody waits for, while a capture that will never end is in progress elsewhere. */
 static int beside_capture(void)
 {
@@ -290,6 +323,8 @@ int role_bugs(int argc, char **argv)
         return per_thread();
     if (argc && !strcmp(argv[0], "waits"))
         return waits();
+    if (argc == 4 && !strcmp(argv[0], "events"))
+        return events((unsigned)atoi(argv[1]), (unsigned)atoi(argv[2]), !strcmp(argv[3], "behind"));
     if (argc && !strcmp(argv[0], "beside_capture"))
         return beside_capture();
     if (argc && !strcmp(argv[0], "owes"))

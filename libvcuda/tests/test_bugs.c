@@ -135,6 +135,33 @@ static void test_pause(void)
     claim_end(&claim);
 }
 
+/* A launch that takes the host long leaves its kernel's time vague. That must not be measured again and again; and the
+ * launches without events that a measurement interrupts go on after it. Bursts of one kernel behind itself measure it. */
+static void test_events(void)
+{
+    static const struct {
+        const char *costs, *ns, *sizes, *how, *what;
+        double most;
+    } programs[] = {
+        {"launch=25000,gap=950,event=1280", "3000", "1", "apart", "kernels that cannot be measured", 40},
+        {"launch=3000,gap=950,event=1280", "1000", "24", "apart", "kernels of 24 sizes", 18},
+        {"launch=3000,gap=950,event=1280", "20000", "1", "behind", "kernels behind one another", 25},
+    };
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        struct claim claim;
+        struct player p;
+        claim_make(&claim, 2 * GIB, 100);
+        setenv("GPUCLOUD_SIM_COSTS", programs[i].costs, 1);
+        play(&p, &claim, PRELOADED, "events", programs[i].ns, programs[i].sizes, programs[i].how, NULL);
+        unsetenv("GPUCLOUD_SIM_COSTS");
+        finish(&p);
+        double part = 1000 * figure_of(&p, "events") / figure_of(&p, "launches");
+        expect(p.status == 0 && part <= programs[i].most, "%s get few timing events: %.1f of at most %.0f per thousand",
+               programs[i].what, part, programs[i].most);
+        claim_end(&claim);
+    }
+}
+
 static void test_debt(void)
 {
     struct claim claim;
@@ -210,6 +237,7 @@ void test_bugs(void)
     test_per_thread();
     test_beside_capture();
     test_pause();
+    test_events();
     test_debt();
     test_contexts();
     test_second_context();

@@ -10,6 +10,7 @@ from agent import wire
 from tests.agent.control import Connection
 from tests.agent.stage import BUILD, GIB, Stage, eventually
 from tests.agent.suspensions import FAST, MIB, STEADY, begin, goes_on, refusal, used_mib, wish
+from tests.agent.test_groups import needs_groups
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
 
@@ -223,3 +224,21 @@ async def test_managed_memory_is_refused_and_the_program_goes_on(stage: Stage, f
     assert "managed memory" in str(one.suspend_refused)
     await goes_on(stage, held)
     assert program.poll() is None
+
+
+@needs_groups
+async def test_what_does_not_use_the_gpu_stands_still_too(stage: Stage, fast: Connection) -> None:
+    held = stage.assignment()
+    await put(fast, 1, held)
+    counter = stage.state_dir / "counter"
+    words = f"{BUILD / 'gpuload'} --memory 256MiB >/dev/null & while true; do echo >> {counter}; sleep 0.02; done"
+    stage.exec(held.claim_uid, "sh", "-c", words)
+    await eventually(lambda: counter.exists() and used_mib(stage) > 256)
+    wanted = await wish(fast, 2, held, suspended=True, generation=2)
+    await fast.state(held.uid, "suspended", 2)
+    lines = counter.stat().st_size
+    await asyncio.sleep(0.5)
+    assert counter.stat().st_size <= lines + 1
+    await wish(fast, 3, wanted, suspended=False, generation=3)
+    await fast.state(held.uid, "in_force", 3)
+    await eventually(lambda: counter.stat().st_size > lines + 5)

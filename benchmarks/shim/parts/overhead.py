@@ -1,8 +1,8 @@
 """Cost of the library to whole programs while no limit is in force (GaiaGPU's first experiment; published 1.015 %).
 
 Two processes of one program differ by some percent, by where their memory lies and on which processors they run. So the
-library's work at launches and waits is turned off and on within one process (``libvcuda/tests/switch.c``). Only the
-churn of allocations is compared between processes: what is allocated must be accounted.
+library's work is turned off and on within one process (``libvcuda/tests/switch.c``). A program that allocates frees
+all its memory before each turn, since what was charged must not be freed unseen.
 """
 
 import math
@@ -11,18 +11,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.shim.drive import SPARE_SECONDS, Ran, run_for, wait_for_imports, warm
+from benchmarks.shim.drive import SPARE_SECONDS, Ran, wait_for_imports, warm
 from benchmarks.shim.part import Part
 from benchmarks.shim.processes import Process
 from benchmarks.shim.report import Report
 from benchmarks.shim.sampling import Spread
 from benchmarks.shim.stage import BUILD, Stage
 
-# Two processes: the placement of a process's memory makes a difference of its own. Many short rounds: the
-# machine's other load changes from second to second by more than the measured difference.
-PROCESSES, ROUNDS = 2, 20
-# Within one process: short windows, as the host's other load lasts longer than they do.
+# Two processes: the placement of a process's memory makes a difference of its own.
+PROCESSES = 2
+# Short windows, as the host's other load lasts longer than they do.
 WITHIN_SECONDS, WINDOW_SECONDS = 6.0, 0.05
+# A window of churn begins without any memory, and must be long beside the time until it has its usual amount.
+CHURN_SECONDS, CHURN_WINDOW_SECONDS = 16.0, 0.2
 # All on the same few processors: some are faster than others for as long as their neighbours rest.
 PROCESSORS = 4
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -37,12 +38,11 @@ GPU_BOUND = frozenset({"transformer decode, CUDA graphs", "GEMM 8192³"})
 ASYNC = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}
 CHURN: Mapping[str, Mapping[str, str]] = {"default allocator": {}, "cudaMallocAsync": ASYNC}
 Row = dict[str, float | int | str | None]
-Processes = Sequence[tuple[Process, Process]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One window without the library's work (or of a bare process), and the next one with it."""
+    """One window without the library's work, and the next one with it."""
 
     bare: Ran
     claimed: Ran
@@ -57,22 +57,18 @@ def measure(stage: Stage, report: Report) -> None:
         if stage.is_chosen(name.partition(" (")[0].replace(",", ""))
     }
     churns = {
-        name: [
-            (stage.program(None, "churn", more=more), stage.program(claim, "churn", more=more))
-            for _ in range(PROCESSES)
-        ]
+        name: [stage.program(claim, "churn", more={**switch, **more}) for _ in range(PROCESSES)]
         for name, more in CHURN.items()
         if stage.is_chosen("churn")
     }
-    everyone = [one for each in programs.values() for one in each]
-    everyone += [one for pairs in churns.values() for pair in pairs for one in pair]
+    everyone = [one for each in (*programs.values(), *churns.values()) for one in each]
     for process in everyone:  # before PyTorch makes threads, which inherit the setting
         os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[-PROCESSORS:])
     wait_for_imports(everyone)
     rows: list[Row] = []
     means: list[float] = []
     for name, processes in programs.items():
-        pairs = compare_within(stage, processes)
+        pairs = compare(stage, processes, WITHIN_SECONDS, WINDOW_SECONDS)
         rows.append(row(report, name, pairs))
         means.append(statistics.median(pair.bare.rate / pair.claimed.rate for pair in pairs))
     report.table(
@@ -84,37 +80,24 @@ def measure(stage: Stage, report: Report) -> None:
         mean = 100 * (math.exp(statistics.mean(math.log(value) for value in means)) - 1)
         report.note(f"Geometric mean of the overheads (medians): {mean:+.3f} % (GaiaGPU published 1.015 %).")
         report.raw("geometric mean, percent", mean)
-    churned = [row(report, f"allocation churn, {name}", compare(stage, pairs)) for name, pairs in churns.items()]
-    report.table("Allocation churn in PyTorch: rate under the claim / rate of bare processes (target 0.99)", churned)
+    churned = [
+        row(report, f"allocation churn, {name}", compare(stage, processes, CHURN_SECONDS, CHURN_WINDOW_SECONDS))
+        for name, processes in churns.items()
+    ]
+    report.table("Allocation churn in PyTorch, in the same way: ratio of the rates, on / off (target 0.99)", churned)
 
 
-def compare_within(stage: Stage, processes: Sequence[Process]) -> list[Pair]:
+def compare(stage: Stage, processes: Sequence[Process], seconds: float, window: float) -> list[Pair]:
     """Return pairs of windows of each process: the library's work off, and on."""
     found: list[Pair] = []
     for process in processes:
         warm(process)
-        seconds = WITHIN_SECONDS / (8 if stage.quick else 1)
-        process.say(f"alternate {seconds} {WINDOW_SECONDS}")
-        pairs = process.wait("alternated", seconds + SPARE_SECONDS)["pairs"]
+        length = seconds / (8 if stage.quick else 1)
+        process.say(f"alternate {length} {window}")
+        # What a program does between two windows is not in their lengths.
+        pairs = process.wait("alternated", 2 * length + SPARE_SECONDS)["pairs"]
         found += [Pair(*(Ran(1 / pair[name][0], pair[name][1]) for name in ("off", "on"))) for pair in pairs]
         process.terminate()
-    return found
-
-
-def compare(stage: Stage, pairs: Processes) -> list[Pair]:
-    """Return pairs of windows of a bare process, and of one under the claim."""
-    for pair in pairs:
-        for process in pair:
-            warm(process)
-    found: list[Pair] = []
-    for number in range(4 if stage.quick else ROUNDS):
-        for bare, claimed in pairs:
-            order = (bare, claimed) if number % 2 else (claimed, bare)
-            ran = {process.pid: run_for(process, stage.seconds) for process in order}
-            found.append(Pair(ran[bare.pid], ran[claimed.pid]))
-    for pair in pairs:
-        for process in pair:
-            process.terminate()
     return found
 
 
@@ -138,4 +121,4 @@ def row(report: Report, name: str, pairs: Sequence[Pair]) -> Row:
     }
 
 
-PART = Part("overhead", "whole programs without a limit in force", measure, seconds=0.15, torch=True)
+PART = Part("overhead", "whole programs without a limit in force", measure, seconds=WINDOW_SECONDS, torch=True)

@@ -29,7 +29,12 @@ def prepare() -> Work:
         if count % EMPTY_EVERY == 0:
             torch.cuda.empty_cache()
 
-    return Work(step, batch=16)
+    def release() -> None:
+        kept[:] = [None] * KEPT
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    return Work(step, batch=16, release=release)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ class Work:
     """One program's iteration. A batch of them, about a millisecond, is launched between two readings of the clock.
 
     ``sync``: wait for the GPU after each batch. ``waits``: the step waits itself, in its own way. ``begin`` is called
-    before a run's first iteration; the result of ``finish`` after the last is printed with ``ran``.
+    before a run's first iteration; the result of ``finish`` after the last is printed with ``ran``. ``release`` frees
+    all memory that the steps allocate, before libvcuda's work is turned on or off: what was charged must not be freed
+    unseen.
     """
 
     step: Callable[[], object]
@@ -53,6 +55,7 @@ class Work:
     warm_seconds: float = 1.0
     begin: Callable[[], object] = lambda: None
     finish: Callable[[], dict[str, float]] = dict
+    release: Callable[[], object] = lambda: None
 
 
 class Program:
@@ -137,17 +140,20 @@ class Program:
 
         Each window is [seconds an iteration, processor seconds an iteration]; ``off`` and ``on`` change order.
         """
+        assert self._work is not None, "the first command is warm"
         switch(on=True)
         found: list[dict[str, list[float]]] = []
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._ended:
             pair: dict[str, list[float]] = {}
             for name in ("off", "on") if len(found) % 2 else ("on", "off"):
+                self._work.release()
                 switch(on=name == "on")
                 self._work_once()
                 ran = self.run(window, quiet=True)
                 pair[name] = [ran["seconds"] / ran["iterations"], ran["cpu_seconds"] / ran["iterations"]]
             found.append(pair)
+        self._work.release()
         switch(on=True)
         return found
 
@@ -196,7 +202,8 @@ class Program:
 
 
 def switch(*, on: bool) -> None:
-    """Turn libvcuda's work at launches and waits on or off in this process. Nothing may be allocated while it is off.
+    """Turn libvcuda's work at launches and waits on or off in this process. What is allocated while it is off must
+    be freed before it is on again.
 
     Raises :class:`RuntimeError` if the library is not there, or does not tell where its state is.
     """

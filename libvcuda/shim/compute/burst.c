@@ -22,10 +22,13 @@
 /* Bursts in a row at whose ends it was not behind: about a step of a training. In a program that is ahead of the GPU in a
  * part of each step, a kernel takes less behind others than by itself, which only its bursts show: see decision 0068. */
 #define CALM_BURSTS 32
+/* Nor does a GPU that is behind need to be measured more often while one short kernel (or graph) follows itself, and that
+ * many bursts in a row took what was predicted. Bursts of few launches are of long kernels, which cost nothing to
+ * measure. */
+#define PROVEN_BURSTS 4
+#define PROVEN_LAUNCHES 8
 /* Predictions are no better than this: a stream that should be busy for less is taken to be dry. */
 #define DRY_TICKS 10000
-
-static const uint64_t no_turns = VCUDA_TURN_FREE;
 
 static int is_unlimited(int slot)
 {
@@ -37,11 +40,13 @@ static void take_skipped(struct meter_lane *lane)
 {
     /* Two threads that skip at once may leave more than was given. */
     uint32_t unused = __atomic_exchange_n(&lane->skip, 0, __ATOMIC_RELAXED);
-    lane->now.skipped = lane->skip_given > unused ? lane->skip_given - unused : 0;
+    uint32_t given = __atomic_exchange_n(&lane->skip_given, 0, __ATOMIC_RELAXED);
+    lane->kept_skip = unused <= given ? unused : 0;
+    lane->kept_skip_ns = __atomic_load_n(&lane->skip_left_ns, __ATOMIC_RELAXED);
+    lane->now.skipped = unused <= given ? given - unused : 0;
     lane->now.skipped_ns = __atomic_exchange_n(&lane->skipped_ns, 0, __ATOMIC_RELAXED);
     lane->now.skipping_since_ns = lane->skipping_since_ns;
     lane->now.skipped_counted_ns = lane->skip_counted_ns;
-    lane->skip_given = 0;
     __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
 }
@@ -52,6 +57,15 @@ void meter_charge_skipped(struct meter_lane *lane)
     lane->left_ns = 0;
     take_skipped(lane);
     meter_give_up(lane);
+}
+
+/* Count the bursts in a row without a GPU that is behind the program; return their number. */
+static uint32_t note_calm(struct meter_lane *lane, uint64_t ticks)
+{
+    int behind = lane->now.contended || lane->free_at >= ticks + QUEUED_TICKS;
+    uint32_t calm = behind ? 0 : __atomic_load_n(&lane->calm, __ATOMIC_RELAXED) + 1;
+    __atomic_store_n(&lane->calm, calm, __ATOMIC_RELAXED);
+    return calm;
 }
 
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone)
@@ -69,12 +83,15 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
         .contended = gate_is_contended(lane->slot),
     };
     take_skipped(lane);
+    if (alone)
+        note_calm(lane, ticks);
     /* Right behind the end event of the previous burst, a start event is passed late. */
     lane->now.idle &= lane->now.skipped != 0;
     /* Skipped launches run between the last end event and this burst. */
     int dry = alone || lane->now.skipped || ticks + DRY_TICKS > lane->free_at;
+    /* Without an arbiter, no turn can begin before hot_epoch changes: read a word that is at hand anyway. */
     const uint64_t *turn_word =
-        __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &no_turns;
+        __atomic_load_n(&shim.turns, __ATOMIC_ACQUIRE) ? &shim.turns->turn[lane->slot].ends_ns : &lane->turn;
     __atomic_store_n(&lane->turn_word, turn_word, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->turn, admitted->turn, __ATOMIC_RELAXED);
     lane->left_ns = (int64_t)admitted->allowance_ns;
@@ -117,31 +134,51 @@ static uint32_t thrown(uint32_t most, uint64_t ticks)
     return most / 2 + (uint32_t)((ticks * 0x9e3779b97f4a7c15ull >> 32) * most >> 32);
 }
 
-/* Let the next launches go without events if the burst that ends had short launches. */
+/* Let the next `launches` go without events, up to `work_ns` of predicted work. `counted_ns` of it counts as in flight at
+ * once, whether it will be launched or not. */
+static void give(struct meter_lane *lane, uint32_t launches, uint64_t work_ns, uint64_t counted_ns)
+{
+    __atomic_store_n(&lane->skip_given, launches, __ATOMIC_RELAXED);
+    if (!launches)
+        return;
+    __atomic_store_n(&lane->skipping_since_ns, lane->now.closed_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_counted_ns, counted_ns, __ATOMIC_RELAXED);
+    inflight_add(lane->slot, counted_ns);
+    __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip, launches, __ATOMIC_RELAXED);
+}
+
+/* Return the part of `work_ns` that counts as in flight: under a limit all of it, because it is not measured yet, and
+ * where there is much of it, because nothing else shows the arbiter that the claim is active. */
+static uint64_t counted_of(const struct meter_lane *lane, uint64_t work_ns)
+{
+    return is_unlimited(lane->slot) && !lane_is_rare(lane) ? 0 : work_ns;
+}
+
+/* Let the next launches go without events if the burst that ends had short launches. After a launch that was measured by
+ * itself, continue those that it interrupted: another burst would cost two more events. */
 static void give_skips(struct meter_lane *lane, const struct origin *origin, uint64_t ticks)
 {
     const struct meter_burst *burst = &lane->now;
-    if (burst->alone || !burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
+    if (!burst->predicted_ns || lane->turn != VCUDA_TURN_FREE)
         return;
-    uint32_t calm = __atomic_load_n(&lane->calm, __ATOMIC_RELAXED) + 1;
-    calm = burst->contended || lane->free_at >= ticks + QUEUED_TICKS ? 0 : calm;
-    __atomic_store_n(&lane->calm, calm, __ATOMIC_RELAXED);
-    int unlimited = is_unlimited(lane->slot), rare = unlimited && calm > CALM_BURSTS && origin_is_sure(origin);
+    int unlimited = is_unlimited(lane->slot);
+    if (burst->alone) {
+        /* A limit may have been set meanwhile. */
+        uint64_t kept_ns = unlimited || lane->kept_skip_ns < SKIP_NS ? lane->kept_skip_ns : SKIP_NS;
+        give(lane, lane->kept_skip, kept_ns, counted_of(lane, kept_ns));
+        return;
+    }
+    uint32_t calm = note_calm(lane, ticks);
+    int proven = burst->launches >= PROVEN_LAUNCHES && !burst->contended &&
+                 __atomic_load_n(&lane->proven, __ATOMIC_RELAXED) > PROVEN_BURSTS;
+    int rare = unlimited && (calm > CALM_BURSTS || proven) && origin_is_sure(origin);
     uint64_t work_ns = rare ? SKIP_RARE_NS : unlimited ? SKIP_UNLIMITED_NS : SKIP_NS;
     uint64_t most = work_ns * burst->launches / burst->predicted_ns;
     uint64_t bound = (uint64_t)(rare ? SKIP_MOST_RARE : SKIP_MOST) * burst->launches;
     most = most < bound ? most : bound;
-    lane->rare = rare;
-    lane->skip_given = thrown((uint32_t)most, ticks);
-    if (!lane->skip_given)
-        return;
-    __atomic_store_n(&lane->skipping_since_ns, burst->closed_ns, __ATOMIC_RELAXED);
-    /* It counts as in flight at once, whether it will be launched or not: under a limit because it is not measured yet,
-     * and where there is much of it because nothing else shows the arbiter that the claim is active. */
-    __atomic_store_n(&lane->skip_counted_ns, unlimited && !rare ? 0 : work_ns, __ATOMIC_RELAXED);
-    inflight_add(lane->slot, lane->skip_counted_ns);
-    __atomic_store_n(&lane->skip_left_ns, work_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&lane->skip, lane->skip_given, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->rare, rare, __ATOMIC_RELAXED);
+    give(lane, thrown((uint32_t)most, ticks), work_ns, counted_of(lane, work_ns));
 }
 
 /* Close the burst with its end event. While there is no room for it, it continues; without an event it is never

@@ -97,12 +97,14 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
     lane->stream = stream;
     lane->thread = thread;
     lane->slot = slot;
-    lane->epoch = 0;
-    lane->rare = 0;
-    lane->calm = 0;
+    __atomic_store_n(&lane->epoch, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->rare, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->calm, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->proven, 0, __ATOMIC_RELAXED);
     lane->dry_at = UINT64_MAX;
     lane_set_free_at(lane, 0);
-    lane->skip = lane->skip_given = 0;
+    __atomic_store_n(&lane->skip, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_given, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
     lane->skipped_ns = 0;
@@ -121,13 +123,13 @@ static struct meter_lane *make(CUcontext context, CUstream stream, uint64_t thre
 struct meter_lane *lane_of(CUcontext context, CUstream stream, int slot, int create)
 {
     uint64_t thread = stream == CU_STREAM_PER_THREAD ? thread_key() : 0;
-    if (meter_last && is_of(meter_last, context, stream, thread))
-        return meter_last;
+    if (meter_thread.last && is_of(meter_thread.last, context, stream, thread))
+        return meter_thread.last;
     struct meter_lane *lane = find(context, stream, thread);
     if (!lane && create)
         lane = make(context, stream, thread, slot);
     if (lane)
-        meter_last = lane;
+        meter_thread.last = lane;
     return lane;
 }
 
@@ -167,8 +169,9 @@ void lane_clear(struct meter_lane *lane)
     lane->tail = lane->head;
     lane->last_end = NULL;
     lane_set_free_at(lane, 0);
-    lane->epoch = 0;
-    lane->skip = lane->skip_given = 0;
+    __atomic_store_n(&lane->epoch, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&lane->skip_given, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_left_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_counted_ns, 0, __ATOMIC_RELAXED);
     lane->skipped_ns = 0;
@@ -181,5 +184,5 @@ void lane_forget_all(void)
     memset(lanes, 0, sizeof lanes);
     memset(hints, 0, sizeof hints);
     lane_count = 0;
-    meter_last = NULL;
+    meter_thread.last = NULL;
 }

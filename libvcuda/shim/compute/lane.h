@@ -9,8 +9,12 @@
 extern struct meter_lane *lanes[LANES];
 extern uint32_t lane_count;
 
-/* The lane into which this thread launched last. */
-extern _Thread_local struct meter_lane *meter_last;
+/* This thread's words, which every launch needs. */
+struct meter_thread {
+    struct meter_lane *last; /* the lane into which it launched last */
+    uint64_t before;         /* the key of its last launch: see predict.c */
+};
+extern _Thread_local struct meter_thread meter_thread __attribute__((visibility("hidden")));
 
 /* Map the driver's several names for the two default streams to one name each. */
 static inline CUstream lane_stream(CUstream stream, int per_thread)
@@ -35,6 +39,11 @@ static inline void lane_leave(struct meter_lane *lane)
 static inline struct meter_lane *lane_at(uint32_t i)
 {
     return i < LANES ? __atomic_load_n(&lanes[i], __ATOMIC_ACQUIRE) : NULL;
+}
+/* Written by the owner, read by any thread that launches into the stream, and by the watcher. */
+static inline int lane_is_rare(const struct meter_lane *lane)
+{
+    return __atomic_load_n(&lane->rare, __ATOMIC_RELAXED);
 }
 /* These two belong to the owner, but the watcher reads them before it takes a lane. */
 static inline void lane_set_open(struct meter_lane *lane, int open)

@@ -18,7 +18,7 @@
 
 #define TAKE_TRIES 10000
 
-_Thread_local struct meter_lane *meter_last;
+_Thread_local struct meter_thread meter_thread;
 
 int meter_capturing(CUstream stream, int per_thread)
 {
@@ -58,11 +58,11 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
 
 CUresult meter_begin(struct meter_ticket *t, CUstream stream, int per_thread, const void *kernel, uint64_t blocks)
 {
-    struct meter_lane *lane = meter_last;
+    struct meter_lane *lane = meter_thread.last;
     if (!lane || lane->stream != lane_stream(stream, per_thread) ||
-        lane->epoch != __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE))
+        __atomic_load_n(&lane->epoch, __ATOMIC_RELAXED) != __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE))
         return begin_slow(t, stream, per_thread, kernel, blocks, 0);
-    t->kernel = predict_kernel(kernel, blocks, lane->rare, &t->predicted_ns, &t->known);
+    t->kernel = predict_kernel(kernel, blocks, lane_is_rare(lane), &t->predicted_ns, &t->known);
     if (skips(t, lane)) {
         t->lane = NULL;
         return CUDA_SUCCESS;
@@ -113,7 +113,7 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
     /* With a second context, the meaning of stream NULL depends on the current one: look it up each time. */
     int ask = __atomic_load_n(&shim.contexts_made, __ATOMIC_SEQ_CST) > 1 ||
               __atomic_load_n(&shim.captures, __ATOMIC_SEQ_CST) > 0;
-    lane->epoch = ask ? 0 : epoch;
+    __atomic_store_n(&lane->epoch, ask ? 0 : epoch, __ATOMIC_RELAXED);
 }
 
 /* `predicted`: the ticket holds the kernel and its prediction already. */
@@ -132,7 +132,7 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
     if (!lane)
         return CUDA_SUCCESS; /* no memory: work that is not measured is not held up either */
     if (!predicted)
-        t->kernel = predict_kernel(kernel, blocks, lane->rare, &t->predicted_ns, &t->known);
+        t->kernel = predict_kernel(kernel, blocks, lane_is_rare(lane), &t->predicted_ns, &t->known);
     if (__atomic_load_n(&lane->open, __ATOMIC_RELAXED) && lane_take(lane)) {
         if (goes_on(t, lane)) {
             t->lane = lane;

@@ -62,6 +62,9 @@ struct meter_lane {
     uint32_t calm;            /* bursts in a row at whose ends the stream was almost done */
     uint64_t skip_counted_ns; /* the part of skip_left_ns in inflight_ns */
     uint64_t skipping_since_ns;
+    uint32_t proven;    /* bursts in a row whose kernels took what was predicted */
+    uint32_t kept_skip; /* launches without events that a launch measured by itself interrupted, and their work */
+    uint64_t kept_skip_ns;
     uint64_t patience;                 /* shim_ticks after which an end event is due */
     uint64_t opened_at, free_at;       /* shim_ticks: when `now` began; when the stream is predicted to be done */
     uint64_t gap, event_gap;           /* duration_gap, duration_event_gap */
@@ -187,6 +190,8 @@ void origin_restart(void);
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, int rare, uint64_t *predicted_ns, int *known);
 /* Learn from a finished burst; one that is neither alone nor backlogged is ignored. */
 void predict_learn(const struct meter_burst *burst, const struct duration *took);
+/* Return 1 if all launches of the burst are of one kernel. */
+int predict_is_pure(const struct meter_burst *burst);
 /* Register a kernel that waits for its peers on other GPUs, as NCCL's kernels do. */
 void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);

@@ -21,7 +21,7 @@
 #define NOBODY ((CUcontext)(uintptr_t)-1)
 #define RENEW_NS 4000000000ull
 /* Sixteen were too few: processes on a slow host measured 1.5 to 1.8 us on an H200, where it is 1.28. */
-#define OVERHEAD_LOOKS 256
+#define OVERHEAD_LOOKS 64
 /* The first kernels of a program are all measured by themselves. Later ones are not: their time is surer without a third
  * event before them. */
 #define OVERHEAD_LOOKS_ALONE 16

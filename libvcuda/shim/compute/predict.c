@@ -12,18 +12,12 @@
  * A small table without locks: entries are words that are read and written whole. Two kernels that fall on the same
  * entry spoil each other's prediction for a while, which costs smoothness, never correctness: measured time is
  * charged. */
-#include "meter.h"
+#include "hot.h"
 
-/* Sets of a few entries: a training step has hundreds of kernels, and two that displaced one another would never be
- * known. */
-#define SETS 2048
-#define WAYS 4
 /* The prediction for a kernel never seen: it is launched, marked and measured by itself; only a few are ever in
  * flight. */
 #define UNKNOWN_NS 1000000
-/* The first launches of a kernel load code and warm caches, so each is measured by itself, and soon again. Durations
- * change, so this is repeated now and then for ever. */
-#define ALONE_FIRST 3
+/* Durations change, so a kernel is measured by itself now and then for ever. */
 #define ALONE_EVERY 256
 /* Where bursts are measured rarely (burst.c), no sooner than after 34 to 67 ms, counted in units of 34: each measurement
  * costs the program about 10 us. Not every few seconds: one is off by as much as a fifth, and the first ones, one right
@@ -36,13 +30,18 @@
 #define WEIGHT_ALONE 0.25
 /* If the launches of a kernel differ by this part of their time, the mean of many is used. */
 #define STEADY 0.1
-#define VARIED 4
 #define WEIGHT_VARIED (1.0 / 16)
 /* Among the first few samples, those far from the least are not believed; the rest is averaged. */
-#define SURE_SAMPLES 5
 #define NEAR 1.5
-#define SOON 16 /* launches until a vague measurement is repeated */
+/* A vague measurement is repeated after as many launches as a quarter of those so far, within these bounds. A kernel of a
+ * few microseconds may never give another one: repeated after 16 launches each time, its measurements cost a program that
+ * allocates and fills memory a twentieth of its rate. */
+#define SOON 16
+#define SOON_MOST ALONE_EVERY
 #define WEIGHT_BURST 0.25
+/* Launches until a kernel is measured by itself after a burst of its launches alone. */
+#define PURE_LAUNCHES 8
+#define ALONE_AFTER_PURE (8 * ALONE_EVERY)
 /* A kernel that always took the same time by itself may still be off by this part. */
 #define UNSURE 0.02
 #define MOST_UP 2.0
@@ -54,16 +53,7 @@
 /* NCCL has a kernel per operation, type and algorithm: some dozens, loaded when first used. */
 #define COLLECTIVES 512
 
-static struct entry {
-    uint64_t key;
-    uint32_t nanoseconds; /* 0: not measured yet */
-    uint32_t alone_ns;    /* measured by itself */
-    uint32_t launches;
-    uint32_t alone_at;  /* launches at which it is measured by itself again */
-    uint16_t unit;      /* the time of the last such measurement */
-    uint16_t samples;   /* number of those, or the most that there is room for */
-    uint32_t spread_ns; /* mean distance of those from alone_ns */
-} entries[SETS * WAYS];
+struct predict_entry predict_entries[PREDICT_SETS * PREDICT_WAYS] __attribute__((aligned(128)));
 
 static const void *collectives[COLLECTIVES];
 static uint32_t collective_count;
@@ -71,31 +61,23 @@ static uint32_t collective_count;
 /* Return the key's entry in its set, or replace the least used one. */
 static uint16_t find(uint64_t key)
 {
-    uint16_t first = (uint16_t)((key >> 48 & (SETS - 1)) * WAYS), least = first;
-    for (uint16_t at = first; at < first + WAYS; at++) {
-        if (__builtin_expect(__atomic_load_n(&entries[at].key, __ATOMIC_RELAXED) == key, 1))
+    uint16_t first = predict_set(key), least = first;
+    for (uint16_t at = first; at < first + PREDICT_WAYS; at++) {
+        if (__builtin_expect(__atomic_load_n(&predict_entries[at].key, __ATOMIC_RELAXED) == key, 1))
             return at;
-        if (__atomic_load_n(&entries[at].launches, __ATOMIC_RELAXED) <
-            __atomic_load_n(&entries[least].launches, __ATOMIC_RELAXED))
+        if (__atomic_load_n(&predict_entries[at].launches, __ATOMIC_RELAXED) <
+            __atomic_load_n(&predict_entries[least].launches, __ATOMIC_RELAXED))
             least = at;
     }
-    struct entry *e = &entries[least];
+    struct predict_entry *e = &predict_entries[least];
     __atomic_store_n(&e->nanoseconds, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->alone_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->launches, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->samples, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&e->spread_ns, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&e->alone_at, 2 * ALONE_FIRST, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->alone_at, 2 * PREDICT_ALONE_FIRST, __ATOMIC_RELAXED);
     __atomic_store_n(&e->key, key, __ATOMIC_RELAXED);
     return least;
-}
-
-/* Round to one part in eight. Otherwise a program with tensors of any size would never repeat a launch, and each
- * unknown launch is measured by itself. */
-static uint64_t about(uint64_t blocks)
-{
-    int bits = 63 - __builtin_clzll(blocks | 1), shift = bits > 6 ? bits - 3 : 0;
-    return blocks >> shift << shift;
 }
 
 static uint16_t unit_now(void)
@@ -105,7 +87,7 @@ static uint16_t unit_now(void)
 
 /* Choose the next measurement at no fixed distance: a program that repeats itself in step with it would always be
  * measured at the same place. */
-static void measure_again(struct entry *e, uint32_t launches)
+static void measure_again(struct predict_entry *e, uint32_t launches)
 {
     uint32_t thrown = (launches ^ (uint32_t)e->key) * 2654435761u >> 24;
     uint32_t distance = ALONE_EVERY / 2 + thrown % ALONE_EVERY;
@@ -113,16 +95,8 @@ static void measure_again(struct entry *e, uint32_t launches)
     __atomic_store_n(&e->unit, unit_now(), __ATOMIC_RELAXED);
 }
 
-/* Return 1 if the arguments decide how long its launches take, as with a matrix product that always has a block for
- * each processor. */
-static int varies(const struct entry *e)
-{
-    return __atomic_load_n(&e->samples, __ATOMIC_RELAXED) >= SURE_SAMPLES &&
-           __atomic_load_n(&e->spread_ns, __ATOMIC_RELAXED) > __atomic_load_n(&e->alone_ns, __ATOMIC_RELAXED) / VARIED;
-}
-
 /* Return 1 if the kernel is due for a measurement by itself. */
-static int is_due(struct entry *e, uint32_t launches, int rare)
+static int is_due(struct predict_entry *e, uint32_t launches, int rare)
 {
     if ((int32_t)(launches - __atomic_load_n(&e->alone_at, __ATOMIC_RELAXED)) < 0)
         return 0;
@@ -134,19 +108,17 @@ static int is_due(struct entry *e, uint32_t launches, int rare)
 
 uint16_t predict_kernel(const void *kernel, uint64_t blocks, int rare, uint64_t *predicted_ns, int *known)
 {
-    static _Thread_local uint64_t before; /* key of the thread's last launch */
-    blocks = about(blocks);
-    uint64_t key = ((uint64_t)(uintptr_t)kernel ^ blocks << 40 ^ blocks) * 0x9e3779b97f4a7c15ull | 1;
+    uint64_t key = predict_key(kernel, blocks), before = meter_thread.before;
     uint16_t at = find(key);
-    if (__builtin_expect(varies(&entries[at]), 0))
+    if (__builtin_expect(predict_varies(&predict_entries[at]), 0))
         at = find((key ^ before >> 7) * 0xc2b2ae3d27d4eb4full | 1);
-    before = key;
-    struct entry *e = &entries[at];
+    meter_thread.before = key;
+    struct predict_entry *e = &predict_entries[at];
     uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
     uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + 1;
     __atomic_store_n(&e->launches, launches, __ATOMIC_RELAXED);
     *predicted_ns = ns ? ns : UNKNOWN_NS;
-    *known = ns != 0 && launches > ALONE_FIRST;
+    *known = ns != 0 && launches > PREDICT_ALONE_FIRST;
     if (__builtin_expect(is_due(e, launches, rare), 0)) {
         *known = 0;
         measure_again(e, launches);
@@ -169,12 +141,12 @@ static double load(const uint32_t *word)
     return (double)__atomic_load_n(word, __ATOMIC_RELAXED);
 }
 
-static void learn_alone(struct entry *e, double seen, int contended)
+static void learn_alone(struct predict_entry *e, double seen, int contended)
 {
     double old = load(&e->nanoseconds), alone = load(&e->alone_ns), spread = load(&e->spread_ns);
     uint16_t samples = __atomic_load_n(&e->samples, __ATOMIC_RELAXED);
     __atomic_store_n(&e->samples, samples < UINT16_MAX ? samples + 1 : samples, __ATOMIC_RELAXED);
-    int early = samples < SURE_SAMPLES;
+    int early = samples < PREDICT_SURE_SAMPLES;
     if (old == 0 || (early && seen * NEAR < alone)) {
         set(&e->alone_ns, seen);
         set(&e->nanoseconds, seen);
@@ -195,7 +167,7 @@ static void learn_alone(struct entry *e, double seen, int contended)
 }
 
 /* Return the squared distance of its launches from the prediction. */
-static double variance(const struct entry *e)
+static double variance(const struct predict_entry *e)
 {
     double apart = load(&e->spread_ns) + UNSURE * load(&e->alone_ns);
     return apart * apart;
@@ -209,13 +181,13 @@ static void learn_together(const struct meter_burst *burst, double busy_ns)
     double off = clamp(busy_ns, predicted / MOST_UP / MOST_UP, predicted * MOST_UP) - predicted;
     uint32_t known = 0;
     for (int i = 0; i < burst->kinds; i++) {
-        sum += variance(&entries[burst->kind[i].kernel]) * burst->kind[i].count;
+        sum += variance(&predict_entries[burst->kind[i].kernel]) * burst->kind[i].count;
         known += burst->kind[i].count;
     }
     /* Kinds that had no room are taken to be as certain as the others. */
     sum *= known ? (double)burst->launches / known : 1;
     for (int i = 0; i < burst->kinds && sum > 0; i++) {
-        struct entry *e = &entries[burst->kind[i].kernel];
+        struct predict_entry *e = &predict_entries[burst->kind[i].kernel];
         double old = load(&e->nanoseconds), alone = load(&e->alone_ns);
         double seen = (double)burst->kind[i].predicted_ns / burst->kind[i].count + off * variance(e) / sum;
         if (old > 0 && alone > 0)
@@ -224,21 +196,37 @@ static void learn_together(const struct meter_burst *burst, double busy_ns)
     }
 }
 
+int predict_is_pure(const struct meter_burst *burst)
+{
+    return burst->kinds == 1 && burst->kind[0].count == burst->launches;
+}
+
+static void measure_soon(struct predict_entry *e)
+{
+    uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED);
+    uint32_t distance = launches / 4 < SOON ? SOON : launches / 4 < SOON_MOST ? launches / 4 : SOON_MOST;
+    __atomic_store_n(&e->alone_at, launches + distance, __ATOMIC_RELAXED);
+}
+
 void predict_learn(const struct meter_burst *burst, const struct duration *took)
 {
     if (!burst->kinds || !burst->predicted_ns || !burst->launches)
         return;
-    struct entry *e = &entries[burst->kind[0].kernel];
+    struct predict_entry *e = &predict_entries[burst->kind[0].kernel];
     if (burst->alone && burst->launches == 1) {
         if (!took->vague || (took->busy_ns > 0 && !__atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED)))
             learn_alone(e, took->busy_ns, burst->contended);
         else
-            __atomic_store_n(&e->alone_at, __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + SOON, __ATOMIC_RELAXED);
+            measure_soon(e);
     } else if (took->single) {
         if (!took->vague)
             learn_alone(e, took->busy_ns, burst->contended);
     } else if (took->backlogged && !burst->contended) {
         learn_together(burst, took->busy_ns);
+        /* As good a measurement as one by itself, and of what the kernel takes behind others. */
+        if (predict_is_pure(burst) && burst->launches >= PURE_LAUNCHES)
+            __atomic_store_n(&e->alone_at, __atomic_load_n(&e->launches, __ATOMIC_RELAXED) + ALONE_AFTER_PURE,
+                             __ATOMIC_RELAXED);
     }
 }
 

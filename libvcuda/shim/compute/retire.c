@@ -11,6 +11,10 @@
 /* No moment of the GPU is charged twice (credit.c), which requires intervals in the order of their ends. With two
  * streams in alternation, a long kernel that is found after a short one that followed it would be lost. */
 #define FINISHED 256
+/* A burst of fewer launches proves nothing of short kernels; and one that takes this part more or less than predicted
+ * disproves. */
+#define PROOF_LAUNCHES 8
+#define PROOF_PART 0.03
 /* The largest delay of the watchers of other processes. */
 #define OTHERS_LATE_NS 2000000ull
 
@@ -123,6 +127,21 @@ static struct finished finish(const struct meter_lane *lane, const struct meter_
                              .debit = is_on_credit(lane, burst)};
 }
 
+/* Count the bursts in a row that took what was predicted: only those of one kernel during which the GPU had work all the
+ * time prove it. */
+static void note_proof(struct meter_lane *lane, const struct meter_burst *burst, const struct duration *took)
+{
+    double off = took->busy_ns - (double)burst->predicted_ns;
+    if (!predict_is_pure(burst) || burst->contended)
+        __atomic_store_n(&lane->proven, 0, __ATOMIC_RELAXED);
+    else if (!took->backlogged || took->vague || burst->launches < PROOF_LAUNCHES)
+        return;
+    else if ((off < 0 ? -off : off) > PROOF_PART * (double)burst->predicted_ns)
+        __atomic_store_n(&lane->proven, 0, __ATOMIC_RELAXED);
+    else
+        __atomic_fetch_add(&lane->proven, 1, __ATOMIC_RELAXED);
+}
+
 /* Retire the oldest burst of the lane; return 0 if it is not finished. */
 static int retire_one(struct meter_lane *lane)
 {
@@ -138,6 +157,7 @@ static int retire_one(struct meter_lane *lane)
             predict_learn(burst, &took);
             if (took.backlogged)
                 __atomic_store_n(&lane->calm, 0, __ATOMIC_RELAXED);
+            note_proof(lane, burst, &took);
             note_end(lane->slot, (uint64_t)took.end_ns);
         } else {
             /* Its origin is gone (meter_restart), or its time has a suspension in it: take the predicted time. */

@@ -112,7 +112,7 @@ static int has_stale_skips(const struct meter_lane *lane)
     return !__atomic_load_n(&lane->open, __ATOMIC_RELAXED) &&
            __atomic_load_n(&lane->skip_counted_ns, __ATOMIC_RELAXED) &&
            shim_now() - __atomic_load_n(&lane->skipping_since_ns, __ATOMIC_RELAXED) >
-               (__atomic_load_n(&lane->rare, __ATOMIC_RELAXED) ? SKIPS_STALE_RARE_NS : SKIPS_STALE_NS);
+               (lane_is_rare(lane) ? SKIPS_STALE_RARE_NS : SKIPS_STALE_NS);
 }
 
 /* Cover launches of other threads before leaving a lane. */
@@ -178,7 +178,7 @@ void meter_before_end(CUstream stream)
             close_for(lane);
         if (lane->open && lane->context)
             meter_give_up(lane);
-        if (lane->context && (has_others(lane) || lane->skip_given))
+        if (lane->context && (has_others(lane) || __atomic_load_n(&lane->skip_given, __ATOMIC_RELAXED)))
             give_up_others(lane);
         lane_leave(lane);
     }

@@ -16,8 +16,8 @@ static int end_open(struct meter_lane *lane)
 /* Return the slot of the current context's GPU; < 0: the wait does not matter. */
 static int waiting_slot(CUcontext *context)
 {
-    const struct meter_lane *last = meter_last;
-    if (last && last->epoch == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE)) {
+    const struct meter_lane *last = meter_thread.last;
+    if (last && __atomic_load_n(&last->epoch, __ATOMIC_RELAXED) == __atomic_load_n(&shim.hot_epoch, __ATOMIC_ACQUIRE)) {
         *context = last->context;
         return last->slot;
     }
@@ -49,7 +49,7 @@ void meter_begin_wait(struct meter_wait *wait, CUstream stream, int per_thread)
         meter_capturing(stream, per_thread) ? NULL : lane_of(context, lane_stream(stream, per_thread), 0, 0);
     /* The burst after launches without events has a start event, whether the stream is dry or not. */
     if (lane) {
-        wait->closed = end_open(lane) || !lane->skip_given;
+        wait->closed = end_open(lane) || !__atomic_load_n(&lane->skip_given, __ATOMIC_RELAXED);
         wait->lane = lane;
         wait->position = lane_position(lane);
     }

@@ -1,8 +1,8 @@
 /* Launches, waits and ends of streams: thin wrappers around the meter. */
-#include "meter.h"
+#include "hot.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
-    CUresult name params                                                                                               \
+    static __attribute__((noinline)) CUresult name##_measured params                                                   \
     {                                                                                                                  \
         /* Found with all others before the first context: nothing else is to be read on the way of a launch. */       \
         if (__builtin_expect(!real.name, 0))                                                                           \
@@ -15,6 +15,13 @@
         if (ticket.lane)                                                                                               \
             meter_end(&ticket, result);                                                                                \
         return result;                                                                                                 \
+    }                                                                                                                  \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        /* There is no lane before the driver was found. */                                                            \
+        if (__builtin_expect(hot_skips(on, per_thread, (const void *)kernel, blocks) && real.name, 1))                 \
+            return real.name call;                                                                                     \
+        return name##_measured call;                                                                                   \
     }
 
 #define BLOCKS ((uint64_t)gx * gy * gz)
