@@ -149,7 +149,7 @@ def test_a_part_that_is_killed_meanwhile_loses_nothing(claims: Claims, tmp_path:
         platform.kill(name)
         document = wait_for(platform, uid, "active")
         assert (document["host_memory_mib"], document["assignments"][0]["gpu_uuid"]) == (0, place["gpu_uuid"])
-        until(lambda stood=stood: program.rounds() > stood + 20, what="the program to go on")  # type: ignore[misc]
+        until(lambda stood=stood: program.rounds() > stood + 20, what="the program to go on")
     last = program.end()
     assert last["link"] == chain(int(str(last["rounds"])))
     assert platform.used(claims.tenant) == {"core_percent": 30, "memory_mib": 256}
