@@ -197,6 +197,8 @@ CLUSTER_ACCOUNT = environment.text("CLUSTER_ACCOUNT", "")
 
 # Time after which a bound pod that has not started and has no claim is evicted; 0: never.
 POD_CLAIM_SECONDS = environment.number("POD_CLAIM_SECONDS", 300)
+# A ResourceClaim that no pod uses holds its tenant's quota for so long; 0: to its end.
+RESOURCE_CLAIM_UNUSED_SECONDS = environment.number("RESOURCE_CLAIM_UNUSED_SECONDS", 86_400)
 
 # Address of the scheduler extender and its allowed clients: these networks or, with a certificate authority, every
 # client with one of its certificates.

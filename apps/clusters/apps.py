@@ -35,6 +35,7 @@ class ClustersConfig(AppConfig):
     def ready(self) -> None:
         """Add what other apps read of clusters; validate the settings of the webhooks. Raises ImproperlyConfigured."""
         counter_metrics.FURTHER.append(_heard)
+        from apps.clusters import checks  # noqa: F401, PLC0415 - registers itself; models load after this module
         from apps.nodes.providers import vouched_name  # noqa: PLC0415 - models of nodes load after this module
 
         vouched_name.set(_vouched_name)

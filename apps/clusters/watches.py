@@ -35,11 +35,20 @@ class Watch(ABC):
         self.client = Client(kubeconfig_of(cluster))
         self._reflectors: list[Reflector] = []
         self._stopped = threading.Event()
+        self._leaves = False
         self._thread = threading.Thread(target=self._run, name=f"cluster-{cluster.name}", daemon=True)
 
     @abstractmethod
     def step(self) -> None:
         """Do one step."""
+
+    def withdraw(self) -> None:  # noqa: B027 - most write nothing that must be removed
+        """Remove what must not stay in a cluster that is watched no longer. Raises whatever it wants."""
+
+    def leave(self) -> None:
+        """Stop, and withdraw from the cluster at the end of the thread."""
+        self._leaves = True
+        self.stop()
 
     def start(self) -> None:
         """Start the reflectors and the thread."""
@@ -72,7 +81,15 @@ class Watch(ABC):
             logger.exception("cluster %s: restarting", self.cluster.name)
         finally:
             self.stop()
+            if self._leaves:
+                self._withdraw()
             connection.close()
+
+    def _withdraw(self) -> None:
+        try:
+            self.withdraw()
+        except Exception as error:  # noqa: BLE001 - a cluster that is gone, or an account without rights by now
+            logger.warning("cluster %s is left with what was written there: %s", self.cluster.name, error)
 
 
 class Watches:
@@ -88,7 +105,10 @@ class Watches:
         """Start new clusters; restart changed ones and those whose thread has failed."""
         rows = {row.name: row for row in Cluster.objects.filter(enabled=True).select_related("pool")}
         for name, watch in list(self.by_name.items()):
-            if name not in rows or rows[name].version != watch.version or watch.has_ended:
+            if name not in rows:
+                watch.leave()
+                del self.by_name[name]
+            elif rows[name].version != watch.version or watch.has_ended:
                 watch.stop()
                 del self.by_name[name]
         for name, row in rows.items():

@@ -74,6 +74,7 @@ CONTROL_PLANE = frozenset(
         "POSTGRES_PASSWORD",
         "REDIS_PREFIX",
         "REDIS_URL",
+        "RESOURCE_CLAIM_UNUSED_SECONDS",
         "SECRET_KEY",
         "SECRET_KEY_FALLBACKS",
         "SECRET_KEY_FILE",

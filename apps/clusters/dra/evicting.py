@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.utils import timezone
 
-from apps.clusters.dra import requests
+from apps.clusters.dra import ledger, requests
 from apps.clusters.dra.ledger import ENDING
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.services.evicting import report, request_eviction
@@ -24,18 +24,34 @@ class PodOfClaim(NamedTuple):
     pod_uid: str
 
 
-def evict(*, cluster: Cluster, api: Api, there: Mapping[str, Mapping[str, Any]], ending: Collection[str]) -> set[str]:
+def evict(
+    *,
+    cluster: Cluster,
+    api: Api,
+    there: Mapping[str, Mapping[str, Any]],
+    ending: Collection[str],
+    released: set[int] | None = None,
+) -> set[str]:
     """Evict the pods of ResourceClaims without a share; return the uids of all that end now. Raises Busy.
 
-    `there`: the ResourceClaims by uid. `ending`: the uids of pods that were evicted before.
+    `there`: the ResourceClaims by uid. `ending`: the uids of pods that were evicted before. `released`: the released
+    claims whose pods were; it is changed. A pod that comes afterwards, while another one keeps the ResourceClaim
+    allocated, is not evicted, too: the ResourceClaim is charged anew for it.
     """
+    released = set() if released is None else released
     reserved = {uid for thing in there.values() for _, uid in requests.users(thing)}
     done = set(ending) & reserved
     rows = DeviceClaim.objects.live().filter(cluster=cluster).select_related("claim").order_by("pk")
     due = set(preemption.due_with_their_pods().values_list("pk", flat=True))
     for row in rows.exclude(problem="") | rows.filter(claim__state__in=ENDING) | rows.filter(claim__in=due):
-        why = _reason(row, due)
-        for name, uid in requests.users(there.get(row.uid) or {}) if why else ():
+        why, users = _reason(row, due), requests.users(there.get(row.uid) or {})
+        if row.claim_id in released and any(uid not in done for _, uid in users):
+            if row.claim is not None and row.claim.state == ClaimState.RELEASED:
+                ledger.renew(row, row.claim)
+            continue
+        if why and why[0] == "Released" and row.claim_id is not None:
+            released.add(row.claim_id)
+        for name, uid in users if why else ():
             pod = PodOfClaim(row.namespace, name, uid)
             if uid not in done and request_eviction(pod, api):
                 done.add(uid)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -23,6 +24,11 @@ from gpucloud.errors import GpucloudError
 Labels = Callable[[], Mapping[str, str]]
 # An object is written, and reported by the watch, soon after its webhooks.
 SETTLED = timedelta(seconds=30)
+# An ended ResourceClaim's row only says that its uid was charged before.
+KEPT = timedelta(days=7)
+# At once; the others come seconds later.
+MOST_RELEASED = 100
+UNUSED = "No pod has used it for too long: it holds no quota, and is charged again when a pod uses it."
 ENDING = (ClaimState.RELEASING, ClaimState.RELEASED)
 # A claim begins as large as the spec says, so the annotations are to be applied to each.
 UNTOLD: dict[str, Any] = {"node_name": "", "words": {}, "refusal": "", "told": "", "told_generation": 0}
@@ -87,6 +93,8 @@ def _keep_in_step(
     if row is not None and claim is not None and _is_outdated(claim, devices):
         _detach(row, claim, cluster)
         claim = None
+    if row is not None and claim is None and row.problem == UNUSED and not devices:
+        return row
     if row is None or claim is None:
         asked = _asked_of(devices) if devices else requests.read_request(thing)
         row = charge(cluster=cluster, thing=thing, asked=asked, labels=labels)
@@ -133,6 +141,8 @@ def _place(row: DeviceClaim, seen: Claim, devices: Sequence[Device], cluster: Cl
     states.move(claim, ClaimState.PENDING, pod=pod, core_limit=asked.core, **size)
     placing.place_on(claim, gpus)
     row.change(node_name=devices[0].pool, problem="", problem_since=None, seen=True)
+    # As it is placed now: its annotations are applied next.
+    claim.refresh_from_db()
     row.claim = claim
 
 
@@ -152,6 +162,42 @@ def _detach(row: DeviceClaim, claim: Claim, cluster: Cluster) -> None:
     lifecycle.release_claim(principal=cluster.principal, claim=claim, why="its allocation has ended")
     why = "Its allocation has ended: it is to be charged anew."
     row.change(claim=None, problem=why, **UNTOLD)
+
+
+@transaction.atomic
+def renew(row: DeviceClaim, claim: Claim) -> None:
+    """Drop the released claim of a ResourceClaim that is still allocated: the next pass charges and places another."""
+    row.change(claim=None, problem=f"Claim {claim.uid} was released: it is to be charged anew.", **UNTOLD)
+
+
+def release_unused(cluster: Cluster) -> int:
+    """Release the claims that have waited too long for an allocation; return their number. Repeatable.
+
+    The ResourceClaim stays, and is charged again when a pod uses it.
+    """
+    if not settings.RESOURCE_CLAIM_UNUSED_SECONDS:
+        return 0
+    old = timezone.now() - timedelta(seconds=settings.RESOURCE_CLAIM_UNUSED_SECONDS)
+    rows = DeviceClaim.objects.live().filter(cluster=cluster, seen=True)
+    unused = rows.filter(claim__state=ClaimState.ALLOCATING, claim__created_at__lt=old, problem="")
+    return sum(_release_unused(row, cluster) for row in unused.select_related("claim").order_by("pk")[:MOST_RELEASED])
+
+
+@transaction.atomic
+def _release_unused(row: DeviceClaim, cluster: Cluster) -> bool:
+    assert row.claim is not None
+    claim = lifecycle.locked(row.claim)
+    if claim.state != ClaimState.ALLOCATING:
+        return False
+    lifecycle.release_claim(principal=cluster.principal, claim=claim, why="no pod has used its ResourceClaim")
+    row.change(claim=None, problem=UNUSED, problem_since=timezone.now(), **UNTOLD)
+    return True
+
+
+def prune(cluster: Cluster) -> int:
+    """Remove the rows of ResourceClaims that ended long ago; return their number. Their claims stay."""
+    removed, _ = DeviceClaim.objects.filter(cluster=cluster, ended_at__lt=timezone.now() - KEPT).delete()
+    return removed
 
 
 def _note(cluster: Cluster, thing: Thing, why: str) -> DeviceClaim:

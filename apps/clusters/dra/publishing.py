@@ -3,9 +3,10 @@
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.core.devices import DEVICE_CLASS
 from apps.clusters.dra import slices
 from apps.clusters.dra.devices import DeviceReader
@@ -30,11 +31,17 @@ class Api(Protocol):
     def delete(self, path: str) -> bytes: ...
 
 
+class ListingApi(Api, Protocol):
+    """Client that lists, too."""
+
+    def list(self, path: str, **query: str) -> tuple[Sequence[Any], str]: ...
+
+
 class Publisher:
     """The publisher of one cluster's slices; it remembers what it has written."""
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
-        self._reader, self._api = DeviceReader(cluster), api
+        self._cluster, self._reader, self._api = cluster, DeviceReader(cluster), api
         self._written: dict[str, list[GpuDevice]] = {}
         self._versions: dict[str, int] = {}
         # Uids of the cluster's nodes; a slice ends with its node.
@@ -80,6 +87,17 @@ class Publisher:
         self._inherited.clear()
         return written
 
+    def withdraw(self, api: ListingApi) -> None:
+        """Remove all slices of the cluster's pool, and the DeviceClass if no other pool's are there."""
+        found, _ = api.list(slices.PATH, fieldSelector=f"spec.driver={DRIVER}")
+        there = [json.loads(bytes(item)) for item in found]
+        mine = [item for item in there if slices.is_of_pool(item, self._cluster.pool.name)]
+        paths = [f"{slices.PATH}/{item['metadata']['name']}" for item in mine]
+        if len(mine) == len(there):
+            paths.append(f"/apis/{slices.GROUP}/deviceclasses/{DEVICE_CLASS}")
+        for one in paths:
+            self._delete(one)
+
     def _make_class(self) -> None:
         path = f"/apis/{slices.GROUP}/deviceclasses"
         if self._api.find(f"{path}/{DEVICE_CLASS}") is None:
@@ -119,9 +137,12 @@ class Publisher:
         return True
 
     def _remove(self, node: str) -> None:
+        self._delete(f"{slices.PATH}/{slices.name_slice(node)}")
+        self._forget(node)
+
+    def _delete(self, path: str) -> None:
         try:
-            self._api.delete(f"{slices.PATH}/{slices.name_slice(node)}")
+            self._api.delete(path)
         except Refused as error:
             if error.status != MISSING:
                 raise
-        self._forget(node)

@@ -24,6 +24,7 @@ CLAIMS = Kind("resourceclaims", f"/apis/{slices.GROUP}/resourceclaims", dict[str
 SLICES = Kind("resourceslices", slices.PATH, dict[str, Any], {"fieldSelector": f"spec.driver={DRIVER}"}, optional=True)
 # Intervals: of reading what the ledger has left and of reporting statuses; of retries and evictions.
 PUBLISH_SECONDS, RETRY_SECONDS = 0.5, 5.0
+PRUNE_SECONDS = 3600.0
 # As many changes are applied before periodic work is done.
 MOST_CHANGED = 100
 
@@ -46,6 +47,9 @@ class DeviceWatch(Watch):
         # False until the cluster has shown that it has such objects.
         self._served = False
         self._evicted: set[str] = set()
+        # Released claims whose pods were evicted.
+        self._released: set[int] = set()
+        self._prune_due = 0.0
         # The last row that was tried again.
         self._tried = 0
         self._reflectors = [Reflector(self.client, kind, see=self.hear, fail=self._fail) for kind in (CLAIMS, SLICES)]
@@ -79,6 +83,10 @@ class DeviceWatch(Watch):
         else:
             self._take_claims(seen)
 
+    def withdraw(self) -> None:
+        """Remove the slices and the DeviceClass: nobody would follow what is allocated. Raises Unreachable, Refused."""
+        self._publisher.withdraw(self.client)
+
     def publish(self) -> None:
         """Write the slices that changed."""
         self._publisher.publish()
@@ -95,7 +103,13 @@ class DeviceWatch(Watch):
         for row in ledger.find_unseen(self.cluster, self._there):
             if not self._is_there(row):
                 ledger.end(cluster=self.cluster, uid=row.uid, why="its ResourceClaim was not created")
-        self._evicted = evict(cluster=self.cluster, api=self.client, there=self._there, ending=self._evicted)
+        self._evicted = evict(
+            cluster=self.cluster, api=self.client, there=self._there, ending=self._evicted, released=self._released
+        )
+        ledger.release_unused(self.cluster)
+        if time.monotonic() >= self._prune_due:
+            self._prune_due = time.monotonic() + PRUNE_SECONDS
+            ledger.prune(self.cluster)
 
     def _try_again(self, there: Mapping[str, requests.Thing]) -> None:
         """Follow those with problems or refusals once more, as many as there is time for; the others come next."""

@@ -27,7 +27,7 @@ COLUMNS = [
     "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "reservation",
     "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core", "borrowed_core", "asked_core_limit",
     "host_memory_mib", "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at", "assigned_at",
-    "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since",
+    "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since", "used_by",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.

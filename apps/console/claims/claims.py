@@ -34,8 +34,8 @@ REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED)
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (
-    "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "group", "affinity", "anti_affinity",
-    "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
+    "used_by", "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "group", "affinity",
+    "anti_affinity", "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
 
 )  # fmt: skip
 

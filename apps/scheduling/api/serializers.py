@@ -176,6 +176,7 @@ class ClaimSerializer(Strict):
         r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", allow_null=True, default=None, help_text=GROUP_HELP
     )
     group_size = StrictInteger(min_value=2, max_value=MOST_OF_A_GROUP, allow_null=True, default=None)
+    used_by = shown.text("The pod with its container, or the ResourceClaim, of a cluster that it is for; empty: none.")
     state = shown.choice(ClaimState.choices)
     reasons = ReasonSerializer(many=True, read_only=True)
     estimated_start_at = serializers.SerializerMethodField(

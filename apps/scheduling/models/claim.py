@@ -242,6 +242,13 @@ class Claim(Share):
         return self.pod is not None and self.pod.get("kind") == RESOURCE_CLAIM
 
     @property
+    def used_by(self) -> str:
+        """The pod with its container, or the ResourceClaim, that it is for; empty: none."""
+        facts = self.pod or {}
+        names = f"{facts.get('kind', 'Pod')} {facts.get('namespace', '')}/{facts.get('name', '')}"
+        return f"{names}, container {facts['container']}" if "container" in facts else names if facts else ""
+
+    @property
     def present_assignments(self) -> list["Assignment"]:
         """The assignments of the claim; after a preemption, those made since."""
         rows = list(self.assignments.all())

@@ -364,3 +364,13 @@ def test_a_refused_slice_keeps_back_no_other(cast: Cast, cluster: Cluster, machi
     api.things["/api/v1/nodes/gpu2"] = {"metadata": {"uid": "other-uid"}}
     assert Publisher(cluster, api).publish() == 1
     assert "/apis/resource.k8s.io/v1/resourceslices/gpu2-gpucloud.io" in api.things
+
+
+def test_a_claim_names_its_resource_claim(cast: Cast, cluster: Cluster, machine: Machine) -> None:
+    give(cast.acme, core_percent=100, memory_mib=100 * GIB)
+    row = follow(cluster, allocated(made("train"), machine.gpu()))
+    assert row.claim is not None
+    answer = cast.anna.get(f"claims/{row.claim.uid}/").body
+    assert answer["used_by"] == "ResourceClaim vision/train"
+    other, _ = placed(cast, machine, core_request=10)
+    assert cast.anna.get(f"claims/{other.uid}/").body["used_by"] == ""
