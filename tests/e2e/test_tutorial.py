@@ -123,6 +123,18 @@ def test_a_lowered_memory_limit_refuses_the_next_allocation(outputs: dict[str, s
     assert "CUDA_ERROR_OUT_OF_MEMORY" in outputs["shrink"]
 
 
+def test_a_suspended_claim_has_no_part_of_the_gpu_and_of_the_quota(outputs: dict[str, str]) -> None:
+    claim, *_, gpu = bodies(outputs["suspend"])
+    assert (claim["state"], gpu["core_used"], gpu["memory_used_mib"]) == ("suspended", 0, 0), outputs["suspend"]
+    assert claim["host_memory_mib"] >= 4096
+    assert quotas(outputs["suspend"]) == {"core_percent": 0, "memory_mib": 0}
+
+
+def test_the_same_process_goes_on_when_it_is_resumed(outputs: dict[str, str]) -> None:
+    assert bodies(outputs["resume"])[0]["state"] == "active"
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in outputs["resume"], "it still asks for more each second"
+
+
 def test_release_frees_quota_and_gpu(outputs: dict[str, str]) -> None:
     assert bodies(outputs["release"])[0]["state"] == "released"
     assert quotas(outputs["release"]) == {"core_percent": 0, "memory_mib": 0}
