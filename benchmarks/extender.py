@@ -20,18 +20,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import django
 import msgspec
 import uvicorn
 
-from apps.clusters.extender.cluster import Extended
-from apps.clusters.extender.handler import ExtenderHandler
-from apps.clusters.extender.listener import configuration
-from apps.clusters.kube.client import Client
-from apps.clusters.kube.mirror import Mirror
-from apps.clusters.kube.objects import Node, Pod
-from apps.clusters.kube.reflector import Observation
-from benchmarks.report import Row, print_report, quantile
-from gpucloud.fastpath import gc_tuning
+# The listener's modules load models; nothing here asks a database.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
+for name, value in (("SECRET_KEY", "x" * 50), ("DATABASE_URL", "postgres://x@/x"), ("REDIS_URL", "redis://x")):
+    os.environ.setdefault(name, value)
+django.setup()
+
+from apps.clusters.extender.cluster import Extended  # noqa: E402
+from apps.clusters.extender.handler import ExtenderHandler  # noqa: E402
+from apps.clusters.extender.listener import configuration  # noqa: E402
+from apps.clusters.kube.client import Client  # noqa: E402
+from apps.clusters.kube.mirror import Mirror  # noqa: E402
+from apps.clusters.kube.objects import Node, Pod  # noqa: E402
+from apps.clusters.kube.reflector import Observation  # noqa: E402
+from benchmarks.report import Row, print_report, quantile  # noqa: E402
+from gpucloud.fastpath import gc_tuning  # noqa: E402
 
 GPUS, UNITS = 8, 320
 ASKED = [(10, 8), (25, 80), (30, 60), (50, 160), (50, 40), (100, 1), (100, 1), (200, 1), (400, 1), (1600, 1)]
