@@ -323,7 +323,8 @@ class Daemon:
             gpus = await self._in_nvml_thread(self._nvml.sample)
             now = time.monotonic()
             self._node.step(now=now)
-            assignments = self._meter.read(self._node.runtimes, now=now)
+            suspended = self._node.suspensions.find_suspended()
+            assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended)
             self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
             self._outbox.keep(self._usage)
 

@@ -1,5 +1,6 @@
 """The usage of each assignment since the last reading: differences of counters that only grow."""
 
+from collections.abc import Container
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,17 +25,22 @@ class Meter:
     def __init__(self) -> None:
         self._last: dict[str, _Reading] = {}
 
-    def read(self, runtimes: dict[str, ClaimRuntime], *, now: float) -> list[wire.AssignmentUsage]:
+    def read(
+        self, runtimes: dict[str, ClaimRuntime], *, now: float, suspended: Container[str] = ()
+    ) -> list[wire.AssignmentUsage]:
         """Return the usage of each assignment since the last call, by the runtimes' last refresh.
 
         `now` is the monotonic clock's. A new assignment's first usage is zero: its counters may be older than this
-        agent.
+        agent. The claims `suspended` have nothing on their GPUs, though their programs' account stands.
         """
         fresh: dict[str, _Reading] = {}
         spans = []
-        for runtime in runtimes.values():
+        for claim_uid, runtime in runtimes.items():
             for slot in runtime.slots.values():
-                reading = _Reading(now, runtime.totals.get(slot.gpu, Totals()))
+                totals = runtime.totals.get(slot.gpu, Totals())
+                if claim_uid in suspended:
+                    totals = totals._replace(memory_bytes=0)
+                reading = _Reading(now, totals)
                 fresh[slot.assignment_uid] = reading
                 before = self._last.get(slot.assignment_uid, reading)
                 spans.append(_Span(slot, runtime.alone_percent(slot.assignment_uid), before, reading))

@@ -129,6 +129,10 @@ class Suspensions:
         """Return whether the claim's programs are suspended, or on the way there or back."""
         return claim_uid in self.claims
 
+    def find_suspended(self) -> set[str]:
+        """Return the claims that have nothing on their GPUs."""
+        return {uid for uid, record in self.claims.items() if record.phase == "suspended"}
+
     def host_bytes(self) -> int:
         """Return the host memory that all suspended claims take."""
         return sum(record.saved_bytes for record in self.claims.values())

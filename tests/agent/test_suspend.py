@@ -40,6 +40,10 @@ async def test_a_claims_memory_leaves_the_gpu_and_comes_back(stage: Stage, slow:
     assert (slot := stage.slot(held)) is not None
     assert slot.suspended
     slow.forget()
+    # The program's own account stands.
+    usage = await slow.expect(wire.Usage, lambda frame: frame.assignments[0].processes > 0)
+    assert usage.assignments[0].memory_bytes == 0
+    slow.forget()
     await wish(slow, 3, wanted, suspended=False, generation=3)
     coming = await slow.state(held.uid, "resuming", 3)
     assert coming.memory_bytes >= before * MIB
