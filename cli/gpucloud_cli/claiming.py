@@ -17,6 +17,13 @@ FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.1, 2.0
 # Readers of a pipeline's log want to see that it still waits.
 REMIND_SECONDS = 60.0
 BASES = {"time-limits": "the time limits of what runs", "recent-rate": "what was given back lately"}
+# What a claim without reasons waits for, by its state.
+NOT_YET = "its turn has not come yet"
+NEXT = {
+    "assigned": "its node puts it in force",
+    "suspending": "its programs leave their GPUs",
+    "releasing": "its programs end",
+}
 # Fraction of a lease between two renewals: four may fail before it lapses.
 RENEW_PART = 5
 
@@ -84,7 +91,8 @@ class Watched:
         """Print state, position, reasons and expected start when they change, and once a minute."""
         if waited < 1:
             return
-        words = " · ".join([claim["state"], *place(claim), why(claim)])
+        reason = why(claim, otherwise=NEXT.get(claim["state"], NOT_YET))
+        words = " · ".join([claim["state"], *place(claim), reason])
         # An estimate by rate changes all the time, and is not news.
         self.note(f"waiting: {words}", more=" · ".join(outlook(claim)), waited=waited)
 
@@ -112,7 +120,7 @@ def outlook(claim: Claim) -> list[str]:
     return words + [item["detail"].rstrip(".") for item in claim.get("suggestions", ())]
 
 
-def why(claim: Claim, *, otherwise: str = "its turn has not come yet") -> str:
+def why(claim: Claim, *, otherwise: str = NOT_YET) -> str:
     """Return why the claim waits or failed, in the server's words."""
     reasons = [reason["detail"] for reason in claim["reasons"]]
     reasons += [item["reason"] for item in claim["assignments"] if item.get("reason")]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
+from gpucloud_cli import claiming
 from gpucloud_cli.amounts import duration_text, seconds, size_text
 from gpucloud_cli.failures import Problem
 from gpucloud_cli.resources import TABLE
@@ -187,6 +188,14 @@ def test_times_are_given_as_durations_too(max_: Shell, olga: Shell, tenant: str)
 @pytest.mark.parametrize("total", [0, 1, 59, 60, 90, 3600, 5400, 86400, 90061, 604800])
 def test_a_duration_is_written_as_it_is_read(total: int) -> None:
     assert seconds(duration_text(total)) == total
+
+
+def test_a_wait_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    claim = {"state": "suspending", "reasons": [], "assignments": []}
+    claiming.Watched().tell(claim, 2.0)
+    claiming.Watched().tell(claim | {"state": "queued"}, 2.0)
+    assert "suspending · its programs leave their GPUs" in (told := capsys.readouterr().err)
+    assert "queued · its turn has not come yet" in told
 
 
 def test_amounts_have_their_units() -> None:
