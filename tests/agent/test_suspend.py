@@ -235,8 +235,9 @@ async def test_what_does_not_use_the_gpu_stands_still_too(stage: Stage, fast: Co
     held = stage.assignment()
     await put(fast, 1, held)
     counter = stage.state_dir / "counter"
-    words = f"{BUILD / 'gpuload'} --memory 256MiB >/dev/null & while true; do echo >> {counter}; sleep 0.02; done"
-    stage.exec(held.claim_uid, "sh", "-c", words)
+    # It ends with the program on the GPU, which takes the shell's place.
+    counts = f"while kill -0 $$; do echo >> {counter}; sleep 0.02; done 2>/dev/null"
+    stage.exec(held.claim_uid, "sh", "-c", f"{counts} & exec {BUILD / 'gpuload'} --memory 256MiB >/dev/null")
     await eventually(lambda: counter.exists() and used_mib(stage) > 256)
     wanted = await wish(fast, 2, held, suspended=True, generation=2)
     await fast.state(held.uid, "suspended", 2)
