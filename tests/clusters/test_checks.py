@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+from django.db import connection
+
 from apps.clusters import checks
 from apps.nodes.models import Node
 from tests.cast import Cast, Machine
@@ -30,4 +33,14 @@ def test_a_driver_without_a_key_is_warned_of(cast: Cast, settings: Any) -> None:
     assert kind == checks.NO_KEY
     assert "ADMISSION_DEVICES_KEYS is not set" in words
     settings.ADMISSION_DEVICES_KEYS = ["k" * 32]
+    assert found() == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "before", ["ALTER TABLE nodes_node RENAME TO later", "ALTER TABLE nodes_node RENAME COLUMN dra TO later"]
+)
+def test_a_database_before_its_migrations_has_no_warnings(before: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(before)
     assert found() == []
