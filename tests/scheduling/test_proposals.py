@@ -117,11 +117,13 @@ def test_in_mode_propose_nothing_is_done_without_a_yes(cast: Cast, machine: Mach
 def test_one_run_of_a_pool_at_a_time(cast: Cast, machine: Machine, clock: Clock) -> None:
     claim, _ = placed(cast, machine, core_request=80)
     measured(claim, clock)
-    other = connection.copy()
+    other, lock = connection.copy(), [locks.number_of(proposals.lock_name(cast.pool))]
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [locks.number_of(proposals.lock_name(cast.pool))])
-        assert run(cast) == []
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", lock)
+            assert run(cast) == []
+            # The end of a connection gives it back a moment later.
+            cursor.execute("SELECT pg_advisory_unlock(%s)", lock)
     finally:
         other.close()
     assert len(run(cast)) == 1
