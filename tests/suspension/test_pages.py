@@ -45,6 +45,9 @@ def test_the_page_previews_a_suspension_and_gives_the_order(
     page = page_of(max_, claim)
     assert "Its programs stand still, and its GPUs are free for others." in page
     assert "3 GiB of its node’s memory are charged for it." in page
+    # A release frees no GPU, and loses what was saved.
+    assert "What they saved in the node’s memory is lost." in page
+    assert "SIGKILL after 10 s; their next allocation" not in page
     assert "The new limits count when the claim resumes." in page
     assert "gpu1 GPU 0: 100 % core and 24 GiB free" in page
     max_.post(reverse("resume", args=[claim.uid]))
