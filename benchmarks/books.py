@@ -6,19 +6,14 @@ way is that of version 0.1: each event in its order, and each pod in a transacti
 """
 
 import argparse
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from agent import wire
+from benchmarks.own_services import own_services
 from benchmarks.report import Row, print_report, quantile
-from deploy import embedded
-from deploy.demo.programs import Commands
-from deploy.demo.state import State
 
 GPUS, NAMESPACES = 8, 4
 MOST_SECONDS = 120
@@ -34,20 +29,14 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=20, help="nodes of 8 GPUs (20)")
     parser.add_argument("--runs", type=int, default=3, help="bursts of each way (3)")
     arguments = parser.parse_args()
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
-        state = State.at(Path(directory) / "state")
-        with embedded.services(state.root, durable=True) as running:
-            commands = Commands(state, port=1, database_url=running.database_url, redis_url=running.redis_url)
-            os.environ.update(commands.control_plane | {"THROTTLE_PER_SECOND": "0"})
-            import django  # noqa: PLC0415 - the settings read the environment that was just made
+    with own_services():
+        import django  # noqa: PLC0415 - the settings read the environment that was just made
 
-            django.setup()
-            from django.core.management import call_command  # noqa: PLC0415
+        django.setup()
+        from django.core.management import call_command  # noqa: PLC0415
 
-            call_command("migrate", verbosity=0)
-            _measure(arguments.pods, arguments.nodes, arguments.runs)
+        call_command("migrate", verbosity=0)
+        _measure(arguments.pods, arguments.nodes, arguments.runs)
 
 
 def _measure(count: int, nodes: int, runs: int) -> None:

@@ -7,15 +7,12 @@ connection's own process.
 
 import argparse
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.own_services import own_services
 from benchmarks.report import Row, print_report
-from deploy import embedded
-from deploy.demo.programs import Commands
-from deploy.demo.state import State
 
 GPUS = 8
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -28,18 +25,11 @@ def main() -> None:
     parser.add_argument("--claims", type=int, default=300, help="placed ResourceClaims (300)")
     parser.add_argument("--reads", type=int, default=40, help="reads of each kind (40)")
     arguments = parser.parse_args()
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
-        state = State.at(Path(directory) / "state")
-        with embedded.services(state.root, durable=True) as running:
-            commands = Commands(state, port=1, database_url=running.database_url, redis_url=running.redis_url)
-            os.environ.update(commands.control_plane | {"THROTTLE_PER_SECOND": "0"})
-            os.environ.update(BENCH_KUBECONFIG=_KUBECONFIG, BENCH_NODES=str(arguments.nodes), BENCH_DRA="1")
-            from benchmarks import dra  # noqa: PLC0415
+    with own_services(BENCH_KUBECONFIG=_KUBECONFIG, BENCH_NODES=str(arguments.nodes), BENCH_DRA="1"):
+        from benchmarks import dra  # noqa: PLC0415 - it reads the environment
 
-            dra.fill()
-            _measure(arguments.nodes, arguments.claims, arguments.reads)
+        dra.fill()
+        _measure(arguments.nodes, arguments.claims, arguments.reads)
 
 
 _KUBECONFIG = """

@@ -6,18 +6,13 @@ seconds for two hours. Requests run through the whole of Django in this process,
 
 import argparse
 import json
-import os
-import tempfile
 import time
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from benchmarks.api.cpu import seconds_below
+from benchmarks.own_services import own_services
 from benchmarks.report import Row, print_report, quantile
-from deploy import embedded
-from deploy.demo.programs import Commands
-from deploy.demo.state import State
 from gpucloud.fastpath import gc_tuning
 
 GPUS_PER_NODE = 8
@@ -50,17 +45,11 @@ def main() -> None:
     parser.add_argument("--minute-days", type=int, default=3, help="days of these for which there are minutes, too (3)")
     parser.add_argument("--times", type=int, default=20, help="how often each question is asked (20)")
     arguments = parser.parse_args()
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory:
-        state = State.at(Path(directory) / "state")
-        with embedded.services(state.root, durable=False) as running:
-            commands = Commands(state, port=1, database_url=running.database_url, redis_url=running.redis_url)
-            os.environ.update(commands.control_plane | {"THROTTLE_PER_SECOND": "0", "ALLOWED_HOSTS": "testserver"})
-            import django  # noqa: PLC0415 - the settings read the environment that was just made
+    with own_services(durable=False, ALLOWED_HOSTS="testserver") as running:
+        import django  # noqa: PLC0415 - the settings read the environment that was just made
 
-            django.setup()
-            print_report("utilization", measure(arguments, running.pids["postgres"]))
+        django.setup()
+        print_report("utilization", measure(arguments, running.pids["postgres"]))
 
 
 def measure(arguments: argparse.Namespace, database: int) -> list[Row]:
