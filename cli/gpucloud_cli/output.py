@@ -51,10 +51,16 @@ def as_json(data: Any) -> None:
 
 def as_yaml(data: Any) -> None:
     """Print YAML."""
+    # By way of JSON: YAML refuses types of ours, such as a size.
+    click.echo(yaml_text(json.loads(json.dumps(data))), nl=False)
+
+
+def yaml_text(*documents: Any, explicit_start: bool | None = None) -> str:
+    """Return YAML for people."""
     import yaml  # noqa: PLC0415 - most commands do not need it, and it is slow to import
 
-    # By way of JSON: YAML refuses types of ours, such as a size.
-    click.echo(yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, allow_unicode=True), nl=False)
+    text: str = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, explicit_start=explicit_start)
+    return text
 
 
 def names(rows: Iterable[Mapping[str, Any]], key: str) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from gpucloud_cli import output
 from gpucloud_cli.api import Api
-from gpucloud_cli.declared import documents, plan, present
+from gpucloud_cli.declared import plan, present
 from gpucloud_cli.declared.carrying_out import carry_out, report
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, POOL, TENANT, WITHIN_TENANTS
 from gpucloud_cli.failures import Failure, Usage
@@ -35,6 +34,9 @@ def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, pru
 
     Example: gpucloud apply -f platform.yaml --dry-run
     """
+    # It reads YAML, which most commands do not need and is slow to import.
+    from gpucloud_cli.declared import documents  # noqa: PLC0415
+
     declared = documents.read(places)
     with invocation.api() as api:
         planned = plan.make(declared, _rows(api, declared), prune=prune)
@@ -71,7 +73,7 @@ def export(invocation: Invocation, /, tenants: tuple[str, ...], out: Path | None
         slugs = tenants or present.tenants(api)
         made = [] if tenants else [_document("Pool", row.values) for row in _sorted(present.pools(api))]
         made += [_tenant(present.tenant(api, slug), slug) for slug in slugs]
-    text = HEAD + yaml.safe_dump_all(made, sort_keys=False, allow_unicode=True, explicit_start=True)
+    text = HEAD + output.yaml_text(*made, explicit_start=True)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -81,7 +83,7 @@ def export(invocation: Invocation, /, tenants: tuple[str, ...], out: Path | None
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
 
 
-def _rows(api: Api, declared: documents.Declared) -> list[present.Row]:
+def _rows(api: Api, declared: plan.Declared) -> list[present.Row]:
     """Return the server's rows for the kinds in the files."""
     rows = present.pools(api) if any(who.kind is POOL for who in declared.items) else []
     for who in declared.items:

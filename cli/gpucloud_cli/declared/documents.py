@@ -5,7 +5,6 @@ It reads YAML nodes, not values: a value does not have its line.
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,11 @@ import yaml
 
 from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
+from gpucloud_cli.declared.plan import Declared
 from gpucloud_cli.failures import Usage
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass
-class Declared:
-    """The content of the files."""
-
-    items: dict[Identity, dict[str, Any]] = field(default_factory=dict)
-    # Lists that a tenant's document contains: entries that they omit are not wanted.
-    whole: set[tuple[str, Kind]] = field(default_factory=set)
 
 
 def read(places: Iterable[str]) -> Declared:

@@ -1,15 +1,23 @@
 """Difference between files and server, as changes in an order that works."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpucloud_cli.declared.documents import Declared
-from gpucloud_cli.declared.kinds import MEMBER, POOL, QUOTA, TENANT, Identity
+from gpucloud_cli.declared.kinds import MEMBER, POOL, QUOTA, TENANT, Identity, Kind
 from gpucloud_cli.declared.present import Row, collection
 
 Action = Literal["create", "change", "remove"]
 SIGNS: dict[Action, str] = {"create": "+", "change": "~", "remove": "-"}
+
+
+@dataclass
+class Declared:
+    """The content of the files."""
+
+    items: dict[Identity, dict[str, Any]] = field(default_factory=dict)
+    # Lists that a tenant's document contains: entries that they omit are not wanted.
+    whole: set[tuple[str, Kind]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
