@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-books bench-kept-pods bench-dra bench-prepare bench-devices bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ bench-telemetry: ## what a fleet's telemetry costs one server process on this ma
 
 bench-extender: ## how long kube-scheduler waits for the filter: 1,000 nodes in the body, 5,000 by name (ARGS="--requests 300 --runs 3")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.extender $(ARGS)
+
+bench-promises: ## how long a pod waits for the promise of its GPUs while those before it are recorded (ARGS="--pods 300 --runs 3")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.promises $(ARGS)
 
 bench-books: ## how fast bound pods come into the ledger: one event at a time, and by queue and workers (ARGS="--pods 200 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.books $(ARGS)

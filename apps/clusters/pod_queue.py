@@ -4,7 +4,9 @@ As in client-go's work queues, a pod is in the queue once, whatever the number o
 time. Events that change nothing that is recorded are skipped: most events of a pod are reports of its status.
 """
 
+import math
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,6 +33,7 @@ class PodQueue:
         self._in_work: set[str] = set()
         # What was last queued for each pod.
         self._known: dict[str, tuple[Any, ...]] = {}
+        self._taken_at = -math.inf
 
     def put(self, uid: str, pod: Pod) -> None:
         """Queue the pod's new state, unless it was queued with all that is recorded of it."""
@@ -62,12 +65,21 @@ class PodQueue:
             self._known = {uid: facts for uid, facts in self._known.items() if uid in kept}
             self._waiting = {uid: pod for uid, pod in self._waiting.items() if uid in kept}
 
-    def take(self, most: int, *, seconds: float = 0.0) -> Work:
-        """Return pods that nobody works on, in their order; wait so long for the first. Call `done` with them."""
+    def take(self, most: int, *, seconds: float = 0.0, apart: float = 0.0) -> Work:
+        """Return pods that nobody works on, in their order; wait so long for the first. Call `done` with them.
+
+        Fewer than `most` are returned only `apart` seconds after pods were returned before: a transaction for many
+        costs hardly more than one for a single pod, and locks what those would lock one after the other.
+        """
         with self._changed:
             if not self._free() and seconds:
                 self._changed.wait(seconds)
+            pause = self._taken_at + apart - time.monotonic()
+            if pause > 0:
+                self._changed.wait_for(lambda: len(self._free()) >= most, pause)
             taken: Work = {uid: self._waiting.pop(uid) for uid in self._free()[:most]}
+            if taken:
+                self._taken_at = time.monotonic()
             self._in_work |= taken.keys()
             return taken
 

@@ -21,6 +21,8 @@ WORKERS = 2
 # A transaction locks its GPUs: longer ones would hold up schedulers and agents.
 BATCH = 50
 IDLE_SECONDS = 1.0
+# Pods of a burst are gathered so long: each waits less than for those before it, one by one. The first does not wait.
+GATHER_SECONDS = 0.2
 # Labels by the name of a namespace.
 Labels = Callable[[str], Mapping[str, str]]
 
@@ -67,7 +69,7 @@ class Recorder:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                if work := self._queue.take(BATCH, seconds=IDLE_SECONDS):
+                if work := self._queue.take(BATCH, seconds=IDLE_SECONDS, apart=GATHER_SECONDS):
                     self._work(work)
                 else:
                     # Other threads may need the session: with a pool there is a fixed number of them.

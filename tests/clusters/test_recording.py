@@ -1,6 +1,7 @@
 """Many pods at once: skipped events, one newest state for each pod, one transaction for many of them."""
 
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.clusters.importing import batches, following
 from apps.clusters.models import Cluster, PodClaim, PodHold
-from apps.clusters.pod_queue import PodQueue
+from apps.clusters.pod_queue import PodQueue, Work
 from apps.clusters.recording import BATCH, Recorder
 from apps.clusters.services import bindings, clusters, outside, resizing
 from apps.quotas.models import AuditEvent, LedgerEntry
@@ -99,6 +100,22 @@ def test_a_pod_that_is_worked_on_is_given_to_no_other_worker(queue: PodQueue) ->
     assert queue.take(9) == {}
     queue.done(work)
     assert queue.take(9) == {"uid-p": second}
+
+
+def test_a_single_pod_is_given_at_once_and_those_after_it_together(queue: PodQueue) -> None:
+    put(queue, pod("a"))
+    begun = time.monotonic()
+    assert len(queue.take(3, apart=5.0)) == 1
+    later = threading.Timer(0.1, put, (queue, pod("c"), pod("d"), pod("e")))
+    put(queue, pod("b"))
+    later.start()
+    # As many as fit wait for no others.
+    assert list(queue.take(3, apart=5.0)) == ["uid-b", "uid-c", "uid-d"]
+    assert time.monotonic() - begun < 5.0
+    # The one that is left waits for others, and no longer than it must.
+    assert list(queue.take(3, apart=0.2)) == ["uid-e"]
+    assert time.monotonic() - begun > 0.3
+    later.join()
 
 
 def test_the_next_event_of_a_pod_that_failed_is_not_skipped(queue: PodQueue) -> None:
@@ -223,6 +240,27 @@ def test_a_list_of_recorded_pods_costs_a_few_statements(
     again = PodQueue()
     put(again, *there)
     assert count_queries(Recorder(cluster, again, labels=lambda _: {})) <= 6
+
+
+def test_workers_gather_the_pods_of_a_burst(
+    cluster: Cluster, queue: PodQueue, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def work(taken: Work) -> None:
+        sizes.append(len(taken))
+        queue.done(taken)
+
+    monkeypatch.setattr(recorder, "_work", work)
+    recorder.start()
+    for number in range(40):
+        put(queue, pod(f"p{number}"))
+        time.sleep(0.005)
+    assert eventually(lambda: sum(sizes) == 40, seconds=20)
+    recorder.stop()
+    recorder.join(5.0)
+    # The first one does not wait.
+    assert (sizes[0], len(sizes) <= 10) == (1, True), sizes
 
 
 @pytest.mark.serial

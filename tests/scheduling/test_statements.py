@@ -11,6 +11,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from apps.clusters.models import Cluster, PodHold
+from apps.nodes.models import Gpu
 from apps.quotas.models import Membership, Tenant, Token
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.models.claim import WAITING
@@ -25,22 +26,22 @@ def name_of(query: CompiledQuery[Any]) -> str:
 COMPILED = {name_of(query): query for query in CompiledQuery.every}
 
 
-def promise_elsewhere(gpu: int) -> tuple[int, int]:
-    """Hold a part of the GPU for a pod, and nominate GPUs; return the keys of the cluster and of a reserved GPU."""
+def promise_elsewhere(gpu: int) -> tuple[int, int, int]:
+    """Hold a part of the GPU for a pod, nominate GPUs; return the keys of the cluster, a booked and a free GPU."""
     cluster = Cluster.objects.get().pk
     PodHold.objects.create(cluster_id=cluster, pod_uid="u9", gpu_id=gpu, core=5, memory_mib=256)
     Claim.objects.filter(state__in=WAITING).update(nominated_gpus=["GPU-1"])
     booked = Reservation.gpus.through.objects.first()
     assert booked is not None
-    return cluster, booked.gpu_id
+    return cluster, booked.gpu_id, Gpu.objects.filter(node__name="gpu1", reservations=None).latest("pk").pk
 
 
 def values(name: str, platform: Platform) -> tuple[Any, ...]:
     """Return arguments with which the query finds rows on the platform."""
     claim = platform.claim
-    membership = Membership.objects.get(user__username="max")
     tenant, pool, gpu = claim.tenant_id, claim.pool_id, claim.assignments.get().gpu_id
-    cluster, booked = promise_elsewhere(gpu)
+    membership = Membership.objects.get(user__username="max")
+    cluster, booked, free = promise_elsewhere(gpu)
     elsewhere = 0  # no row has this key, so everything is another cluster's
     return {
         "budgets._budgets_of": (tenant,),
@@ -62,8 +63,8 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "outside._holds_of_others_on": (elsewhere, gpu),
         "outside._holds_of_pod": (cluster, "u9"),
         "outside._holds_of_pods_on": (cluster, gpu),
-        "outside._holds_on": (gpu,),
         "outside._lock_gpu": (gpu,),
+        "outside._open_on": (free, elsewhere, datetime(2000, 1, 1, tzinfo=UTC)),
         "outside._shut_on": (gpu, datetime(2100, 1, 1, tzinfo=UTC)),
         "promises._gpus_of": (claim.assignments.get().gpu.node.name, pool),
         "reserved._booked_on": (booked,),

@@ -72,12 +72,13 @@ class Promises:
         return found
 
     def _keep(self, pod: PodState, node: str, chosen: Chosen) -> bool:
-        gpus = {gpu.index: gpu for gpu in _gpus_of(node, self._cluster.pool_id)}
+        gpus = {index: (key, memory_mib) for index, key, memory_mib in _gpus_of(node, self._cluster.pool_id)}
         known: dict[int, tuple[int, int]] = {}
         for share in self._mirror.beside_annotations(node, without=(pod.uid,)):
             if share.index in gpus:
-                core, memory_mib = known.get(gpus[share.index].pk, (0, 0))
-                known[gpus[share.index].pk] = core + share.core, memory_mib + share.memory * UNIT_MIB
+                key, _ = gpus[share.index]
+                core, memory_mib = known.get(key, (0, 0))
+                known[key] = core + share.core, memory_mib + share.memory * UNIT_MIB
         parts = _parts(pod, chosen, gpus)
         kept = outside.promise(cluster=self._cluster, pod_uid=pod.uid, parts=parts, known=known, shown=self._annotated)
         if not kept:
@@ -121,18 +122,20 @@ def _named(node: Any) -> Q:
 
 
 @compiled_query
-def _gpus_of(node: Any, pool: Any) -> QuerySet[Gpu]:
-    return Gpu.objects.filter(_named(node), node__pool=pool, present=True)
+def _gpus_of(node: Any, pool: Any) -> QuerySet[Gpu, tuple[int, int, int]]:
+    rows = Gpu.objects.filter(_named(node), node__pool=pool, present=True)
+    return rows.order_by().values_list("index", "pk", "memory_mib")
 
 
-def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, Gpu]) -> outside.Parts:
+def _parts(pod: PodState, chosen: Chosen, gpus: Mapping[int, tuple[int, int]]) -> outside.Parts:
+    """Return the pod's parts by the GPUs' keys; `gpus`: key and memory of each by its index."""
     parts: dict[int, tuple[int, int]] = {}
     for place, indexes in chosen.items():
         asked = pod.containers[place]
-        for gpu in (gpus[index] for index in indexes if index in gpus):
-            core, memory_mib = parts.get(gpu.pk, (0, 0))
-            more_mib = gpu.memory_mib if asked.core >= WHOLE else asked.memory * UNIT_MIB
-            parts[gpu.pk] = core + min(asked.core, WHOLE), memory_mib + more_mib
+        for key, whole_mib in (gpus[index] for index in indexes if index in gpus):
+            core, memory_mib = parts.get(key, (0, 0))
+            more_mib = whole_mib if asked.core >= WHOLE else asked.memory * UNIT_MIB
+            parts[key] = core + min(asked.core, WHOLE), memory_mib + more_mib
     return parts
 
 

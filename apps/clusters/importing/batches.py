@@ -120,21 +120,22 @@ def _record(cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted]) -> set[
         claims, refused = _charge_each(cluster, tenant, pods, machines)
     if not claims:
         return refused
+    # 2. Write claims and containers.
     Claim.objects.bulk_create([claim for _, claim in claims])
-    # 2. Order of locks: quotas, GPUs. The parts that were promised to the pods become their claims'.
+    PodClaim.objects.bulk_create(
+        PodClaim(cluster=cluster, pod_uid=plan.pod.uid, container=plan.name, claim=claim, **plan.facts)
+        for plan, claim in claims
+    )
+    # 3. Order of locks: quotas, GPUs. The extender waits for the GPUs, so they come last. The parts that were promised
+    # to the pods become their claims'.
     uids = {plan.pod.uid for plan, _ in claims}
     outside.drop_many(cluster=cluster, pod_uids=uids, gpus={gpu.pk for plan, _ in claims for gpu in plan.gpus})
-    # 3. Place all of them together.
+    # 4. Place all of them together.
     picks = [commits.Pick(claim, tuple(sorted(gpu.pk for gpu in plan.gpus))) for plan, claim in claims]
     outcome = commits.commit(picks, fence=lambda: None)
     if len(outcome.placed) < len(picks):
         placed = {pick.claim.pk for pick in outcome.placed}
         raise _Lost({plan.pod.uid for plan, claim in claims if claim.pk not in placed})
-    # 4. Write the containers.
-    PodClaim.objects.bulk_create(
-        PodClaim(cluster=cluster, pod_uid=plan.pod.uid, container=plan.name, claim=claim, **plan.facts)
-        for plan, claim in claims
-    )
     return refused
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
 from django.utils import timezone
 
@@ -21,7 +21,7 @@ from apps.nodes.models.node import FRESH
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.fleet.reserved import may_withhold, read_reserved
+from apps.scheduling.services.fleet.reserved import may_withhold, read_reserved, withholds_nothing
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 # Core and MiB by the GPU's key.
@@ -42,12 +42,61 @@ def keep(*, cluster: Cluster, pod_uid: str, parts: Parts) -> None:
     _write(cluster, pod_uid, {key: parts[key] for key in gpus if key in parts}, gpus)
 
 
-@transaction.atomic
 def promise(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts, shown: Shown) -> bool:
     """Keep the parts that the pod was chosen for; return False and keep nothing if less is available than known.
 
     `known`: the sums of the earlier results of `unavailable` and of `grown`, by its `shown`, without this pod.
     """
+    if _promise_free(cluster, pod_uid, parts):
+        return True
+    return _promise_known(cluster=cluster, pod_uid=pod_uid, parts=parts, known=known, shown=shown)
+
+
+def _promise_free(cluster: Cluster, pod_uid: str, parts: Parts) -> bool:
+    """Promise a new pod its part of one GPU in one statement, if the GPU has that much free; else promise nothing.
+
+    This is the usual case, and kube-scheduler places no other pod meanwhile.
+    """
+    if len(parts) != 1:
+        return False
+    [(gpu, (core, memory_mib))] = parts.items()
+    facts: dict[str, Any] = {"cluster": cluster.pk, "pod": pod_uid, "gpu": gpu, "core": core, "memory_mib": memory_mib}
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(PROMISE, {**facts, "now": timezone.now()})
+            if not cursor.rowcount:
+                return False
+    except IntegrityError:
+        # Another extender, which leads no longer, was promising the pod this GPU.
+        return False
+    # A booking locks the GPU and counts what it finds promised. So one that did not is seen now.
+    if _open_on(gpu, cluster.pool_id, timezone.now() - FRESH):
+        return True
+    drop(cluster=cluster, pod_uid=pod_uid)
+    return False
+
+
+# A pod that was promised something before gets other parts under locks.
+PROMISE = f"""
+WITH taken AS (
+    {capacity.TAKE_OUTSIDE}
+        AND NOT EXISTS (SELECT FROM clusters_podhold WHERE cluster_id = %(cluster)s AND pod_uid = %(pod)s)
+    RETURNING id
+)
+INSERT INTO clusters_podhold (cluster_id, pod_uid, gpu_id, core, memory_mib, since)
+SELECT %(cluster)s, %(pod)s, id, %(core)s, %(memory_mib)s, %(now)s FROM taken
+"""  # noqa: S608
+
+
+@compiled_query
+def _open_on(gpu: Any, pool: Any, heard: Any) -> QuerySet[Gpu, tuple[int]]:
+    """Return the GPU's key if it accepts claims and nothing of it is withheld."""
+    rows = Gpu.objects.filter(~Exists(_shut(Q(pk=gpu), heard)), withholds_nothing(pool, gpu), pk=gpu)
+    return rows.order_by().values_list("pk")
+
+
+@transaction.atomic
+def _promise_known(*, cluster: Cluster, pod_uid: str, parts: Parts, known: Parts, shown: Shown) -> bool:
     gpus = _lock_gpus({*_parts_of(cluster, pod_uid), *parts})
     for key in parts:
         now, before = _unavailable_on(cluster, key, shown, but=pod_uid), known.get(key, (0, 0))
@@ -268,17 +317,17 @@ def _lock_gpu(key: Any) -> QuerySet[Gpu, tuple[int]]:
     return Gpu.objects.select_for_update(no_key=True).filter(pk=key).order_by().values_list("pk")
 
 
-@compiled_query
-def _holds_on(gpu: Any) -> QuerySet[PodHold, tuple[int, int]]:
-    return PodHold.objects.filter(gpu=gpu).order_by().values_list("core", "memory_mib")
-
-
-# Raw, because each pod waits for it: two statements that Django would compile anew for each.
+# Raw, because each pod waits for it: statements that Django would compile anew for each.
 REMOVE = "DELETE FROM clusters_podhold WHERE cluster_id = %s AND pod_uid = %s AND gpu_id = ANY(%s)"
 ADD = """
 INSERT INTO clusters_podhold (cluster_id, pod_uid, gpu_id, core, memory_mib, since)
 SELECT %s, %s, gpu, core, memory_mib, %s
 FROM unnest(%s::bigint[], %s::integer[], %s::bigint[]) AS more (gpu, core, memory_mib)
+"""
+
+
+COUNT = """
+SELECT gpu_id, sum(core)::integer, sum(memory_mib)::bigint FROM clusters_podhold WHERE gpu_id = ANY(%s) GROUP BY gpu_id
 """
 
 
@@ -290,9 +339,12 @@ def _write(cluster: Cluster, pod_uid: str, parts: Parts, gpus: list[int]) -> Non
         if rows:
             columns = [[row[place] for row in rows] for place in range(3)]
             cursor.execute(ADD, [cluster.pk, pod_uid, timezone.now(), *columns])
-    capacity.set_outside({key: _total(_holds_on(key)) for key in gpus})
+    _count(gpus)
 
 
 def _count(gpus: list[int]) -> None:
-    found = _sums(PodHold.objects.filter(gpu__in=gpus), "core", "memory_mib")
+    """Set the sums of the parts on these GPUs, which are locked."""
+    with connection.cursor() as cursor:
+        cursor.execute(COUNT, [gpus])
+        found = {gpu: (core, memory_mib) for gpu, core, memory_mib in cursor.fetchall()}
     capacity.set_outside({key: found.get(key, (0, 0)) for key in gpus})

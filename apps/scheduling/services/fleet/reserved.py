@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, Q, QuerySet
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
@@ -226,6 +226,11 @@ def may_withhold(pool_id: int, gpu_id: int) -> bool:
     By compiled queries; `read_reserved` says how much is withheld.
     """
     return bool(_booked_on(gpu_id) or _nominating(pool_id))
+
+
+def withholds_nothing(pool: Any, gpu: Any) -> Q:
+    """Return the opposite as a condition of a queryset. `pool`, `gpu`: keys, or expressions."""
+    return ~Exists(_booked_on.build(gpu)) & ~Exists(_nominating.build(pool))
 
 
 @compiled_query
