@@ -9,3 +9,10 @@ class SuspensionConfig(AppConfig):
     name = "apps.suspension"
     label = "suspension"
     verbose_name = "Suspension"
+
+    def ready(self) -> None:
+        """Provide the orders to scheduling's drains, preemption and rules."""
+        from apps.scheduling.providers import suspension_orders  # noqa: PLC0415 - models, once apps are loaded
+        from apps.suspension import services  # noqa: PLC0415 - likewise
+
+        suspension_orders.set(services)

@@ -20,6 +20,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.charging import amount_in_words
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames
 from apps.scheduling.services.cycles.resuming import without_pause
@@ -53,8 +54,18 @@ class NoHostMemory(Conflict, code="no-host-memory", title="The node has no memor
 
 
 @transaction.atomic
-def suspend_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+def suspend_claim(
+    *,
+    principal: Principal,
+    claim: Claim,
+    versions: etags.Versions = None,
+    by: str = SuspendedBy.OWNER,
+    why: str | None = None,
+) -> Claim:
     """Have the claim's programs leave their GPUs; take a claim that waits to resume out of the queue. Repeatable.
+
+    `by`: whose order it is (`SuspendedBy`), kept until the claim is active again. An order of the owner makes the claim
+    the owner's; another order leaves a claim that is put aside already to whom it is. `why`: shown to the owner.
 
     Raises WrongState, CannotSuspend, SuspendUnsupported, NodeUnreachable, NoHostMemory, QuotaExceeded (of host memory),
     PreconditionFailed, RoleMissing.
@@ -62,12 +73,13 @@ def suspend_claim(*, principal: Principal, claim: Claim, versions: etags.Version
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
     if claim.state in (ClaimState.SUSPENDING, ClaimState.SUSPENDED):
-        return claim
+        return _take_over(claim, principal) if by == SuspendedBy.OWNER else claim
     before = {"state": claim.state}
+    values = {"suspended_by": by, "reasons": [{"code": by, "gpus": 0, "detail": why}] if why else []}
+    facts = {"by": by, **({"why": why} if why else {})}
     if claim.waits_to_resume:
-        begun = without_pause(claim, timezone.now())
-        states.move(claim, ClaimState.SUSPENDED, reasons=[], assigned_at=begun)
-        audit.record(principal, "claim.suspend", claim, before=before, after={"state": claim.state})
+        states.move(claim, ClaimState.SUSPENDED, assigned_at=without_pause(claim, timezone.now()), **values)
+        audit.record(principal, "claim.suspend", claim, before=before, after={"state": claim.state, **facts})
         return claim
     _refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
     _refuse_kind(claim)
@@ -76,28 +88,41 @@ def suspend_claim(*, principal: Principal, claim: Claim, versions: etags.Version
     memory_mib = sum(item.held_memory_mib for item in assignments)
     # The order of locks: quotas, GPUs (of lent core), nodes.
     states.charge_to(claim, {**claim.charged, Resource.HOST_MEMORY_MIB: memory_mib}, principal=principal)
-    states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, reasons=[])
+    states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, **values)
     _take_host_memory(assignments)
     raise_frames({item.gpu.node_id for item in assignments})
-    after = {"state": claim.state, "host_memory_mib": memory_mib}
+    after = {"state": claim.state, "host_memory_mib": memory_mib, **facts}
     audit.record(principal, "claim.suspend", claim, before=before, after=after)
     return claim
 
 
+def _take_over(claim: Claim, principal: Principal) -> Claim:
+    """Make a claim that the platform has put aside its owner's: only the owner resumes it."""
+    if claim.suspended_by != SuspendedBy.OWNER:
+        before = {"by": claim.suspended_by}
+        states.move(claim, claim.state, suspended_by=SuspendedBy.OWNER, reasons=[])
+        audit.record(principal, "claim.suspend", claim, before=before, after={"by": claim.suspended_by})
+    return claim
+
+
 @transaction.atomic
-def resume_claim(*, principal: Principal, claim: Claim, versions: etags.Versions = None) -> Claim:
+def resume_claim(
+    *, principal: Principal, claim: Claim, versions: etags.Versions = None, by: str = SuspendedBy.OWNER
+) -> Claim:
     """Have a suspended claim wait in the queue for its own GPUs. Repeatable.
+
+    `by`: whose order it is. The owner's resumes every claim, another one only what it has put aside itself.
 
     Raises WrongState, PreconditionFailed, RoleMissing.
     """
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
-    if claim.state in (ClaimState.RESUMING, ClaimState.ACTIVE):
+    if claim.state in (ClaimState.RESUMING, ClaimState.ACTIVE) or by not in (SuspendedBy.OWNER, claim.suspended_by):
         return claim
     _refuse_state(claim, wanted=ClaimState.SUSPENDED, what="resumed")
     before = {"state": claim.state}
     states.move(claim, ClaimState.RESUMING, reasons=[])
-    audit.record(principal, "claim.resume", claim, before=before, after={"state": claim.state})
+    audit.record(principal, "claim.resume", claim, before=before, after={"state": claim.state, "by": by})
     return claim
 
 

@@ -58,7 +58,7 @@ def test_a_claims_life_is_told_to_its_tenant_and_the_platform(listening: Cast) -
     claim, _ = placed(listening, machine)
     assert last("claim.active")["claim"] == {
         "pool": "default", "uid": str(claim.uid), "name": "train", "state": "active", "gpu_count": 1,
-        "core_request": 30, "memory_mib": 8 * GIB, "priority": 0,
+        "core_request": 30, "memory_mib": 8 * GIB, "priority": 0, "suspended_by": "",
     }  # fmt: skip
     release_claim(principal=SYSTEM, claim=claim)
     machine.obey()

@@ -14,7 +14,7 @@ from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota, SuspendedBy
 from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -193,6 +193,9 @@ class ClaimSerializer(Strict):
     borrowed_core = shown.integer("The core that a best-effort claim borrows from others; none of it is guaranteed.")
     asked_core_limit = shown.integer("The core_limit set before the rebalancer set another one.", null=True)
     host_memory_mib = shown.integer("The memory of its node that is charged while it is suspended, for all its GPUs.")
+    suspended_by = shown.text(
+        f"By whose order it is put aside, until it is active again: {', '.join(SuspendedBy.values)}; empty: it is not."
+    )
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
     idle_release_at = shown.time("It is released then, unless it is used before.", null=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Owned, checks
@@ -68,6 +69,17 @@ class Idle(models.TextChoices):
 
     IDLE = "idle", "Its programs compute nothing"
     UNUSED = "unused", "No program has used it"
+
+
+class SuspendedBy(models.TextChoices):
+    """The owner or the rule of the platform by whose order a claim is put aside."""
+
+    OWNER = "owner", _("its owner")
+    IDLE = "idle", _("the rule for idle claims")
+    DRAIN = "drain", _("the drain of its node")
+    RECLAIM = "reclaim", _("a preemption")
+    SCHEDULE = "schedule", _("its schedule")
+    ROTATION = "rotation", _("the rotation of its GPUs")
 
 
 class ClaimQuerySet(Owned["Claim"]):
@@ -139,6 +151,7 @@ class Claim(Share):
     below_guarantee = models.CharField(max_length=500, blank=True, default="", db_default="")
     when_over_quota = models.CharField(max_length=10, choices=OverQuota, default=OverQuota.REFUSE)
     state = models.CharField(max_length=12, choices=ClaimState, default=ClaimState.PENDING)
+    suspended_by = models.CharField(max_length=10, choices=SuspendedBy, blank=True, default="", db_default="")
     reasons = models.JSONField(default=list)
     generation = models.PositiveIntegerField(default=1)
     created_by = models.CharField(max_length=200)
@@ -197,6 +210,7 @@ class Claim(Share):
         ]
         constraints = checks(
             claim_state_known=Q(state__in=ClaimState.values),
+            claim_suspended_by_known=(Q(suspended_by="") | Q(suspended_by__in=SuspendedBy.values, state__in=PUT_ASIDE)),
             claim_idle_whole=(
                 Q(idle_since__isnull=True, idle_reason__isnull=True, idle_release_at__isnull=True)
                 | Q(idle_since__isnull=False, idle_reason__isnull=False)

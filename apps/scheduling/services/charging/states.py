@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 from django.db.models import Sum
@@ -13,7 +14,7 @@ from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import CHARGED
+from apps.scheduling.models.claim import CHARGED, PUT_ASIDE
 from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging import borrowing, reservation_charges
 
@@ -113,17 +114,27 @@ WEBHOOK_EVENTS = {
     ClaimState.RELEASED: EventKind.CLAIM_RELEASED,
     ClaimState.SUSPENDED: EventKind.CLAIM_SUSPENDED,
 }
-# Arrivals at a state that another event, or none, belongs to: a suspension that failed has one of its own.
-AFTER_SUSPENSION: dict[tuple[str, str], EventKind | None] = {
-    (ClaimState.RESUMING, ClaimState.ACTIVE): EventKind.CLAIM_RESUMED,
-    (ClaimState.SUSPENDING, ClaimState.ACTIVE): None,
-    (ClaimState.RESUMING, ClaimState.SUSPENDED): None,
-}
+
+
+def _find_event(claim: Claim, state: str) -> EventKind | None:
+    """Return the webhook event of the claim's arrival at the state; None if there is none, or it was sent before.
+
+    A refused suspension ends in `active` and a refused resumption in `suspended`: `claim.suspend_failed` tells of both.
+    """
+    since_active = {
+        name for name, _ in takewhile(lambda entry: entry[0] != ClaimState.ACTIVE, reversed(claim.timeline))
+    }
+    was_suspended = ClaimState.SUSPENDED in since_active
+    if state == ClaimState.ACTIVE and ClaimState.SUSPENDING in since_active:
+        return EventKind.CLAIM_RESUMED if was_suspended else None
+    if state == ClaimState.SUSPENDED and was_suspended:
+        return None
+    return WEBHOOK_EVENTS.get(ClaimState(state))
 
 
 def claim_facts(claim: Claim) -> dict[str, Any]:
     """Return the facts of a claim that its events carry."""
-    names = ("uid", "name", "state", "gpu_count", "core_request", "memory_mib", "priority")
+    names = ("uid", "name", "state", "gpu_count", "core_request", "memory_mib", "priority", "suspended_by")
     return {"pool": claim.pool.name, **{name: getattr(claim, name) for name in names}}
 
 
@@ -141,8 +152,8 @@ def move(claim: Claim, state: str, **values: object) -> None:
     """Save the claim in this state, add it to the timeline, and notify watchers and webhooks."""
     now = timezone.now()
     borrowing.settle(claim, state)
-    before, arrived = claim.state, state != claim.state
-    if arrived:
+    kind = _find_event(claim, state) if state != claim.state else None
+    if state != claim.state:
         claim.timeline = [*claim.timeline, [state, now.isoformat()]]
         claim.state = state
     if state == ClaimState.RELEASED:
@@ -151,10 +162,13 @@ def move(claim: Claim, state: str, **values: object) -> None:
         values |= NOT_IDLE
     if state != ClaimState.ACTIVE and claim.below_guarantee_since is not None:
         values |= GUARANTEED
+    if state not in PUT_ASIDE and claim.suspended_by:
+        values["suspended_by"] = ""
     charged = {name: getattr(claim, name) for name in CHARGED_FIELDS}
     lent = {"lent_core": claim.lent_core, "borrowed_core": claim.borrowed_core}
     claim.change(state=claim.state, timeline=claim.timeline, **charged, **lent, **values)
-    kind = AFTER_SUSPENSION.get((before, state), WEBHOOK_EVENTS.get(ClaimState(state)))
-    if arrived and kind:
+    if kind == EventKind.CLAIM_SUSPENDED:
+        tell_of(claim, kind, why="; ".join(reason["detail"] for reason in claim.reasons))
+    elif kind:
         tell_of(claim, kind)
     events.claim_changed_on_commit(claim)
