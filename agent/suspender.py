@@ -3,7 +3,8 @@
 Of each claim that is not as wanted, one task at a time:
 
 1. Suspending: see whether anything speaks against it. The limits page says already that the claim is suspended.
-2. Wait until its processes have read that; thaw its control groups, since the driver's calls need living threads.
+2. Wait until its processes have read that, and see that the driver can move all they have; thaw its control groups,
+   since the driver's calls need living threads.
 3. Give the order to a helper: all processes are suspended, or all go on.
 4. See that none of the claim's processes is left on a GPU by NVML; freeze the control groups.
 
@@ -28,6 +29,7 @@ from agent.host.gpus import Listed, Nvml
 from agent.host.sampling import pause
 from agent.node import Node
 from agent.suspend.calls import Calls, Outcome
+from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
 
 log = structlog.get_logger()
@@ -146,6 +148,8 @@ class Suspender:
         if words is not None:
             return self._refuse(runtime, wish, words)
         await self._wait_for_echo(runtime)
+        if not record.saved and (words := await self._find_unmovable(runtime)) is not None:
+            return self._refuse(runtime, wish, words)
         runtime.members.thaw()
         outcome, left = Outcome("died", "", {}), None
         for _ in range(HELPERS):
@@ -234,6 +238,14 @@ class Suspender:
         if need // MIB > available:
             return f"It needs {need // MIB} MiB of host memory, of which this machine has {available} left."
         return None
+
+    async def _find_unmovable(self, runtime: ClaimRuntime) -> str | None:
+        others = [one for one in self._node.runtimes.values() if one is not runtime]
+        on_gpus = {one.pid for one in await self._in_nvml_thread(self._nvml.processes)}
+        clients = await self._in_nvml_thread(self._nvml.mps_clients)
+        for one in (runtime, *others):
+            one.refresh()
+        return find_unmovable(runtime, others, on_gpus=on_gpus, mps_clients=clients)
 
     def _find_lack(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
         """Return which limit is too low for what was saved; None if all have room."""

@@ -66,7 +66,7 @@ class RawProcess(ctypes.Structure):
         ("pidns", c_uint64),
         ("start_time", c_uint64),
         ("observed_gen", c_uint32),
-        ("reserved", c_uint32),
+        ("unmovable", c_uint32),
     ]
 
 

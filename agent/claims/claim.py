@@ -57,6 +57,8 @@ class ClaimRuntime:
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
+        # What the driver cannot move to host memory, at the last refresh: bits by process (agent/suspend/movable.py).
+        self.unmovable: dict[Process, int] = {}
         # The memory on each GPU that each process with a slot of its own reports, at the last refresh.
         self.accounted: dict[tuple[Process, UUID], Accounted] = {}
         # The largest limit in force since the page was last read, by assignment: the most that may be in use while the
@@ -175,7 +177,7 @@ class ClaimRuntime:
         self.full = False
         if self.damaged:
             # The tenant cut its own page: its last numbers stand, its registered processes are still known.
-            self.accounted = {}
+            self.accounted, self.unmovable = {}, {}
             return
         rows = self._usage.processes()
         self.full = len(rows) >= self._library.max_processes
@@ -189,6 +191,11 @@ class ClaimRuntime:
             if (process := self.members.find_attached(row)) is not None
         }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+        self.unmovable = {
+            process: bits
+            for row, bits in self._usage.unmovable().items()
+            if (process := self.members.find_attached(row)) is not None
+        }
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
     def alone_percent(self, assignment_uid: str) -> int:

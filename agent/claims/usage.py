@@ -154,6 +154,16 @@ class UsagePage:
         count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
         return [Attached(row.pid, row.pidns, row.start_time) for row in rows[: max(count, 0)]]
 
+    def unmovable(self) -> dict[Attached, int]:
+        """Return, by the last `read`, what the driver cannot move of each process of which there is something."""
+        rows = (RawProcess * self._library.max_processes)()
+        count = self._library.calls.vcuda_usage_processes(self._library.buffer, rows, self._library.max_processes)
+        return {
+            Attached(row.pid, row.pidns, row.start_time): row.unmovable
+            for row in rows[: max(count, 0)]
+            if row.unmovable
+        }
+
     def memory(self, index: int) -> dict[Attached, Accounted]:
         """Return each process's own account of its memory on the GPU in this slot, by the last `read`."""
         library = self._library

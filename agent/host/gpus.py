@@ -166,6 +166,11 @@ class Nvml:
             found += [Listed(uuid, int(one.pid), one.usedGpuMemory) for one in running]
         return found
 
+    def mps_clients(self) -> set[int]:
+        """Return the pids of programs that compute by an MPS server."""
+        lists = (optional(nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) for handle in self._handles.values())
+        return {int(one.pid) for running in lists for one in running or ()}
+
     def drawing(self) -> set[int]:
         """Return the pids of processes that draw: display servers, and programs that both draw and compute."""
         lists = (optional(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) for handle in self._handles.values())

@@ -26,7 +26,7 @@ CURES = {
     2: "There is not so much free memory: of the GPU, or in the claim's limit.",
     304: "The driver cannot bring the process back any more: release the claim, and start it from its own checkpoint.",
     600: "Its work on the GPU did not end in time: try again when its kernels are shorter.",
-    801: "It uses what the driver cannot move: managed memory, memory shared between processes, or MPS.",
+    801: "It uses what the driver cannot move: managed memory (also a `__managed__` variable), MPS, or a MIG device.",
 }
 
 BEGUN = "A program began to use the GPU meanwhile: try again."

@@ -29,6 +29,10 @@ typedef unsigned long long CUhandle; /* CUmemGenericAllocationHandle */
 typedef struct {
     unsigned char bytes[16];
 } CUuuid;
+/* Of memory, for another process. */
+typedef struct {
+    char bytes[64];
+} CUipcHandle;
 
 enum {
     CUDA_SUCCESS = 0,
@@ -211,6 +215,12 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
+CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type, unsigned long long flags);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags);
+CUresult cuIpcGetMemHandle(CUipcHandle *handle, CUdeviceptr pointer);
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcHandle handle, unsigned flags);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
 CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags);
 CUresult cuMemRelease(CUhandle handle);
 CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer);

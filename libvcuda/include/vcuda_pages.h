@@ -173,12 +173,13 @@ struct vcuda_process {
     uint64_t owner;
     uint64_t start_time;   /* field 22 of /proc/PID/stat; 0 while the slot is being set up */
     uint32_t observed_gen; /* limits.gen last acted on */
-    uint32_t reserved0;
-    uint64_t attached_ns; /* CLOCK_BOOTTIME */
+    uint32_t imports;      /* memory of other processes that it has open: how many pieces */
+    uint64_t attached_ns;  /* CLOCK_BOOTTIME */
     /* `clearings` when this process last found who pays for what it imported. While it is another, some of them may be gone,
      * and `imported_bytes` count as if nobody paid. */
     uint64_t imports_seen;
-    uint8_t reserved1[88];
+    uint32_t exports; /* how often it has given memory of its own to other processes; never falls */
+    uint8_t reserved1[84];
     struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
 };
 
@@ -221,6 +222,7 @@ _Static_assert(sizeof(struct vcuda_gpu_usage) == 128, "two cache lines");
 _Static_assert(sizeof(struct vcuda_bucket) == 64, "one cache line");
 _Static_assert(sizeof(struct vcuda_process) == 2176, "process slot size");
 _Static_assert(offsetof(struct vcuda_process, gpu) == 128, "process slot layout");
+_Static_assert(offsetof(struct vcuda_process, imports) == 20, "process slot layout");
 _Static_assert(offsetof(struct vcuda_process, imports_seen) == 32, "process slot layout");
 _Static_assert(offsetof(struct vcuda_gpu_usage, imported_bytes) == 112, "GPU usage layout");
 _Static_assert(offsetof(struct vcuda_usage, clearings) == 24, "usage layout");
@@ -267,13 +269,20 @@ struct vcuda_totals {
     uint32_t reserved;
 };
 
+/* What keeps the driver from moving a process's memory to host memory and back. */
+enum {
+    VCUDA_UNMOVABLE_MANAGED = 1,  /* it has managed memory: a checkpoint is refused */
+    VCUDA_UNMOVABLE_IMPORTED = 2, /* it has memory of other processes open: a restore fails, and the process is lost */
+    VCUDA_UNMOVABLE_EXPORTED = 4, /* others may have its memory open, and would keep the old one */
+};
+
 struct vcuda_process_info {
     uint32_t slot;
     uint32_t pid;   /* in its own pid namespace */
     uint64_t pidns; /* inode of that namespace */
     uint64_t start_time;
     uint32_t observed_gen;
-    uint32_t reserved;
+    uint32_t unmovable; /* VCUDA_UNMOVABLE_* */
 };
 
 _Static_assert(sizeof(struct vcuda_limit) == 88, "ctypes mirror");

@@ -74,8 +74,10 @@ static const struct field layout[] = {
     FIELD(vcuda_process, owner),
     FIELD(vcuda_process, start_time),
     FIELD(vcuda_process, observed_gen),
+    FIELD(vcuda_process, imports),
     FIELD(vcuda_process, attached_ns),
     FIELD(vcuda_process, imports_seen),
+    FIELD(vcuda_process, exports),
     FIELD(vcuda_process, gpu),
     SIZE(vcuda_gpu_usage),
     FIELD(vcuda_gpu_usage, memory_bytes),
@@ -129,6 +131,7 @@ static const struct field layout[] = {
     FIELD(vcuda_process_info, pidns),
     FIELD(vcuda_process_info, start_time),
     FIELD(vcuda_process_info, observed_gen),
+    FIELD(vcuda_process_info, unmovable),
 };
 
 static size_t append(char *text, size_t room, size_t at, const char *format, const char *name, size_t a, size_t b)

@@ -119,6 +119,7 @@ int pages_slot_take(struct vcuda_usage *page)
         raise_slots_used(page, i + 1);
         p->attached_ns = pages_clock(CLOCK_BOOTTIME);
         p->observed_gen = 0;
+        p->imports = p->exports = 0;
         p->imports_seen = __atomic_load_n(&page->clearings, __ATOMIC_SEQ_CST);
         memset(p->gpu, 0, sizeof p->gpu);
         __atomic_store_n(&p->start_time, begun == PAGES_NOT_KNOWN ? 0 : begun, __ATOMIC_SEQ_CST);
@@ -177,6 +178,16 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
     return 0;
 }
 
+/* Return VCUDA_UNMOVABLE_* of a process. */
+static uint32_t find_unmovable(const struct vcuda_process *p)
+{
+    uint32_t found = __atomic_load_n(&p->imports, __ATOMIC_RELAXED) ? VCUDA_UNMOVABLE_IMPORTED : 0;
+    found |= __atomic_load_n(&p->exports, __ATOMIC_RELAXED) ? VCUDA_UNMOVABLE_EXPORTED : 0;
+    for (int i = 0; i < VCUDA_MAX_GPUS; i++)
+        found |= load(&p->gpu[i].managed_bytes) ? VCUDA_UNMOVABLE_MANAGED : 0;
+    return found;
+}
+
 int vcuda_usage_processes(const struct vcuda_usage *page, struct vcuda_process_info *out, uint32_t max)
 {
     uint32_t found = 0;
@@ -189,7 +200,8 @@ int vcuda_usage_processes(const struct vcuda_usage *page, struct vcuda_process_i
                                                    .pid = (uint32_t)owner,
                                                    .pidns = owner >> 32,
                                                    .start_time = load(&p->start_time),
-                                                   .observed_gen = __atomic_load_n(&p->observed_gen, __ATOMIC_RELAXED)};
+                                                   .observed_gen = __atomic_load_n(&p->observed_gen, __ATOMIC_RELAXED),
+                                                   .unmovable = find_unmovable(p)};
     }
     return (int)found;
 }

@@ -66,6 +66,8 @@ static inline int shim_mode(void)
 }
 /* Take a slot and start the watcher, once per process; return 0 if all slots are taken. */
 int shim_attach(void);
+/* Wait while the claim is suspended, or is to be. */
+void shim_wait_for_resumption(void);
 /* Use these pages from now on; the turns page may not exist yet. */
 void shim_set_pages(struct vcuda_limits *limits, struct vcuda_usage *usage, const char *turns);
 /* Map the turns page if it exists by now. */

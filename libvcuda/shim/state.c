@@ -120,7 +120,7 @@ static int is_suspended(const struct vcuda_limit *limit)
 }
 
 /* A program that begins while the claim is suspended would take the room that the others come back to. */
-static void wait_for_resumption(void)
+void shim_wait_for_resumption(void)
 {
     for (;;) {
         uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
@@ -138,7 +138,7 @@ int shim_attach(void)
 {
     if (__atomic_load_n(&shim.self, __ATOMIC_ACQUIRE))
         return 1;
-    wait_for_resumption();
+    shim_wait_for_resumption();
     pthread_mutex_lock(&attach_mutex);
     if (!shim.self) {
         /* Clear slots of killed processes, which count as used until then. */

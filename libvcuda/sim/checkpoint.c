@@ -99,6 +99,8 @@ CUresult cuCheckpointProcessLock(int pid, CUcheckpointLock *args)
     CUresult result = find(pid, CU_PROCESS_RUNNING, &t);
     if (result)
         return result;
+    if (t.process->mps)
+        return CUDA_ERROR_NOT_SUPPORTED;
     uint64_t until = args && args->timeout_ms ? sim_now() + args->timeout_ms * 1000000ull : UINT64_MAX;
     if (!move(&t, CU_PROCESS_RUNNING, CU_PROCESS_LOCKED))
         return CUDA_ERROR_ILLEGAL_STATE;
@@ -111,27 +113,6 @@ CUresult cuCheckpointProcessLock(int pid, CUcheckpointLock *args)
         nap(1000000);
     }
     return CUDA_SUCCESS;
-}
-
-static int is_shared(const struct sim_gpu *gpu, const struct sim_process *p)
-{
-    for (int i = 0; i < SIM_SHARES; i++)
-        for (uint32_t h = 0; gpu->share[i].bytes && h < gpu->share[i].holders; h++)
-            if (gpu->share[i].holder[h].pid == p->pid && gpu->share[i].holder[h].pidns == p->pidns)
-                return 1;
-    return 0;
-}
-
-/* Managed memory and memory that other processes hold cannot be moved. */
-static int is_movable(const struct target *t)
-{
-    int movable = __atomic_load_n(&t->process->managed, __ATOMIC_SEQ_CST) == 0;
-    for (uint32_t i = 0; i < t->node->gpus && movable; i++) {
-        sim_lock(&t->node->gpu[i]);
-        movable = !is_shared(&t->node->gpu[i], t->process);
-        sim_unlock(&t->node->gpu[i]);
-    }
-    return movable;
 }
 
 static uint64_t rate_mib(void)
@@ -174,7 +155,7 @@ CUresult cuCheckpointProcessCheckpoint(int pid, void *args)
     CUresult result = find(pid, CU_PROCESS_LOCKED, &t);
     if (result)
         return result;
-    if (!is_movable(&t))
+    if (__atomic_load_n(&t.process->managed, __ATOMIC_SEQ_CST))
         return CUDA_ERROR_NOT_SUPPORTED;
     nap((bytes_of(&t, 0) >> 10) * 1000000000ull / (rate_mib() << 10));
     save_memory(&t);
@@ -208,6 +189,16 @@ static CUresult restore_memory(const struct target *t)
     return CUDA_SUCCESS;
 }
 
+/* Memory of other processes goes out, and does not come back: 0, or what an H100 with driver 580 answers. */
+static CUresult check_imports(const struct sim_process *p)
+{
+    if (__atomic_load_n(&p->opened, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (__atomic_load_n(&p->imported, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return __atomic_load_n(&p->pools_imported, __ATOMIC_SEQ_CST) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
 /* A map of GPUs names each one that the process sees. Here only the one that leaves all where they are is carried out. */
 static CUresult check_map(const struct target *t, const CUcheckpointRestore *args)
 {
@@ -236,7 +227,9 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
     nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
     if (__atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
         return CUDA_ERROR_OPERATING_SYSTEM;
-    result = restore_memory(&t);
+    result = check_imports(t.process);
+    if (!result)
+        result = restore_memory(&t);
     if (result) {
         /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
         __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);

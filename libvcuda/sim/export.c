@@ -41,12 +41,13 @@ CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *shareable, int t
     struct physical *p = malloc(sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *p = (struct physical){device, 0, 1, 0};
+    *p = (struct physical){device, 0, 1, 0, 1};
     uint32_t status = sim_physical_import(p, fd);
     if (status) {
         free(p);
         return status == 0x51 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
+    sim_process_count_imported(1);
     *handle = (CUhandle)(uintptr_t)p;
     return CUDA_SUCCESS;
 }

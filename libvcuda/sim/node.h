@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 8
+#define SIM_VERSION 9
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_MAX_PROCESSES 256
@@ -25,6 +25,8 @@
 #define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
 /* Set to anything: every simulated GPU is a MIG instance. */
 #define SIM_MIG_ENV "GPUCLOUD_SIM_MIG"
+/* Set to anything: the program is a client of an MPS server. */
+#define SIM_MPS_ENV "GPUCLOUD_SIM_MPS"
 /* A real H200's round robin, measured: 2.09 ms. */
 #define SIM_SLICE_NS 2090000ull
 /* Half of what a round of two busy processes loses, on the same GPU. */
@@ -138,7 +140,11 @@ struct sim_process {
     uint64_t start_time, pidns;
     uint32_t inside;         /* threads that are within a call */
     uint32_t managed;        /* blocks of managed memory */
-    uint32_t lost, reserved; /* a restore ran out of memory: it can never be brought back */
+    uint32_t lost;           /* a restore failed: it can never be brought back */
+    uint32_t opened;         /* memory of others, by handles of 64 bytes */
+    uint32_t imported;       /* and by descriptors */
+    uint32_t pools_imported; /* pools of others */
+    uint32_t mps;            /* a client of an MPS server */
 };
 
 struct sim_node {
@@ -198,6 +204,9 @@ struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid);
 int sim_process_enter(void);
 void sim_process_leave(void);
 void sim_process_count_managed(int more);
+void sim_process_count_opened(int more);
+void sim_process_count_imported(int more);
+void sim_process_count_pool(void);
 
 /* The calling process's control groups. */
 void sim_find_groups(uint64_t group[SIM_DEPTH]);

@@ -11,9 +11,16 @@ static uint64_t granules(uint64_t bytes)
     return (bytes + SIM_GRANULE - 1) / SIM_GRANULE * SIM_GRANULE;
 }
 
+static int is_client_of_mps(uint32_t pid)
+{
+    struct sim_node *node = sim_node_open(NULL);
+    const struct sim_process *process = node ? sim_process_find(node, pid) : NULL;
+    return process && process->mps;
+}
+
 /* Entries of `size` bytes; all versions begin with pid and memory. A process of another pid namespace has no number here,
  * and is not shown, unless this one is around it. */
-static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size)
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size, int of_mps)
 {
     unsigned found = 0, room = infos ? *count : 0;
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
@@ -24,7 +31,7 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size
         const struct sim_client *c = &device->client[i];
         uint64_t bytes = c->pid ? granules(c->memory_bytes) + sim_share_bytes(device, c->pid, c->pidns) : 0;
         uint32_t pid = bytes ? sim_pid_here(c->pid, c->pidns, c->start_time) : 0;
-        if (!pid || pid == SIM_PID_UNKNOWN)
+        if (!pid || pid == SIM_PID_UNKNOWN || (of_mps && !is_client_of_mps(pid)))
             continue;
         nvmlProcessInfo_t info = {pid, bytes, 0xffffffffu, 0xffffffffu};
         if (found < room)
@@ -36,12 +43,12 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size
     return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-/* Nothing here draws or goes through MPS. */
+/* Nothing here draws. A client of MPS is in the list of all that compute, too, as on an H100. */
 #define LIST(name, type)                                                                                               \
     nvmlReturn_t name(nvmlDevice_t device, unsigned *count, type *infos)                                               \
     {                                                                                                                  \
-        if (!strncmp(#name, "nvmlDeviceGetCompute", 20))                                                               \
-            return list(device, count, infos, sizeof *infos);                                                          \
+        if (strncmp(#name, "nvmlDeviceGetGraphics", 21) != 0)                                                          \
+            return list(device, count, infos, sizeof *infos, !strncmp(#name, "nvmlDeviceGetMPS", 16));                 \
         *count = 0;                                                                                                    \
         return NVML_SUCCESS;                                                                                           \
     }
@@ -51,7 +58,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 {
     if (details->version != NVML_FIRST_VERSION(nvmlProcessDetailList_t))
         return NVML_ERROR_INVALID_ARGUMENT;
-    return list(device, &details->count, details->processes, sizeof *details->processes);
+    return list(device, &details->count, details->processes, sizeof *details->processes, 0);
 }
 
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSample_t *samples, unsigned *count,

@@ -9,6 +9,7 @@ struct physical {
     uint64_t bytes;
     unsigned references;
     uint32_t object; /* the kernel's handle of it; 0: no kernel */
+    int imported;    /* another process's */
 };
 
 /* Charge, and make the kernel's object where there is a kernel (charge.c). */

@@ -8,6 +8,7 @@
 #include "pages.h"
 
 #include <linux/futex.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -30,7 +31,7 @@ static int take(struct sim_process *p, uint32_t from)
     sim_find_self(&pid, &pidns, &start_time);
     if (!__atomic_compare_exchange_n(&p->pid, &from, pid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
-    *p = (struct sim_process){.pid = pid, .pidns = pidns, .start_time = start_time};
+    *p = (struct sim_process){.pid = pid, .pidns = pidns, .start_time = start_time, .mps = getenv(SIM_MPS_ENV) != NULL};
     __atomic_store_n(&self, p, __ATOMIC_RELEASE);
     return 1;
 }
@@ -92,8 +93,13 @@ void sim_process_leave(void)
     entered = NULL;
 }
 
-void sim_process_count_managed(int more)
-{
-    if (self)
-        __atomic_add_fetch(&self->managed, (uint32_t)more, __ATOMIC_SEQ_CST);
-}
+#define COUNT(name, field, params, more)                                                                               \
+    void name params                                                                                                   \
+    {                                                                                                                  \
+        if (self)                                                                                                      \
+            __atomic_add_fetch(&self->field, (uint32_t)(more), __ATOMIC_SEQ_CST);                                      \
+    }
+COUNT(sim_process_count_managed, managed, (int more), more)
+COUNT(sim_process_count_opened, opened, (int more), more)
+COUNT(sim_process_count_imported, imported, (int more), more)
+COUNT(sim_process_count_pool, pools_imported, (void), 1)

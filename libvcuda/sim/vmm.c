@@ -21,6 +21,8 @@ static CUresult drop(struct physical *p)
     if (__atomic_sub_fetch(&p->references, 1, __ATOMIC_ACQ_REL))
         return CUDA_SUCCESS;
     CUresult result = sim_physical_free(p);
+    if (p->imported)
+        sim_process_count_imported(-1);
     free(p);
     return result;
 }
@@ -34,7 +36,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
     struct physical *p = malloc(sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *p = (struct physical){device, bytes, 1, 0};
+    *p = (struct physical){device, bytes, 1, 0, 0};
     CUresult result = sim_physical_take(p);
     if (result) {
         free(p);

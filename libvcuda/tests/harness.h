@@ -113,5 +113,6 @@ void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 void test_suspend(void);
+void test_movable(void);
 
 #endif

@@ -184,6 +184,25 @@ static int ipc_close(void)
     return close_handle ? (int)close_handle(mappings[0]) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* A pool, handed on by a descriptor. */
+static int pool_export(int j)
+{
+    CUpoolProps props = {.type = 1, .handle_types = CU_HANDLE_TYPE_FD, .location = {CU_LOCATION_DEVICE, 0}};
+    CUmemoryPool pool;
+    CUresult (*create)(CUmemoryPool *, const CUpoolProps *) = tenant_find("cuMemPoolCreate");
+    CUresult error = create(&pool, &props);
+    CUresult (*export)(void *, CUmemoryPool, int, unsigned long long) = tenant_find("cuMemPoolExportToShareableHandle");
+    return error ? error : export(&descriptors[j], pool, CU_HANDLE_TYPE_FD, 0);
+}
+
+static int pool_import(int j)
+{
+    CUmemoryPool pool;
+    CUresult (*import)(CUmemoryPool *, void *, int, unsigned long long) =
+        tenant_find("cuMemPoolImportFromShareableHandle");
+    return import(&pool, (void *)(intptr_t)descriptors[j], CU_HANDLE_TYPE_FD, 0);
+}
+
 /* The descriptors that are not the test's own, as a daemon closes them. */
 static int close_all(void)
 {
@@ -208,6 +227,8 @@ static int obey_memory(const char *what, int i, int j)
         return cuda.cuMemRelease(handles[i]);
     if (!strcmp(what, "take"))
         return cuda.cuMemAlloc_v2(&block, (size_t)i * MIB);
+    if (!strcmp(what, "manage"))
+        return cuda.cuMemAllocManaged(&block, (size_t)i * MIB, 1);
     if (!strcmp(what, "give"))
         return cuda.cuMemFree_v2(block);
     if (!strcmp(what, "fill"))
@@ -239,6 +260,10 @@ static int obey(const char *what, int i, int j, const char *name)
         return ipc_open();
     if (!strcmp(what, "ipcclose"))
         return ipc_close();
+    if (!strcmp(what, "poolexport"))
+        return pool_export(i);
+    if (!strcmp(what, "poolimport"))
+        return pool_import(i);
     return obey_memory(what, i, j);
 }
 

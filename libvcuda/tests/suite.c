@@ -26,6 +26,7 @@ static const struct chapter {
     {"views", test_views, SHORT, "what CUDA and NVML show"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
     {"exports", test_exports, SHORT, "memory that several processes hold: exports, imports, deaths"},
+    {"movable", test_movable, SHORT, "what keeps a process from being suspended, as its page says it"},
     {"compat", test_compat, TIMED, "limits by other programs' environment variables; a page that is required"},
     {"drift", test_drift, LONG, "NVML's figure beside the kernel's: a look every ten seconds"},
     {"ioctls", test_ioctls, LONG, "no test: the driver's calls around exports and imports, written down"},

@@ -2,6 +2,7 @@
 #include "arbiter_node.h"
 #include "driver.h"
 #include "harness.h"
+#include "shared.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -182,6 +183,31 @@ static void test_a_broken_process(void)
            "a process that a restore broke gets errors: state %d, error %.0f", state, figure_of(&p, "error"));
 }
 
+/* A driver's trap: memory of other processes goes out, and its holder never comes back. */
+static void test_imported(void)
+{
+    struct claim claim;
+    struct circle circle;
+    claim_make(&claim, 8 * GIB, 100);
+    circle_begin(&circle, &claim);
+    int ready = !circle_do(&circle, "A take 64") && !circle_do(&circle, "A ipcget") && !circle_do(&circle, "B take 64") &&
+                !circle_do(&circle, "B ipcopen") && !circle_do(&circle, "B ipcclose");
+    pid_t a = circle.party[0].steps.player.pid, b = circle.party[1].steps.player.pid;
+    CUresult closed = suspend(b), back = resume(b);
+    ready = ready && !circle_do(&circle, "B ipcopen");
+    CUresult first = suspend(a), second = suspend(b);
+    CUresult restored = resume(a), lost = driver.restore(b, NULL), again = driver.restore(b, NULL);
+    expect(ready && !closed && !back, "what was imported and closed moves: %d, %d", closed, back);
+    expect(!first && !second && !restored && lost && again == CUDA_ERROR_OPERATING_SYSTEM &&
+               state_of(b) == CU_PROCESS_CHECKPOINTED,
+           "what is open goes out (%d, %d), its maker comes back (%d), its holder never: %d, %d", first, second,
+           restored, lost, again);
+    kill(b, SIGKILL);
+    circle.party[1].is_running = 0;
+    circle_end(&circle);
+    claim_end(&claim);
+}
+
 /* ---- Under libvcuda ---- */
 
 static void set_suspended(struct claim *claim, int suspended)
@@ -306,6 +332,7 @@ void test_suspend(void)
     test_a_locked_process_waits();
     test_room();
     test_a_call_that_takes_long();
+    test_imported();
     if (!on_real_gpu) {
         test_managed();
         test_a_broken_process();

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from agent import wire
 from tests.agent.control import Connection
 from tests.agent.stage import BUILD, GIB, Stage, eventually
-from tests.agent.suspensions import FAST, MIB, STEADY, begin, goes_on, refusal, used_mib, wish
+from tests.agent.suspensions import FAST, MIB, begin, goes_on, refusal, used_mib, wish
 from tests.agent.test_groups import needs_groups
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
@@ -215,19 +215,6 @@ async def test_a_stopped_program_is_not_suspended(stage: Stage, fast: Connection
     program.send_signal(signal.SIGCONT)
     await wish(fast, 3, wanted, suspended=True, generation=3)
     await fast.state(held.uid, "suspended", 3)
-
-
-async def test_managed_memory_is_refused_and_the_program_goes_on(stage: Stage, fast: Connection) -> None:
-    held = stage.assignment()
-    await put(fast, 1, held)
-    program = stage.exec(held.claim_uid, *STEADY, "managed")
-    await eventually(lambda: stage.totals(held).processes == 1)
-    await wish(fast, 2, held, suspended=True, generation=2)
-    one = await refusal(fast, held.uid, 2)
-    assert one.state == "in_force"
-    assert "managed memory" in str(one.suspend_refused)
-    await goes_on(stage, held)
-    assert program.poll() is None
 
 
 @needs_groups

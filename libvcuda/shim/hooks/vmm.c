@@ -1,8 +1,10 @@
 /* Virtual memory management: physical memory is charged to the GPU on which it is created, until neither a handle nor a
- * mapping holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. */
+ * mapping holds it. Releasing a handle that is still mapped frees nothing, so it refunds nothing. Imported memory is
+ * counted as such for as long, whoever keeps the account. */
 #include "kernel.h"
 #include "account.h"
 #include "entries.h"
+#include "imports.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,7 +12,8 @@
 struct physical {
     CUhandle handle;
     uint64_t bytes;
-    int slot;
+    int slot;            /* < 0: nothing is charged here */
+    int imported;        /* counted as memory of another process */
     unsigned references; /* handles and mappings */
     unsigned handles;    /* 0: the driver may give this handle's number to another */
 };
@@ -24,6 +27,7 @@ struct mapping {
     uint64_t ending; /* number of the call that is unmapping it, so that it is no longer found */
 };
 
+static int imports; /* number of imported ones; read without the lock, too */
 static struct physical **made;
 static size_t made_count, made_room;
 static struct mapping *mapped;
@@ -54,30 +58,73 @@ static void drop(struct physical *p)
 {
     if (--p->references)
         return;
-    account_refund(p->slot, p->bytes);
+    if (p->slot >= 0)
+        account_refund(p->slot, p->bytes);
+    if (p->imported) {
+        __atomic_fetch_sub(&imports, 1, __ATOMIC_RELAXED);
+        imports_end();
+    }
     for (size_t i = 0; i < made_count; i++)
         if (made[i] == p)
             made[i] = made[--made_count];
     free(p);
 }
 
+/* Locked. NULL: there is no memory for it. */
+static struct physical *add(CUhandle handle, uint64_t bytes, int slot)
+{
+    struct physical *p = malloc(sizeof *p);
+    if (p && make_room((void **)&made, made_count, &made_room, sizeof *made)) {
+        *p = (struct physical){handle, bytes, slot, 0, 1, 1};
+        return made[made_count++] = p;
+    }
+    free(p);
+    return NULL;
+}
+
 static void remember(CUhandle handle, uint64_t bytes, int slot)
 {
     pthread_mutex_lock(&mutex);
-    struct physical *p = malloc(sizeof *p);
-    if (p && make_room((void **)&made, made_count, &made_room, sizeof *made)) {
-        *p = (struct physical){handle, bytes, slot, 1, 1};
-        made[made_count++] = p;
+    add(handle, bytes, slot);
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Return 1 if handles and mappings are recorded: the hooks charge, or some memory was imported. */
+static int hooks_keep_track(void)
+{
+    return shim_mode() == SHIM_ACTIVE && (!account_by_kernel() || __atomic_load_n(&imports, __ATOMIC_RELAXED));
+}
+
+/* The import is counted already. Without memory to remember it, it stays counted for the process's life. */
+static void remember_import(CUhandle handle)
+{
+    pthread_mutex_lock(&mutex);
+    struct physical *p = find(handle);
+    if (p) {
+        p->handles++;
+        p->references++;
     } else {
-        free(p);
+        p = add(handle, 0, -1);
+    }
+    if (p && p->imported) {
+        imports_end();
+    } else if (p) {
+        p->imported = 1;
+        __atomic_fetch_add(&imports, 1, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&mutex);
 }
 
-/* Return 1 if the hooks charge; nothing of this is recorded while the kernel's calls account. */
-static int hooks_keep_account(void)
+CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *shareable, int type)
 {
-    return shim_mode() == SHIM_ACTIVE && !account_by_kernel();
+    NEED_REAL(cuMemImportFromShareableHandle);
+    int counted = imports_begin();
+    CUresult result = real.cuMemImportFromShareableHandle(handle, shareable, type);
+    if (counted && result)
+        imports_end();
+    else if (counted)
+        remember_import(*handle);
+    return result;
 }
 
 /* Create memory before it is known which layer accounts: the driver's own call decides it. If that call does not pass
@@ -135,7 +182,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
 CUresult cuMemRelease(CUhandle handle)
 {
     NEED_REAL(cuMemRelease);
-    if (!hooks_keep_account())
+    if (!hooks_keep_track())
         return real.cuMemRelease(handle);
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -164,7 +211,7 @@ CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
 {
     NEED_REAL(cuMemRetainAllocationHandle);
     CUresult result = real.cuMemRetainAllocationHandle(handle, pointer);
-    if (result || !hooks_keep_account())
+    if (result || !hooks_keep_track())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(*handle);
@@ -183,7 +230,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle han
 {
     NEED_REAL(cuMemMap);
     CUresult result = real.cuMemMap(pointer, bytes, offset, handle, flags);
-    if (result || !hooks_keep_account())
+    if (result || !hooks_keep_track())
         return result;
     pthread_mutex_lock(&mutex);
     struct physical *p = find(handle);
@@ -202,7 +249,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     static uint64_t calls;
     NEED_REAL(cuMemUnmap);
-    if (!hooks_keep_account())
+    if (!hooks_keep_track())
         return real.cuMemUnmap(pointer, bytes);
     pthread_mutex_lock(&mutex);
     uint64_t call = ++calls;
@@ -232,4 +279,5 @@ void vmm_forget(void)
     made = NULL;
     mapped = NULL;
     made_count = made_room = mapped_count = mapped_room = 0;
+    imports = 0;
 }
