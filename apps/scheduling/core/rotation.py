@@ -1,0 +1,290 @@
+"""Rotation: which claims leave their GPUs so that others use them, and when. Pure.
+
+Claims of which not all fit at once share GPUs by time: those that are out are suspended. The claims that wait are
+considered in order: higher priority first, then those that were served less, then those that have waited longer. For
+each, this module looks for claims whose slice is over and whose room is enough. A slice lasts `slice_seconds`, or
+longer, so that a swap takes a tenth of it at most. A claim gives way to its equals when it was served as much as they
+were, to claims of higher priority when its slice is over, and to those of lower priority never.
+
+Times are in seconds on one clock. What a claim was *served* is in GPU-seconds: its share of a GPU (the larger one of
+core and memory) on each of its GPUs, for as long as its programs could run.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+# A swap takes no more than one part in this many of the slice before it.
+SLICES_OF_A_SWAP = 10
+# Until it was measured: a fixed time, and MiB per second (20 GiB on an H200: 9.8 s out, 4.0 s back).
+FIXED_SECONDS, OUT_MIB_PER_SECOND, IN_MIB_PER_SECOND = 0.5, 2048, 4096
+WHOLE_CORE = 100
+NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpu:
+    """A GPU of the pool: its capacity, what is free, and what all claims on it ask for, in or out.
+
+    `busy`: a claim of it is on its way out or in; nothing is decided about it. `kept_for`: the claim for which its room
+    is kept.
+    """
+
+    key: str
+    node: str
+    memory_mib: int
+    core_free: int
+    memory_free_mib: int
+    core_admitted: int
+    memory_admitted_mib: int
+    busy: bool = False
+    kept_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A claim: its share of each of its GPUs, and its slice.
+
+    `gpus`: those that it has, in or out; empty if no round has placed it, then it may have any of `allowed`. `served`:
+    None if it did not take part yet. `since`: the time since when its programs run, or since when it waits. `draws`:
+    the budgets of host memory (of its node, of its tenant) from which it takes what it saves. `stays`: it cannot go
+    out, or must not. `out_seconds`, `in_seconds`: how long it took to go out and in; None: not measured.
+    """
+
+    key: str
+    core: int
+    memory_mib: int
+    gpu_count: int = 1
+    gpus: tuple[str, ...] = ()
+    allowed: frozenset[str] = frozenset()
+    priority: int = 0
+    served: float | None = None
+    since: float = 0
+    draws: tuple[str, ...] = ()
+    stays: bool = False
+    out_seconds: float | None = None
+    in_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The pool's settings."""
+
+    oversubscribe: int
+    slice_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Claims that go out, and the one that then comes in on these GPUs. `at`: when, which may be later than now."""
+
+    out: tuple[str, ...]
+    into: str
+    gpus: tuple[str, ...]
+    at: float
+    # What the newcomer, and those that it is the first to share with, begin with.
+    served: float
+
+
+@dataclass(slots=True)
+class _Board:
+    """The GPUs and budgets while swaps are planned: what one swap uses is not there for the next."""
+
+    rules: Rules
+    now: float
+    gpus: dict[str, SharedGpu]
+    inside: Mapping[str, Sequence[Member]]
+    out: Mapping[str, Sequence[Member]]
+    budgets: Counter[str]
+    taken: set[str] = field(default_factory=set)
+
+    def is_open(self, key: str, one: Member) -> bool:
+        """Return True if the GPU may be decided about for this claim."""
+        gpu = self.gpus.get(key)
+        return gpu is not None and not gpu.busy and key not in self.taken and gpu.kept_for in (None, one.key)
+
+
+def seconds_out(member: Member) -> float:
+    """Return the time that the claim's programs need to leave their GPUs: as measured, or by their memory."""
+    if member.out_seconds is not None:
+        return member.out_seconds
+    return FIXED_SECONDS + member.memory_mib * member.gpu_count / OUT_MIB_PER_SECOND
+
+
+def seconds_in(member: Member) -> float:
+    """Return the time that the claim's programs need to come back: as measured, or by their memory."""
+    if member.in_seconds is not None:
+        return member.in_seconds
+    return FIXED_SECONDS + member.memory_mib * member.gpu_count / IN_MIB_PER_SECOND
+
+
+def share(member: Member, gpus: Mapping[str, SharedGpu]) -> float:
+    """Return how much of GPUs the claim has while it is in: 2.0 is two whole ones."""
+    keys = [key for key in member.gpus if key in gpus]
+    return sum(max(member.core / WHOLE_CORE, member.memory_mib / gpus[key].memory_mib) for key in keys)
+
+
+def slice_length(out: Iterable[Member], into: Member, rules: Rules) -> float:
+    """Return how long a slice lasts before this swap: so long that the swap takes a tenth of it at most."""
+    swap = sum(map(seconds_out, out)) + seconds_in(into)
+    return max(rules.slice_seconds, SLICES_OF_A_SWAP * swap)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A pool at one moment: the claims that are in, and those that wait, out or new.
+
+    `budgets`: what is left of host memory; where there is no budget, nothing is limited.
+    """
+
+    gpus: Sequence[SharedGpu]
+    inside: Sequence[Member]
+    waiting: Sequence[Member]
+    budgets: Mapping[str, int]
+    now: float
+
+
+def plan(rules: Rules, scene: Scene) -> list[Swap]:
+    """Return the next swap of each GPU that has one: due (`at` is not after now), or to come.
+
+    No two swaps are about the same GPU, and those that are due can be made together.
+    """
+    inside = scene.inside
+    gpus = {gpu.key: gpu for gpu in scene.gpus}
+    board = _Board(rules, scene.now, gpus, _by_gpu(inside), _by_gpu(scene.waiting), Counter(scene.budgets))
+    found = []
+    for one in in_order(scene.waiting, beginning([*inside, *scene.waiting])):
+        swap = _swap_for(one, board)
+        if swap is not None:
+            found.append(swap)
+            board.taken.update(swap.gpus)
+            if swap.at <= scene.now:
+                board.budgets.subtract(_drawn(victim for victim in inside if victim.key in swap.out))
+    return found
+
+
+def in_order(waiting: Iterable[Member], least: float = 0.0) -> list[Member]:
+    """Return the claims that wait in the order in which they come in, as far as they want the same GPUs.
+
+    `least`: what those begin with that take no part yet.
+    """
+    return sorted(waiting, key=lambda one: _rank(one, least))
+
+
+def _rank(one: Member, least: float) -> tuple[float, ...]:
+    return -one.priority, least if one.served is None else one.served, one.since
+
+
+def beginning(members: Iterable[Member]) -> float:
+    """Return what a newcomer among these begins with: their least, so that it keeps none of them out to catch up."""
+    return min((one.served for one in members if one.served is not None), default=0.0)
+
+
+def _by_gpu(members: Iterable[Member]) -> dict[str, list[Member]]:
+    found: dict[str, list[Member]] = {}
+    for one in members:
+        for key in one.gpus:
+            found.setdefault(key, []).append(one)
+    return found
+
+
+def _swap_for(one: Member, board: _Board) -> Swap | None:
+    """Return the swap that brings the claim in, the soonest one where it may choose its GPUs; None: there is none.
+
+    A newcomer for which there is room needs none where nobody is out: a scheduling round places it.
+    """
+    if one.gpus:
+        return _make_room(one, one.gpus, board) if all(board.is_open(key, one) for key in one.gpus) else None
+    found = [_make_room(one, choice, board) for choice in _choices(one, board)]
+    swaps = [swap for swap in found if swap is not None]
+    if any(not swap.out and not any(board.out.get(key) for key in swap.gpus) for swap in swaps):
+        return None
+    return min(swaps, key=lambda swap: (swap.at, len(swap.out)), default=None)
+
+
+def _choices(one: Member, board: _Board) -> Iterable[tuple[str, ...]]:
+    """Yield GPUs of one node that the newcomer may have: admitting it keeps all of them within `oversubscribe`.
+
+    Of each node those that are asked for least, and where one is enough, each.
+    """
+    by_node: dict[str, list[SharedGpu]] = {}
+    for key in sorted(one.allowed):
+        if board.is_open(key, one) and _admits(board.gpus[key], one, board.rules):
+            by_node.setdefault(board.gpus[key].node, []).append(board.gpus[key])
+    for node in sorted(by_node):
+        there = sorted(by_node[node], key=lambda gpu: (gpu.core_admitted, gpu.memory_admitted_mib, gpu.key))
+        if one.gpu_count == 1:
+            yield from ((gpu.key,) for gpu in there)
+        elif len(there) >= one.gpu_count:
+            yield tuple(gpu.key for gpu in there[: one.gpu_count])
+
+
+def _admits(gpu: SharedGpu, one: Member, rules: Rules) -> bool:
+    core, memory_mib = gpu.core_admitted + one.core, gpu.memory_admitted_mib + one.memory_mib
+    return core <= rules.oversubscribe * WHOLE_CORE and memory_mib <= rules.oversubscribe * gpu.memory_mib
+
+
+def _make_room(one: Member, gpus: tuple[str, ...], board: _Board) -> Swap | None:
+    """Return the soonest swap found that gives the claim these GPUs; None if the claims there cannot make the room."""
+    served = one.served
+    if served is None:
+        waiting = [member for key in gpus for member in board.out.get(key, ())]
+        served = beginning([*waiting, *(member for key in gpus for member in board.inside.get(key, ()))])
+        if any(_rank(member, served) < _rank(one, served) for member in waiting if member.key != one.key):
+            return None
+    victims = {member.key: member for key in gpus for member in board.inside.get(key, ())}
+    over = {key: _slice_over(victim, one, served, board) for key, victim in victims.items()}
+    out: list[Member] = []
+    left = Counter(board.budgets)
+    for victim in sorted(victims.values(), key=lambda member: (over[member.key], -(member.served or 0), member.key)):
+        if _fits(one, gpus, out, board):
+            break
+        is_open = all(board.is_open(key, one) for key in victim.gpus)
+        needed = _drawn([victim])
+        lacks = any(draw in left and left[draw] < mib for draw, mib in needed.items())
+        if over[victim.key] == NEVER or not is_open or lacks:
+            continue
+        out.append(victim)
+        left.subtract(needed)
+    if not _fits(one, gpus, out, board):
+        return None
+    for victim in reversed(out[:]):
+        rest = [member for member in out if member is not victim]
+        out = rest if _fits(one, gpus, rest, board) else out
+    length = slice_length(out, one, board.rules)
+    at = max((max(over[victim.key], victim.since + length) for victim in out), default=board.now)
+    return Swap(tuple(victim.key for victim in out), one.key, gpus, at, served)
+
+
+def _slice_over(victim: Member, one: Member, served: float, board: _Board) -> float:
+    """Return the time from which the claim gives way to the one that waits; NEVER: it does not."""
+    if victim.stays or victim.priority > one.priority:
+        return NEVER
+    over = victim.since + slice_length([victim], one, board.rules)
+    if victim.priority == one.priority:
+        # What it takes part with from now on, if it did not yet, is what the other one begins with.
+        behind = served - (served if victim.served is None else victim.served)
+        rate = share(victim, board.gpus)
+        over = max(over, board.now + behind / rate if behind > 0 and rate else over)
+    return over
+
+
+def _fits(one: Member, gpus: Iterable[str], out: Sequence[Member], board: _Board) -> bool:
+    for key in gpus:
+        gpu = board.gpus[key]
+        leaving = [member for member in out if key in member.gpus]
+        if gpu.core_free + sum(member.core for member in leaving) < one.core:
+            return False
+        if gpu.memory_free_mib + sum(member.memory_mib for member in leaving) < one.memory_mib:
+            return False
+    return True
+
+
+def _drawn(members: Iterable[Member]) -> Counter[str]:
+    """Return what these claims take from each budget of host memory if they go out."""
+    found: Counter[str] = Counter()
+    for member in members:
+        for draw in member.draws:
+            found[draw] += member.memory_mib * member.gpu_count
+    return found
