@@ -103,15 +103,19 @@ class Bench:
         self.wanted: dict[str, wire.Assignment] = {}
         self.checks: list[str] = []
 
-    async def start(self) -> None:
+    async def start(self, *, host_memory_mib: int = 100 << 10) -> None:
         """Start the agent, and take its first words."""
-        variables: dict[str, Any] = {"GPUCLOUD_SUSPEND_MEMORY_MIB": str(100 << 10), "GPUCLOUD_SUSPEND_SECONDS": "15"}
+        variables: dict[str, Any] = {
+            "GPUCLOUD_SUSPEND_MEMORY_MIB": str(host_memory_mib),
+            "GPUCLOUD_SUSPEND_SECONDS": "15",
+        }
         if not self.simulated:
             variables["GPUCLOUD_SIM_NODE"] = ""
         self.stage.start(**variables)
         self.link: Connection = await self.control.connection(seconds=60)
         hello = await self.link.expect(wire.Hello)
         self.stage.gpus = [gpu.uuid for gpu in hello.gpus]
+        self.card_mib = hello.gpus[0].memory_bytes // MIB
         if not self.simulated:
             pynvml.nvmlInit()
 
