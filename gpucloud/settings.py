@@ -338,6 +338,8 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 5.0,
         "options": {"expires": 10},
     },
+    # A claim stands still from the end of one part of a swap until a run begins the next.
+    "rotate-claims": {"task": "apps.suspension.tasks.rotate_claims", "schedule": 2.0, "options": {"expires": 4}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

@@ -79,7 +79,7 @@ def suspend_claim(
     facts = {"by": by, **({"why": why} if why else {})}
     if claim.waits_to_resume:
         states.move(claim, ClaimState.SUSPENDED, assigned_at=without_pause(claim, timezone.now()), **values)
-        audit.record(principal, "claim.suspend", claim, before=before, after={"state": claim.state, **facts})
+        _record(principal, "claim.suspend", claim, before, {"state": claim.state, **facts})
         return claim
     _refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
     _refuse_kind(claim)
@@ -92,7 +92,7 @@ def suspend_claim(
     _take_host_memory(assignments)
     raise_frames({item.gpu.node_id for item in assignments})
     after = {"state": claim.state, "host_memory_mib": memory_mib, **facts}
-    audit.record(principal, "claim.suspend", claim, before=before, after=after)
+    _record(principal, "claim.suspend", claim, before, after)
     return claim
 
 
@@ -122,8 +122,14 @@ def resume_claim(
     _refuse_state(claim, wanted=ClaimState.SUSPENDED, what="resumed")
     before = {"state": claim.state}
     states.move(claim, ClaimState.RESUMING, reasons=[])
-    audit.record(principal, "claim.resume", claim, before=before, after={"state": claim.state, "by": by})
+    _record(principal, "claim.resume", claim, before, {"state": claim.state, "by": by})
     return claim
+
+
+def _record(principal: Principal, action: str, claim: Claim, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Audit an order; not the rotation's: it gives two every few minutes, and audits where a claim begins and ends."""
+    if after["by"] != SuspendedBy.ROTATION:
+        audit.record(principal, action, claim, before=before, after=after)
 
 
 def rehearse_suspend(

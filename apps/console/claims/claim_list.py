@@ -26,8 +26,9 @@ COLUMNS = [
     "gpus", "reasons", "created_by", "created_at", "class", "weight", "rebalance", "gpu_model", "node_selector",
     "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "reservation",
     "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core", "borrowed_core", "asked_core_limit",
-    "host_memory_mib", "suspended_by", "idle_since", "idle_reason", "idle_release_at", "yields_at", "preempt_at",
-    "assigned_at", "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since", "used_by",
+    "host_memory_mib", "suspended_by", "rotation", "idle_since", "idle_reason", "idle_release_at", "yields_at",
+    "preempt_at", "assigned_at", "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since",
+    "used_by",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.
@@ -103,7 +104,7 @@ class ClaimList(ListPage):
 
     def with_details(self, rows: Any) -> Any:
         """Add tenant, pool, reservation and GPUs."""
-        return with_places(rows).select_related("reservation")
+        return with_places(rows).select_related("reservation", "rotation")
 
     def present(self, rows: list[Any]) -> list[Any]:
         """Add the present use."""
@@ -118,6 +119,7 @@ class ClaimList(ListPage):
             pool=row.pool.name,
             gpus=[f"{item.gpu.node.name}/{item.gpu.index}" for item in row.present_assignments],
             reservation=row.reservation and row.reservation.uid,
+            rotation=hasattr(row, "rotation"),
             **{"class": BEST_EFFORT if row.best_effort else GUARANTEED},
         )
 

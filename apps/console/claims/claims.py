@@ -28,6 +28,7 @@ from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.suspension_reports import RESUME_REFUSED, SUSPEND_REFUSED
 from apps.scheduling.services.cycles.queue import find_place
+from apps.suspension.rotation.places import sharing
 
 # Codes of the reasons that a claim shows after its node refused to suspend or resume it.
 REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED)
@@ -102,6 +103,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "room": room(claim),
         "missed": find_missed(claim, live),
         "suspension": find_suspension_facts(claim),
+        "sharers": len(sharing(item.gpu for item in live)) if hasattr(claim, "rotation") else 0,
         "refused": any(reason["code"] in REFUSALS for reason in claim.reasons),
     }
 

@@ -23,6 +23,7 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
+from apps.suspension.rotation.places import sharing
 from gpucloud.errors import GpucloudError
 
 
@@ -33,7 +34,7 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     gpu = _find(principal, uuid)
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
-    shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live)}
+    shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live), "rotation": sharing([gpu])}
     if wants_fragment(request):
         return render(request, "gpus/_live.html", shown)
     span = span_of(request)

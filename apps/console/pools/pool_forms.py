@@ -21,8 +21,8 @@ from apps.scheduling.core.rebalancing.values import Bounds
 DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
-    "description", "sharing_policy", "core_ceiling", "parts", "idle_rule", "idle_seconds", "rebalance_mode",
-    "failover_policy",
+    "description", "sharing_policy", "core_ceiling", "parts", "oversubscribe", "slice_seconds", "idle_rule",
+    "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
@@ -50,6 +50,8 @@ LABELS: Final = {
     "sharing_policy": _("Sharing policy"),
     "core_ceiling": _("Core ceiling"),
     "parts": _("Parts"),
+    "oversubscribe": _("Oversubscription"),
+    "slice_seconds": _("Slice seconds"),
     "placement_policy": _("Placement policy"),
     "audit_policy": _("Audit policy"),
     "repair_drift": _("Repair drift"),

@@ -9,8 +9,11 @@ from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import (
     LEAST_FAILOVER_SECONDS,
     LEAST_IDLE_SECONDS,
+    LEAST_SLICE_SECONDS,
     MOST_IDLE_SECONDS,
+    MOST_OVERSUBSCRIBED,
     MOST_PARTS,
+    MOST_SLICE_SECONDS,
     AuditPolicy,
     FailoverPolicy,
     IdleRule,
@@ -146,6 +149,25 @@ class PoolSerializer(Strict):
         default=14_400,
         help_text="Who has waited longer in the pool's queue goes first at its priority, oldest first, whatever its "
         "tenant holds; null: shares decide however long somebody waits.",
+    )
+    oversubscribe = StrictInteger(
+        min_value=2,
+        max_value=MOST_OVERSUBSCRIBED,
+        allow_null=True,
+        default=None,
+        help_text=_(
+            "Claims that do not fit together share GPUs by time: those that are out are suspended. All claims of a GPU "
+            "together may ask for so many times what it has. Null: no rotation."
+        ),
+    )
+    slice_seconds = StrictInteger(
+        min_value=LEAST_SLICE_SECONDS,
+        max_value=MOST_SLICE_SECONDS,
+        default=300,
+        help_text=_(
+            "Seconds for which a claim keeps its GPUs before it makes room for another one; longer where the swap "
+            "would take more than a tenth of it."
+        ),
     )
     audit_policy = serializers.ChoiceField(
         choices=AuditPolicy.choices,

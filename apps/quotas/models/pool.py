@@ -13,6 +13,9 @@ DEFAULT = "default"
 MOST_PARTS = 16
 # A shorter time has too few samples; a longer one than a week is not useful.
 LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
+# More claims on one GPU would wait too long for it.
+MOST_OVERSUBSCRIBED = 8
+LEAST_SLICE_SECONDS, MOST_SLICE_SECONDS = 10, 86_400
 # A restart of an agent or of its machine takes less.
 LEAST_FAILOVER_SECONDS = 30
 
@@ -123,6 +126,9 @@ class Pool(Row):
     preempt_by_priority = models.BooleanField(default=False, db_default=False)
     # A claim that has waited longer goes first at its priority, by age; null: only shares decide.
     patience_seconds = models.PositiveIntegerField(null=True, default=14_400, db_default=14_400)
+    # Claims that do not fit together share GPUs by time, up to this many times what a GPU has; null: they do not.
+    oversubscribe = models.PositiveSmallIntegerField(null=True)
+    slice_seconds = models.PositiveIntegerField(default=300, db_default=300)
     # Reservations with idle claims are released, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 
@@ -154,6 +160,9 @@ class Pool(Row):
             pool_idle_rule_known=Q(idle_rule__in=IdleRule.values),
             pool_rebalance_mode_known=Q(rebalance_mode__in=RebalanceMode.values),
             pool_rebalance_policy_known=Q(rebalance_policy__in=RebalancePolicy.values),
+            pool_oversubscribe_in_range=Q(oversubscribe__isnull=True)
+            | Q(oversubscribe__gte=2, oversubscribe__lte=MOST_OVERSUBSCRIBED),
+            pool_slice_in_range=Q(slice_seconds__gte=LEAST_SLICE_SECONDS, slice_seconds__lte=MOST_SLICE_SECONDS),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
         )
 

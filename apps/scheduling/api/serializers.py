@@ -124,6 +124,17 @@ def label_field(help_text: str) -> serializers.RegexField:
     )
 
 
+class RotationSerializer(Strict):
+    """The part of a claim in the rotation of its GPUs: claims that do not fit together share them by time."""
+
+    place = shown.integer("0: it is in; 1: it comes in next on its GPUs. Null: not known yet.", null=True)
+    changes_at = shown.time("About when it goes out, or comes in. Null: not known yet.", null=True)
+    served_gpu_seconds = shown.integer(
+        "The GPU time that it had, up to its last move: its share of each of its GPUs. Null: it only waits so far.",
+        null=True,
+    )
+
+
 class ClaimSerializer(Strict):
     """A claim: pieces of GPUs, requested by a tenant."""
 
@@ -195,6 +206,11 @@ class ClaimSerializer(Strict):
     host_memory_mib = shown.integer("The memory of its node that is charged while it is suspended, for all its GPUs.")
     suspended_by = shown.text(
         f"By whose order it is put aside, until it is active again: {', '.join(SuspendedBy.values)}; empty: it is not."
+    )
+    rotation = RotationSerializer(
+        read_only=True,
+        allow_null=True,
+        help_text="Its part in the rotation of its GPUs. Null: it takes no part in one.",
     )
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)

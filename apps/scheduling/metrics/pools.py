@@ -16,7 +16,7 @@ from apps.nodes.models.node import FRESH, STATES, state_now
 from apps.quotas.models import Pool, ResourceQuota, WebhookDelivery
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.models.webhook import DeliveryState
-from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models import Claim, ClaimState, RotationMember
 from apps.scheduling.models.claim import WAITING, Idle
 
 # The label of a quota that counts in all pools together.
@@ -65,6 +65,19 @@ def idle() -> Iterator[GaugeMetricFamily]:
     for pool in Pool.objects.exclude(idle_rule=IdleRule.OFF, unused_seconds=None).values_list("name", flat=True):
         for reason in Idle.values:
             family.add_metric([pool, reason], found.get((pool, reason), 0))
+    yield family
+
+
+def rotation() -> Iterator[GaugeMetricFamily]:
+    """Yield the number of claims that share GPUs by time, in pools that are oversubscribed."""
+    words = "Claims that share GPUs by time: those that are in, and those that wait for their slice."
+    family = GaugeMetricFamily("gpucloud_rotation_claims", words, labels=["pool", "place"])
+    is_in = Count("pk", filter=Q(place=0))
+    rows = RotationMember.objects.order_by().values("claim__pool__name").annotate(inside=is_in, number=Count("pk"))
+    found = {row["claim__pool__name"]: (row["inside"], row["number"] - row["inside"]) for row in rows}
+    for pool in Pool.objects.filter(oversubscribe__isnull=False).order_by("name").values_list("name", flat=True):
+        for place, number in zip(("in", "out"), found.get(pool, (0, 0)), strict=True):
+            family.add_metric([pool, place], number)
     yield family
 
 

@@ -16,7 +16,8 @@ class Platform(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families: some ten queries and one call to Redis, whatever there is."""
-        for part in (pools.queues, pools.claims, pools.idle, pools.nodes, pools.gpus, pools.quotas, pools.messages):
+        of_claims = (pools.queues, pools.claims, pools.idle, pools.rotation)
+        for part in (*of_claims, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()
         yield from counter_metrics.families()
         yield from _each(own=True)

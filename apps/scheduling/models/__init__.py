@@ -4,6 +4,7 @@ from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState
 from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
+from apps.scheduling.models.rotation import RotationMember
 from apps.scheduling.models.round import FleetSnapshot, Round
 from apps.scheduling.models.usage import AllocatedDay, AllocatedHour, UsedHour
 
@@ -19,6 +20,7 @@ __all__ = [
     "ProposalState",
     "Reservation",
     "ReservationState",
+    "RotationMember",
     "Round",
     "UsedHour",
 ]

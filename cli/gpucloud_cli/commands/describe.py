@@ -132,6 +132,10 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
     if found["idle_since"]:
         release = found["idle_release_at"]
         yield "Idle", True, found["idle_since"], f"released {sheets.age(release)}" if release else found["idle_reason"]
+    if rotation := found["rotation"]:
+        place = "in" if rotation["place"] == 0 else f"out, place {rotation['place']}"
+        change = f", changes {sheets.age(rotation['changes_at'])}" if rotation["changes_at"] else ""
+        yield "Rotates", True, None, f"{place}{change}, had {rotation['served_gpu_seconds'] or 0} GPU-seconds"
     for one in found["conditions"]:
         if one["type"] == "below-guarantee":
             yield "BelowGuarantee", True, one["since"], one["detail"]
@@ -189,8 +193,9 @@ SHEETS = {
             "": "name description created_at",
             "Policies": "sharing_policy placement_policy core_ceiling core_overcommit_percent "
             "memory_overcommit_percent preemption_grace_seconds preempt_by_priority patience_seconds idle_rule "
-            "idle_seconds idle_grace_seconds unused_seconds failover_policy failover_after_seconds rebalance_mode "
-            "rebalance_policy audit_policy repair_drift lend_reserved reclaim_idle",
+            "idle_seconds idle_grace_seconds unused_seconds oversubscribe slice_seconds failover_policy "
+            "failover_after_seconds rebalance_mode rebalance_policy audit_policy repair_drift lend_reserved "
+            "reclaim_idle",
             "Capacity": "gpu_count core_allocated memory_allocated",
         },
         (

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
@@ -14,7 +15,7 @@ from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import CHARGED, PUT_ASIDE
+from apps.scheduling.models.claim import CHARGED, PUT_ASIDE, SuspendedBy
 from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging import borrowing, reservation_charges
 
@@ -115,6 +116,9 @@ WEBHOOK_EVENTS = {
     ClaimState.SUSPENDED: EventKind.CLAIM_SUSPENDED,
 }
 
+# Events of which a claim that rotates sends none: it would send both every few minutes.
+ROUTINE = frozenset({EventKind.CLAIM_SUSPENDED, EventKind.CLAIM_RESUMED})
+
 
 def _find_event(claim: Claim, state: str) -> EventKind | None:
     """Return the webhook event of the claim's arrival at the state; None if there is none, or it was sent before.
@@ -130,6 +134,16 @@ def _find_event(claim: Claim, state: str) -> EventKind | None:
     if state == ClaimState.SUSPENDED and was_suspended:
         return None
     return WEBHOOK_EVENTS.get(ClaimState(state))
+
+
+# A claim that rotates for weeks changes its state every few minutes: its first and its last steps are kept.
+FIRST_STEPS, MOST_STEPS = 20, 200
+
+
+def append_step(timeline: list[list[str]], state: str, at: datetime) -> list[list[str]]:
+    """Return the timeline with one more step, and without those in the middle that are too many."""
+    steps = [*timeline, [state, at.isoformat()]]
+    return steps if len(steps) <= MOST_STEPS else [*steps[:FIRST_STEPS], *steps[FIRST_STEPS + 1 :]]
 
 
 def claim_facts(claim: Claim) -> dict[str, Any]:
@@ -153,8 +167,10 @@ def move(claim: Claim, state: str, **values: object) -> None:
     now = timezone.now()
     borrowing.settle(claim, state)
     kind = _find_event(claim, state) if state != claim.state else None
+    if claim.suspended_by == SuspendedBy.ROTATION and kind in ROUTINE:
+        kind = None
     if state != claim.state:
-        claim.timeline = [*claim.timeline, [state, now.isoformat()]]
+        claim.timeline = append_step(claim.timeline, state, now)
         claim.state = state
     if state == ClaimState.RELEASED:
         values["released_at"] = now

@@ -14,7 +14,7 @@ from apps.scheduling.core.calendar import FOREVER, Hold, Room
 from apps.scheduling.core.gangs import both
 from apps.scheduling.core.values import GpuState
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation, ReservationState
-from apps.scheduling.models.claim import WAITING
+from apps.scheduling.models.claim import IN_QUEUE
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -131,7 +131,7 @@ class Reserved:
     pool: Pool
     now: datetime
     holds: list[Hold]
-    # GPUs that are being freed for a claim, by its uid (`services.reclaiming.preemption`).
+    # GPUs that are being freed for a claim, by its uid (`services.reclaiming.preemption`, `apps.suspension.rotation`).
     nominated: Mapping[str, Mapping[str, Room]] = field(default_factory=dict)
     # Withheld room by end, computed once for all claims of a queue and updated by placements.
     _until: dict[int, dict[str, Room]] = field(default_factory=dict)
@@ -241,12 +241,12 @@ def _booked_on(gpu: Any) -> QuerySet[Any, tuple[int]]:
 
 @compiled_query
 def _nominating(pool: Any) -> QuerySet[Claim, tuple[int]]:
-    rows = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False, state__in=WAITING)
+    rows = Claim.objects.filter(IN_QUEUE, pool=pool, nominated_gpus__isnull=False)
     return rows.order_by().values_list("pk")
 
 
 def _nominated(pool: Pool) -> dict[str, Mapping[str, Room]]:
-    rows = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False, state__in=WAITING).order_by("pk")
+    rows = Claim.objects.filter(IN_QUEUE, pool=pool, nominated_gpus__isnull=False).order_by("pk")
     columns = rows.values_list("uid", "nominated_gpus", "core_request", "memory_mib")
     return {str(uid): dict.fromkeys(gpus or (), (core, memory)) for uid, gpus, core, memory in columns}
 

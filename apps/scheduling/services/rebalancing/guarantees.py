@@ -233,7 +233,7 @@ def _own(seen: Claim) -> None:
     if Guard([assignment.gpu_id for assignment in assignments], now=timezone.now()).find_conflicts(claim):
         raise _Changed
     # Room freed by preemption is withheld: it would be freed for one claim and given to another.
-    kept = Claim.objects.filter(state__in=WAITING, nominated_gpus__overlap=[row.gpu.uuid for row in assignments])
+    kept = Claim.objects.in_queue().filter(nominated_gpus__overlap=[row.gpu.uuid for row in assignments])
     if kept.exists():
         raise _Changed
     claim.borrowed_core = 0

@@ -83,7 +83,9 @@ def _run_pool(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
     of_pool = of_pool.exclude(pk__in=leaving(Node.objects.filter(draining_at__isnull=False)).values("pk"))
     for victim in of_pool.exclude(pk__in=wanted).order_by("pk"):
         changed += _spare(victim)
-    over = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False).exclude(pk__in=nominees)
+    # The rotation's nominations are its own (`apps.suspension.rotation`).
+    over = Claim.objects.filter(pool=pool, nominated_gpus__isnull=False, rotation__nominated_at=None)
+    over = over.exclude(pk__in=nominees)
     for nominee in over.order_by("pk"):
         changed += _forget(nominee)
     return changed

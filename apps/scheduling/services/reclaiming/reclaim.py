@@ -56,7 +56,7 @@ class Plan:
 def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     """Return the refused claims that may reclaim: those for which room is being made, then in the queue's order."""
     rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
-    rows = rows.filter(best_effort=False, group=None, reservation=None)
+    rows = rows.filter(best_effort=False, group=None, reservation=None, rotation__nominated_at=None)
     # If nobody borrows, or runs at a lower priority, nothing can be reclaimed, and the pool need not be read.
     borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
     may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))

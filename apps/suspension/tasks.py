@@ -1,0 +1,11 @@
+"""Celery tasks of this app."""
+
+from celery import shared_task
+
+from apps.suspension.rotation import rotating
+
+
+@shared_task
+def rotate_claims() -> int:
+    """Let the claims of oversubscribed pools share their GPUs by time; return the number of claims changed."""
+    return rotating.drive()
