@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processor import milliseconds_each, seconds_by_program
 from benchmarks.report import Row, print_report, quantile
 from deploy import embedded
 from deploy.demo.programs import Commands
@@ -32,6 +33,8 @@ GPUS, CORE, MEMORY_MIB = 8, 10, 2048
 MOST_SECONDS, HANDS = 300.0, 8
 NAMESPACE = "bench"
 ALONE, EXTENDER, DRA = "kube-scheduler alone", "extender", "DRA"
+# What each used for a pod, from kube-scheduler's start until the last one is bound, in milliseconds of processor.
+PROGRAMS = ("kube-scheduler", "kube-apiserver", "etcd", "extender", "clusters", "postgres")
 Json = dict[str, Any]
 
 
@@ -50,19 +53,21 @@ def main() -> None:
     rows: list[Row] = []
     for way in arguments.way or (ALONE, EXTENDER, DRA):
         runs = [_run(way, arguments.nodes, arguments.pods) for _ in range(arguments.runs)]
-        rates = sorted(arguments.pods / max(moments) for moments in runs)
-        ages = [at for moments in runs for at in moments]
+        rates = sorted(arguments.pods / max(moments) for moments, _ in runs)
+        ages = [at for moments, _ in runs for at in moments]
+        spent = {name: sum(used.get(name, 0.0) for _, used in runs) / len(runs) for name in PROGRAMS}
         rows.append(
             {"way": way, "pods": arguments.pods, "pods/s": rates[len(rates) // 2], "least": rates[0], "most": rates[-1],
-             "bound after s p50": quantile(ages, 0.5), "p99": quantile(ages, 0.99)}
+             "bound after s p50": quantile(ages, 0.5), "p99": quantile(ages, 0.99),
+             **{f"{name} ms": value for name, value in spent.items()}}
         )  # fmt: skip
     for row in rows:
         row["ratio"] = row["pods/s"] / rows[0]["pods/s"]
     print_report("dra", rows)
 
 
-def _run(way: str, nodes: int, pods: int) -> list[float]:
-    """Return the seconds from the scheduler's start at which each pod was bound."""
+def _run(way: str, nodes: int, pods: int) -> tuple[list[float], dict[str, float]]:
+    """Return the seconds from the scheduler's start at which each pod was bound, and each program's work for one."""
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory, ExitStack() as stack:
         stage = stack.enter_context(_stage(Path(directory), nodes, with_ledger=way != ALONE, dra=way == DRA))
         stage.create_pods(pods, dra=way == DRA)
@@ -70,9 +75,10 @@ def _run(way: str, nodes: int, pods: int) -> list[float]:
             stage.wait(lambda: stage.count("/apis/resource.k8s.io/v1/resourceslices") == nodes, "slices")
         config = stage.configuration(extender=way == EXTENDER)
         bound = _Bound(stage, pods)
-        begun = time.monotonic()
+        before, begun = seconds_by_program(), time.monotonic()
         stage.plane.start_scheduler(config)
-        return [at - begun for at in bound.wait()]
+        moments = [at - begun for at in bound.wait()]
+        return moments, milliseconds_each(before, seconds_by_program(), pods)
 
 
 class _Bound:

@@ -11,12 +11,14 @@ import re
 import secrets
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
 import pytest
+from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -342,8 +344,24 @@ def assert_shares_agree() -> None:
     assert_ledger_agrees()
 
 
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Let all queries see the database as it is now, whatever other processes commit meanwhile."""
+    if connection.in_atomic_block:  # of a test whose rows nobody else sees
+        yield
+        return
+    with transaction.atomic():
+        connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
 def assert_books_agree() -> None:
-    """Check that quotas, ledger, claims, assignments and GPUs agree."""
+    """Check that quotas, ledger, claims, assignments and GPUs agree, also while workers write."""
+    with one_moment():
+        _assert_books_agree()
+
+
+def _assert_books_agree() -> None:
     assert_shares_agree()
     for gpu in Gpu.objects.all():
         live = gpu.assignments.exclude(state="released")

@@ -22,8 +22,9 @@ from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.models.resize import TellState
 from apps.clusters.services import bindings
+from apps.clusters.services.in_force import pending_reason
 from apps.quotas.principals import Principal
-from apps.scheduling.models import AssignmentState, Claim, ClaimState
+from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
@@ -38,6 +39,8 @@ APPLY = "application/apply-patch+yaml"
 LONGEST = 2000
 # The time that one call may take; and the age below which a new claim's pending status is not written.
 TELL_SECONDS, FRESH = 0.5, timedelta(seconds=2)
+# As many are read for one call: more cannot be written in its time.
+MOST_TOLD = 200
 
 
 class Rebound(Conflict, code="namespace-rebound", title="The namespace belongs to another tenant now"):
@@ -113,14 +116,9 @@ def read_status(row: DeviceClaim, claim: Claim) -> ClaimStatus:
     """Return the status of a placed claim."""
     if _is_refused(row, claim):
         return ClaimStatus(TellState.REFUSED, row.refusal, claim.generation)
-    behind = [
-        one
-        for one in claim.assignments.live()
-        if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
-    ]
-    if claim.state == ClaimState.ACTIVE and not behind:
+    why = pending_reason(claim)
+    if why is None:
         return ClaimStatus(TellState.IN_FORCE, "", claim.generation)
-    why = next((one.reason for one in behind if one.reason), None) or f"the claim is {claim.state}"
     return ClaimStatus(TellState.PENDING, why, claim.generation)
 
 
@@ -129,7 +127,7 @@ def find_untold(cluster: Cluster) -> QuerySet[DeviceClaim]:
     rows = DeviceClaim.objects.live().filter(cluster=cluster, claim__isnull=False).exclude(node_name="")
     stale = ~Q(told__in=(TellState.IN_FORCE, TellState.REFUSED)) | Q(claim__generation__gt=F("told_generation"))
     left = Q(told=TellState.IN_FORCE) & ~Q(claim__state=ClaimState.ACTIVE)
-    return rows.filter(stale | left).select_related("claim", "cluster").order_by("pk")
+    return rows.filter(stale | left).select_related("claim").prefetch_related("claim__assignments").order_by("pk")
 
 
 class Teller:
@@ -149,13 +147,14 @@ class Teller:
         """
         told, end = 0, time.monotonic() + TELL_SECONDS
         self._messages = {uid: said for uid, said in self._messages.items() if uid in there}
-        for row in find_untold(self._cluster).filter(pk__gt=self._after):
+        rows = list(find_untold(self._cluster).filter(pk__gt=self._after)[:MOST_TOLD])
+        self._after = rows[-1].pk if len(rows) == MOST_TOLD else 0
+        for row in rows:
             if (thing := there.get(row.uid)) is not None:
                 told += self._tell(row, thing)
             if time.monotonic() >= end:
                 self._after = row.pk
-                return told
-        self._after = 0
+                break
         return told
 
     def _tell(self, row: DeviceClaim, thing: Thing) -> bool:

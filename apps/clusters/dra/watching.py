@@ -27,6 +27,9 @@ PUBLISH_SECONDS, RETRY_SECONDS = 0.5, 5.0
 PRUNE_SECONDS = 3600.0
 # As many changes are applied before periodic work is done.
 MOST_CHANGED = 100
+# So long after changes were applied, those that come are gathered and placed together. The first of a burst does not
+# wait.
+GATHER_SECONDS = 0.2
 
 
 class DeviceWatch(Watch):
@@ -42,6 +45,7 @@ class DeviceWatch(Watch):
         self._there: dict[str, dict[str, Any]] | None = None
         self._every = {self.publish: PUBLISH_SECONDS, self.tell: PUBLISH_SECONDS, self.retry: RETRY_SECONDS}
         self._due = dict.fromkeys(self._every, 0.0)
+        self._gather_until = 0.0
         # The newest state of changed ones, by uid, which is not applied yet.
         self._changed: dict[str, dict[str, Any]] = {}
         # False until the cluster has shown that it has such objects.
@@ -63,7 +67,7 @@ class DeviceWatch(Watch):
         try:
             self.take(self._heard.get(timeout=PUBLISH_SECONDS))
             while not self._stopped.is_set() and len(self._changed) < MOST_CHANGED:
-                self.take(self._heard.get_nowait())
+                self.take(self._heard.get(timeout=max(0.0, self._gather_until - time.monotonic())))
         except queue.Empty:
             pass
         self._apply_changes()
@@ -143,6 +147,8 @@ class DeviceWatch(Watch):
     def _apply_changes(self) -> None:
         """Follow the newest state of each changed ResourceClaim: most are only to be placed, and are so together."""
         changed, self._changed = self._changed, {}
+        if not changed:
+            return
         try:
             placed = batches.place(cluster=self.cluster, things=changed.values())
         except (InterfaceError, OperationalError):
@@ -155,6 +161,7 @@ class DeviceWatch(Watch):
                 return
             if uid not in placed or requests.resize_words(item):
                 self._follow(item)
+        self._gather_until = time.monotonic() + GATHER_SECONDS
 
     def _follow(self, thing: requests.Thing) -> None:
         namespace = str(thing["metadata"]["namespace"])

@@ -20,8 +20,8 @@ from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, PodClaim, PodResize
 from apps.clusters.models.resize import TellState
 from apps.clusters.services import pod_events
+from apps.clusters.services.in_force import pending_reason
 from apps.quotas.principals import Principal
-from apps.scheduling.models import AssignmentState
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.errors import Busy, GpucloudError
@@ -169,14 +169,9 @@ def of_container(row: PodClaim) -> ResizeStatus:
     }
     if resize is not None and resize.refusal and claim.generation == resize.told_generation:
         return ResizeStatus(TellState.REFUSED, facts | {"reason": resize.refusal})
-    waiting = [
-        one
-        for one in claim.assignments.live()
-        if one.state != AssignmentState.IN_FORCE or one.observed_generation < one.generation
-    ]
-    if claim.state == "active" and not waiting:
+    why = pending_reason(claim)
+    if why is None:
         return ResizeStatus(TellState.IN_FORCE, facts)
-    why = next((one.reason for one in waiting if one.reason), None) or f"the claim is {claim.state}"
     return ResizeStatus(TellState.PENDING, facts | {"reason": why[:500]})
 
 

@@ -1,11 +1,13 @@
 """The watch over ResourceClaims where objects or their number are not as usual."""
 
+import threading
+import time
 import uuid
 from typing import Any
 
 import pytest
 
-from apps.clusters.dra import watching
+from apps.clusters.dra import batches, watching
 from apps.clusters.dra.requests import CORE_KEY
 from apps.clusters.dra.watching import CLAIMS, DeviceWatch
 from apps.clusters.kube.reflector import Observation
@@ -51,6 +53,29 @@ def test_one_that_cannot_be_stored_does_not_end_the_watch_over_others(cast: Cast
     for version in (1, 2):
         listed(watch, wrong, right, version=version)
     assert DeviceClaim.objects.filter(name="right", claim__isnull=False).exists()
+
+
+def test_those_that_change_in_a_burst_are_placed_together(watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def place(*, cluster: Any, things: Any) -> set[str]:
+        sizes.append(len(things))
+        return {thing["metadata"]["uid"] for thing in things}
+
+    monkeypatch.setattr(batches, "place", place)
+
+    def changed(number: int) -> None:
+        watch.hear(Observation(CLAIMS.name, (made(f"c{number}"),), whole=False, version=number))
+
+    changed(1)
+    begun = time.monotonic()
+    watch.step()
+    assert (sizes, time.monotonic() - begun < watching.GATHER_SECONDS) == ([1], True)
+    changed(2)
+    for number in (3, 4):
+        threading.Timer(0.02 * number, changed, (number,)).start()
+    watch.step()
+    assert sizes == [1, 3]
 
 
 def test_problems_are_retried_in_turns(cast: Cast, watch: DeviceWatch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,46 @@
+"""The tests' own look at the books: of one moment, while others write."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from django.db import connection
+
+from apps.quotas.models import Tenant
+from tests import cast
+from tests.cast import Cast, ask, assert_books_agree, give_plenty
+from tests.racing import race
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def interrupted(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cast:
+    """Charge a claim, by another session, each time that the look has read a tenant's quotas."""
+    give_plenty(real_cast.acme)
+    before = cast.used
+
+    def used(tenant: Tenant) -> dict[str, int]:
+        found = before(tenant)
+        [made] = race([partial(ask, real_cast, core_request=10, memory_mib=256)])
+        assert not isinstance(made, Exception)
+        return found
+
+    monkeypatch.setattr(cast, "used", used)
+    return real_cast
+
+
+def test_books_agree_while_claims_are_charged(interrupted: Cast) -> None:
+    assert_books_agree()
+    assert not connection.in_atomic_block
+
+
+def test_control_read_one_after_the_other_they_do_not(interrupted: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def any_moment() -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(cast, "one_moment", any_moment)
+    with pytest.raises(AssertionError):
+        assert_books_agree()
