@@ -22,7 +22,7 @@ WORKERS = 2
 BATCH = 50
 IDLE_SECONDS = 1.0
 # Pods of a burst are gathered so long: each waits less than for those before it, one by one. The first does not wait.
-GATHER_SECONDS = 0.2
+GATHER_SECONDS = 0.3
 # Labels by the name of a namespace.
 Labels = Callable[[str], Mapping[str, str]]
 
