@@ -104,7 +104,7 @@ typedef struct {
 } CUcheckpointPair;
 
 typedef struct {
-    const CUcheckpointPair *pairs; /* of each GPU that the driver saw; NULL: to where they were */
+    const CUcheckpointPair *pairs; /* of each GPU that its driver saw; NULL: to where it was */
     unsigned count;
     char reserved[64 - sizeof(void *) - sizeof(unsigned)];
     uint64_t reserved1;

@@ -305,6 +305,9 @@ int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
 /* Close one GPU's slot: allocations and launches there return CUDA_ERROR_NOT_PERMITTED from now on. Returns the index;
  * -ENOENT: no slot of this GPU. A later vcuda_limits_set opens it again. */
 int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16], uint64_t generation);
+/* Give one GPU's slot to another GPU, and that one's slot, if it has one, to the first: programs keep their slots, while
+ * the driver moves them. None of them may run. Returns the slot's index; -ENOENT: no slot of `from`. */
+int vcuda_limits_move(struct vcuda_limits *page, const uint8_t from[16], const uint8_t to[16]);
 /* Say that the agent lives. */
 void vcuda_limits_heartbeat(struct vcuda_limits *page);
 /* -ERANGE: index not in 0..15; -EAGAIN: the slot stayed half-written (its writer was killed in the middle). */

@@ -188,6 +188,25 @@ int vcuda_limits_close_gpu(struct vcuda_limits *page, const uint8_t gpu_uuid[16]
     return index;
 }
 
+static void write_gpu(struct vcuda_limits *page, int index, const uint8_t gpu_uuid[16])
+{
+    struct vcuda_limit_slot *slot = &page->slot[index];
+    write_begin(slot);
+    memcpy(slot->gpu_uuid, gpu_uuid, 16);
+    write_end(page, slot);
+}
+
+int vcuda_limits_move(struct vcuda_limits *page, const uint8_t from[16], const uint8_t to[16])
+{
+    int index = find_gpu(page, from), other = find_gpu(page, to);
+    if (index < 0)
+        return index;
+    if (other >= 0)
+        write_gpu(page, other, from);
+    write_gpu(page, index, to);
+    return index;
+}
+
 void vcuda_limits_heartbeat(struct vcuda_limits *page)
 {
     __atomic_store_n(&page->heartbeat_ns, pages_clock(CLOCK_BOOTTIME), __ATOMIC_RELEASE);

@@ -4,7 +4,7 @@
  *
  * The real driver does the work in the other process; here the caller moves that process's figures in the virtual node.
  * What the memory holds needs no moving: addresses of simulated memory hold nothing. Where the kernel's calls are
- * simulated too (simkernel.h), its objects stay as they are.
+ * simulated too (simkernel.h), its objects stay as they are, so such a process cannot be brought to other GPUs.
  *
  * GPUCLOUD_SIM_CHECKPOINT_RATE: MiB that move in a second, out; back it is twice as fast. Without it, as an H200 does it.
  * GPUCLOUD_SIM_CHECKPOINT_BREAKS: a restore breaks the process: FAILED. Calls that fail or hang: see faults.h.
@@ -199,25 +199,91 @@ static CUresult check_imports(const struct sim_process *p)
     return __atomic_load_n(&p->pools_imported, __ATOMIC_SEQ_CST) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-/* A map of GPUs names each one that the process sees. Here only the one that leaves all where they are is carried out. */
-static CUresult check_map(const struct target *t, const CUcheckpointRestore *args)
+static int index_of(const struct sim_node *node, const CUuuid *uuid)
 {
-    if (!args || !args->pairs)
+    for (uint32_t i = 0; i < node->gpus; i++)
+        if (!memcmp(node->gpu[i].uuid, uuid->bytes, sizeof uuid->bytes))
+            return (int)i;
+    return -1;
+}
+
+/* Read a map as H100s with driver 580 do: it names each GPU once that the driver saw when the program began, by what it is
+ * now on, and once each as a target; what CUDA_VISIBLE_DEVICES leaves of them does not matter. An empty one is none. */
+static CUresult read_map(const struct target *t, const CUcheckpointRestore *args, uint8_t to[SIM_MAX_GPUS])
+{
+    uint32_t seen = t->process->seen, sources = 0, targets = 0;
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+        to[i] = (uint8_t)i;
+    if (!args || !args->pairs || !args->count)
         return CUDA_SUCCESS;
-    if (args->count != t->node->gpus)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < args->count; i++)
-        if (memcmp(&args->pairs[i].from, &args->pairs[i].to, sizeof args->pairs[i].to))
-            return CUDA_ERROR_NOT_SUPPORTED;
-    return CUDA_SUCCESS;
+    for (unsigned i = 0; i < args->count; i++) {
+        int a = index_of(t->node, &args->pairs[i].from), b = index_of(t->node, &args->pairs[i].to);
+        if (a < 0 || b < 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        sources |= 1u << a;
+        targets |= 1u << b;
+        to[a] = (uint8_t)b;
+    }
+    return args->count == (unsigned)__builtin_popcount(seen) && sources == seen && targets == seen
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Its client on each GPU, taken out of there. */
+static void take_out(struct sim_gpu *gpu, const struct sim_process *p, struct sim_client *out)
+{
+    sim_lock(gpu);
+    struct sim_client *c = client_of(gpu, p);
+    memset(out, 0, sizeof *out);
+    if (c) {
+        *out = *c;
+        memset(c, 0, sizeof *c);
+    }
+    sim_unlock(gpu);
+}
+
+static int put_in(struct sim_gpu *gpu, const struct sim_client *client)
+{
+    int put = 0;
+    sim_lock(gpu);
+    for (int i = 0; i < SIM_MAX_CLIENTS && !put; i++)
+        if (!gpu->client[i].pid) {
+            gpu->client[i] = *client;
+            put = 1;
+        }
+    sim_unlock(gpu);
+    return put;
+}
+
+/* Bring what the process has on each GPU to the one that the map says; the process follows at its next call. */
+static int change_gpus(const struct target *t, const uint8_t to[SIM_MAX_GPUS])
+{
+    static struct sim_client out[SIM_MAX_GPUS];
+    struct sim_process *p = t->process;
+    int changed = 0, put = 1;
+    for (uint32_t i = 0; i < t->node->gpus; i++)
+        changed |= to[i] != i;
+    if (!changed)
+        return 1;
+    for (uint32_t i = 0; i < t->node->gpus; i++)
+        take_out(&t->node->gpu[i], p, &out[i]);
+    for (uint32_t i = 0; i < t->node->gpus; i++)
+        put &= !out[i].pid || put_in(&t->node->gpu[to[i]], &out[i]);
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+        p->at[i] = to[p->at[i]];
+    __atomic_add_fetch(&p->moves, 1, __ATOMIC_RELEASE);
+    return put;
 }
 
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
 {
     struct target t;
+    uint8_t to[SIM_MAX_GPUS];
     CUresult result = find(pid, CU_PROCESS_CHECKPOINTED, &t);
+    if (!result && __atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     if (!result)
-        result = check_map(&t, args);
+        result = read_map(&t, args, to);
     if (result)
         return result;
     if (getenv("GPUCLOUD_SIM_CHECKPOINT_BREAKS")) {
@@ -225,11 +291,9 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
         return CUDA_ERROR_UNKNOWN;
     }
     nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
-    if (__atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
-        return CUDA_ERROR_OPERATING_SYSTEM;
     result = check_imports(t.process);
     if (!result)
-        result = restore_memory(&t);
+        result = change_gpus(&t, to) ? restore_memory(&t) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result) {
         /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
         __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);

@@ -18,6 +18,35 @@ static int device_count;
 /* A page that the kernel empties in a forked child, however that is made: set once cuInit was called in this process. */
 static volatile char *initialised_here;
 
+static void add_device(struct sim_node *node, uint32_t index)
+{
+    if (sim_process_sees(node) & 1u << index)
+        devices[device_count++] = (struct sim_device){.gpu = &node->gpu[index], .index = index, .began_at = index};
+}
+
+/* As a moved process finds its GPUs: the same devices, on other cards. */
+void sim_devices_follow(void)
+{
+    static uint32_t followed;
+    uint32_t moves = sim_process_moves();
+    if (__builtin_expect(__atomic_load_n(&followed, __ATOMIC_ACQUIRE) == moves, 1))
+        return;
+    struct sim_node *node = sim_node_open(NULL);
+    pthread_mutex_lock(&sim_process_mutex);
+    for (int i = 0; node && i < device_count; i++) {
+        struct sim_device *d = &devices[i];
+        d->index = sim_process_at(d->began_at);
+        d->gpu = &node->gpu[d->index];
+        if (!d->client)
+            continue;
+        sim_lock(d->gpu);
+        d->client = sim_client_take(d->gpu);
+        sim_unlock(d->gpu);
+    }
+    __atomic_store_n(&followed, moves, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&sim_process_mutex);
+}
+
 static int find_gpu(const struct sim_node *node, const char *word, size_t length)
 {
     if (length && isdigit((unsigned char)*word)) {
@@ -39,13 +68,13 @@ static void find_devices(struct sim_node *node)
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     device_count = 0;
     for (uint32_t i = 0; !visible && i < node->gpus; i++)
-        devices[device_count++] = (struct sim_device){.gpu = &node->gpu[i], .index = i};
+        add_device(node, i);
     while (visible && *visible && device_count < SIM_MAX_GPUS) {
         size_t length = strcspn(visible, ",");
         int index = find_gpu(node, visible, length);
         if (index < 0)
             return;
-        devices[device_count++] = (struct sim_device){.gpu = &node->gpu[index], .index = (uint32_t)index};
+        add_device(node, (uint32_t)index);
         visible += length + (visible[length] == ',');
     }
 }

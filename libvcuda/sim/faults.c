@@ -1,6 +1,7 @@
 /* Calls that fail when a test wants them to: see faults.h. */
 #include "faults.h"
 #include "process.h"
+#include "process.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -112,8 +113,11 @@ CUresult sim_door_open(struct sim_door *door)
     pthread_once(&once, read_rules);
     int orphan = sim_is_orphan();
     int counted = is_counted(door);
-    if (counted && !depth++ && !orphan && !sim_process_enter())
-        return CUDA_ERROR_UNKNOWN;
+    if (counted && !depth++ && !orphan) {
+        if (!sim_process_enter())
+            return CUDA_ERROR_UNKNOWN;
+        sim_devices_follow();
+    }
     if (!rule_count && !orphan)
         return CUDA_SUCCESS;
     CUresult lost = __atomic_load_n(&lost_with, __ATOMIC_RELAXED), answer = CUDA_SUCCESS;

@@ -23,6 +23,8 @@
 #define SIM_STRETCHES 256
 #define SIM_SAMPLES 32
 #define SIM_NODE_ENV "GPUCLOUD_SIM_NODE"
+/* Indices of GPUs whose device files a program lacks, as one in a container does: "1,3". */
+#define SIM_HIDDEN_ENV "GPUCLOUD_SIM_HIDDEN"
 /* Set to anything: every simulated GPU is a MIG instance. */
 #define SIM_MIG_ENV "GPUCLOUD_SIM_MIG"
 /* Set to anything: the program is a client of an MPS server. */
@@ -145,6 +147,9 @@ struct sim_process {
     uint32_t imported;       /* and by descriptors */
     uint32_t pools_imported; /* pools of others */
     uint32_t mps;            /* a client of an MPS server */
+    uint32_t seen;           /* the GPUs that its driver found when it began, a bit each, whatever the program sees of them */
+    uint32_t moves;          /* how often a restore has brought it to other GPUs */
+    uint8_t at[SIM_MAX_GPUS]; /* the GPU on which it is now what it began on each */
 };
 
 struct sim_node {
@@ -198,6 +203,9 @@ void sim_share_collect(struct sim_gpu *gpu);
 
 /* ---- registry.c: the processes that use the driver ---- */
 void sim_process_register(struct sim_node *node); /* the caller; nothing where all places are taken */
+uint32_t sim_process_sees(const struct sim_node *node); /* the GPUs whose device files the caller has, a bit each */
+uint32_t sim_process_moves(void);                       /* of the caller */
+uint32_t sim_process_at(uint32_t gpu);                  /* where the caller is with what it began on this GPU */
 /* One with this number here; NULL: it uses no simulated driver, or is gone. */
 struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid);
 /* Wait at the beginning of a call while the caller's process is locked; 0: it has failed. Each that returns 1 is left. */

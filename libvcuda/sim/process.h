@@ -14,7 +14,8 @@
 
 struct sim_device {
     struct sim_gpu *gpu;
-    uint32_t index; /* on the node */
+    uint32_t index;    /* on the node */
+    uint32_t began_at; /* its index before the process was moved */
     struct sim_client *client;
     CUcontext primary;
     unsigned primary_refs;
@@ -98,6 +99,7 @@ extern pthread_mutex_t sim_process_mutex;
 CUresult sim_ready(void);                       /* cuInit was called in this process */
 int sim_is_orphan(void);                        /* it was called before this process was forked: no driver here */
 struct sim_device *sim_device(CUdevice device); /* NULL: no such device */
+void sim_devices_follow(void);                  /* at the beginning of a call: the process may have been moved */
 CUcontext sim_current(void);
 /* The stream that a handle means, in the current context; NULL: no context. */
 struct sim_stream *sim_resolve(CUstream stream);

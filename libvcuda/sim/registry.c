@@ -36,7 +36,40 @@ static int take(struct sim_process *p, uint32_t from)
     return 1;
 }
 
-void sim_process_register(struct sim_node *node)
+uint32_t sim_process_sees(const struct sim_node *node)
+{
+    const char *hidden = getenv(SIM_HIDDEN_ENV);
+    uint32_t seen = (1u << node->gpus) - 1;
+    while (hidden && *hidden) {
+        seen &= ~(1u << strtoul(hidden, NULL, 10) % SIM_MAX_GPUS);
+        hidden += strcspn(hidden, ",");
+        hidden += *hidden == ',';
+    }
+    return seen;
+}
+
+uint32_t sim_process_moves(void)
+{
+    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    return me ? __atomic_load_n(&me->moves, __ATOMIC_ACQUIRE) : 0;
+}
+
+uint32_t sim_process_at(uint32_t gpu)
+{
+    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    return me ? me->at[gpu] : gpu;
+}
+
+static void begin(const struct sim_node *node)
+{
+    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; me && i < SIM_MAX_GPUS; i++)
+        me->at[i] = (uint8_t)i;
+    if (me)
+        me->seen = sim_process_sees(node);
+}
+
+static void take_place(struct sim_node *node)
 {
     uint32_t pid;
     uint64_t pidns, start_time;
@@ -51,6 +84,12 @@ void sim_process_register(struct sim_node *node)
     for (int i = 0; i < SIM_MAX_PROCESSES; i++)
         if (is_gone(&node->process[i]) && take(&node->process[i], node->process[i].pid))
             return;
+}
+
+void sim_process_register(struct sim_node *node)
+{
+    take_place(node);
+    begin(node);
 }
 
 struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid)

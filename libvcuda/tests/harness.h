@@ -114,5 +114,6 @@ void test_forks(void);
 void test_faults(void);
 void test_suspend(void);
 void test_movable(void);
+void test_move(void); /* a part of the chapter about suspension */
 
 #endif

@@ -341,4 +341,5 @@ void test_suspend(void)
     test_account("20000");
     test_newcomers();
     test_turns_beside();
+    test_move();
 }

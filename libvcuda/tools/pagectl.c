@@ -14,6 +14,7 @@ static const char usage[] =
     "           [policy=NAME] [weight=N] [ceiling=PERCENT] [parts=N] [best-effort]\n"
     "           policies: burst fixed fair weighted average preempt native\n"
     "       pagectl DIR close GPU-UUID [GEN]\n"
+    "       pagectl DIR move GPU-UUID GPU-UUID            give a slot to another GPU\n"
     "       pagectl DIR show                              use, one line a GPU and a process\n";
 
 static struct vcuda_limits *limits;
@@ -121,6 +122,9 @@ static int run(int argc, char **argv)
     vcuda_limits_get(limits, 0, &old);
     if (!strcmp(verb, "close"))
         return vcuda_limits_close_gpu(limits, gpu, argc > 4 ? strtoull(argv[4], NULL, 10) : old.generation + 1);
+    uint8_t other[16];
+    if (!strcmp(verb, "move"))
+        return argc > 4 && parse_uuid(argv[4], other) ? vcuda_limits_move(limits, gpu, other) : -EINVAL;
     if (strcmp(verb, "set") || argc < 6)
         return -EINVAL;
     struct vcuda_limit limit = {.assignment_uid = {2}, .memory_bytes = parse_size(argv[4])};

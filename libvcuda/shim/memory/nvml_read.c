@@ -9,12 +9,20 @@
 
 #define PROCESSES 512
 
+/* A slot belongs to another GPU once its programs were moved there. */
 static nvmlDevice_t device_of(int slot)
 {
     static nvmlDevice_t devices[VCUDA_MAX_GPUS];
+    static uint64_t of[VCUDA_MAX_GPUS]; /* the part of its GPU's UUID that is random */
     static int initialised;
-    nvmlDevice_t known = __atomic_load_n(&devices[slot], __ATOMIC_ACQUIRE);
+    nvmlDevice_t known = NULL;
     struct vcuda_limit limit;
+    uint64_t gpu;
+    if (vcuda_limits_get(shim.limits, (uint32_t)slot, &limit))
+        return NULL;
+    memcpy(&gpu, limit.gpu_uuid, sizeof gpu);
+    if (__atomic_load_n(&of[slot], __ATOMIC_ACQUIRE) == gpu)
+        known = __atomic_load_n(&devices[slot], __ATOMIC_ACQUIRE);
     if (known)
         return known;
     if (!real_nvml_ready(1) || !real_nvml.nvmlInit_v2 || !real_nvml.nvmlDeviceGetHandleByUUID)
@@ -22,8 +30,6 @@ static nvmlDevice_t device_of(int slot)
     if (!__atomic_load_n(&initialised, __ATOMIC_ACQUIRE) && real_nvml.nvmlInit_v2())
         return NULL;
     __atomic_store_n(&initialised, 1, __ATOMIC_RELEASE);
-    if (vcuda_limits_get(shim.limits, (uint32_t)slot, &limit))
-        return NULL;
     const uint8_t *u = limit.gpu_uuid;
     char text[48];
     snprintf(text, sizeof text, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
@@ -34,6 +40,7 @@ static nvmlDevice_t device_of(int slot)
             return NULL;
     }
     __atomic_store_n(&devices[slot], known, __ATOMIC_RELEASE);
+    __atomic_store_n(&of[slot], gpu, __ATOMIC_RELEASE);
     return known;
 }
 
