@@ -265,6 +265,7 @@ class Daemon:
             dra=await self._driver.tell() or msgspec.UNSET,
             suspend=await self._suspender.is_able() or msgspec.UNSET,
             host_memory_bytes=await self._suspender.offer_bytes(),
+            move=await self._suspender.can_move() or msgspec.UNSET,
         )
 
     async def _inventory_now(self) -> Inventory:

@@ -303,7 +303,9 @@ class Node:
         if held is None and wanted.gpu_uuid not in self._gpus:
             failures[wanted.uid] = self._gpu_problem or f"{wanted.gpu_uuid} is not on this node"
             return False
-        if held is not None and held.gpu != gpu:
+        is_held = self.suspensions.is_held(wanted.claim_uid)
+        # The slot of a suspended claim moves with its programs, when they resume.
+        if held is not None and held.gpu != gpu and not is_held:
             failures[wanted.uid] = f"an assignment keeps its GPU: this one is in force on GPU-{held.gpu}"
             return False
         try:
@@ -311,10 +313,10 @@ class Node:
                 runtime = self._remake_pages(runtime)
             if runtime is None:
                 runtime = self._open(wanted.claim_uid)
-            if runtime.ending_since is not None or runtime.occupant(gpu) not in (None, wanted.uid):
+            if runtime.ending_since is not None or (held is None and runtime.occupant(gpu) not in (None, wanted.uid)):
                 # The previous assignment is still being released; the next step tries again.
                 return False
-            changed = runtime.put(wanted, suspended=self.suspensions.is_held(wanted.claim_uid))
+            changed = runtime.put(wanted, suspended=is_held)
         except PageError as error:
             failures[wanted.uid] = str(error)
             return False

@@ -8,7 +8,8 @@ Of each claim that is not as wanted, one task at a time:
 3. Give the order to a helper: all processes are suspended, or all go on.
 4. See that none of the claim's processes is left on a GPU by NVML; freeze the control groups.
 
-Resuming: the limit must have room for what was saved; thaw, give the order, and the page says that the claim runs.
+Resuming: the limit must have room for what was saved; thaw, give the order, and the page says that the claim runs. On
+other GPUs than before: the journal says first where each process is, then the page's slots move.
 
 A helper that died is started again; an agent that was killed goes on from the journal, and asks the driver. A process
 that a hanging call keeps is asked again and again; no process is ever killed for it.
@@ -16,8 +17,9 @@ that a hanging call keeps is asked again and again; no process is ever killed fo
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 import structlog
 from msgspec import UNSET, UnsetType
@@ -26,8 +28,10 @@ from agent import settings
 from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.host import processes
 from agent.host.gpus import Listed, Nvml
+from agent.host.processes import Process
 from agent.host.sampling import pause
 from agent.node import Node
+from agent.suspend import moving
 from agent.suspend.calls import Calls, Outcome
 from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
@@ -39,6 +43,8 @@ LOOK_SECONDS = 0.5
 ECHO_SECONDS = 0.5
 RETRY_SECONDS = 5.0
 HELPERS = 3
+# As the driver numbers the states of a process.
+LOCKED = 1
 MIB = 1 << 20
 TOO_OLD = "This node's driver cannot suspend processes: it needs driver 570 or later."
 
@@ -64,19 +70,30 @@ class Suspender:
         self._node = node
         self._budget = chosen.host_memory_bytes
         simulated = chosen.library.simulated_driver
+        self._is_simulated = simulated is not None
         self._calls = Calls(simulated / "libcuda.so.1" if simulated else None, patience_seconds=chosen.suspend_seconds)
         self._nvml, self._in_nvml_thread = nvml
         self._report = report
         self._changed = changed
-        self._able: bool | None = None
+        # The CUDA version of the driver, 0 if it cannot suspend; None: not asked yet.
+        self._cuda: int | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.check_now = asyncio.Event()
 
     async def is_able(self) -> bool:
         """Return whether the machine can suspend claims: asked once, as a new driver needs a new start of programs."""
-        if self._able is None:
-            self._able = await self._calls.is_able()
-        return self._able
+        return (await self._machine()).cuda > 0
+
+    async def can_move(self) -> bool:
+        """Return whether the machine can resume claims on other GPUs than theirs."""
+        return moving.find_hindrance(await self._machine()) is None
+
+    async def _machine(self) -> moving.Machine:
+        if self._cuda is None:
+            self._cuda = await self._calls.find_cuda()
+        # A simulated GPU has no device file.
+        latest = self._nvml.latest
+        return moving.Machine(latest._replace(minors={}) if self._is_simulated else latest, self._cuda)
 
     async def offer_bytes(self) -> int | UnsetType:
         """Return the host memory that suspended claims may take; unset if the machine can suspend none."""
@@ -181,29 +198,66 @@ class Suspender:
         self._finish(runtime)
 
     async def _resume(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        page = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
+        targets = page if wish.suspended else {uid: dict(wish.gpus).get(uid, gpu) for uid, gpu in page.items()}
+        homes = {one: record.homes.get(one, page) for one in record.processes if processes.alive(one)}
         words = None if wish.suspended else self._find_lack(runtime, record)
-        words = words or await self._find_no_room(runtime, record)
+        words = words or await self._refuse_move(homes, page, targets)
+        words = words or await self._find_no_room(targets, record)
         if words is not None:
-            self._node.suspensions.refuse(runtime.claim_uid, wish, words)
-            self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
-            return self._tell_changed()
+            return self._stay_suspended(runtime, record, wish, words)
+        if targets != page:
+            record.homes = homes
+            self._node.suspensions.store()
+            for uid, gpu in targets.items():
+                runtime.move(uid, gpu_key(gpu))
         runtime.members.thaw()
         while True:
             everyone = record.processes | runtime.members.attached()
-            outcome = await self._calls.carry_out("resume", everyone, record.saved_bytes)
+            moved = {one: gpus for one, gpus in record.homes.items() if processes.alive(one)}
+            maps, _ = moving.find_maps(moved, targets, (await self._machine()).inventory)
+            outcome = await self._calls.carry_out("resume", everyone, record.saved_bytes, maps=maps)
+            if outcome.result == "halted":
+                outcome = await self._gather(record, targets, outcome)
             if outcome.result in ("running", "unable"):
                 if outcome.reason:
                     self._report("suspend-failed", f"Claim {runtime.claim_uid} runs again, and {outcome.reason}")
                 return self._finish(runtime)
             if outcome.result == "suspended":
                 runtime.members.freeze()
-                self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
-                self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
-                return self._tell_changed()
+                return self._stay_suspended(runtime, record, wish, outcome.reason)
             if outcome.result in ("hung", "mixed"):
                 self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
                 self._tell_changed()
                 await asyncio.sleep(RETRY_SECONDS)
+
+    async def _gather(self, record: Suspension, targets: moving.Places, halted: Outcome) -> Outcome:
+        """Suspend again the processes that are on their new GPUs already, since others could not be brought there."""
+        there = {one for one in record.processes if halted.states.get(one.pid) == LOCKED}
+        record.homes |= {one: dict(targets) for one in there}
+        self._node.suspensions.store()
+        outcome = await self._calls.carry_out("keep", record.processes, record.saved_bytes)
+        return outcome._replace(reason=f"{halted.reason} {outcome.reason}".strip())
+
+    def _stay_suspended(self, runtime: ClaimRuntime, record: Suspension, wish: Wish, words: str) -> None:
+        self._node.suspensions.refuse(runtime.claim_uid, wish, words)
+        self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
+        self._tell_changed()
+
+    async def _refuse_move(
+        self, homes: Mapping[Process, moving.Places], page: moving.Places, targets: moving.Places
+    ) -> str | None:
+        """Return why the claim cannot go on on the GPUs on which it is wanted; None if it can."""
+        if targets == page and all(home == targets for home in homes.values()):
+            return None
+        machine = await self._machine()
+        words = moving.refuse_places(machine, [page, *homes.values()], targets)
+        return words or moving.find_maps(homes, targets, machine.inventory)[1]
+
+    def _name(self, gpu: UUID) -> str:
+        """Return NVML's name of a GPU, which says whether it is a MIG device."""
+        names = {gpu_key(one.uuid): one.uuid for one in self._nvml.latest.gpus}
+        return names.get(gpu, f"GPU-{gpu}")
 
     def _finish(self, runtime: ClaimRuntime) -> None:
         self._node.suspensions.note_running(runtime.claim_uid)
@@ -256,8 +310,8 @@ class Suspender:
                 return f"{need} MiB were saved from GPU-{slot.gpu}: raise memory_mib to {need} or more, then resume."
         return None
 
-    async def _find_no_room(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
-        """Return which GPU has no room for what was saved, after a moment; None if all have.
+    async def _find_no_room(self, targets: moving.Places, record: Suspension) -> str | None:
+        """Return which of these GPUs has no room for what was saved, after a moment; None if all have.
 
         The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580).
         """
@@ -268,7 +322,7 @@ class Suspender:
             living = {one.pid for one in record.processes if processes.alive(one)}
             short = [
                 f"{need // MIB} MiB must be free on {gpu}, which has {free[gpu] // MIB}"
-                for gpu, need in _needs(runtime, record, living, listed).items()
+                for gpu, need in _needs(targets, record, living, listed).items()
                 if need > free.get(gpu, need)
             ]
             if not living or not short:
@@ -305,13 +359,11 @@ class Suspender:
             await asyncio.sleep(ECHO_SECONDS / 20)
 
 
-def _needs(runtime: ClaimRuntime, record: Suspension, living: set[int], listed: list[Listed]) -> dict[str, int]:
+def _needs(targets: moving.Places, record: Suspension, living: set[int], listed: list[Listed]) -> dict[str, int]:
     """Return the bytes that must still be free on each GPU, by NVML's name; those of an interrupted resumption are."""
-    names = {gpu_key(one.gpu_uuid): one.gpu_uuid for one in listed}
     needs = {}
-    for uid, slot in runtime.slots.items():
-        name = names.get(slot.gpu, f"GPU-{slot.gpu}")
-        back = sum(one.memory_bytes or 0 for one in listed if one.gpu_uuid == name and one.pid in living)
+    for uid, gpu in targets.items():
+        back = sum(one.memory_bytes or 0 for one in listed if one.gpu_uuid == gpu and one.pid in living)
         if saved := record.saved.get(uid, 0):
-            needs[name] = saved + MARGIN_BYTES * len(living) - back
+            needs[gpu] = saved + MARGIN_BYTES * len(living) - back
     return needs

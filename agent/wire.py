@@ -110,6 +110,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     # node may take together.
     suspend: bool | UnsetType = UNSET
     host_memory_bytes: Bytes | UnsetType = UNSET
+    # True: a suspended claim may resume on other GPUs of this node, of the same model. Left out if it may not.
+    move: bool | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -330,7 +332,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     # None: no ResourceClaim's.
     resource_claim: ResourceClaim | None = None
     # True: move the GPU memory of the claim's programs to host memory and stop them. The same for all assignments of a
-    # claim. An older agent ignores it; `suspend` of its hello tells.
+    # claim. An older agent ignores it; `suspend` of its hello tells. Resumed, it may have another `gpu_uuid` (`move`).
     suspended: bool = False
     # False: close the page, end its processes, report `released`.
     present: bool = True

@@ -81,6 +81,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limits_unmap": [c_void_p],
     "vcuda_limits_set": [c_void_p, POINTER(RawLimit)],
     "vcuda_limits_close_gpu": [c_void_p, c_char_p, c_uint64],
+    "vcuda_limits_move": [c_void_p, c_char_p, c_char_p],
     "vcuda_limits_heartbeat": [c_void_p],
     "vcuda_limit_alone": [POINTER(RawLimit)],
     "vcuda_limits_get": [c_void_p, c_uint32, POINTER(RawLimit)],

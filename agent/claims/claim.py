@@ -128,10 +128,14 @@ class ClaimRuntime:
             return False
 
     def put(self, wanted: wire.Assignment, *, suspended: bool) -> bool:
-        """Write the assignment's limits to the page; return False if they were there already. Raises PageError."""
+        """Write the assignment's limits to the page; return False if they were there already. Raises PageError.
+
+        An assignment that is in force keeps its GPU: see `move`.
+        """
+        held = self.slots.get(wanted.uid)
         slot = LimitSlot(
             assignment_uid=wanted.uid,
-            gpu=gpu_key(wanted.gpu_uuid),
+            gpu=gpu_key(wanted.gpu_uuid) if held is None else held.gpu,
             is_open=True,
             generation=wanted.generation,
             memory_bytes=wanted.memory_bytes,
@@ -140,7 +144,7 @@ class ClaimRuntime:
             sharing=wanted.sharing or wire.Sharing(),
             suspended=suspended,
         )
-        if self.slots.get(wanted.uid) == slot:
+        if held == slot:
             return False
         # Before the write: the limit that it takes back counts until a reading.
         self._most[wanted.uid] = max(self._most.get(wanted.uid, 0), wanted.memory_bytes)
@@ -157,6 +161,20 @@ class ClaimRuntime:
         self._limits.close_gpu(slot.gpu, closed_generation)
         self.slots[assignment_uid] = slot._replace(is_open=False, generation=closed_generation)
         return True
+
+    def move(self, assignment_uid: str, gpu: UUID) -> None:
+        """Give the assignment's slot to another GPU, and that one's slot to this. None of its programs may run.
+
+        Raises PageError.
+        """
+        slot = self.slots[assignment_uid]
+        if slot.gpu == gpu:
+            return
+        self._limits.move(slot.gpu, gpu)
+        if (other := self.occupant(gpu)) is not None:
+            self.slots[other] = self.slots[other]._replace(gpu=slot.gpu)
+        self.slots[assignment_uid] = slot._replace(gpu=gpu)
+        self.refresh()
 
     def occupant(self, gpu: UUID) -> str | None:
         """Return the assignment that has this GPU's slot; None if there is none."""

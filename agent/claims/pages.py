@@ -111,6 +111,10 @@ class LimitsPage:
         """Refuse the claim's allocations and launches on this GPU from now on. Raises PageError."""
         self._change("close", lambda: self._calls.vcuda_limits_close_gpu(self._page, gpu.bytes, generation))
 
+    def move(self, source: UUID, target: UUID) -> None:
+        """Exchange the GPUs of two slots, or give a slot to a GPU that has none. Raises PageError."""
+        self._change("write", lambda: self._calls.vcuda_limits_move(self._page, source.bytes, target.bytes))
+
     def make_whole(self) -> bool:
         """Restore a cut or overwritten header and the size; return False if that fails."""
         return self._is_whole()

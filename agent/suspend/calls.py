@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,16 +23,21 @@ HELPER = Path(__file__).with_name("helper.py")
 # `keep`: as `suspend`, and what is suspended stays so if others cannot be.
 Action = Literal["probe", "suspend", "keep", "resume", "release"]
 # `died`: the helper ended without a word; `hung`: a call did not return in its time.
-Result = Literal["able", "unable", "suspended", "running", "mixed", "died", "hung"]
+# `halted`: of processes that are brought to other GPUs, some are there and locked, the others are suspended.
+Result = Literal["able", "unable", "suspended", "running", "mixed", "halted", "died", "hung"]
 # Slower than any measured (2.1 GiB/s out, H100 and H200), for a machine whose memory is busy.
 LEAST_BYTES_PER_SECOND = 256 << 20
 PROBE_SECONDS = 20.0
+LEAST_CUDA = 12080
 # A helper that blocks in the kernel ends when its call does; nobody waits for that.
 KILLED_SECONDS = 1.0
 # The driver lets the kernels that run end first.
 MOST_LOCK_SECONDS = 10.0
 # They would make the helper a program of a claim, or hide GPUs from it.
 FOREIGN = ("LD_PRELOAD", "GPUCLOUD_CLAIM_DIR", "CUDA_VISIBLE_DEVICES")
+
+
+Maps = Mapping[int, Sequence[tuple[str, str]]]
 
 
 class Outcome(NamedTuple):
@@ -42,6 +47,8 @@ class Outcome(NamedTuple):
     reason: str
     # By pid, of the processes that use a GPU, as the driver numbers states.
     states: dict[int, int]
+    # Of the driver, as it numbers it; 0: not asked.
+    cuda: int = 0
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -53,6 +60,7 @@ class Line(msgspec.Struct, frozen=True):
     result: Result | None = None
     reason: str = ""
     states: dict[int, int] = {}
+    cuda: int = 0
 
 
 class Calls:
@@ -62,23 +70,33 @@ class Calls:
         self._library = str(library or "libcuda.so.1")
         self._patience_seconds = patience_seconds
 
-    async def is_able(self) -> bool:
-        """Return whether the machine's driver has the calls."""
+    async def find_cuda(self) -> int:
+        """Return the CUDA version of the machine's driver, as it numbers it; 0 if it does not have the calls."""
         outcome = await self._run("probe", (), PROBE_SECONDS)
         if outcome.result != "able":
             log.info("cannot-suspend", reason=outcome.reason)
-        return outcome.result == "able"
+            return 0
+        # A driver that has the calls is 570 (12.8) or newer, whatever it says.
+        return max(outcome.cuda, LEAST_CUDA)
 
-    async def carry_out(self, action: Action, processes: Collection[Process], size_bytes: int) -> Outcome:
-        """Carry the order out on all of the processes, whose GPU memory is of about this size. Raises nothing."""
+    async def carry_out(
+        self, action: Action, processes: Collection[Process], size_bytes: int, *, maps: Maps | None = None
+    ) -> Outcome:
+        """Carry the order out on all of the processes, whose GPU memory is of about this size. Raises nothing.
+
+        `maps`: the GPUs to which a restore brings a process, by pid (`agent.suspend.moving`).
+        """
         seconds = self._patience_seconds + size_bytes / LEAST_BYTES_PER_SECOND
-        return await self._run(action, processes, seconds)
+        return await self._run(action, processes, seconds, maps or {})
 
-    async def _run(self, action: Action, processes: Collection[Process], seconds: float) -> Outcome:
+    async def _run(
+        self, action: Action, processes: Collection[Process], seconds: float, maps: Maps | None = None
+    ) -> Outcome:
         order = {
             "action": action,
             "agent": os.getpid(),
             "library": self._library,
+            "maps": {str(pid): pairs for pid, pairs in (maps or {}).items()},
             "lock_ms": round(min(self._patience_seconds, MOST_LOCK_SECONDS) * 1000 * 0.9),
             "processes": sorted(processes),
             "undo_seconds": self._patience_seconds,
@@ -111,7 +129,7 @@ class Calls:
             except (ValueError, msgspec.DecodeError):
                 line = Line(reason="The helper's words cannot be read.")
             if line.result is not None:
-                return Outcome(line.result, line.reason, line.states)
+                return Outcome(line.result, line.reason, line.states, line.cuda)
             if line.reason:
                 return Outcome("died", line.reason, {})
             if line.failed:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ PR_SET_PDEATHSIG = 1
 AGAIN_SECONDS = 0.2
 # What a person may do about it, by the driver's number of the error.
 CURES = {
+    1: "Its driver saw other GPUs when the program began than this machine has now: it can only stay on its own.",
     2: "There is not so much free memory: of the GPU, or in the claim's limit.",
     304: "The driver cannot bring the process back any more: release the claim, and start it from its own checkpoint.",
     600: "Its work on the GPU did not end in time: try again when its kernels are shorter.",
@@ -38,6 +40,23 @@ class LockArguments(ctypes.Structure):
     """CUcheckpointLockArgs."""
 
     _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7))
+
+
+class GpuPair(ctypes.Structure):
+    """CUcheckpointGpuPair."""
+
+    _fields_ = (("source", ctypes.c_ubyte * 16), ("target", ctypes.c_ubyte * 16))
+
+
+class RestoreArguments(ctypes.Structure):
+    """CUcheckpointRestoreArgs."""
+
+    _fields_ = (
+        ("pairs", ctypes.POINTER(GpuPair)),
+        ("count", ctypes.c_uint),
+        ("reserved0", ctypes.c_char * (64 - ctypes.sizeof(ctypes.c_void_p) - ctypes.sizeof(ctypes.c_uint))),
+        ("reserved1", ctypes.c_uint64),
+    )
 
 
 class CallFailed(Exception):
@@ -65,9 +84,17 @@ class Driver:
         """Move its GPU memory to host memory. Raises CallFailed."""
         self._must("Checkpoint", pid, None)
 
-    def restore(self, pid: Pid) -> None:
-        """Move its GPU memory back. Raises CallFailed."""
-        self._must("Restore", pid, None)
+    def restore(self, pid: Pid, pairs: Sequence[Sequence[str]] = ()) -> None:
+        """Move its GPU memory back, to other GPUs by `pairs` of a source's and a target's name. Raises CallFailed."""
+        if not pairs:
+            return self._must("Restore", pid, None)
+        rows = (GpuPair * len(pairs))(*(GpuPair(*map(uuid_bytes, pair)) for pair in pairs))
+        return self._must("Restore", pid, ctypes.byref(RestoreArguments(pairs=rows, count=len(pairs))))
+
+    def cuda(self) -> int:
+        """Return the CUDA version of the driver, as it numbers it."""
+        found = ctypes.c_int()
+        return 0 if self._library.cuDriverGetVersion(ctypes.byref(found)) else found.value
 
     def unlock(self, pid: Pid) -> None:
         """Let its calls go on. Raises CallFailed."""
@@ -88,6 +115,11 @@ class Driver:
         text = ctypes.c_char_p()
         self._library.cuGetErrorName(error, ctypes.byref(text))
         return (text.value or b"unknown").decode(errors="replace")
+
+
+def uuid_bytes(gpu: str) -> Any:
+    """Return the bytes of a GPU's name by NVML ("GPU-…")."""
+    return (ctypes.c_ubyte * 16)(*bytes.fromhex(gpu.partition("-")[2].replace("-", "")))
 
 
 def say(**facts: Any) -> None:
@@ -113,6 +145,8 @@ class Order:
         self._started = {int(pid): int(ticks) for pid, ticks in order["processes"]}
         self._lock_ms = int(order["lock_ms"])
         self._until = time.monotonic() + float(order["undo_seconds"])
+        # Of processes that are to be brought to other GPUs.
+        self._maps: dict[Pid, list[list[str]]] = {int(pid): pairs for pid, pairs in order["maps"].items()}
 
     def states(self) -> dict[Pid, int]:
         """Return the states of the processes that live and use a GPU."""
@@ -150,11 +184,14 @@ class Order:
     def resume(self) -> tuple[str, str]:
         """Bring all processes back, or leave all suspended; return the result and why it is not what was wanted."""
         try:
-            self._each(CHECKPOINTED, self.driver.restore)
+            self._each(CHECKPOINTED, self._restore)
         except CallFailed as error:
             if not set(self.states().values()) <= {LOCKED, CHECKPOINTED}:
                 # One is broken for ever (FAILED), or has ended of that already: the others come back.
                 return self.release(), str(error)
+            if self._maps:
+                # Some are on their new GPUs, some are not: the agent notes which before they are suspended again.
+                return "halted", str(error)
             try:
                 self._each(LOCKED, self.driver.checkpoint)
             except CallFailed as again:
@@ -170,12 +207,15 @@ class Order:
                 return "running"
             for pid, state in left.items():
                 try:
-                    (self.driver.restore if state == CHECKPOINTED else self.driver.unlock)(pid)
+                    (self._restore if state == CHECKPOINTED else self.driver.unlock)(pid)
                 except CallFailed as error:
                     say(failed=str(error))
                     if time.monotonic() > self._until:
                         return "mixed"
                     time.sleep(AGAIN_SECONDS)
+
+    def _restore(self, pid: Pid) -> None:
+        self.driver.restore(pid, self._maps.get(pid, ()))
 
     def _each(self, state: int, change: Any) -> None:
         """Change every process that is in this state. One that ends meanwhile needs no change."""
@@ -201,7 +241,7 @@ def main() -> None:
         say(result="unable", reason=str(error), states={})
         return
     if order["action"] == "probe":
-        say(result="able", reason="", states={})
+        say(result="able", reason="", states={}, cuda=driver.cuda())
         return
     todo = Order(driver, order)
     result, reason = todo.carry_out(order["action"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import structlog
 
 from agent import statefile, wire
@@ -25,6 +26,8 @@ class Wish(NamedTuple):
 
     suspended: bool
     generations: tuple[tuple[str, int], ...]
+    # The GPU of each assignment, by NVML's name.
+    gpus: tuple[tuple[str, str], ...] = ()
 
 
 class Refusal(NamedTuple):
@@ -43,6 +46,9 @@ class Suspension:
     saved: dict[str, int] = field(default_factory=dict)
     # The processes whose GPU memory that is.
     processes: set[Process] = field(default_factory=set)
+    # The GPUs, by assignment, on which each process was when it was last suspended, while it is brought to others. One
+    # that is not in here was where the limits page says.
+    homes: dict[Process, dict[str, str]] = field(default_factory=dict)
     # False: an earlier agent's word, or a helper's that was killed: the driver is to be asked.
     is_checked: bool = False
     # By the monotonic clock: when the present phase began.
@@ -52,6 +58,15 @@ class Suspension:
     def saved_bytes(self) -> int:
         """Host memory of all assignments together."""
         return sum(self.saved.values())
+
+
+class Stored(msgspec.Struct, array_like=True):
+    """A record in the journal. An earlier agent's ends after the processes."""
+
+    phase: Phase
+    saved: dict[str, int]
+    processes: list[tuple[int, int]]
+    homes: list[tuple[int, int, dict[str, str]]] = []
 
 
 class Suspensions:
@@ -69,12 +84,14 @@ class Suspensions:
 
     def _load(self, path: Path) -> None:
         try:
-            stored = statefile.read(path, dict[str, tuple[Phase, dict[str, int], list[tuple[int, int]]]]) or {}
+            stored = statefile.read(path, dict[str, Stored]) or {}
         except statefile.Damaged as error:
             log.warning("suspensions-damaged", reason=str(error))
             self._is_lost, stored = True, {}
-        for claim_uid, (phase, saved, pairs) in stored.items():
-            self.claims[claim_uid] = Suspension(phase, saved, {Process(*pair) for pair in pairs})
+        for claim_uid, one in stored.items():
+            homes = {Process(pid, ticks): gpus for pid, ticks, gpus in one.homes}
+            processes = {Process(*pair) for pair in one.processes}
+            self.claims[claim_uid] = Suspension(one.phase, one.saved, processes, homes)
 
     def adopt(self, claim_uids: Iterable[str]) -> None:
         """Ask the processes of all claims of an earlier agent, if its journal was lost: some may be suspended."""
@@ -83,7 +100,11 @@ class Suspensions:
 
     def wish(self, claim_uid: str, assignments: list[wire.Assignment]) -> None:
         """Take what the server wants of the claim; a claim that is to be suspended is `suspending` from now on."""
-        wish = Wish(any(one.suspended for one in assignments), tuple((one.uid, one.generation) for one in assignments))
+        wish = Wish(
+            any(one.suspended for one in assignments),
+            tuple((one.uid, one.generation) for one in assignments),
+            tuple((one.uid, one.gpu_uuid) for one in assignments),
+        )
         self.wishes[claim_uid] = wish
         record = self.claims.get(claim_uid)
         if self.refusal(claim_uid) is not None:
@@ -139,7 +160,15 @@ class Suspensions:
 
     def store(self) -> None:
         """Write the journal. It is no error if that fails: the next agent asks every process of a wanted suspension."""
-        rows = {uid: (one.phase, one.saved, sorted(one.processes)) for uid, one in self.claims.items()}
+        rows = {
+            uid: Stored(
+                one.phase,
+                one.saved,
+                sorted(tuple(process) for process in one.processes),
+                sorted((*process, gpus) for process, gpus in one.homes.items()),
+            )
+            for uid, one in self.claims.items()
+        }
         try:
             if self._path is not None:
                 statefile.write(self._path, rows)
