@@ -164,7 +164,7 @@ class Suspensions:
             uid: Stored(
                 one.phase,
                 one.saved,
-                sorted(tuple(process) for process in one.processes),
+                sorted((process.pid, process.start_ticks) for process in one.processes),
                 sorted((*process, gpus) for process, gpus in one.homes.items()),
             )
             for uid, one in self.claims.items()

@@ -142,4 +142,5 @@ urlpatterns = [
     path("claims/<uuid:uid>/release/", changes.release, name="release"),
     path("claims/<uuid:uid>/suspend/", suspension.suspend, name="suspend"),
     path("claims/<uuid:uid>/resume/", suspension.resume, name="resume"),
+    path("claims/<uuid:uid>/move/", suspension.move, name="move"),
 ]

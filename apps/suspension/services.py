@@ -20,7 +20,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.charging import amount_in_words
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.claim import PUT_ASIDE, SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames
 from apps.scheduling.services.cycles.resuming import without_pause
@@ -72,6 +72,7 @@ def suspend_claim(
     """
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
+    _refuse_moving(claim)
     if claim.state in (ClaimState.SUSPENDING, ClaimState.SUSPENDED):
         return _take_over(claim, principal) if by == SuspendedBy.OWNER else claim
     before = {"state": claim.state}
@@ -81,15 +82,14 @@ def suspend_claim(
         states.move(claim, ClaimState.SUSPENDED, assigned_at=without_pause(claim, timezone.now()), **values)
         _record(principal, "claim.suspend", claim, before, {"state": claim.state, **facts})
         return claim
-    _refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
-    _refuse_kind(claim)
+    refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
+    refuse_kind(claim)
     assignments = list(claim.assignments.live().select_related("gpu__node").order_by("gpu_id"))
-    _refuse_nodes([item.gpu.node for item in assignments])
+    refuse_nodes([item.gpu.node for item in assignments])
     memory_mib = sum(item.held_memory_mib for item in assignments)
     # The order of locks: quotas, GPUs (of lent core), nodes.
     states.charge_to(claim, {**claim.charged, Resource.HOST_MEMORY_MIB: memory_mib}, principal=principal)
-    states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, **values)
-    _take_host_memory(assignments)
+    begin_suspension(claim, assignments, **values)
     raise_frames({item.gpu.node_id for item in assignments})
     after = {"state": claim.state, "host_memory_mib": memory_mib, **facts}
     _record(principal, "claim.suspend", claim, before, after)
@@ -119,7 +119,7 @@ def resume_claim(
     claim = locked(claim, versions)
     if claim.state in (ClaimState.RESUMING, ClaimState.ACTIVE) or by not in (SuspendedBy.OWNER, claim.suspended_by):
         return claim
-    _refuse_state(claim, wanted=ClaimState.SUSPENDED, what="resumed")
+    refuse_state(claim, wanted=ClaimState.SUSPENDED, what="resumed")
     before = {"state": claim.state}
     states.move(claim, ClaimState.RESUMING, reasons=[])
     _record(principal, "claim.resume", claim, before, {"state": claim.state, "by": by})
@@ -160,7 +160,7 @@ def host_memory(claim: Claim) -> list[dict[str, Any]]:
     ]
 
 
-def _refuse_state(claim: Claim, *, wanted: str, what: str) -> None:
+def refuse_state(claim: Claim, *, wanted: str, what: str) -> None:
     if claim.state != wanted:
         advice = ADVICE.get(ClaimState(claim.state))
         then = f": {advice}." if advice else "."
@@ -168,7 +168,12 @@ def _refuse_state(claim: Claim, *, wanted: str, what: str) -> None:
         raise WrongState(f"The claim is {claim.state}, and only {article} claim can be {what}{then}", state=claim.state)
 
 
-def _refuse_kind(claim: Claim) -> None:
+def _refuse_moving(claim: Claim) -> None:
+    if claim.state in PUT_ASIDE and claim.assignments.filter(other_gpu__isnull=False).exists():
+        raise WrongState("The claim is being moved: wait until it is active.", state=claim.state)
+
+
+def refuse_kind(claim: Claim) -> None:
     if claim.pod is not None:
         kind = "ResourceClaim" if claim.is_of_resource_claim else "pod"
         raise CannotSuspend(
@@ -186,7 +191,7 @@ def _refuse_kind(claim: Claim) -> None:
         )
 
 
-def _refuse_nodes(nodes: Sequence[Node]) -> None:
+def refuse_nodes(nodes: Sequence[Node]) -> None:
     for node in nodes:
         if not node.online:
             raise NodeUnreachable(f"Node {node.name} is not connected: try again when it is back.", node=node.name)
@@ -199,7 +204,9 @@ def _refuse_nodes(nodes: Sequence[Node]) -> None:
             )
 
 
-def _take_host_memory(assignments: Sequence[Assignment]) -> None:
+def begin_suspension(claim: Claim, assignments: Sequence[Assignment], **values: object) -> None:
+    """Want the claim's programs off these GPUs, and take the host memory for them. Raises NoHostMemory."""
+    states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, **values)
     needed: Counter[int] = Counter()
     for item in assignments:
         needed[item.gpu.node_id] += item.held_memory_mib
@@ -207,6 +214,7 @@ def _take_host_memory(assignments: Sequence[Assignment]) -> None:
             state=AssignmentState.SUSPENDING,
             generation=item.generation + 1,
             held_host_memory_mib=item.held_memory_mib,
+            other_gpu=item.other_gpu,
             reason=None,
         )
     for node_id, memory_mib in sorted(needed.items()):

@@ -33,7 +33,7 @@ class Ended(Failure):
 
 
 class Refused(Failure):
-    """The node could not suspend or resume the claim, which stays as it was."""
+    """The node could not suspend, resume or move the claim, which stays as it was."""
 
 
 def path_of(uid: str) -> str:

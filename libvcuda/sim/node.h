@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 9
+#define SIM_VERSION 10
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_MAX_PROCESSES 256

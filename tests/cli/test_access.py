@@ -207,6 +207,7 @@ COMMANDS = OF_THE_TABLE | {
     "DELETE claims/{}/": "claim release",
     "POST claims/{}/suspend/": "claim suspend",
     "POST claims/{}/resume/": "claim resume",
+    "POST claims/{}/move/": "claim move",
     "POST claims/{}/renew/": "claim renew",
     "GET claims/{}/env/": "claim env",
     "PATCH gpus/{}/": "gpu cordon",

@@ -276,7 +276,7 @@ def make_people(cast: Cast) -> dict[str, str]:
 
 
 CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
-CLAIM_VERBS = ("", "release/", "renew/", "env/", "suspend/", "resume/")
+CLAIM_VERBS = ("", "release/", "renew/", "env/", "suspend/", "resume/", "move/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 

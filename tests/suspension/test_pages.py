@@ -6,6 +6,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from apps.nodes.models import Node
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
@@ -136,3 +137,25 @@ def test_selected_claims_are_suspended_after_a_preview(
     max_.post(reverse("claims"), {"act": "suspend", "pick": chosen, "confirmed": "yes"})
     running.refresh_from_db()
     assert running.state == "suspending"
+
+
+def test_the_page_moves_a_claim_and_says_if_that_failed(
+    cast: Cast, machine: Machine, browser: Callable[[str], Client]
+) -> None:
+    claim, assignment = placed(cast, machine, core_request=30, memory_mib=8 * GIB)
+    max_ = browser("max")
+    page = page_of(max_, claim)
+    assert "stop where they are for up to 6 s, and go on on other GPUs of gpu1" in page
+    assert "move-dialog" not in page_of(browser("vera"), claim)
+    answer = max_.post(reverse("move", args=[claim.uid]), follow=True)
+    assert "is being moved to another GPU" in answer.content.decode()
+    assert "Its programs stand still while their GPU memory moves to another GPU" in page_of(max_, claim)
+    machine.obey()
+    assert "Being moved" in page_of(max_, claim)
+    machine.say(seen(assignment, "suspended", suspend_refused="It has no device file of GPU-1."))
+    machine.obey()
+    page = page_of(max_, claim)
+    assert "The node could not move the claim, and its programs go on where they were:" in page
+    assert "It has no device file of GPU-1." in page
+    Node.objects.update(can_move=False)
+    assert "move-dialog" not in page_of(max_, claim)

@@ -26,12 +26,12 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, OverQuota
 from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
-from apps.scheduling.services.claims.suspension_reports import RESUME_REFUSED, SUSPEND_REFUSED
+from apps.scheduling.services.claims.suspension_reports import MOVE_REFUSED, RESUME_REFUSED, SUSPEND_REFUSED
 from apps.scheduling.services.cycles.queue import find_place
 from apps.suspension.rotation.places import sharing
 
-# Codes of the reasons that a claim shows after its node refused to suspend or resume it.
-REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED)
+# Codes of the reasons that a claim shows after its node refused to suspend, resume or move it.
+REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED)
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (

@@ -1,4 +1,4 @@
-"""Orders to suspend and to resume a claim, from its page and for selected claims of the list."""
+"""Orders to suspend, resume and move a claim, from its page and for selected claims of the list."""
 
 import uuid
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from apps.console.shell.lists.bulk import NothingToDo
 from apps.console.shell.page_access import page
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState
+from apps.suspension.moving import move_claim
 from apps.suspension.services import resume_claim, suspend_claim
 from gpucloud.errors import Conflict
 
@@ -33,6 +34,19 @@ def suspend(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpR
 def resume(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
     """Resume the claim; an obstacle is shown on its page."""
     return _give(request, principal, uid, resume_claim)
+
+
+@require_POST
+@page
+def move(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
+    """Move the claim to other GPUs of its node; an obstacle is shown on its page."""
+    try:
+        claim = move_claim(principal=principal, claim=find(principal, uid))
+    except Conflict as error:
+        messages.error(request, describe_error(error))
+    else:
+        messages.success(request, _("{0} is being moved to another GPU.").format(claim))
+    return redirect("claim", uid=uid)
 
 
 def _give(request: HttpRequest, principal: Principal, uid: uuid.UUID, order: Order) -> HttpResponse:

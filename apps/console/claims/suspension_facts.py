@@ -3,6 +3,8 @@
 from typing import Any
 
 from apps.scheduling.models import Claim, ClaimState
+from apps.scheduling.models.claim import PUT_ASIDE
+from apps.suspension.moving import pause_seconds
 
 
 def find_suspension_facts(claim: Claim) -> dict[str, Any]:
@@ -18,11 +20,17 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
     free = {node.pk: max(0, node.host_memory_mib - node.host_memory_used_mib) for node in nodes.values()}
     short = next((node for node in nodes.values() if needed[node.pk] > free[node.pk]), None)
     alone = claim.pod is None and claim.reservation_id is None and claim.group is None
-    return {
-        "may_suspend": claim.state == ClaimState.ACTIVE
+    may_suspend = (
+        claim.state == ClaimState.ACTIVE
         and alone
         and bool(nodes)
-        and all(node.can_suspend and node.online for node in nodes.values()),
+        and all(node.can_suspend and node.online for node in nodes.values())
+    )
+    return {
+        "may_suspend": may_suspend,
+        "may_move": may_suspend and not claim.borrowed_core and [node.can_move for node in nodes.values()] == [True],
+        "pause_seconds": pause_seconds(claim),
+        "is_moving": claim.state in PUT_ASIDE and any(item.other_gpu_id is not None for item in live),
         "may_resume": claim.state == ClaimState.SUSPENDED,
         "may_stay": claim.waits_to_resume,
         "needed_mib": sum(needed.values()),

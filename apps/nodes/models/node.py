@@ -92,6 +92,8 @@ class Node(Row):
     arbiter = models.BooleanField(default=False, db_default=False)
     # True if its driver can suspend processes; and its memory that suspended claims may take together, and do take.
     can_suspend = models.BooleanField(default=False, db_default=False)
+    # True if suspended claims may resume on other GPUs of the node, of the same model.
+    can_move = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

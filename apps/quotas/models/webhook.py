@@ -19,9 +19,10 @@ class EventKind(models.TextChoices):
     CLAIM_RELEASED = "claim.released", _("A claim is released.")
     CLAIM_SUSPENDED = "claim.suspended", _("A claim is suspended: its GPU memory is in its node's memory.")
     CLAIM_RESUMED = "claim.resumed", _("The programs of a suspended claim are on their GPUs again.")
+    CLAIM_MOVED = "claim.moved", _("A claim's programs were moved to other GPUs of their node.")
     CLAIM_SUSPEND_FAILED = (
         "claim.suspend_failed",
-        _("A claim could not be suspended and runs on, or not be resumed and stays suspended; `why` says the cause."),
+        _("A claim could not be suspended or moved and runs on, or not be resumed and stays suspended; `why` tells."),
     )
     CLAIM_OVER_QUOTA = "claim.over_quota", _("A claim waits because its tenant's quota has no room for it.")
     CLAIM_PREEMPTION_NOTICE = "claim.preemption_notice", _("A claim will lose its GPUs at the time in the message.")

@@ -49,6 +49,9 @@ class Assignment(Row):
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     claim = models.ForeignKey(Claim, on_delete=models.PROTECT, related_name="assignments")
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="assignments")
+    # While its programs move: the other GPU of the node on which it holds as much as on `gpu`. Where they go, until
+    # they have left `gpu`; then where they came from.
+    other_gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, null=True, related_name="+")
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()
@@ -74,7 +77,7 @@ class Assignment(Row):
             *checks(
                 assignment_state_known=Q(state__in=AssignmentState.values),
                 assignment_released_holds_nothing=~Q(state="released")
-                | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0),
+                | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0, other_gpu=None),
                 assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
             ),
             models.UniqueConstraint(
@@ -86,6 +89,11 @@ class Assignment(Row):
             models.Index(fields=["state", "-id"], name="assignment_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="assignment_by_change"),
         ]
+
+    @property
+    def gpus_held(self) -> list[int]:
+        """The keys of the GPUs on which it holds its share: of two while its programs move."""
+        return [key for key in (self.gpu_id, self.other_gpu_id) if key is not None]
 
     def __str__(self) -> str:
         return f"{self.claim} on {self.gpu}"

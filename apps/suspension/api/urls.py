@@ -7,4 +7,5 @@ from apps.suspension.api import claims
 urlpatterns = [
     path("claims/<uuid:uid>/suspend/", claims.ClaimSuspend.as_view()),
     path("claims/<uuid:uid>/resume/", claims.ClaimResume.as_view()),
+    path("claims/<uuid:uid>/move/", claims.ClaimMove.as_view()),
 ]

@@ -1,4 +1,4 @@
-"""`claim create|resize|suspend|resume|release|exec`."""
+"""`claim create|resize|suspend|resume|move|release|exec`."""
 
 import time
 from dataclasses import replace
@@ -137,6 +137,28 @@ def resume(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool
     _order(invocation, name, "resume", wait, dry_run=dry_run, states=("active", "suspended"))
 
 
+@click.command()
+@CLAIM_ARGUMENT
+@click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="a GPU on which it is to be; repeat for each")
+@click.option("--wait", type=DURATION, help="wait for this long until its programs run there; then exit 5")
+@DRY_RUN
+@output_options
+@pass_invocation
+def move(invocation: Invocation, /, name: str, gpus: tuple[str, ...], wait: int | None, dry_run: bool) -> None:
+    """Move a claim's programs to other GPUs of their node; they stand still meanwhile.
+
+    Example: gpucloud claim move train --wait 60s
+    """
+    with invocation.api() as api:
+        wanted = {"gpus": list(gpus)} if gpus else {}
+        claim = api.post(f"{_path(api, name)}move/", wanted, dry_run=True if dry_run else None).body
+        if wait is not None and not dry_run:
+            claim = claiming.await_active(api, claim, seconds=wait)
+            if any(reason["code"] == "move-refused" for reason in claim["reasons"]):
+                raise claiming.Refused(f"Claim {claim['uid']} stays where it was: {claiming.why(claim)}.")
+        invocation.show(claim)
+
+
 def _order(
     invocation: Invocation, name: str, order: str, wait: int | None, *, dry_run: bool, states: tuple[str, str]
 ) -> None:
@@ -203,4 +225,4 @@ def execute(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> N
     become(place, command[1:] if command[0] == "--" else command)
 
 
-COMMANDS = {"claim": (create, wait_for, resize, suspend, resume, release, execute)}
+COMMANDS = {"claim": (create, wait_for, resize, suspend, resume, move, release, execute)}

@@ -162,11 +162,14 @@ def note(claim: Claim, what: str, **facts: object) -> None:
     audit.record(SYSTEM, f"claim.{what}", claim, after=facts)
 
 
-def move(claim: Claim, state: str, **values: object) -> None:
-    """Save the claim in this state, add it to the timeline, and notify watchers and webhooks."""
+def move(claim: Claim, state: str, event: EventKind | None = None, /, **values: object) -> None:
+    """Save the claim in this state, add it to the timeline, and notify watchers and webhooks.
+
+    `event`: of webhooks, instead of the usual one of the change.
+    """
     now = timezone.now()
     borrowing.settle(claim, state)
-    kind = _find_event(claim, state) if state != claim.state else None
+    kind = (event or _find_event(claim, state)) if state != claim.state else None
     if claim.suspended_by == SuspendedBy.ROTATION and kind in ROUTINE:
         kind = None
     if state != claim.state:

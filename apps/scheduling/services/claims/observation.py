@@ -1,5 +1,6 @@
 """Observed state: the limits that agents report as in force. Only a confirmed report of it frees anything."""
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from django.utils import timezone
 from agent import wire
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
+from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports
@@ -82,8 +84,9 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
     # Without the assignments from before the claim was preempted.
     live = claim.assignments.live()
-    assignments = list(live.select_related("gpu").order_by("gpu_id"))
+    assignments = list(live.select_related("gpu", "other_gpu").order_by("gpu_id"))
     before = {item.pk: _facts(item) for item in assignments}
+    moving = suspension_reports.find_moves(assignments)
     values = _take_all(claim, assignments, said)
     changed = [item for item in assignments if _facts(item) != before[item.pk]]
     if not changed:
@@ -91,27 +94,30 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     queued = claim.waits_to_resume
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
-    freed = {item.gpu.node_id: 0 for item in changed}
-    for item in changed:
-        freed[item.gpu.node_id] += _write(item)
+    nodes = {item.gpu.node_id for item in changed}
+    freed = _write_all(changed)
     state = _state_of(claim, assignments, queued=queued)
     if state == ClaimState.RELEASED and claim.preempt_at is not None:
         states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
     elif state == ClaimState.SUSPENDED:
         states.move(claim, state, **values, yields_at=None, **states.NOT_PREEMPTED)
+    elif moving and state == ClaimState.ACTIVE and claim.state == ClaimState.RESUMING:
+        states.note(claim, "moved", moves=moving)
+        states.move(claim, state, EventKind.CLAIM_MOVED, **values)
     else:
         states.move(claim, state, **values)
     for node_id, memory_mib in sorted(freed.items()):
         if memory_mib:
             capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)
     if values:
-        raise_frames(set(freed))
+        raise_frames(nodes)
 
 
 def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wire.Observation]) -> dict[str, Any]:
     """Bring the unsaved rows in step with the reports; return further values of the claim.
 
-    There are some if an agent refused to suspend or resume it: then the nodes' desired state has changed, too.
+    There are some if an agent refused to suspend or resume it, or its programs have left the GPUs from which they move:
+    then the nodes' desired state has changed, too.
     """
     values: dict[str, Any] = {}
     if why := suspension_reports.find_refusal(claim, assignments, said):
@@ -120,13 +126,14 @@ def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wi
         for item in assignments:
             if str(item.uid) in said:
                 _take_one(item, said[str(item.uid)])
+        values = suspension_reports.turn_to_targets(claim, assignments)
     suspension_reports.settle_holds(assignments)
     return values
 
 
 FIELDS = (
-    "state", "held_core", "held_memory_mib", "held_host_memory_mib", "generation", "observed_generation", "in_force_at",
-    "reason",
+    "gpu_id", "other_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib", "generation",
+    "observed_generation", "in_force_at", "reason",
 )  # fmt: skip
 
 
@@ -164,15 +171,27 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> None:
     assignment.reason = said.reason
 
 
-def _write(assignment: Assignment) -> int:
-    """Save the row, and free what it no longer holds of its GPU; return the host memory that it no longer holds."""
-    held = Assignment.objects.values_list("held_core", "held_memory_mib", "held_host_memory_mib").get(pk=assignment.pk)
-    core, memory_mib = held[0] - assignment.held_core, held[1] - assignment.held_memory_mib
-    assignment.change(**{name: getattr(assignment, name) for name in FIELDS})
-    if core or memory_mib:
-        capacity.give_back(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib)
-    host_memory_mib: int = held[2] - assignment.held_host_memory_mib
-    return host_memory_mib
+HELD = ("held_core", "held_memory_mib")
+
+
+def _write_all(assignments: list[Assignment]) -> dict[int, int]:
+    """Save the rows, and free what they no longer hold of GPUs; return the host memory that comes free, by node."""
+    # By GPU: core, memory.
+    freed: dict[int, list[int]] = {}
+    host: Counter[int] = Counter()
+    for item in assignments:
+        before = Assignment.objects.get(pk=item.pk)
+        item.change(**{name: getattr(item, name) for name in FIELDS})
+        for row, sign in ((before, 1), (item, -1)):
+            host[item.gpu.node_id] += sign * row.held_host_memory_mib
+            for key in row.gpus_held:
+                amounts = freed.setdefault(key, [0, 0])
+                freed[key] = [one + sign * getattr(row, name) for one, name in zip(amounts, HELD, strict=True)]
+    # In key order, as every change of several GPUs.
+    for key, (core, memory_mib) in sorted(freed.items()):
+        if core or memory_mib:
+            capacity.give_back(gpu_id=key, core=core, memory_mib=memory_mib)
+    return dict(host)
 
 
 def _shrink(assignment: Assignment, memory_bytes: int) -> None:

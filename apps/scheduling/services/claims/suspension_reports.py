@@ -2,7 +2,8 @@
 
 The GPUs are free once all of the claim's assignments were observed suspended, and the host memory once all are in
 force. Until then an agent that refuses can go back, because nothing was given to others. A refusal is answered by a
-generation that wants what is; nothing is tried again by itself.
+generation that wants what is; nothing is tried again by itself. A claim that moves holds its share on both GPUs
+until it is in force on one of them, so it can go back from anywhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from msgspec import UNSET
 from agent import wire
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import PUT_ASIDE
 from apps.scheduling.services.charging import states
 
@@ -22,7 +24,7 @@ IN_FORCE = frozenset({AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT})
 # States in which reports are taken by `take_report`.
 PUT_ASIDE_STATES = frozenset({AssignmentState.SUSPENDING, AssignmentState.SUSPENDED, AssignmentState.RESUMING})
 # Codes of the reasons that a refused claim shows until it is suspended or resumed again.
-SUSPEND_REFUSED, RESUME_REFUSED = "suspend-refused", "resume-refused"
+SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED = "suspend-refused", "resume-refused", "move-refused"
 
 Said = Mapping[str, wire.Observation]
 
@@ -51,6 +53,9 @@ def find_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said) ->
     if claim.state not in (ClaimState.SUSPENDING, ClaimState.RESUMING):
         return None
     for assignment, report in _current(assignments, said):
+        if claim.state == ClaimState.RESUMING and assignment.other_gpu_id is not None and report.state != "suspended":
+            # Some may be on the new GPU already: the agent tries again until all are, or none is.
+            continue
         if assignment.state in PUT_ASIDE_STATES and report.suspend_refused is not UNSET:
             return report.suspend_refused
         if assignment.state == AssignmentState.SUSPENDING and report.state == "failed":
@@ -60,34 +65,64 @@ def find_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said) ->
 
 def answer_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said, why: str) -> dict[str, Any]:
     """Want what is, under a new generation; return the values that the caller saves with the claim."""
-    suspends = claim.state == ClaimState.SUSPENDING
+    suspends, moves = claim.state == ClaimState.SUSPENDING, bool(find_moves(assignments))
     reports = {assignment.pk: report.state for assignment, report in _current(assignments, said)}
     for assignment in assignments:
         state = reports.get(assignment.pk)
         if suspends:
             assignment.state = state if state in IN_FORCE else AssignmentState.RESUMING
+        elif moves:
+            # Back to where it came from, whose room it still holds.
+            assignment.state = AssignmentState.RESUMING
+            assignment.gpu = assignment.other_gpu or assignment.gpu
         else:
             done = state == "suspended"
             assignment.state = AssignmentState.SUSPENDED if done else AssignmentState.SUSPENDING
         if state is not None:
             assignment.observed_generation = assignment.generation
         assignment.generation += 1
-        assignment.reason = None
-    action = "suspend" if suspends else "resume"
+        assignment.reason = assignment.other_gpu = None
+    action = "move" if moves else "suspend" if suspends else "resume"
     states.note(claim, "suspend-failed", action=action, why=why)
     states.tell_of(claim, EventKind.CLAIM_SUSPEND_FAILED, action=action, why=why)
-    reason = {"code": SUSPEND_REFUSED if suspends else RESUME_REFUSED, "gpus": 0, "detail": why}
+    code = MOVE_REFUSED if moves else SUSPEND_REFUSED if suspends else RESUME_REFUSED
+    reason = {"code": code, "gpus": 0, "detail": why}
     return {"generation": claim.generation + 1, "reasons": [reason]}
 
 
+def find_moves(assignments: Sequence[Assignment]) -> list[dict[str, str]]:
+    """Return from which GPU to which each of these assignments moves: a list of uuids, empty if none does."""
+    return [
+        {"from": item.gpu.uuid, "to": item.other_gpu.uuid}
+        if item.state in WANTED_SUSPENDED
+        else {"from": item.other_gpu.uuid, "to": item.gpu.uuid}
+        for item in assignments
+        if item.other_gpu is not None
+    ]
+
+
+def turn_to_targets(claim: Claim, assignments: Sequence[Assignment]) -> dict[str, Any]:
+    """Want a claim that moves on its new GPUs once all of it has left the old ones; return the claim's new values."""
+    left = all(item.state == AssignmentState.SUSPENDED for item in assignments)
+    if claim.state != ClaimState.SUSPENDING or not left or not find_moves(assignments):
+        return {}
+    for item in assignments:
+        if item.other_gpu is not None:
+            item.gpu, item.other_gpu = item.other_gpu, item.gpu
+        item.state = AssignmentState.RESUMING
+        item.generation += 1
+    return {"generation": claim.generation + 1}
+
+
 def settle_holds(assignments: Sequence[Assignment]) -> None:
-    """Free the GPUs if all of the claim is suspended, the host memory if all of it is in force."""
+    """Free the GPUs if all of the claim is suspended, the host memory and GPUs left by a move if all is in force."""
     of = {assignment.state for assignment in assignments}
     for assignment in assignments:
         if of == {AssignmentState.SUSPENDED}:
             assignment.held_core = assignment.held_memory_mib = 0
         elif of <= IN_FORCE or assignment.state == AssignmentState.RELEASED:
             assignment.held_host_memory_mib = 0
+            assignment.other_gpu = None
 
 
 def find_state(claim: Claim, assignments: Sequence[Assignment], *, queued: bool) -> str | None:

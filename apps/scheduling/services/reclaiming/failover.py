@@ -89,11 +89,15 @@ def _locked_if_silent(seen: Node) -> Node | None:
 def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
     """Release these assignments, whose node will not confirm it, and free what they hold of their GPUs."""
     saved: Counter[int] = Counter()
-    for item in live.select_related("gpu").order_by("gpu_id", "pk"):
-        capacity.give_back(gpu_id=item.gpu_id, core=item.held_core, memory_mib=item.held_memory_mib)
+    rows = list(live.select_related("gpu").order_by("gpu_id", "pk"))
+    for key, core, memory_mib in sorted(
+        (key, item.held_core, item.held_memory_mib) for item in rows for key in item.gpus_held
+    ):
+        capacity.give_back(gpu_id=key, core=core, memory_mib=memory_mib)
+    for item in rows:
         saved[item.gpu.node_id] += item.held_host_memory_mib
         nothing = {"held_core": 0, "held_memory_mib": 0, "held_host_memory_mib": 0}
-        item.change(state=AssignmentState.RELEASED, reason=reason, **nothing)
+        item.change(state=AssignmentState.RELEASED, reason=reason, other_gpu=None, **nothing)
     for node_id, memory_mib in sorted(saved.items()):
         if memory_mib:
             capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)
