@@ -1,4 +1,4 @@
-"""By whose order a claim is put aside, and who ends it."""
+"""Orders of the owner and of the platform: who puts a claim aside, and who ends it."""
 
 import json
 from collections.abc import Callable
