@@ -31,7 +31,7 @@ from agent import wire
 from agent.settings import available_mib
 from apps.scheduling.core.rotation import Member, Rules, Scene, SharedGpu, plan
 from benchmarks.report import print_report
-from benchmarks.suspend import CONTEXT_MIB, MIB, Bench, Program
+from benchmarks.suspend.machine import CONTEXT_MIB, MIB, Bench, Program
 from tests.agent.control import Control
 
 GPU, NODE = "gpu", "node"

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 # Keeps a hash chain in GPU memory: each link is read from there, hashed and written back.
 PROGRAM = """
 import ctypes, hashlib, json, signal, sys, time
+size = int(sys.argv[1]) << 20
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context, block = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
 def check(error):
@@ -30,7 +31,7 @@ signal.signal(signal.SIGTERM, lambda *_: over.append(True))
 check(cuda.cuInit(0))
 check(cuda.cuDeviceGet(ctypes.byref(device), 0))
 check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device))
-check(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64 << 20)))
+check(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(size)))
 link, rounds = ctypes.create_string_buffer(b"seed", 32), 0
 check(cuda.cuMemcpyHtoD_v2(block, link, ctypes.c_size_t(32)))
 while not over:
@@ -57,9 +58,11 @@ def chain(rounds: int) -> str:
 class Chain:
     """The program under a claim."""
 
-    def __init__(self, claims: Claims, uid: str, log: Path) -> None:
+    def __init__(self, claims: Claims, uid: str, log: Path, mib: int = 64) -> None:
         self._log = log
-        self.process: subprocess.Popen[bytes] = claims.platform.run(uid, sys.executable, "-c", PROGRAM, log=log)
+        self.process: subprocess.Popen[bytes] = claims.platform.run(
+            uid, sys.executable, "-c", PROGRAM, str(mib), log=log
+        )
         claims.programs.append(self.process)
 
     def said(self) -> list[dict[str, object]]:

@@ -7,7 +7,9 @@ GIB is counted up in each step and its checksum is part of the line. On each lin
 allocation that it can have, in MiB, after it emptied PyTorch's cache.
 """
 
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +21,8 @@ import torch
 
 KIND, GIB, STEPS = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 STEP_SECONDS = 0.02
+# For a program that hangs: where all its threads are.
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 probes = threading.Semaphore(0)
 
 
