@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError
+from django.db.models import Model
 from django.db.models.sql.compiler import SQLCompiler
 
 from apps.clusters.extender import predicates
@@ -15,10 +16,11 @@ from apps.clusters.importing import following
 from apps.clusters.kube.client import Client, Refused
 from apps.clusters.models import Cluster, PodHold
 from apps.clusters.services import bindings, clusters, outside
+from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
-from tests.cast import Cast, Machine, ask, give_plenty
+from tests.cast import GIB, Cast, Machine, ask, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import Paper, container, node, pod, request
 
@@ -104,6 +106,50 @@ def test_a_pod_that_is_asked_about_again_is_promised_once(cast: Cast, cluster: C
     make_claim(cast, 40)
     assert world.ask("p")["gpus"] == "0"
     assert PodHold.objects.get().gpu == before.gpu
+
+
+def promise(cluster: Cluster, gpu: Gpu, *, memory_mib: int = 256) -> bool:
+    """Promise a tenth of the GPU to a pod that nothing else is known of."""
+    parts = {gpu.pk: (10, memory_mib)}
+    return outside.promise(cluster=cluster, pod_uid="uid-p", parts=parts, known={}, shown=lambda *_: (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("of", "change"),
+    [
+        (Gpu, {"core_used": 91}),
+        (Gpu, {"core_outside": 91}),
+        (Gpu, {"memory_used_mib": 24 * GIB - 255}),
+        (Gpu, {"memory_outside_mib": 24 * GIB - 255}),
+        (Gpu, {"cordoned": True}),
+        (Gpu, {"unhealthy": "XID 79"}),
+        (Gpu, {"present": False}),
+        (Node, {"cordoned": True}),
+        (Node, {"last_seen_at": "2026-01-01T00:00:00Z"}),
+    ],
+)
+def test_a_gpu_that_has_not_as_much_or_is_closed_is_not_promised(
+    cluster: Cluster, machine: Machine, monkeypatch: pytest.MonkeyPatch, of: type[Model], change: Json
+) -> None:
+    # It is asked for what it knew before, and that has not changed.
+    monkeypatch.setattr(outside, "_promise_known", lambda **_: False)
+    gpu = machine.gpu(0)
+    assert promise(cluster, gpu)
+    outside.drop(cluster=cluster, pod_uid="uid-p")
+    of._default_manager.update(**change)
+    before = Gpu.objects.get(pk=gpu.pk)
+    assert not promise(cluster, gpu)
+    after = Gpu.objects.get(pk=gpu.pk)
+    assert (after.core_outside, after.memory_outside_mib) == (before.core_outside, before.memory_outside_mib)
+    assert not PodHold.objects.exists()
+
+
+def test_a_pod_that_is_chosen_for_elsewhere_gives_back_what_it_was_promised(cluster: Cluster, machine: Machine) -> None:
+    first, second = machine.gpu(0), machine.gpu(1)
+    assert promise(cluster, first)
+    assert promise(cluster, second)
+    assert list(PodHold.objects.values_list("gpu", flat=True)) == [second.pk]
+    assert [machine.gpu(index).core_outside for index in (0, 1)] == [0, 10]
 
 
 def test_a_promise_compiles_no_query(cast: Cast, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,13 +55,13 @@ def give_back(*, gpu_id: int, core: int, memory_mib: int) -> None:
     _add(Gpu.objects.filter(pk=gpu_id), core_used=-core, memory_used_mib=-memory_mib)
 
 
-# For a statement that writes who uses it, too: take `core` and `memory_mib` without a claim of the present `gpu`, or
-# nothing. The row's lock is held for one statement only, and one that waited for it checks the row as it is then.
+# For a statement that writes who uses it, too: take `core` and `memory_mib` of the `gpu` without a claim, or nothing.
+# The row is locked for this statement only, and one that waited for it checks the row as it is then.
 TAKE_OUTSIDE = f"""
     UPDATE nodes_gpu
     SET core_outside = core_outside + %(core)s, memory_outside_mib = memory_outside_mib + %(memory_mib)s,
         version = version + 1, updated_at = %(now)s
-    WHERE id = %(gpu)s AND present AND core_used <= {WHOLE} - core_outside - %(core)s
+    WHERE id = %(gpu)s AND core_used <= {WHOLE} - core_outside - %(core)s
         AND memory_used_mib <= memory_mib - memory_outside_mib - %(memory_mib)s
 """  # noqa: S608
 
