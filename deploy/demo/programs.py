@@ -159,7 +159,7 @@ class Commands:
             more["GPUCLOUD_SIM_NODE"] = str(virtual_node(directory, node.name))
             more["LD_LIBRARY_PATH"] = library_path()
             # Simulated GPU memory takes next to no memory of this machine, in host memory neither.
-            more["GPUCLOUD_SUSPEND_MEMORY_MIB"] = str(64 * 1024)
+            more["GPUCLOUD_SUSPEND_MEMORY_MIB"] = str(256 * 1024)
         command = (PYTHON, "-m", "agent", "run", "--server", self.address, "--state-dir", str(directory))
         # The socket exists once it serves; an agent of an earlier launcher may have left an old one.
         socket = run_directory / "agent.sock"

@@ -49,7 +49,8 @@ class Member:
     `gpus`: those that it has, in or out; empty if no round has placed it, then it may have any of `allowed`. `served`:
     None if it did not take part yet. `since`: the time since when its programs run, or since when it waits. `draws`:
     the budgets of host memory (of its node, of its tenant) from which it takes what it saves. `stays`: it cannot go
-    out, or must not. `out_seconds`, `in_seconds`: how long it took to go out and in; None: not measured.
+    out, or must not. `moved_mib`: the memory that its programs use on all GPUs, or that is saved; None: not known, so
+    its limits count. `out_seconds`, `in_seconds`: how long it took to go out and in; None: not measured.
     """
 
     key: str
@@ -63,6 +64,7 @@ class Member:
     since: float = 0
     draws: tuple[str, ...] = ()
     stays: bool = False
+    moved_mib: int | None = None
     out_seconds: float | None = None
     in_seconds: float | None = None
 
@@ -109,14 +111,18 @@ def seconds_out(member: Member) -> float:
     """Return the time that the claim's programs need to leave their GPUs: as measured, or by their memory."""
     if member.out_seconds is not None:
         return member.out_seconds
-    return FIXED_SECONDS + member.memory_mib * member.gpu_count / OUT_MIB_PER_SECOND
+    return FIXED_SECONDS + _moved_mib(member) / OUT_MIB_PER_SECOND
 
 
 def seconds_in(member: Member) -> float:
     """Return the time that the claim's programs need to come back: as measured, or by their memory."""
     if member.in_seconds is not None:
         return member.in_seconds
-    return FIXED_SECONDS + member.memory_mib * member.gpu_count / IN_MIB_PER_SECOND
+    return FIXED_SECONDS + _moved_mib(member) / IN_MIB_PER_SECOND
+
+
+def _moved_mib(member: Member) -> int:
+    return member.memory_mib * member.gpu_count if member.moved_mib is None else member.moved_mib
 
 
 def share(member: Member, gpus: Mapping[str, SharedGpu]) -> float:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 
 from apps.nodes.models import Gpu
+from apps.nodes.services import latest
 from apps.quotas.models import Pool, Resource, ResourceQuota
 from apps.scheduling.core import rotation as core
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
@@ -30,6 +31,7 @@ REFUSED_FOR = timedelta(minutes=10)
 # New claims of one queue that a run considers, in the queue's order.
 MOST_NEWCOMERS = 50
 IN_FORCE = frozenset({AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT})
+MIB = 1 << 20
 MOVING = frozenset({ClaimState.ASSIGNED, ClaimState.SUSPENDING, ClaimState.RELEASING})
 # Reasons of a claim that a GPU's room would not help.
 NOT_ROOM = frozenset({"quota-exceeded", "budget-exceeded", "member-limit-exceeded", "set-aside"})
@@ -117,6 +119,7 @@ class _Reader:
     ) -> None:
         self.now, self.barred, self.gpus, self.held = now, barred, gpus, held
         self.on_gpu: dict[int, list[Claim]] = defaultdict(list)
+        _, self.samples = latest.samples()
         for rows in held.values():
             for row in rows:
                 self.on_gpu[row.gpu_id].append(rows[0].claim)
@@ -192,12 +195,21 @@ class _Reader:
             since=since.timestamp(),
             draws=tuple(sorted(draws)),
             stays=stays,
+            moved_mib=self._moved_mib(rows),
             out_seconds=measured.seconds_out(claim.timeline),
             in_seconds=measured.seconds_in(claim.timeline, timelines),
         )
 
     def _share(self, rows: list[Assignment]) -> float:
         return sum(share_of_gpu(rows[0].claim, self.gpus[row.gpu_id]) for row in rows)
+
+    def _moved_mib(self, rows: list[Assignment]) -> int | None:
+        """Return the memory that its programs use, or that is saved of them; None if it is not known."""
+        if rows[0].claim.state != ClaimState.ACTIVE:
+            return sum(row.held_host_memory_mib for row in rows)
+        found = [self.samples.get(row.uid) for row in rows]
+        known = [one.memory_bytes for one in found if one is not None and one.memory_bytes is not None]
+        return sum(known) // MIB if len(known) == len(rows) else None
 
     def _stays(self, claim: Claim, rows: list[Assignment]) -> bool:
         leaves = claim.preempt_at is not None or claim.yields_at is not None
