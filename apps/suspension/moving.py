@@ -6,7 +6,6 @@ claim is in force on the new GPUs. Until then it can go back, and does so if the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
@@ -50,13 +49,12 @@ def move_claim(
     principal: Principal,
     claim: Claim,
     gpus: Sequence[str] | None = None,
-    leaving: Sequence[str] | None = None,
     versions: etags.Versions = None,
 ) -> Claim:
     """Have the claim's programs move to other GPUs of their node. Repeatable while it moves.
 
-    `gpus`: the uuids of all GPUs on which it is to be, as many as it has; None: the placement policy chooses in place
-    of `leaving`, by default all that it is on. Raises WrongState, CannotSuspend, SuspendUnsupported, NodeUnreachable,
+    `gpus`: the uuids of all GPUs on which it is to be, as many as it has; None: the placement policy chooses
+    others than its own. Raises WrongState, CannotSuspend, SuspendUnsupported, NodeUnreachable,
     CannotMove, NoRoomToMove, NoHostMemory, QuotaExceeded (of host memory), PreconditionFailed, RoleMissing.
     """
     principal.require_role(claim.tenant, "member")
@@ -68,7 +66,7 @@ def move_claim(
     refuse_state(claim, wanted=ClaimState.ACTIVE, what="moved")
     refuse_kind(claim)
     node = _find_node(claim, assignments)
-    chosen = _named(node, assignments, gpus) if gpus is not None else _chosen(claim, node, assignments, leaving)
+    chosen = _named(node, assignments, gpus) if gpus is not None else _chosen(claim, node, assignments)
     moving = [(item, target) for item, target in zip(assignments, chosen, strict=True) if target != item.gpu]
     if not moving:
         raise CannotMove("It is on these GPUs already.", node=node.name)
@@ -144,10 +142,9 @@ def _named(node: Node, assignments: Sequence[Assignment], uuids: Sequence[str]) 
     return chosen
 
 
-def _chosen(claim: Claim, node: Node, assignments: Sequence[Assignment], leaving: Sequence[str] | None) -> list[Gpu]:
+def _chosen(claim: Claim, node: Node, assignments: Sequence[Assignment]) -> list[Gpu]:
     """Return the GPU of each assignment by the placement policy of the pool. Raises NoRoomToMove."""
-    leaves = [item for item in assignments if leaving is None or item.gpu.uuid in leaving]
-    here, models = {item.gpu.uuid for item in assignments}, {item.gpu.model for item in leaves}
+    here, models = {item.gpu.uuid for item in assignments}, {item.gpu.model for item in assignments}
     devices = {
         device.state.uuid: device
         for device in read_devices(claim.pool, Q(node=node))
@@ -155,21 +152,24 @@ def _chosen(claim: Claim, node: Node, assignments: Sequence[Assignment], leaving
     }
     fleet = [device.state for device in devices.values()]
     held = read_reserved(claim.pool, now=timezone.now()).withheld_from(claim, lambda: fleet)
-    # Its own GPUs' labels are its own.
-    request = replace(request_of(claim), gpu_count=len(leaves))
-    answer: Any = Fleet(fleet, read_nodes(claim.pool), policy=claim.pool.placement_policy).place(request, held=held)
+    answer: Any = Fleet(fleet, read_nodes(claim.pool), policy=claim.pool.placement_policy).place(
+        request_of(claim), held=held
+    )
     if isinstance(answer, Refused):
         why = "; ".join(reason.detail for reason in answer.reasons)
         raise NoRoomToMove(f"No other GPUs of node {node.name} of its model have room for it: {why}.", node=node.name)
     gpus = Gpu.objects.in_bulk([devices[uuid].pk for uuid in answer.gpus])
-    targets = [gpus[devices[uuid].pk] for uuid in answer.gpus]
-    return [targets.pop(0) if item in leaves else item.gpu for item in assignments]
+    return [gpus[devices[uuid].pk] for uuid in answer.gpus]
+
+
+def lock_gpus(keys: set[int]) -> dict[int, Gpu]:
+    """Lock these GPUs, by key, in the order in which rounds do it."""
+    return {gpu.pk: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")}
 
 
 def _take_targets(claim: Claim, node: Node, moving: Sequence[tuple[Assignment, Gpu]]) -> None:
     """Charge the claim's share on the GPUs to which it moves, too. Raises CannotMove, NoRoomToMove."""
-    keys = {gpu.pk for item, target in moving for gpu in (item.gpu, target)}
-    gpus = {gpu.pk: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")}
+    gpus = lock_gpus({gpu.pk for item, target in moving for gpu in (item.gpu, target)})
     guard = Guard([target.pk for _, target in moving], now=timezone.now())
     for item, target in sorted(moving, key=lambda pair: pair[1].pk):
         gpu = gpus[target.pk]
