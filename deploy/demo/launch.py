@@ -21,8 +21,8 @@ POSTGRES, VALKEY, SERVER, SCHEDULER, WORKER, AGENTS, PROGRAMS = range(7)
 STEPS = 6
 # After a launcher was killed, its children still hold the port for a moment.
 PORT_SECONDS = 5.0
-MIGRATE_SECONDS = 300.0
-SEED_SECONDS = 300.0
+# Migrations included.
+SEED_SECONDS = 600.0
 # A seeded program that fails this often in a row (half a minute) has lost its claim: somebody released it.
 PROGRAM_DEATHS = 8
 
@@ -96,10 +96,10 @@ class Launch:
         self.supervisor.wait_ready(started)
 
     def _database(self) -> None:
-        self.supervisor.run_to_end(self.commands.manage("migrate", "migrate", "--no-input"), seconds=MIGRATE_SECONDS)
         self.nodes = nodes()
         default = [] if self.nodes[0].simulated else ["--default-node", self.nodes[0].name]
-        seed = self.commands.manage("seed", "seed_demo", "--state-dir", str(self.state.root), *default)
+        # Both in one process: a start of Django takes longer than either, once the database is there.
+        seed = self.commands.manage("seed", "seed_demo", "--migrate", "--state-dir", str(self.state.root), *default)
         self.supervisor.run_to_end(seed, seconds=SEED_SECONDS)
 
     def _control_plane(self) -> None:

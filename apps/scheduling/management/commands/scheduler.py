@@ -74,6 +74,8 @@ class Command(BaseCommand):
     """The scheduler's process."""
 
     help = "Place waiting claims until stopped by a signal. Start any number of schedulers: one leads each pool."
+    # The checks import every view: a third of a start.
+    requires_system_checks = ()
 
     stopping = unfinished = False
 
