@@ -31,6 +31,13 @@ extern const char *preload_before, *preload_behind;
 /* The library itself, in build. */
 extern const char *preload_library;
 
+/* A sanitizer's build is several times as slow: what the clock says of it is not the library's doing. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 extern int on_real_gpu;
 /* Simulated driver only: processes get the simulated kernel too, so that memory is accounted at its boundary. */
 extern int simulated_kernel;
