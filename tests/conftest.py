@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.platform import Platform, until
@@ -31,10 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Reset ignored signals, which programs under test would inherit.
+    """Reset ignored signals, which programs under test would inherit, and let Hypothesis take its time.
 
-    A shell's background ignores SIGINT, `nohup` SIGHUP.
+    A shell's background ignores SIGINT, `nohup` SIGHUP. On a busy machine any example may take longer than a deadline.
     """
+    hypothesis.settings.register_profile("busy", deadline=None)
+    hypothesis.settings.load_profile("busy")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -25,7 +25,7 @@ NODES = [node("gpu1", 400, 384), node("elsewhere", 400, 384)]
 
 @pytest.fixture
 def cluster(cast: Cast) -> Cluster:
-    Machine("gpu1", cast.pool)
+    Machine("gpu1", cast.pool).stay_online()
     made = clusters.connect(
         principal=SYSTEM, name="kube", pool=cast.pool, kubeconfig=kubeconfig(), placement="gpucloud"
     )

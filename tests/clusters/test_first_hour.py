@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 import yaml
 from django.core.management import call_command
 from django.db import connection
-from django.utils import timezone
 
 from apps.clusters.models import Cluster, PodClaim
-from apps.nodes.models import Node
 from apps.quotas.models import Tenant
 from apps.scheduling.models import Claim
 from tests.cast import Cast, Machine, assert_books_agree, gpu_uuid
@@ -57,7 +54,7 @@ class Site:
         """Do what the node's agent does: be there, and apply what is wanted."""
         try:
             if self.machine is not None:
-                Node.objects.filter(pk=self.machine.node.pk).update(last_seen_at=timezone.now() + timedelta(hours=1))
+                self.machine.stay_online()
                 self.machine.obey()
         finally:
             connection.close()

@@ -8,25 +8,33 @@ from django.apps import apps
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from apps.quotas.models import Token
-from tests.cast import Cast, Machine, RecordedCast, give_plenty, make_cast, placed
+from apps.quotas.models import ResourceQuota, Token
+from tests.cast import PLENTY, Cast, Machine, RecordedCast, give, give_plenty, make_cast, placed, used
 
 pytestmark = pytest.mark.django_db
 
 
 def contents() -> dict[str, list[dict[str, str]]]:
-    """Return all rows as texts, by table: links as what they lead to, times and tokens as one word each."""
-    secrets = [secret for pair in Token.objects.values_list("key", "digest") for secret in pair]
+    """Return all rows as texts, by table: links as what they lead to, times and tokens as one word each.
 
-    def text(value: Any) -> str:
+    Keys of quotas in the audit log are numbers.
+    """
+    secrets = [secret for pair in Token.objects.values_list("key", "digest") for secret in pair]
+    quotas = {
+        str(pk): f"quota {at}"
+        for at, pk in enumerate(ResourceQuota.objects.order_by("pk").values_list("pk", flat=True))
+    }
+
+    def text(name: str, value: Any) -> str:
         found = "time" if isinstance(value, datetime) else str(value)
+        found = quotas.get(found, found) if name == "object_id" else found
         for secret in secrets:
             found = found.replace(secret, "secret")
         return found
 
     return {
         model.__name__: [
-            {field.name: text(getattr(row, field.name)) for field in model._meta.concrete_fields[1:]}
+            {field.name: text(field.name, getattr(row, field.name)) for field in model._meta.concrete_fields[1:]}
             for row in model._default_manager.order_by("pk")
         ]
         for model in apps.get_models()
@@ -47,6 +55,30 @@ def test_a_replayed_cast_has_the_rows_of_the_services() -> None:
     assert len(sent) == 2
     assert contents() == made
     assert len(made["AuditEvent"]) > 10
+
+
+def test_plenty_is_what_the_services_give() -> None:
+    with transaction.atomic():
+        cast = make_cast()
+        for tenant in (cast.acme, cast.globex):
+            give(tenant, **PLENTY)
+        given = contents()
+        transaction.set_rollback(True)
+    cast = make_cast()
+    with CaptureQueriesContext(connection) as sent:
+        give_plenty(cast.acme, cast.globex)
+    assert len(sent) == 6
+    assert contents() == given
+    assert len(given["ResourceQuota"]) == len(given["LedgerEntry"]) == 4
+
+
+def test_plenty_counts_what_is_held() -> None:
+    cast = make_cast()
+    give(cast.acme, **PLENTY)
+    placed(cast, Machine("gpu1", cast.pool))
+    ResourceQuota.objects.all().delete()
+    give_plenty(cast.acme)
+    assert used(cast.acme) == {"core_percent": 30, "memory_mib": 8192}
 
 
 def test_replayed_casts_share_no_key_and_no_token() -> None:

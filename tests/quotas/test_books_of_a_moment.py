@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from apps.quotas.models import Tenant
-from tests import cast
+from tests import books
 from tests.cast import Cast, ask, assert_books_agree, give_plenty
 from tests.racing import race
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def interrupted(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cast:
     """Charge a claim, by another session, each time that the look has read a tenant's quotas."""
     give_plenty(real_cast.acme)
-    before = cast.used
+    before = books.used
 
     def used(tenant: Tenant) -> dict[str, int]:
         found = before(tenant)
@@ -27,7 +27,7 @@ def interrupted(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cast:
         assert not isinstance(made, Exception)
         return found
 
-    monkeypatch.setattr(cast, "used", used)
+    monkeypatch.setattr(books, "used", used)
     return real_cast
 
 
@@ -41,6 +41,6 @@ def test_control_read_one_after_the_other_they_do_not(interrupted: Cast, monkeyp
     def any_moment() -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(cast, "one_moment", any_moment)
+    monkeypatch.setattr(books, "one_moment", any_moment)
     with pytest.raises(AssertionError):
         assert_books_agree()

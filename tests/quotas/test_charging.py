@@ -8,7 +8,8 @@ from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
 from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, refund
-from tests.cast import Cast, Machine, assert_ledger_agrees, give, placed, used
+from tests.books import assert_ledger_agrees
+from tests.cast import Cast, Machine, give, placed, used
 
 
 def by(tenant: Tenant, pool: Pool) -> ChargeContext:

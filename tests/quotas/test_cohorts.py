@@ -12,7 +12,8 @@ from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, 
 from apps.quotas.services.cohorts import CohortInUse
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles.rounds import run_round
-from tests.cast import Cast, Machine, ask, assert_shares_agree, give
+from tests.books import assert_shares_agree
+from tests.cast import Cast, Machine, ask, give
 
 
 def join(*members: Tenant, cohort: str | None = "ml") -> None:

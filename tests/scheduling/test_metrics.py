@@ -14,7 +14,7 @@ from django.utils import timezone
 from agent import metrics as agents
 from agent import wire
 from apps.nodes.models import Gpu, GpuHealth, Node
-from apps.quotas.models import Webhook, WebhookDelivery
+from apps.quotas.models import Token, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
@@ -251,6 +251,8 @@ def test_what_webhooks_were_not_told_and_what_came_of_each_attempt(cast: Cast, s
 
 def test_a_scrape_costs_the_same_queries_whatever_there_is(cast: Cast, machine: Machine) -> None:
     def cost() -> int:
+        # A token's use is written down once a minute.
+        Token.objects.update(last_used_at=timezone.now())
         with CaptureQueriesContext(connection) as asked:
             scrape(cast.olga)
         return len(asked)
@@ -263,7 +265,7 @@ def test_a_scrape_costs_the_same_queries_whatever_there_is(cast: Cast, machine: 
         _, assignment = placed(cast, machine, memory_mib=GIB, core_request=5)
         store(machine, assignment)
     assert cost() == few
-    assert few <= 15
+    assert few <= 17
 
 
 def test_more_devices_than_one_scrape_should_carry_are_left_to_the_agents(

@@ -12,4 +12,4 @@ __all__ = ["cast", "clock", "machine", "real_cast"]
 def machine(cast: Cast) -> Machine:
     """Create one node of four GPUs with 20 GiB for suspended claims, and no limiting quota."""
     give_plenty(cast.acme, cast.globex)
-    return Machine("gpu1", cast.pool, host_memory_mib=20 * GIB)
+    return Machine("gpu1", cast.pool, host_memory_mib=20 * GIB).stay_online()

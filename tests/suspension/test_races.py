@@ -44,7 +44,7 @@ def suspensions(claims: list[Claim]) -> list[Callable[[], Any]]:
 
 def suspend_all_against_a_node_for_ten(cast: Cast) -> Counter[str]:
     give_plenty(cast.acme)
-    machine = Machine("gpu1", cast.pool, host_memory_mib=ROOM * GIB)
+    machine = Machine("gpu1", cast.pool, host_memory_mib=ROOM * GIB).stay_online()
     return outcomes(race(suspensions(running(cast, machine, RACERS))))
 
 
@@ -72,7 +72,7 @@ def test_control_the_race_for_a_nodes_memory_is_real_without_the_guard(
 
 def test_a_quota_of_host_memory_for_ten_suspends_exactly_ten(real_cast: Cast) -> None:
     give_plenty(real_cast.acme)
-    machine = Machine("gpu1", real_cast.pool, host_memory_mib=200 * GIB)
+    machine = Machine("gpu1", real_cast.pool, host_memory_mib=200 * GIB).stay_online()
     claims = running(real_cast, machine, RACERS)
     give(real_cast.acme, host_memory_mib=ROOM * GIB)
     assert outcomes(race(suspensions(claims))) == {"Claim": ROOM, "QuotaExceeded": RACERS - ROOM}
@@ -110,7 +110,7 @@ def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real
     """Suspend, resume, resize, release, rounds and the agent's reports, all at once and on few claims."""
     give_plenty(real_cast.acme)
     give(real_cast.acme, host_memory_mib=6 * GIB)
-    machine = Machine("gpu1", real_cast.pool, gpus=2, host_memory_mib=5 * GIB)
+    machine = Machine("gpu1", real_cast.pool, gpus=2, host_memory_mib=5 * GIB).stay_online()
     claims = running(real_cast, machine, 8)
     dice = random.Random(seed)  # noqa: S311 - what happens must be repeatable
 
@@ -131,7 +131,7 @@ def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real
 def test_two_rounds_at_once_give_the_room_of_a_suspended_claim_to_one(real_cast: Cast) -> None:
     """One claim is new, the other resumes; the GPU has room for one of them."""
     give_plenty(real_cast.acme)
-    machine = Machine("gpu1", real_cast.pool, gpus=1, host_memory_mib=100 * GIB)
+    machine = Machine("gpu1", real_cast.pool, gpus=1, host_memory_mib=100 * GIB).stay_online()
     claim = ask(real_cast, core_request=60)
     run_round(real_cast.pool)
     machine.obey()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def machine(cast: Cast) -> Machine:
     """Create the machine gpu1, with the GPUs of the cluster's pods."""
-    made = Machine("gpu1", cast.pool, gpus=2)
+    made = Machine("gpu1", cast.pool, gpus=2).stay_online()
     Gpu.objects.filter(node=made.node, index=0).update(uuid=UUID)
     return made
 
