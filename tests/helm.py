@@ -39,7 +39,7 @@ def rendered(*values: str, namespace: str = "gpucloud") -> list[Document]:
 def _rendered(values: tuple[str, ...], namespace: str) -> tuple[Document, ...]:
     done = helm("template", "gpucloud", str(CHART), "--namespace", namespace, *chosen(values))
     assert done.returncode == 0, done.stderr
-    return tuple(one for one in yaml.safe_load_all(done.stdout) if one)
+    return tuple(one for one in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if one)
 
 
 def named(documents: list[Document], kind: str, name: str) -> Document:

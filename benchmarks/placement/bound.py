@@ -16,8 +16,6 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from benchmarks.placement.trace import WHOLE, Ask, Machine
 
@@ -135,6 +133,10 @@ class _Program:
 
     def solve(self, limits: dict[object, float]) -> tuple[float, dict[object, float]]:
         """Return the least cost, and by row the saving of one more of its limit."""
+        # A second of imports, which a placement without a bound does not need.
+        from scipy.optimize import linprog  # noqa: PLC0415
+        from scipy.sparse import csr_array  # noqa: PLC0415
+
         values, rows, columns = zip(*self.cells, strict=True)
         shape = len(self.rows), len(self.costs)
         matrix = csr_array((np.array(values, float), (rows, columns)), shape=shape)

@@ -1,6 +1,7 @@
 """The shape of the source: limits on sizes, and forbidden dependencies."""
 
 import ast
+import functools
 import shutil
 import subprocess
 import sys
@@ -41,10 +42,10 @@ def list_files(*suffixes: str) -> list[Path]:
     return [ROOT / name for name in names if (ROOT / name).exists() and "/migrations/" not in name]
 
 
-def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+@functools.cache
+def functions(file: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    nodes = ast.walk(ast.parse(file.read_text()))
+    return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_no_file_is_longer_than_can_be_read_at_once() -> None:
