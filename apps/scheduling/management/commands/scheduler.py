@@ -74,7 +74,7 @@ class Command(BaseCommand):
     """The scheduler's process."""
 
     help = "Place waiting claims until stopped by a signal. Start any number of schedulers: one leads each pool."
-    # The checks import every view: a third of a start.
+    # The checks import every view, a third of a start: `migrate` runs them.
     requires_system_checks = ()
 
     stopping = unfinished = False
