@@ -8,6 +8,7 @@ from pathlib import Path
 from agent.check import devices, kernel, library, places, server
 from agent.check.finding import warning
 from agent.check.memory_limits import memory_limits
+from agent.check.suspension import suspension
 from agent.host import cgroups
 from agent.host.gpus import Inventory, Nvml
 from agent.settings import Settings
@@ -34,6 +35,7 @@ def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
             "kernel-memory-limits",
             lambda: memory_limits(inventory, has_groups=settings.cgroups, sees_all=cgroups.sees_all()),
         ),
+        ("suspend", lambda: suspension(settings, inventory)),
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
         ("other-sharing", devices.others),
     ]
