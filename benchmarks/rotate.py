@@ -47,6 +47,8 @@ class Part:
     program: Program | None = None
     inside: bool = False
     since: float = 0.0
+    # What it began with in the account, which it did not have.
+    begun_with: float = 0.0
     served: float = 0.0
     out: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
@@ -150,6 +152,7 @@ class Rotation:
         self.bench.wanted[one.held.uid] = one.held
         await self.bench.state(one.held.uid, "in_force", await self.bench.want(one.held.uid))
         one.served = min((other.served for other in self.parts if other.program is not None), default=0.0)
+        one.begun_with = one.served
         one.program = Program(self.bench.stage, one.held, "plain", self.options.gib)
         await one.program.goes_on(5)
         one.inside, one.since = True, time.monotonic()
@@ -160,8 +163,8 @@ class Rotation:
         rows = [
             {
                 "claim": number,
-                "served s": one.served_until(now),
-                "GPU-hours": one.served_until(now) / 3600,
+                "served s": one.served_until(now) - one.begun_with,
+                "GPU-hours": (one.served_until(now) - one.begun_with) / 3600,
                 "steps": len(one.program.steps) if one.program is not None else 0,
                 "times out": len(one.out),
                 "out s": statistics.median(one.out) if one.out else 0.0,
@@ -177,7 +180,7 @@ class Rotation:
                 "swap s": statistics.median(self.swaps) if self.swaps else 0.0,
                 "slice s": statistics.median(self.lengths) if self.lengths else 0.0,
                 "swap %": 100 * cost / self.seconds,
-                "served %": 100 * sum(one.served_until(now) for one in self.parts) / self.seconds,
+                "served %": 100 * sum(one.served_until(now) - one.begun_with for one in self.parts) / self.seconds,
             }
         ]
         print_report("rotate", rows, whole)
