@@ -161,9 +161,8 @@ def test_the_room_of_a_swap_is_nobody_elses(cast: Cast, machine: Machine, clock:
     assert states(claims) == ["resuming", "suspending"]
     # It outranks them all, and could be placed as soon as the room is free.
     other = ask(cast, core_request=10, memory_mib=GIB, priority=9, rebalance=False, name="other")
-    machine.obey()
-    run_round(cast.pool)
     preemption.drive()
+    machine.obey()
     run_round(cast.pool)
     assert states([*claims, other]) == ["resuming", "suspended", "queued"]
     assert Claim.objects.get(pk=claims[0].pk).charged_vgpus == 1
