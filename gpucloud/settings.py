@@ -252,6 +252,7 @@ SPECTACULAR_SETTINGS = {
         "ProposalKind": "apps.scheduling.models.proposal.ProposalKind",
         "ProposalState": "apps.scheduling.models.ProposalState",
         "RebalanceMode": "apps.quotas.models.RebalanceMode",
+        "DrainMode": "apps.nodes.models.node.DrainMode",
         "RebalancePolicy": "apps.quotas.models.RebalancePolicy",
         "QuotaRequestState": "apps.quotas.models.request.RequestState",
         "RequestResource": "apps.quotas.models.request.REQUESTED",

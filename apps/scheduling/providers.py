@@ -13,6 +13,9 @@ class SuspensionOrders(Protocol):
     def suspend_claim(self, *, principal: Principal, claim: Claim, by: str, why: str | None = None) -> Claim:
         """Have the claim's programs leave their GPUs. Raises Conflict if they cannot."""
 
+    def find_obstacle(self, claim: Claim) -> str | None:
+        """Return why the claim could not be suspended now; None if nothing seen beforehand forbids it."""
+
     def resume_claim(self, *, principal: Principal, claim: Claim, by: str) -> Claim:
         """Have a claim that is put aside by this order wait in the queue for its own GPUs."""
 

@@ -8,7 +8,7 @@ into the queue, uncharged but for its host memory, and a round charges it and gi
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from django.db import transaction
 from django.utils import timezone
@@ -132,6 +132,21 @@ def _record(principal: Principal, action: str, claim: Claim, before: dict[str, A
         audit.record(principal, action, claim, before=before, after=after)
 
 
+def find_obstacle(claim: Claim) -> str | None:
+    """Return why the claim could not be suspended now; None if nothing but a quota could be against it."""
+    assignments = list(claim.assignments.live().select_related("gpu__node"))
+    try:
+        refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
+        refuse_kind(claim)
+        refuse_nodes([item.gpu.node for item in assignments])
+        for room in host_memory(claim):
+            if room["needed_mib"] > room["free_mib"]:
+                _refuse_memory(Node.objects.get(name=room["node"]), room["needed_mib"])
+    except Conflict as error:
+        return error.detail
+    return None
+
+
 def rehearse_suspend(
     act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, claim: Claim
 ) -> dict[str, Any]:
@@ -219,16 +234,17 @@ def begin_suspension(claim: Claim, assignments: Sequence[Assignment], **values: 
         )
     for node_id, memory_mib in sorted(needed.items()):
         if not capacity.take_host_memory(node_id=node_id, memory_mib=memory_mib):
-            node = Node.objects.get(pk=node_id)
-            free = max(0, node.host_memory_mib - node.host_memory_used_mib)
-            short = [
-                amount_in_words(Resource.MEMORY_MIB, amount) for amount in (memory_mib, free, node.host_memory_mib)
-            ]
-            raise NoHostMemory(
-                "Host memory of node {} exceeded: requested {}, {} of {} available. Resume or release suspended claims "
-                "there, or ask an operator for more.".format(node.name, *short),
-                node=node.name,
-                requested=memory_mib,
-                free=free,
-                host_memory_mib=node.host_memory_mib,
-            )
+            _refuse_memory(Node.objects.get(pk=node_id), memory_mib)
+
+
+def _refuse_memory(node: Node, memory_mib: int) -> NoReturn:
+    free = max(0, node.host_memory_mib - node.host_memory_used_mib)
+    short = [amount_in_words(Resource.MEMORY_MIB, amount) for amount in (memory_mib, free, node.host_memory_mib)]
+    raise NoHostMemory(
+        "Host memory of node {} exceeded: requested {}, {} of {} available. Resume or release suspended claims "
+        "there, or ask an operator for more.".format(node.name, *short),
+        node=node.name,
+        requested=memory_mib,
+        free=free,
+        host_memory_mib=node.host_memory_mib,
+    )

@@ -13,7 +13,7 @@ LOOK_SECONDS = 3.0
 NOTICES = {
     "preempt_at": "is preempted",
     "yields_at": "ends, as its room is reserved,",
-    "idle_release_at": "is released as idle",
+    "idle_release_at": "is released or suspended as idle",
 }
 
 

@@ -3,22 +3,26 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from django.db.models import F
+from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import SuspendedBy
 from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
+from apps.suspension import services
 from apps.suspension.services import NoHostMemory, resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
 from tests.racing import outcomes, race
@@ -35,6 +39,8 @@ def running(cast: Cast, machine: Machine, count: int) -> list[Claim]:
     run_round(cast.pool)
     machine.obey()
     assert Claim.objects.filter(state="active").count() == count
+    # On a busy machine a race takes longer than a node may be silent.
+    Node.objects.update(last_seen_at=timezone.now() + timedelta(hours=1))
     return claims
 
 
@@ -145,3 +151,31 @@ def test_two_rounds_at_once_give_the_room_of_a_suspended_claim_to_one(real_cast:
     assert (claim.state, claim.charged["core_percent"]) == ("resuming", 60), "it is older than the new claim"
     assert Claim.objects.exclude(pk=claim.pk).get().state == "queued"
     assert_books_agree()
+
+
+def several_orders_for_one_claim(cast: Cast) -> tuple[int, Counter[str]]:
+    """Let a drain, a preemption, a rule and its owner suspend a claim of 1 GiB at once; return what is charged."""
+    give_plenty(cast.acme)
+    machine = Machine("gpu1", cast.pool, gpus=1, host_memory_mib=100 * GIB)
+    (claim,) = running(cast, machine, 1)
+    orders: list[Callable[[], Any]] = [
+        partial(suspend_claim, principal=SYSTEM, claim=claim, by=by) for by in SuspendedBy.values * 3
+    ]
+    found = outcomes(race(orders))
+    return Node.objects.get().host_memory_used_mib, found
+
+
+def test_several_orders_at_once_charge_a_claim_once(real_cast: Cast) -> None:
+    charged, found = several_orders_for_one_claim(real_cast)
+    assert (charged, found) == (GIB, {"Claim": 3 * len(SuspendedBy.values)})
+    assert_books_agree()
+
+
+def test_control_without_the_claims_lock_several_orders_charge_it_several_times(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        services, "locked", lambda claim, versions: Claim.objects.select_related("tenant", "pool").get(pk=claim.pk)
+    )
+    charged, _ = several_orders_for_one_claim(real_cast)
+    assert charged > GIB

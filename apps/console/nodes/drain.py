@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django import forms
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -15,6 +16,7 @@ from apps.console.shell.export import as_file, file_format
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm, number
 from apps.nodes.models import Node, UsageMinute
+from apps.nodes.models.node import DrainMode
 from apps.nodes.models.rolled import WHOLE_GPU
 from apps.nodes.services.telemetry.levels import MINUTE, floor
 from apps.scheduling.services.reclaiming.draining import drain_node, plan
@@ -30,14 +32,17 @@ COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib",
 
 
 class DrainForm(VersionedForm):
-    """The grace period of claims."""
+    """The treatment of the claims, and their grace period."""
 
+    mode = forms.ChoiceField(
+        label=_("Claims"), choices=DrainMode.choices, widget=forms.Select(attrs={"class": "form-select"})
+    )
     grace_seconds = number(
         _("Grace period"),
         least=0,
         most=MOST_GRACE,
         required=False,
-        help_text=_("Seconds from the notice until a claim is requeued. Empty: the setting of the pool."),
+        help_text=_("Seconds from the notice until a claim leaves. Empty: the setting of the pool."),
     )
 
 
@@ -78,7 +83,7 @@ class Drain(FormPage):
     """The drain of a node after its preview."""
 
     template_name, preview_template, operators_only = "nodes/drain.html", "nodes/_drain.html", True
-    subtitle = _("Running claims get notice and are requeued after the grace period; no new claims are placed")
+    subtitle = _("Running claims get notice and leave after the grace period; no new claims are placed")
     submit = _("Drain node")
 
     def find(self) -> Node:
@@ -97,8 +102,8 @@ class Drain(FormPage):
 
     def act(self, form: DrainForm) -> Node:
         """Drain the node."""
-        grace = form.cleaned_data["grace_seconds"]
-        return drain_node(principal=self.principal, node=self.row, grace_seconds=grace, versions=form.versions)
+        given = {name: form.cleaned_data[name] for name in ("grace_seconds", "mode")}
+        return drain_node(principal=self.principal, node=self.row, versions=form.versions, **given)
 
     def preview(self, form: DrainForm) -> dict[str, Any]:
         """Return nothing more: the effect is always shown."""
@@ -106,7 +111,9 @@ class Drain(FormPage):
 
     def show(self, form: DrainForm, /, **more: Any) -> HttpResponse:
         """Show the effect above the form."""
-        found = plan(self.row, grace_seconds=getattr(form, "cleaned_data", {}).get("grace_seconds"))
+        given = getattr(form, "cleaned_data", {})
+        mode = given.get("mode", DrainMode.MOVE)
+        found = plan(self.row, grace_seconds=given.get("grace_seconds"), mode=mode)
         waiting = sum(move["to"] is None for move in found["moves"])
         return super().show(form, **{"node": self.row, "preview": found, "waiting": waiting, **more})
 

@@ -20,7 +20,7 @@ from apps.nodes.services.conditions import of_node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Assignment
+from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.services.claims.drift import NothingToRepair, repair_node
 from apps.scheduling.services.reclaiming.draining import attach_progress
 
@@ -93,5 +93,7 @@ def _context(node: Node) -> dict[str, Any]:
         ).order_by("-pk")[:REPORTS],
         "wrong": [check for check in node.checks if check["state"] != "ok"],
         "claims": len({item.claim_id for item in live}),
+        # A suspended claim holds none of its GPUs.
+        "holding": len({item.claim_id for item in live if item.state != AssignmentState.SUSPENDED}),
         "gpus": [bars_of(gpu, assignments=live, use=use, shares=shares) for gpu in gpus],
     }

@@ -12,7 +12,7 @@ from apps.console.shell.amounts import AmountField
 from apps.console.shell.forms import Group, ServiceForm, VersionedForm, flatten, name_field
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
-from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy
+from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy, PreemptBy
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
 from apps.scheduling.core.rebalancing.values import Bounds
@@ -26,7 +26,11 @@ BASICS: Final = (
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
-    Group(_("Advanced: placement and violations"), ("placement_policy", "audit_policy", "repair_drift"), folded=True),
+    Group(
+        _("Advanced: placement and violations"),
+        ("placement_policy", "preempt_by", "audit_policy", "repair_drift"),
+        folded=True,
+    ),
     Group(
         _("Advanced: lost nodes and idle claims"),
         ("failover_after_seconds", "unused_seconds", "idle_grace_seconds"),
@@ -39,6 +43,7 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
+    "preempt_by": PreemptBy,
     "failover_policy": FailoverPolicy,
     "idle_rule": IdleRule,
     "rebalance_mode": RebalanceMode,
@@ -53,6 +58,7 @@ LABELS: Final = {
     "oversubscribe": _("Oversubscription"),
     "slice_seconds": _("Slice seconds"),
     "placement_policy": _("Placement policy"),
+    "preempt_by": _("Preempt by"),
     "audit_policy": _("Audit policy"),
     "repair_drift": _("Repair drift"),
     "failover_policy": _("Failover policy"),

@@ -7,6 +7,7 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Case, Q, Value, When
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models import Pool
 from apps.quotas.models.row import Row
@@ -41,6 +42,13 @@ def state_now() -> Case:
     )
 
 
+class DrainMode(models.TextChoices):
+    """Treatment of the claims on a node that is drained."""
+
+    MOVE = "move", _("Move: they end, and return to the queue")
+    SUSPEND = "suspend", _("Suspend: they stop until the node is uncordoned; moved where that fails")
+
+
 class Node(Row):
     """A machine with an agent. `frame` numbers its desired states; it only orders them."""
 
@@ -52,6 +60,7 @@ class Node(Row):
     # Start of its drain, and the grace of its claims after their notice; null: the pool's.
     draining_at = models.DateTimeField(null=True)
     drain_grace_seconds = models.PositiveIntegerField(null=True)
+    drain_mode = models.CharField(max_length=10, choices=DrainMode, default=DrainMode.MOVE, db_default=DrainMode.MOVE)
     # Reason why nothing new is placed on any of its GPUs; empty: healthy. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # Start and reason of a fence: it accepts no new claims because of a process; an operator lifts it.

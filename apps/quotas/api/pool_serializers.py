@@ -19,6 +19,7 @@ from apps.quotas.models.pool import (
     IdleRule,
     PlacementPolicy,
     Pool,
+    PreemptBy,
 )
 from apps.quotas.models.tenant import SLUG
 from gpucloud.api import shown
@@ -142,6 +143,9 @@ class PoolSerializer(Strict):
         help_text="A claim that waits makes room for itself by its own tenant's claims of lower priority, after the "
         "same notice and grace.",
     )
+    preempt_by = serializers.ChoiceField(
+        choices=PreemptBy.choices, default=PreemptBy.RELEASE, help_text=_("Treatment of claims that are preempted.")
+    )
     patience_seconds = StrictInteger(
         min_value=0,
         max_value=31_536_000,
@@ -225,7 +229,7 @@ class PoolSerializer(Strict):
         min_value=0,
         max_value=MOST_IDLE_SECONDS,
         default=600,
-        help_text=_("Seconds between notice and release of an idle claim; a claim that is used meanwhile stays."),
+        help_text=_("Seconds between notice and suspension or release; a claim that is used meanwhile stays."),
     )
     changed = Columns(Pool, "version created_at updated_at")
 

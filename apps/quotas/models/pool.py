@@ -66,7 +66,15 @@ class IdleRule(models.TextChoices):
     OFF = "off", _("Off: no rebalancing")
     REPORT = "report", _("Report: report only")
     SHRINK = "shrink", _("Shrink: lend the guarantee above a floor until the claim is used again")
+    SUSPEND = "suspend", _("Suspend: suspend after notice, unless the claim is used again")
     RELEASE = "release", _("Release: release after notice, unless the claim is used again")
+
+
+class PreemptBy(models.TextChoices):
+    """Treatment of preempted claims (`apps.scheduling.services.reclaiming.preemption`)."""
+
+    RELEASE = "release", _("Release: their programs end, and they return to the queue")
+    SUSPEND = "suspend", _("Suspend: their programs stop, and go on when there is room; released where that fails")
 
 
 class FailoverPolicy(models.TextChoices):
@@ -124,6 +132,9 @@ class Pool(Row):
     preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
     # A claim may preempt its own tenant's claims of lower priority.
     preempt_by_priority = models.BooleanField(default=False, db_default=False)
+    preempt_by = models.CharField(
+        max_length=10, choices=PreemptBy, default=PreemptBy.RELEASE, db_default=PreemptBy.RELEASE
+    )
     # A claim that has waited longer goes first at its priority, by age; null: only shares decide.
     patience_seconds = models.PositiveIntegerField(null=True, default=14_400, db_default=14_400)
     # Claims that do not fit together share GPUs by time, up to this many times what a GPU has; null: they do not.
@@ -163,6 +174,7 @@ class Pool(Row):
             pool_oversubscribe_in_range=Q(oversubscribe__isnull=True)
             | Q(oversubscribe__gte=2, oversubscribe__lte=MOST_OVERSUBSCRIBED),
             pool_slice_in_range=Q(slice_seconds__gte=LEAST_SLICE_SECONDS, slice_seconds__lte=MOST_SLICE_SECONDS),
+            pool_preempt_by_known=Q(preempt_by__in=PreemptBy.values),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
         )
 

@@ -3,11 +3,13 @@
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.nodes.api.serializers import DriftSerializer, NodeSerializer
 from apps.nodes.api.views import NodeView
+from apps.nodes.models.node import DrainMode
 from apps.quotas.api.methods import order
 from apps.quotas.idempotency import idempotent
 from apps.scheduling.api.claims import DRY_RUN, dry_run
@@ -46,6 +48,9 @@ class DrainSerializer(Strict):
         default=None,
         help_text="The grace of claims after their notice. Null: the pool's, or 30.",
     )
+    mode = serializers.ChoiceField(
+        choices=DrainMode.choices, default=DrainMode.MOVE, help_text="What happens to its claims."
+    )
 
 
 class LeavingSerializer(Strict):
@@ -62,6 +67,13 @@ class DrainMoveSerializer(LeavingSerializer):
 
     to = shown.text("A node; null: it would wait.", null=True)
     reasons = ReasonSerializer(many=True, read_only=True)
+    cannot_suspend = shown.text("Why it would not be suspended; null: `mode` is not `suspend`.", null=True)
+
+
+class StayingSerializer(LeavingSerializer):
+    """A claim that a drain leaves on its node."""
+
+    suspended = shown.flag("True: it is suspended, and holds no GPU. False: its cluster moves its pod.")
 
 
 class DrainPlanSerializer(Strict):
@@ -70,8 +82,14 @@ class DrainPlanSerializer(Strict):
     dry_run = shown.flag()
     node = shown.text()
     grace_seconds = shown.integer()
+    mode = shown.choice(DrainMode.choices)
+    suspends = LeavingSerializer(
+        many=True, read_only=True, help_text="Claims that would be suspended until the node is uncordoned."
+    )
     moves = DrainMoveSerializer(many=True, read_only=True)
-    stays = LeavingSerializer(many=True, read_only=True, help_text="Claims of pods: their cluster moves these.")
+    stays = StayingSerializer(
+        many=True, read_only=True, help_text="Claims of pods, which their cluster moves, and suspended ones."
+    )
     webhooks_told = shown.integer()
     reservations = shown.integer("Reservations on its GPUs; they stay there.")
 
@@ -88,7 +106,10 @@ class NodeDrain(NodeView):
     @extend_schema(parameters=[DRY_RUN], request=DrainSerializer, responses={200: DRAINED_OR_PLAN})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Cordon the node, and send its claims back to the queue after a notice and a grace; uncordoning ends that."""
+        """Cordon the node, and move or suspend its claims after a notice and a grace; uncordoning ends that.
+
+        With `mode` `suspend` claims resume by themselves once the node is uncordoned.
+        """
         node = self.find(name)
         self.principal.require_operator()
         values, versions = self.parse_body(request), etags.if_match(request)

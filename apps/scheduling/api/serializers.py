@@ -214,7 +214,9 @@ class ClaimSerializer(Strict):
     )
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)
-    idle_release_at = shown.time("It is released then, unless it is used before.", null=True)
+    idle_release_at = shown.time(
+        "It is released, or suspended by such a rule, then, unless it is used before.", null=True
+    )
     conditions = ClaimConditionSerializer(many=True, read_only=True, help_text="The problems that it has now.")
     yields_at = shown.time("It runs on room that is reserved from then on, and ends then.", null=True)
     columns_2 = Columns(Claim, "assigned_at released_at version")

@@ -11,7 +11,7 @@ from typing import Literal
 from apps.scheduling.core.rebalancing.values import Bounds
 
 Reason = Literal["idle", "unused"]
-Action = Literal["report", "shrink", "release"]
+Action = Literal["report", "shrink", "suspend", "release"]
 # A window of which less was measured says too little.
 MEASURED_PERCENT = 90
 
@@ -20,7 +20,7 @@ MEASURED_PERCENT = 90
 class Rule:
     """A pool's rule: the action for idle claims, after how long; and after how long for claims that no program uses."""
 
-    action: Literal["off", "report", "shrink", "release"]
+    action: Literal["off", "report", "shrink", "suspend", "release"]
     idle_seconds: int
     grace_seconds: int
     unused_seconds: int | None = None
@@ -56,7 +56,8 @@ class MeasuredClaim:
     """A claim: a peak for each of its GPUs in either window; none if the rule does not need it or it is not known.
 
     `opted_out`: its owner wants no rule to act on it. `reserved`: its room is a reservation's, which has rules of its
-    own. `lends`: its idle core could be lent.
+    own. `lends`: its idle core could be lent. `can_suspend`: its kind and its nodes allow it. `release_at`: the end
+    of its notice, if it has one.
     """
 
     idle: Sequence[Peak] = ()
@@ -64,6 +65,7 @@ class MeasuredClaim:
     opted_out: bool = False
     reserved: bool = False
     lends: bool = True
+    can_suspend: bool = True
     release_at: int | None = None
 
 
@@ -85,7 +87,7 @@ def decide(seen: MeasuredClaim, rule: Rule, bounds: Bounds, now: int) -> Step:
         return Step(None, None, _awake(seen, rule))
     action = _action(seen, rule, reason)
     why = _why(seen, rule, reason)
-    if action != "release":
+    if action not in ("suspend", "release"):
         return Step(reason, action, why)
     release_at = now + rule.grace_seconds if seen.release_at is None else seen.release_at
     return Step(reason, action, why, release_at, due=release_at <= now)
@@ -109,7 +111,8 @@ def _action(seen: MeasuredClaim, rule: Rule, reason: Reason) -> Action:
     if reason == "unused":
         return "release"
     assert rule.action != "off"
-    if seen.opted_out or (rule.action == "shrink" and not seen.lends):
+    possible = {"shrink": seen.lends, "suspend": seen.can_suspend}.get(rule.action, True)
+    if seen.opted_out or not possible:
         return "report"
     return rule.action
 

@@ -78,7 +78,7 @@ ACTS = (
     Act(
         "node",
         "drain",
-        "Drain a node: it takes no new claims, and its claims return to the queue; `uncordon` ends that.",
+        "Drain a node: it takes no new claims, and its claims leave or are suspended; `uncordon` ends that.",
         example="--grace 10m",
     ),
     Act(

@@ -192,8 +192,8 @@ SHEETS = {
         {
             "": "name description created_at",
             "Policies": "sharing_policy placement_policy core_ceiling core_overcommit_percent "
-            "memory_overcommit_percent preemption_grace_seconds preempt_by_priority patience_seconds idle_rule "
-            "idle_seconds idle_grace_seconds unused_seconds oversubscribe slice_seconds failover_policy "
+            "memory_overcommit_percent preemption_grace_seconds preempt_by_priority preempt_by patience_seconds "
+            "idle_rule idle_seconds idle_grace_seconds unused_seconds oversubscribe slice_seconds failover_policy "
             "failover_after_seconds rebalance_mode rebalance_policy audit_policy repair_drift lend_reserved "
             "reclaim_idle",
             "Capacity": "gpu_count core_allocated memory_allocated",

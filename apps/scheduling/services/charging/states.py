@@ -120,18 +120,23 @@ WEBHOOK_EVENTS = {
 ROUTINE = frozenset({EventKind.CLAIM_SUSPENDED, EventKind.CLAIM_RESUMED})
 
 
+def _since_active(claim: Claim) -> set[str]:
+    return {name for name, _ in takewhile(lambda entry: entry[0] != ClaimState.ACTIVE, reversed(claim.timeline))}
+
+
+def was_suspended(claim: Claim) -> bool:
+    """Return True if the claim has been suspended since it was last active."""
+    return ClaimState.SUSPENDED in _since_active(claim)
+
+
 def _find_event(claim: Claim, state: str) -> EventKind | None:
     """Return the webhook event of the claim's arrival at the state; None if there is none, or it was sent before.
 
     A refused suspension ends in `active` and a refused resumption in `suspended`: `claim.suspend_failed` tells of both.
     """
-    since_active = {
-        name for name, _ in takewhile(lambda entry: entry[0] != ClaimState.ACTIVE, reversed(claim.timeline))
-    }
-    was_suspended = ClaimState.SUSPENDED in since_active
-    if state == ClaimState.ACTIVE and ClaimState.SUSPENDING in since_active:
-        return EventKind.CLAIM_RESUMED if was_suspended else None
-    if state == ClaimState.SUSPENDED and was_suspended:
+    if state == ClaimState.ACTIVE and ClaimState.SUSPENDING in _since_active(claim):
+        return EventKind.CLAIM_RESUMED if was_suspended(claim) else None
+    if state == ClaimState.SUSPENDED and was_suspended(claim):
         return None
     return WEBHOOK_EVENTS.get(ClaimState(state))
 

@@ -15,6 +15,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports
 from apps.scheduling.services.claims.drift import take_drifts
@@ -100,7 +101,11 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     if state == ClaimState.RELEASED and claim.preempt_at is not None:
         states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
     elif state == ClaimState.SUSPENDED:
+        is_first = not states.was_suspended(claim)
         states.move(claim, state, **values, yields_at=None, **states.NOT_PREEMPTED)
+        if is_first and claim.suspended_by == SuspendedBy.RECLAIM:
+            # It waits for its own GPUs at once, behind the claim for which it left them.
+            states.move(claim, ClaimState.RESUMING)
     elif moving and state == ClaimState.ACTIVE and claim.state == ClaimState.RESUMING:
         states.note(claim, "moved", moves=moving)
         states.move(claim, state, EventKind.CLAIM_MOVED, **values)

@@ -1,4 +1,4 @@
-"""Pools' rules for idle claims: they are reported, lend, or are released after a notice.
+"""Pools' rules for idle claims: they are reported, lend, or are suspended or released after a notice.
 
 Level-triggered: each run reads the measurements, decides anew (`core.idleness`), and applies the decision, each claim
 in a transaction of its own. So the next run does what a killed worker left undone, and a claim that works within its
@@ -22,8 +22,11 @@ from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models.claim import SuspendedBy
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.claims.lifecycle import locked, release_claim
+from apps.scheduling.services.claims.suspending import find_refusal, try_suspend
+from apps.scheduling.services.claims.suspension_reports import SUSPEND_REFUSED
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from apps.scheduling.services.rebalancing.proposals import record_lent
@@ -31,6 +34,8 @@ from gpucloud.locks import exclusive
 
 # A pool is checked this often within its shortest window, and no more often than this: what is read grows with both.
 LOOKS, LEAST_BETWEEN = 30, timedelta(seconds=5)
+# The code of the reason of an idle claim that could not be suspended when it was due.
+NOT_NOW = "suspend-not-now"
 IN_FORCE = (AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT)
 
 
@@ -80,7 +85,7 @@ def observe(pool: Pool, *, now: datetime) -> list[tuple[Claim, MeasuredClaim]]:
         if row.state != AssignmentState.RELEASED:
             by_claim[row.claim_id].append(row)
     found = {name: _peaks(by_claim, seconds, now) for name, seconds in windows.items() if seconds}
-    return [(claim, _seen(claim, found)) for claim in rows]
+    return [(claim, _seen(claim, found, by_claim[claim.pk])) for claim in rows]
 
 
 def _peaks(by_claim: dict[int, list[Assignment]], seconds: int, now: datetime) -> dict[int, list[Peak]]:
@@ -102,14 +107,16 @@ def _known(row: Assignment, begin: datetime, now: datetime) -> bool:
     return in_force and seen is not None and seen >= now - FRESH
 
 
-def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]]) -> MeasuredClaim:
+def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]], rows: list[Assignment]) -> MeasuredClaim:
     release_at = claim.idle_release_at
+    alone = claim.pod is None and claim.group is None and not find_refusal(claim, SUSPEND_REFUSED)
     return MeasuredClaim(
         idle=found.get("idle", {}).get(claim.pk, ()),
         unused=found.get("unused", {}).get(claim.pk, ()),
         opted_out=not claim.rebalance,
         reserved=claim.reservation_id is not None,
         lends=borrowing.lends(claim.pool) and not claim.borrowed_core,
+        can_suspend=alone and all(row.gpu.node.can_suspend for row in rows),
         release_at=None if release_at is None else int(release_at.timestamp()),
     )
 
@@ -125,9 +132,23 @@ def _take(seen: Claim, step: Step, *, now: datetime) -> bool:
     changed = _tell(claim, step, now)
     if step.action == "shrink":
         changed |= _shrink(claim, step)
+    if step.due and step.action == "suspend":
+        return _suspend(claim, step) or changed
     if step.due:
         release_claim(principal=SYSTEM, claim=claim, why=f"its pool's rule for idle claims: {step.why}")
     return changed or step.due
+
+
+def _suspend(claim: Claim, step: Step) -> bool:
+    """Suspend the claim; say once why that cannot be now. The next run tries again: memory of its node may be free."""
+    refusal = try_suspend(claim, by=SuspendedBy.IDLE, why=f"Its pool's rule for idle claims: {step.why}")
+    if refusal is None:
+        return True
+    reasons = [{"code": NOT_NOW, "gpus": 0, "detail": f"It is idle, and cannot be suspended now. {refusal}"}]
+    if claim.preempt_at is not None or claim.reasons == reasons:
+        return False
+    states.move(claim, claim.state, reasons=reasons)
+    return True
 
 
 def _tell(claim: Claim, step: Step, now: datetime) -> bool:
@@ -152,7 +173,9 @@ def _over(claim: Claim, step: Step) -> bool:
         return False
     states.note(claim, "awake", why=step.why)
     states.tell_of(claim, EventKind.CLAIM_AWAKE, why=step.why)
-    states.move(claim, claim.state, **states.NOT_IDLE)
+    # What was refused while it was idle may go when it is idle again.
+    reasons = [reason for reason in claim.reasons if reason["code"] not in (NOT_NOW, SUSPEND_REFUSED)]
+    states.move(claim, claim.state, reasons=reasons, **states.NOT_IDLE)
     if claim.lent_core:
         record_lent(claim, 0, policy="idle", why=step.why)
     return True

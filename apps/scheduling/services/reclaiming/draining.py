@@ -5,9 +5,12 @@ those whose time has come, each claim in a transaction that checks it again unde
 longer drains; a claim that got notice and still runs is spared by the next run of preemption.
 
 Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
-moved by its cluster. Suspended claims stay, too: what they had is in the node's memory.
+moved by its cluster. Suspended claims stay, too: what they had is in the node's memory, and they hold no GPU.
+
+A drain may suspend claims instead of moving them (`DrainMode`). They resume by themselves on an uncordoned node.
 """
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -19,16 +22,18 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models import Node
+from apps.nodes.models.node import DrainMode
 from apps.quotas.models import EventKind, Webhook
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
-from apps.scheduling.models import Assignment, AssignmentState, Claim, Reservation
-from apps.scheduling.models.claim import PLACED, PUT_ASIDE
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
+from apps.scheduling.models.claim import PLACED, PUT_ASIDE, SuspendedBy
 from apps.scheduling.models.reservation import OPEN
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import end_assignments, locked, request_of
+from apps.scheduling.services.claims.suspending import find_obstacle, resume, try_suspend
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
@@ -47,13 +52,19 @@ def grace_of(node: Node, asked: int | None = None) -> int:
 
 @transaction.atomic
 def drain_node(
-    *, principal: Principal, node: Node, grace_seconds: int | None = None, versions: etags.Versions = None
+    *,
+    principal: Principal,
+    node: Node,
+    grace_seconds: int | None = None,
+    mode: str = DrainMode.MOVE,
+    versions: etags.Versions = None,
 ) -> Node:
     """Cordon the node and have its claims leave; without a grace, by their pool's. Raises PreconditionFailed."""
     principal.require_operator()
     node = etags.lock(node, versions, "pool")
-    node.change(cordoned=True, draining_at=node.draining_at or timezone.now(), drain_grace_seconds=grace_seconds)
-    audit.record(principal, "node.drain", node, after={"grace_seconds": grace_of(node, grace_seconds)})
+    begun = node.draining_at or timezone.now()
+    node.change(cordoned=True, draining_at=begun, drain_grace_seconds=grace_seconds, drain_mode=mode)
+    audit.record(principal, "node.drain", node, after={"grace_seconds": grace_of(node, grace_seconds), "mode": mode})
     return node
 
 
@@ -71,10 +82,18 @@ def drive() -> int:
 
     May run twice.
     """
-    changed = 0
+    changed = _resume_claims()
     for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
         changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_advance, node))
     return changed
+
+
+def _resume_claims() -> int:
+    """Let claims that a drain has suspended wait for their GPUs once their node is no longer cordoned."""
+    cordoned = Assignment.objects.live().filter(gpu__node__cordoned=True)
+    by_drain = Claim.objects.filter(state=ClaimState.SUSPENDED, suspended_by=SuspendedBy.DRAIN)
+    waiting = by_drain.exclude(pk__in=cordoned.values("claim")).order_by("pk")
+    return each(waiting, partial(resume, by=SuspendedBy.DRAIN))
 
 
 def _advance(node: Node, claim: Claim) -> bool:
@@ -89,11 +108,22 @@ def _tell(seen: Claim, node: Node, grace: int) -> bool:
     if claim is None or claim.preempt_at is not None:
         return False
     preempt_at = timezone.now() + timedelta(seconds=grace)
+    action, then = _find_end(claim, node)
+    facts = {"at": preempt_at, "grace_seconds": grace, "action": action}
     states.note(claim, "notice", why=WHY, node=node.name, preempt_at=preempt_at.isoformat())
-    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=WHY)
-    detail = f"{WHY}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC it goes back to the queue"
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, why=WHY, **facts)
+    detail = f"{WHY}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"
     states.move(claim, claim.state, preempt_at=preempt_at, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
     return True
+
+
+def _find_end(claim: Claim, node: Node) -> tuple[str, str]:
+    """Return what ends the claim's stay as things are: `suspend` or `requeue`; and that in words."""
+    if node.drain_mode != DrainMode.SUSPEND:
+        return "requeue", "it goes back to the queue"
+    if obstacle := find_obstacle(claim):
+        return "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacle}"
+    return "suspend", "it is suspended until the node takes claims again"
 
 
 @transaction.atomic
@@ -101,9 +131,14 @@ def _end(seen: Claim, node: Node) -> bool:
     claim = _must_go(seen, node)
     if claim is None or claim.preempt_at is None or claim.preempt_at > timezone.now():
         return False
+    detail = f"{WHY}: the claim is queued again"
+    if node.drain_mode == DrainMode.SUSPEND:
+        refusal = try_suspend(claim, by=SuspendedBy.DRAIN, why=WHY)
+        if refusal is None:
+            return True
+        detail += f", as it could not be suspended. {refusal}"
     states.note(claim, "preempt", why=WHY, node=node.name, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=WHY)
-    detail = f"{WHY}: the claim is queued again"
     return end_assignments(claim, reasons=[{"code": "drained", "gpus": 0, "detail": detail}])
 
 
@@ -115,7 +150,10 @@ def _must_go(seen: Claim, node: Node) -> Claim | None:
 
 
 class Progress(NamedTuple):
-    """The progress of a drain: claims that have left the node since its beginning, and all that were to leave."""
+    """The progress of a drain: claims that have left the node's GPUs since its beginning, and all that were to leave.
+
+    A suspended claim has left: it is on the node, and holds none of its GPUs.
+    """
 
     left: int
     claims: int
@@ -129,7 +167,7 @@ def attach_progress(nodes: Iterable[Node]) -> None:
     draining = {node.pk: node for node in nodes if node.draining_at is not None}
     if not draining:
         return
-    live = ~Q(state=AssignmentState.RELEASED)
+    live = ~Q(state__in=(AssignmentState.RELEASED, AssignmentState.SUSPENDED))
     here = Assignment.objects.filter(live | Q(updated_at__gte=F("gpu__node__draining_at")), gpu__node__in=draining)
     claims = here.filter(claim__pod__isnull=True).order_by().values_list("gpu__node", "claim")
     found: dict[int, list[bool]] = {pk: [] for pk in draining}
@@ -139,8 +177,10 @@ def attach_progress(nodes: Iterable[Node]) -> None:
         draining[pk].drain_progress = Progress(sum(gone), len(gone))
 
 
-def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
+def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.MOVE) -> dict[str, Any]:
     """Return what draining the node would do now: claims that go and their new places, claims that stay, and notices.
+
+    `suspends`: claims that would be suspended. One that goes in spite of `mode` has the obstacle as `cannot_suspend`.
 
     Places are searched in the queue's order on the pool as it is, after its reservations; the rounds that place the
     claims decide anew.
@@ -150,17 +190,40 @@ def plan(node: Node, *, grace_seconds: int | None = None) -> dict[str, Any]:
         leaving(Node.objects.filter(pk=node.pk)).select_related("tenant", "pool").order_by("-priority", "created_at")
     )
     live = Assignment.objects.filter(gpu__node=node).live()
-    stays = Claim.objects.filter(Q(pod__isnull=False) | Q(state__in=PUT_ASIDE), pk__in=live.values("claim"))
+    kind = Q(pod__isnull=False) | Q(state__in=PUT_ASIDE)
+    staying = Claim.objects.filter(kind, pk__in=live.values("claim")).select_related("tenant").order_by("pk")
+    suspends, obstacles = _divide(node, claims) if mode == DrainMode.SUSPEND else ([], {})
+    goes = [claim for claim in claims if claim not in suspends]
     hooks = Webhook.objects.filter(Q(tenant__in={claim.tenant for claim in claims}) | Q(tenant=None), enabled=True)
     return {
         "node": node.name,
         "grace_seconds": grace_of(node, grace_seconds),
-        "moves": _moves(node, claims, now),
-        "stays": [_named(claim) for claim in stays.select_related("tenant").order_by("pk")],
+        "mode": mode,
+        "moves": [{**move, "cannot_suspend": obstacles.get(move["claim"])} for move in _moves(node, goes, now)],
+        "suspends": [_named(claim) for claim in suspends],
+        "stays": [{**_named(claim), "suspended": claim.state in PUT_ASIDE} for claim in staying],
         "webhooks_told": hooks.filter(events__contains=[EventKind.CLAIM_PREEMPTION_NOTICE]).count() if claims else 0,
         # They stay where they are booked, so their claims would wait for this node.
         "reservations": Reservation.objects.filter(state__in=OPEN, gpus__node=node).distinct().count(),
     }
+
+
+def _divide(node: Node, claims: list[Claim]) -> tuple[list[Claim], dict[uuid.UUID, str]]:
+    """Return the claims that can be suspended, all of them together, and why the others cannot, by uid."""
+    suspends, obstacles = list[Claim](), dict[uuid.UUID, str]()
+    free_mib = node.host_memory_mib - node.host_memory_used_mib
+    for claim in claims:
+        here = claim.assignments.live().filter(gpu__node=node)
+        needed_mib = sum(here.values_list("held_memory_mib", flat=True))
+        obstacle = find_obstacle(claim)
+        if obstacle is None and needed_mib > free_mib:
+            obstacle = f"The others leave {max(0, free_mib)} MiB of the node's memory, and it needs {needed_mib} MiB."
+        if obstacle is None:
+            suspends.append(claim)
+            free_mib -= needed_mib
+        else:
+            obstacles[claim.uid] = obstacle
+    return suspends, obstacles
 
 
 def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any]]:

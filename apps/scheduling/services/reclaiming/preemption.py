@@ -1,5 +1,7 @@
 """Preemption: claims chosen by `reclaim` get notice, and after a grace go back to the queue, for a nominee.
 
+Where the pool says so, a victim that can be suspended is, and waits at once to resume on its GPUs: nobody loses work.
+
 Level-triggered. Each run decides anew on the present state; claims with a notice are chosen first. So a run that never
 ended, and a victim or a nominee that is gone, need no repair: the next run gives notice to new victims, spares those
 that need not go, and ends those whose time has come, each in a transaction that checks both claims again under their
@@ -18,14 +20,16 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import CohortShare, EventKind, Pool
+from apps.quotas.models.pool import PreemptBy
 from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.models.claim import PLACED, WAITING, SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import end_assignments
+from apps.scheduling.services.claims.suspending import try_suspend
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.reclaiming.draining import leaving
-from apps.scheduling.services.reclaiming.reclaim import Plan, asking, plans
+from apps.scheduling.services.reclaiming.reclaim import Plan, asking, find_end, plans
 from gpucloud.locks import exclusive
 
 # Renewed by every run; it ends by itself if there are no more runs.
@@ -127,8 +131,9 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
     preempt_at = now + timedelta(seconds=grace)
     code, why = _why(claim, nominee)
     states.note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
-    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, at=preempt_at, grace_seconds=grace, why=why)
-    then = "its pod is evicted" if claim.ends_with_its_pod else "it goes back to the queue"
+    action, then = find_end(claim)
+    facts = {"at": preempt_at, "grace_seconds": grace, "action": action}
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, why=why, **facts)
     detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"
     reasons = claim.reasons if claim.waiting else [{"code": code, "gpus": 0, "detail": detail}]
     states.move(claim, claim.state, preempt_at=preempt_at, preempted_for=nominee, reasons=reasons)
@@ -144,9 +149,15 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     if claim.ends_with_its_pod or not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
     code, why = _why(claim, nominee)
+    then = "the claim is queued again"
+    if claim.pool.preempt_by == PreemptBy.SUSPEND and claim.state in PLACED:
+        refusal = try_suspend(claim, by=SuspendedBy.RECLAIM, why=why)
+        if refusal is None:
+            return True
+        then += f", as it could not be suspended. {refusal}"
     states.note(claim, "preempt", why=why, state=claim.state)
     states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=why)
-    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: the claim is queued again"}]
+    reasons = [{"code": code, "gpus": 0, "detail": f"{why}: {then}"}]
     if not end_assignments(claim, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
         states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)

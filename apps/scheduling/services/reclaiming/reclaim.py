@@ -3,7 +3,7 @@
 Only claims that a round has refused, and that no other rule holds back, reclaim. They take from other tenants only if
 their own tenant stays within `hard` with the claim. If the pool allows it, claims of the same tenant with a lower
 priority go as well; that needs no more of the tenant's quota than that the claim fits in it afterwards. A claim that is
-being released already counts as gone, so nobody goes for room that comes anyway.
+being released or suspended already counts as gone, so nobody goes for room that comes anyway.
 """
 
 import logging
@@ -17,7 +17,8 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models.node import FRESH
-from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.models import Pool, Resource, ResourceQuota, Tenant
+from apps.quotas.models.pool import PreemptBy
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.services import member_limits
@@ -29,6 +30,7 @@ from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims.lifecycle import request_of
+from apps.scheduling.services.claims.suspending import find_obstacle
 from apps.scheduling.services.failures import SESSION_LOST, SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
@@ -84,19 +86,32 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
     if not found or not found[0].victims:
         return None
     victims = found[0].victims
+    ends = {victim.pk: find_end(victim)[0] for victim in victims}
     return {
         "claims": len(victims),
+        "suspended": list(ends.values()).count("suspend"),
         "tenants": len({victim.tenant_id for victim in victims}),
         "core_percent": sum(victim.gpu_count * victim.core_request for victim in victims),
         "memory_mib": sum(victim.gpu_count * victim.memory_mib for victim in victims),
         "grace_seconds": claim.pool.preemption_grace_seconds,
         "explanation": found[0].found.explanation,
         "victims": [
-            {"uid": str(victim.uid), "tenant": victim.tenant.slug, "name": victim.name}
+            {"uid": str(victim.uid), "tenant": victim.tenant.slug, "name": victim.name, "action": ends[victim.pk]}
             for victim in victims
             if principal.sees(victim.tenant)
         ],
     }
+
+
+def find_end(victim: Claim) -> tuple[str, str]:
+    """Return what ends the victim as things are: `suspend`, `requeue` or `evict`; and that in words."""
+    if victim.ends_with_its_pod:
+        return "evict", "its pod is evicted"
+    if victim.pool.preempt_by != PreemptBy.SUSPEND or victim.waiting:
+        return "requeue", "it goes back to the queue"
+    if obstacle := find_obstacle(victim):
+        return "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacle}"
+    return "suspend", "it is suspended, and goes on when its GPUs have room for it"
 
 
 def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
@@ -237,7 +252,9 @@ class _View:
         first = members[0]
         amounts: dict[str, int] = defaultdict(int)
         for claim in members:
-            for key, amount in _amounts(self.quotas[claim.tenant_id], claim.charged, pool_id=claim.pool_id).items():
+            # What a claim that is being suspended is charged of its node's memory stays.
+            goes = {**claim.charged, Resource.HOST_MEMORY_MIB: 0}
+            for key, amount in _amounts(self.quotas[claim.tenant_id], goes, pool_id=claim.pool_id).items():
                 amounts[key] += amount
         return Holder(
             unit,
@@ -252,10 +269,12 @@ class _View:
         )
 
     def _leaving(self) -> list[Holder]:
-        """Return the claims, of any tenant, that are being released on nodes that are online."""
+        """Return the claims, of any tenant, that are being released or suspended on nodes that are online."""
         whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
-        rows = Claim.objects.filter(whose, state=ClaimState.RELEASING)
-        away = Assignment.objects.filter(gpu__node__last_seen_at__lt=self.now - FRESH, claim__in=rows)
+        rows = Claim.objects.filter(whose, state__in=(ClaimState.RELEASING, ClaimState.SUSPENDING))
+        # One that moves to other GPUs of its node takes their room instead.
+        stays = Q(gpu__node__last_seen_at__lt=self.now - FRESH) | Q(other_gpu__isnull=False, state="suspending")
+        away = Assignment.objects.filter(stays, claim__in=rows)
         rows = rows.exclude(pk__in=away.values("claim")).order_by("pk")
         parts = self._parts(rows)
         return [self._one(_unit(claim), [claim], parts) for claim in rows]
