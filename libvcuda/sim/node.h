@@ -147,8 +147,8 @@ struct sim_process {
     uint32_t imported;       /* and by descriptors */
     uint32_t pools_imported; /* pools of others */
     uint32_t mps;            /* a client of an MPS server */
-    uint32_t seen;           /* the GPUs that its driver found when it began, a bit each, whatever the program sees of them */
-    uint32_t moves;          /* how often a restore has brought it to other GPUs */
+    uint32_t seen;  /* the GPUs that its driver found when it began, a bit each, whatever the program sees of them */
+    uint32_t moves; /* how often a restore has brought it to other GPUs */
     uint8_t at[SIM_MAX_GPUS]; /* the GPU on which it is now what it began on each */
 };
 
@@ -202,7 +202,7 @@ uint64_t sim_share_bytes(const struct sim_gpu *gpu, uint32_t pid, uint64_t pidns
 void sim_share_collect(struct sim_gpu *gpu);
 
 /* ---- registry.c: the processes that use the driver ---- */
-void sim_process_register(struct sim_node *node); /* the caller; nothing where all places are taken */
+void sim_process_register(struct sim_node *node);       /* the caller; nothing where all places are taken */
 uint32_t sim_process_sees(const struct sim_node *node); /* the GPUs whose device files the caller has, a bit each */
 uint32_t sim_process_moves(void);                       /* of the caller */
 uint32_t sim_process_at(uint32_t gpu);                  /* where the caller is with what it began on this GPU */

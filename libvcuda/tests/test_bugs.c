@@ -128,7 +128,8 @@ static void test_pause(void)
     wait_for(&p, "worked");
     vcuda_usage_totals(claim.usage, 0, &t);
     double part = (double)t.gpu_time_ns / figure_of(&p, "worked");
-    expect(t.inflight_ns == 0 && t.launches == figure_of(&p, "launches") && (on_real_gpu || SANITIZED || (part > 0.8 && part < 1.2)),
+    expect(t.inflight_ns == 0 && t.launches == figure_of(&p, "launches") &&
+               (on_real_gpu || SANITIZED || (part > 0.8 && part < 1.2)),
            "a program that waited for each kernel and pauses has nothing in flight: %.3f ms, %.2f of its work charged",
            (double)t.inflight_ns / 1e6, part);
     finish(&p);

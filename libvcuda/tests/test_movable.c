@@ -49,7 +49,10 @@ static void test_lines(const char *sentence, const struct line *lines)
 #define LINES(sentence, ...) test_lines(sentence, (const struct line[]){__VA_ARGS__, {NULL, 0}})
 #define B_HAS_AN_EXPORT                                                                                                \
     {"B take 2", NOTHING}, {"A make 0 256", NOTHING}, {"A map 0", NOTHING}, {"A export 0 0", EXPORTED},                \
-        {"A send 0 B", EXPORTED}, {"B receive 0", NOTHING}
+        {"A send 0 B", EXPORTED},                                                                                      \
+    {                                                                                                                  \
+        "B receive 0", NOTHING                                                                                         \
+    }
 
 /* An import waits while the claim is to be suspended: nothing is opened after the agent has looked. */
 static void test_a_late_import(void)

@@ -190,8 +190,9 @@ static void test_imported(void)
     struct circle circle;
     claim_make(&claim, 8 * GIB, 100);
     circle_begin(&circle, &claim);
-    int ready = !circle_do(&circle, "A take 64") && !circle_do(&circle, "A ipcget") && !circle_do(&circle, "B take 64") &&
-                !circle_do(&circle, "B ipcopen") && !circle_do(&circle, "B ipcclose");
+    int ready = !circle_do(&circle, "A take 64") && !circle_do(&circle, "A ipcget") &&
+                !circle_do(&circle, "B take 64") && !circle_do(&circle, "B ipcopen") &&
+                !circle_do(&circle, "B ipcclose");
     pid_t a = circle.party[0].steps.player.pid, b = circle.party[1].steps.player.pid;
     CUresult closed = suspend(b), back = resume(b);
     ready = ready && !circle_do(&circle, "B ipcopen");

@@ -67,8 +67,8 @@ EXPORT(cuMemPoolExportToShareableHandle, (void *shareable, CUmemoryPool pool, in
 IMPORT(cuIpcOpenMemHandle, (CUdeviceptr * pointer, CUipcHandle handle, unsigned flags), (pointer, handle, flags))
 IMPORT(cuIpcOpenMemHandle_v2, (CUdeviceptr * pointer, CUipcHandle handle, unsigned flags), (pointer, handle, flags))
 /* For the process's life: its memory may outlive the pool. */
-IMPORT(cuMemPoolImportFromShareableHandle,
-       (CUmemoryPool * pool, void *shareable, int type, unsigned long long flags), (pool, shareable, type, flags))
+IMPORT(cuMemPoolImportFromShareableHandle, (CUmemoryPool * pool, void *shareable, int type, unsigned long long flags),
+       (pool, shareable, type, flags))
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
