@@ -25,7 +25,6 @@ class Migration(migrations.Migration):
                     ("idle", "the rule for idle claims"),
                     ("drain", "the drain of its node"),
                     ("reclaim", "a preemption"),
-                    ("schedule", "its schedule"),
                     ("rotation", "the rotation of its GPUs"),
                 ],
                 db_default="",
@@ -41,7 +40,7 @@ class Migration(migrations.Migration):
                     ("suspended_by", ""),
                     models.Q(
                         ("state__in", ("suspending", "suspended", "resuming")),
-                        ("suspended_by__in", ["owner", "idle", "drain", "reclaim", "schedule", "rotation"]),
+                        ("suspended_by__in", ["owner", "idle", "drain", "reclaim", "rotation"]),
                     ),
                     _connector="OR",
                 ),

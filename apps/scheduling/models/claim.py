@@ -78,7 +78,6 @@ class SuspendedBy(models.TextChoices):
     IDLE = "idle", _("the rule for idle claims")
     DRAIN = "drain", _("the drain of its node")
     RECLAIM = "reclaim", _("a preemption")
-    SCHEDULE = "schedule", _("its schedule")
     ROTATION = "rotation", _("the rotation of its GPUs")
 
 
