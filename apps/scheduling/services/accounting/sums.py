@@ -27,8 +27,9 @@ class Sums:
 
     def charge(self, claim: Claim) -> None:
         """Charge everything that the claim takes, or nothing. Raises QuotaExceeded."""
-        asked = claim.amounts
-        wanted = {resource: amount for resource, amount in asked.items() if amount}
+        # A claim that waits to resume is charged its host memory already.
+        due = {resource: amount - claim.charged[resource] for resource, amount in claim.amounts.items()}
+        wanted = {resource: amount for resource, amount in due.items() if amount}
         limits, held = self._members.of(claim)
         quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
         if short := find_shortages(claim, quotas, limits=limits, held=held):

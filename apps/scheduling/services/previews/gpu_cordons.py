@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db.models import Q
 
 from apps.nodes.models import Gpu
-from apps.scheduling.models import Assignment, Claim, Reservation
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.models.reservation import ReservationState
 
@@ -26,8 +26,13 @@ def effects_of_cordon(gpu: Gpu) -> CordonEffects:
     pool = gpu.node.pool
     others = Gpu.objects.filter(node__pool=pool, model=gpu.model, present=True, cordoned=False, unhealthy="")
     fits = Q(gpu_model=None) | Q(gpu_model__icontains=gpu.model)
-    waiting = Claim.objects.filter(
-        fits, pool=pool, state__in=WAITING, core_request__lte=gpu.core_free, memory_mib__lte=gpu.memory_free_mib
+    # A claim that waits to resume has no use for other GPUs than its own.
+    here = Assignment.objects.filter(gpu=gpu, state=AssignmentState.SUSPENDED)
+    waiting = Claim.objects.in_queue().filter(
+        Q(fits, state__in=WAITING) | Q(state=ClaimState.RESUMING, pk__in=here.values("claim")),
+        pool=pool,
+        core_request__lte=gpu.core_free,
+        memory_mib__lte=gpu.memory_free_mib,
     )
     return CordonEffects(
         claims=Assignment.objects.filter(gpu=gpu).live().count(),

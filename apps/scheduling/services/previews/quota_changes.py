@@ -20,7 +20,6 @@ from apps.scheduling.core import gangs
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.accounting.sums import Saved as SavedSums
 from apps.scheduling.services.accounting.sums import Sums
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
@@ -79,7 +78,7 @@ class _Queue:
 
     def __init__(self, tenants: list[Tenant]) -> None:
         self.tenants = tenants
-        waiting = Claim.objects.filter(tenant__in=tenants, state__in=WAITING)
+        waiting = Claim.objects.in_queue().filter(tenant__in=tenants)
         waiting = waiting.select_related("tenant", "pool", "reservation")
         self.claims = list(waiting.order_by("-priority", "pk")[:MOST_CLAIMS])
         pools = {claim.pool_id: claim.pool for claim in self.claims}
@@ -170,7 +169,7 @@ class _Outlook:
         answer = place(fleet.values(), request_of(claim), nodes=self.nodes[claim.pool_id], held=held)
         if not isinstance(answer, Placed):
             return [asdict(reason) for reason in answer.reasons]
-        if not any(claim.charged.values()):
+        if not claim.charged_vgpus:
             try:
                 self.sums.charge(claim)
             except QuotaExceeded as error:
