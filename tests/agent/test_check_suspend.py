@@ -12,10 +12,12 @@ from agent.wire import Check
 from tests.agent.stage import BUILD
 
 
-def check(tmp_path: Path, *, problem: str | None = None, **environment: str) -> Check:
-    """Return the finding on the simulated driver."""
+def check(tmp_path: Path, *, problem: str | None = None, real: bool = False, **environment: str) -> Check:
+    """Return the finding on the simulated driver; with `real`, as if it were a real one."""
     simulated = {"GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so"), "GPUCLOUD_SIM_NODE": str(tmp_path / "node")}
     chosen = settings.read(server="http://127.0.0.1:9", state_dir=str(tmp_path), environment=simulated | environment)
+    if real:
+        chosen = chosen._replace(library=chosen.library._replace(simulated_driver=None))
     return suspension(chosen, Inventory((), "580.1", problem))
 
 
@@ -33,8 +35,14 @@ def test_an_older_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert check(tmp_path, problem="none").detail == "not available: no driver"
 
 
-def test_more_host_memory_than_there_is_and_threads_that_run_on_are_told(tmp_path: Path) -> None:
-    found = check(tmp_path, GPUCLOUD_SUSPEND_MEMORY_MIB="99999999")
+def test_more_host_memory_than_there_is_and_threads_that_run_on_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.check.suspension.find_lack", lambda _driver: None)
+        found = check(tmp_path, real=True, GPUCLOUD_SUSPEND_MEMORY_MIB="99999999")
     assert (found.state, "GPUCLOUD_SUSPEND_MEMORY_MIB" in str(found.cure)) == ("warning", True)
+    found = check(tmp_path, GPUCLOUD_SUSPEND_MEMORY_MIB="99999999")
+    assert "only" not in found.detail, "simulated memory takes none of the machine's"
     found = check(tmp_path, GPUCLOUD_SUSPEND_MEMORY_MIB="64", GPUCLOUD_CGROUPS="off")
     assert (found.state, "run on meanwhile" in found.detail) == ("warning", True)
