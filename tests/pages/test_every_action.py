@@ -23,6 +23,7 @@ PAGES: dict[str, str] = {
     "DELETE claims/<uuid:uid>/": "release",
     "POST claims/<uuid:uid>/release/": "release",
     "POST claims/<uuid:uid>/renew/": "renew-claim",
+    "POST claims/<uuid:uid>/move/": "move",
     "POST claims/<uuid:uid>/suspend/": "suspend",
     "POST claims/<uuid:uid>/resume/": "resume",
     "POST clusters/": "new-cluster",

@@ -28,8 +28,9 @@ def text(answer: Any) -> str:
 def form_data(pool: Pool, **changes: Any) -> dict[str, Any]:
     """Return the form as a browser sends it."""
     values = {name: getattr(pool, name) for name in SETTABLE} | dict.fromkeys(BOUNDS, "") | pool.rebalance_bounds
-    if pool.unused_seconds is None:
-        values["unused_seconds_unlimited"] = "on"
+    for name in ("unused_seconds", "oversubscribe"):
+        if getattr(pool, name) is None:
+            values[f"{name}_unlimited"] = "on"
     sent = {**values, "version": pool.version, "act": "apply", **changes}
     return {name: "" if value is None else value for name, value in sent.items() if value is not False}
 
