@@ -1,9 +1,11 @@
 """ResourceClaims of a real node, and pods that use them."""
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from apps.clusters.dra import slices
+from apps.clusters.kube.client import Refused
 from tests.clusters.dra import things
 from tests.kubelet.chain import NODE, Chain, container
 from tests.kubelet.server_side import NAMESPACE
@@ -28,4 +30,9 @@ def delete_claims(chain: Chain) -> None:
     """Delete all ResourceClaims and templates of the namespace; their pods are gone."""
     for kind in ("resourceclaims", "resourceclaimtemplates"):
         for raw in chain.client.list(f"{PATH}/{kind}")[0]:
-            chain.client.delete(f"{PATH}/{kind}/{json.loads(bytes(raw))['metadata']['name']}")
+            try:
+                chain.client.delete(f"{PATH}/{kind}/{json.loads(bytes(raw))['metadata']['name']}")
+            except Refused as refused:
+                # The garbage collector may delete a pod's own claim between the list and here.
+                if refused.status != HTTPStatus.NOT_FOUND:
+                    raise
