@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from tests.platform import Platform, until
 from tests.services_plugin import TEMPLATE
@@ -35,7 +36,9 @@ def pytest_configure() -> None:
     """Reset ignored signals, which programs under test would inherit, and let Hypothesis take its time.
 
     A shell's background ignores SIGINT, `nohup` SIGHUP. On a busy machine any example may take longer than a deadline.
+    Passwords are hashed in one iteration: a million take 0.3 s of processor time, and tests sign in hundreds of times.
     """
+    PBKDF2PasswordHasher.iterations = 1
     hypothesis.settings.register_profile("busy", deadline=None)
     hypothesis.settings.load_profile("busy")
     signal.signal(signal.SIGINT, signal.default_int_handler)

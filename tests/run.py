@@ -33,12 +33,13 @@ PROCESSES, PLATFORMS = "3", "3"
 # Tests of platforms measure shares and delays, too: the tests beside them compute when these wait.
 AFTER_OTHERS = ("nice", "-n", "5")
 # The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each, all of
-# them and the Python tests by the clock a third of two; the lanes last as long as one another.
+# them and the Python tests by the clock 40 % of two; the lanes last as long as one another.
 TIMED = {
     "C, by the clock 1": "compute legacy compat",
-    "C, by the clock 2": "mix copies suspend",
+    "C, by the clock 2": "mix copies",
     "C, by the clock 3": "charges sweep",
     "C, by the clock 4": "arbiter turns",
+    "C, by the clock 5": "suspend",
 }
 C_SUITES = {
     **{suite: f"chapters CHAPTERS={chapters}" for suite, chapters in TIMED.items()},

@@ -146,7 +146,7 @@ class Commands:
 
     def beat(self) -> Program:
         schedule = str(self.state.root / "run" / "beat-schedule")
-        command = (*self._celery("beat"), "--schedule", schedule, "--pidfile", "")
+        command = (*self._celery("beat", app="gpucloud.beat"), "--schedule", schedule, "--pidfile", "")
         return self._program("beat", *command, more=self.control_plane)
 
     def agent(self, node: Node) -> Program:
@@ -175,8 +175,8 @@ class Commands:
         more = {"GPUCLOUD_CLAIM_SECRET": workload.secret, "GPUCLOUD_AGENT_SOCKET": workload.agent_socket}
         return replace(self._program(f"program-{workload.claim[:8]}", *command, more=more), stop_seconds=5.0)
 
-    def _celery(self, role: str) -> tuple[str, ...]:
-        return (PYTHON, "-m", "celery", "-A", "gpucloud", role, "--loglevel", "warning")
+    def _celery(self, role: str, *, app: str = "gpucloud") -> tuple[str, ...]:
+        return (PYTHON, "-m", "celery", "-A", app, role, "--loglevel", "warning")
 
     def _program(self, name: str, *command: str, more: dict[str, str]) -> Program:
         """Return a program without the control plane's variables, which include secrets."""

@@ -1,6 +1,8 @@
 """Cycle collection in serving processes."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -15,10 +17,8 @@ class Known:
 
 @pytest.fixture(autouse=True)
 def restore_collector() -> Iterator[None]:
-    before = gc.get_threshold()
     yield
     gc.unfreeze()
-    gc.set_threshold(*before)
     gc.enable()
 
 
@@ -37,4 +37,9 @@ def test_nothing_is_collected_while_a_server_starts() -> None:
     assert not gc.isenabled()
     gc_tuning.freeze_startup_objects()
     assert gc.isenabled()
-    assert gc.get_threshold() == gc_tuning.SERVING
+
+
+def test_every_process_of_the_project_collects_less_often() -> None:
+    script = "import gpucloud, gc; print(gc.get_threshold())"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(gc_tuning.THRESHOLDS)

@@ -22,12 +22,6 @@ PASSWORD = "correct horse battery"
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
 
 
-@pytest.fixture(autouse=True)
-def _quick_passwords(settings: Any) -> None:
-    """Use a fast hash for hundreds of attempts: the real one takes a third of a second."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def anna(cast: Cast) -> User:
     user = User.objects.get(username="anna")
