@@ -17,7 +17,7 @@ class SuspensionOrders(Protocol):
         """Return why the claim could not be suspended now; None if nothing seen beforehand forbids it."""
 
     def resume_claim(self, *, principal: Principal, claim: Claim, by: str) -> Claim:
-        """Have a claim that is put aside by this order wait in the queue for its own GPUs."""
+        """Have a claim that is put aside by this order wait in the queue for GPUs of its node."""
 
 
 suspension_orders: Provider[SuspensionOrders] = Provider("scheduling.suspension_orders")

@@ -109,7 +109,7 @@ def _take_over(claim: Claim, principal: Principal) -> Claim:
 def resume_claim(
     *, principal: Principal, claim: Claim, versions: etags.Versions = None, by: str = SuspendedBy.OWNER
 ) -> Claim:
-    """Have a suspended claim wait in the queue for its own GPUs. Repeatable.
+    """Have a suspended claim wait in the queue for GPUs of its node. Repeatable.
 
     `by`: whose order it is. The owner's resumes every claim, another one only what it has put aside itself.
 

@@ -24,13 +24,14 @@ PATIENCE = 300
 
 
 @pytest.fixture
-def claims(tmp_path: Path) -> Iterator[Claims]:
-    """Start a platform whose node in the pool `default` has one GPU of 80 GiB."""
+def claims(tmp_path: Path, gpus: int) -> Iterator[Claims]:
+    """Start a platform whose node in the pool `default` has so many GPUs of 80 GiB."""
     state = tmp_path / "demo"
     node = state / "nodes" / "sim-1"
     for directory in (state, node.parent, node):
         directory.mkdir(mode=0o700)
-    create = [str(SIMNODE), "create", str(node / "node.sim"), "--name", "sim-1", "--gpus", "1", "--memory", "80GiB"]
+    create = [str(SIMNODE), "create", str(node / "node.sim"), "--name", "sim-1"]
+    create += ["--gpus", str(gpus), "--memory", "80GiB"]
     subprocess.run(create, check=True, capture_output=True)
     with Platform(state) as platform:
         platform.granted("PATCH", "pools/default/", {"oversubscribe": 3, "slice_seconds": SLICE_SECONDS})
@@ -43,13 +44,13 @@ def claims(tmp_path: Path) -> Iterator[Claims]:
 
 
 class Rotating:
-    """Three claims of 60 GiB with a program each, which begins when its claim comes in."""
+    """Claims of 60 GiB with a program each, which begins when its claim comes in."""
 
-    def __init__(self, claims: Claims, directory: Path) -> None:
+    def __init__(self, claims: Claims, directory: Path, count: int) -> None:
         self.claims, self.directory = claims, directory
         self.programs: dict[str, Chain] = {}
         body = {"core_request": 100, "memory_mib": 60 * GIB}
-        self.uids = [claims.ask(wait=0, name=f"rotates-{number}", **body)["uid"] for number in range(3)]
+        self.uids = [claims.ask(wait=0, name=f"rotates-{number}", **body)["uid"] for number in range(count)]
 
     def look(self) -> dict[str, Any]:
         """Return the claims, and start the programs of those that have come in."""
@@ -76,8 +77,9 @@ class Rotating:
         return found
 
 
+@pytest.mark.parametrize("gpus", [1])
 def test_three_programs_of_60_gib_share_a_gpu_of_80(claims: Claims, tmp_path: Path) -> None:
-    rotating, platform = Rotating(claims, tmp_path), claims.platform
+    rotating, platform = Rotating(claims, tmp_path, 3), claims.platform
     until(lambda: min(rotating.times_in()) >= 1, seconds=PATIENCE, what="each to be in once")
 
     # Killed in between: the worker, which runs the rotation, and the agent, which moves the programs.
@@ -107,6 +109,29 @@ def test_three_programs_of_60_gib_share_a_gpu_of_80(claims: Claims, tmp_path: Pa
     assert sum(1 for claim in found if claim["state"] == "active") <= 1
     assert platform.used(claims.tenant)["core_percent"] <= 200
 
+    end_and_compare(rotating)
+
+
+@pytest.mark.parametrize("gpus", [2])
+def test_five_programs_share_two_gpus_and_each_is_on_both(claims: Claims, tmp_path: Path) -> None:
+    """A claim that is out comes in where a slice is over first: all have equal times, and keep their data."""
+    rotating, platform = Rotating(claims, tmp_path, 5), claims.platform
+    seen: dict[str, set[str]] = {uid: set() for uid in rotating.uids}
+
+    def look() -> int:
+        for uid, claim in rotating.look().items():
+            if claim["state"] == "active":
+                seen[uid].update(item["gpu_uuid"] for item in claim["assignments"])
+        return min(rotating.times_in())
+
+    until(lambda: look() >= 2, seconds=2 * PATIENCE, what="each to be in twice")
+    platform.kill("agent-sim-1")
+    until(lambda: look() >= 3, seconds=2 * PATIENCE, what="each to be in three times")
+    assert any(len(gpus) == 2 for gpus in seen.values()), "some came back on another GPU"
+    served = [claim["rotation"]["served_gpu_seconds"] for claim in rotating.look().values()]
+    longest = max(max(rotating.slices(uid), default=0.0) for uid in rotating.uids)
+    assert max(served) - min(served) <= 2 * longest + SLICE_SECONDS
+    assert sum(1 for claim in rotating.look().values() if claim["state"] == "active") <= 2
     end_and_compare(rotating)
 
 

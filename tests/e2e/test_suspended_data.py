@@ -109,28 +109,35 @@ def test_a_program_goes_on_with_its_data_after_its_gpu_was_used_by_another(claim
     # Its room is given to another; all other GPUs are full, so that it is the only one.
     claims.fill(100)
     others = [one for one in claims.made if one != uid]
-    there = next(one for one in others if gpu in [item["gpu_uuid"] for item in claims.read(one)["assignments"]])
 
-    # It waits in the queue for its own GPU, and no other will do.
+    # It waits in the queue for a GPU of its node.
     platform.granted("POST", f"claims/{uid}/resume/")
     until(lambda: claims.read(uid)["reasons"], what="a round to consider it")
     waiting = claims.read(uid)
     assert (waiting["state"], waiting["reasons"][0]["code"]) == ("resuming", "gpu-core")
-    elsewhere = next(one for one in others if one != there and claims.read(one)["state"] == "active")
-    platform.granted("DELETE", f"claims/{elsewhere}/?wait=60")
-    assert claims.read(uid)["state"] == "resuming"
     assert program.rounds() == stood
     assert program.process.poll() is None
 
-    # The other ends; the program goes on where it stood, with what it had in GPU memory.
-    platform.granted("DELETE", f"claims/{there}/?wait=60")
+    # Another claim of the node ends; the program goes on there, with what it had in GPU memory.
+    where = release_beside(claims, others, node=claim["assignments"][0]["node"], but=gpu)
     until(lambda: claims.read(uid)["state"] == "active", what="the claim to be active again")
     until(lambda: program.rounds() > stood + 40, what="the program to go on")
     last = program.end()
     assert last["link"] == chain(int(str(last["rounds"])))
     document = claims.read(uid)
-    assert document["assignments"][0]["gpu_uuid"] == gpu
+    assert document["assignments"][0]["gpu_uuid"] == where
+    assert platform.gpu(gpu)["core_free"] == 0
     assert document["host_memory_mib"] == 0
+
+
+def release_beside(claims: Claims, others: list[str], *, node: str, but: str) -> str:
+    """End a claim on another GPU of the node; return that GPU."""
+    for uid in others:
+        for place in claims.read(uid)["assignments"]:
+            if place["node"] == node and place["gpu_uuid"] != but:
+                claims.platform.granted("DELETE", f"claims/{uid}/?wait=60")
+                return str(place["gpu_uuid"])
+    raise AssertionError("No other claim is on the node.")
 
 
 @pytest.mark.parametrize("part", ["server", "scheduler", "worker", "agent"])

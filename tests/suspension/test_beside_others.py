@@ -94,7 +94,8 @@ def test_host_memory_is_free_once_all_of_the_claim_is_in_force(cast: Cast, machi
     assert_books_agree()
 
 
-def test_all_gpus_but_its_own_are_withheld_from_a_claim_that_resumes(cast: Cast, machine: Machine) -> None:
+def test_all_gpus_but_its_own_are_withheld_where_the_node_cannot_move_programs(cast: Cast, machine: Machine) -> None:
+    Node.objects.update(can_move=False)
     claim, other = suspended(cast, machine), suspended(cast, machine)
     for one in (claim, other):
         resume_claim(principal=SYSTEM, claim=one)
@@ -106,7 +107,8 @@ def test_all_gpus_but_its_own_are_withheld_from_a_claim_that_resumes(cast: Cast,
     assert not reserved.withheld_from(ask(cast), lambda: gpus)
 
 
-def test_a_commit_on_another_gpu_than_its_own_is_lost(cast: Cast, machine: Machine) -> None:
+def test_a_commit_on_a_gpu_on_which_it_cannot_resume_is_lost(cast: Cast, machine: Machine) -> None:
+    Node.objects.update(can_move=False)
     claim = suspended(cast, machine)
     resume_claim(principal=SYSTEM, claim=claim)
     claim.refresh_from_db()

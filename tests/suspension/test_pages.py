@@ -92,11 +92,11 @@ def test_a_claim_that_waits_to_resume_shows_its_place_and_can_stay_suspended(
     resume_claim(principal=SYSTEM, claim=claim)
     run_round(cast.pool)
     page = page_of(browser("max"), claim)
-    assert "It waits in the queue for its own GPUs:" in page
-    assert "1 GPU has less than 100 % core free" in page
+    assert "It waits in the queue for GPUs of its node:" in page
+    assert "4 GPUs have less than 100 % core free" in page
     assert "Place 1 of 1" in page
     row = browser("max").get(reverse("claims")).content.decode()
-    assert "1 GPU has less than 100 % core free" in row
+    assert "4 GPUs have less than 100 % core free" in row
     browser("max").post(reverse("suspend", args=[claim.uid]))
     claim.refresh_from_db()
     assert claim.state == "suspended"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from apps.scheduling.core.rotation import (
     Swap,
     in_order,
     plan,
+    reach,
     seconds_in,
     seconds_out,
     share,
@@ -76,8 +78,22 @@ def pools(draw: st.DrawFn) -> tuple[list[SharedGpu], list[Member], list[Member]]
             waiting.append(replace(one, gpus=()))
         else:
             waiting.append(one)
+    if draw(st.booleans()):
+        # A node that cannot move programs.
+        moves = False
+        waiting = [replace(one, allowed=frozenset()) if one.gpus else one for one in waiting]
+    else:
+        moves = True
+        waiting = [replace(one, allowed=one_node(one, count)) if one.gpus else one for one in waiting]
     out = [one for one in waiting if one.gpus]
-    return make_gpus(inside, out, count), inside, waiting
+    made = make_gpus(inside, out, count)
+    return [replace(gpu, group=gpu.node) if moves else gpu for gpu in made], inside, waiting
+
+
+def one_node(one: Member, count: int, per_node: int = 2) -> frozenset[str]:
+    """Return all GPUs of the claim's node; none if it is on several, as no claim can be moved there."""
+    nodes = {int(key[1:]) // per_node for key in one.gpus}
+    return frozenset(f"g{at}" for at in range(count) if {at // per_node} == nodes)
 
 
 def fits(one: Member, keys: tuple[str, ...], gpus: dict[str, SharedGpu], leaving: list[Member]) -> bool:
@@ -109,7 +125,7 @@ def test_every_swap_keeps_to_the_rules(
         assert one in waiting
         assert all(victim in inside for victim in out)
         assert len(swap.gpus) == one.gpu_count
-        assert not one.gpus or swap.gpus == one.gpus
+        assert not one.gpus or set(swap.gpus) <= reach(one)
         assert len({by_key[key].node for key in swap.gpus}) == 1 or one.gpus
         # It comes in, and nobody goes out in vain.
         assert fits(one, swap.gpus, by_key, out)
@@ -122,11 +138,13 @@ def test_every_swap_keeps_to_the_rules(
         cost = sum(map(seconds_out, out)) + seconds_in(one)
         assert cost <= slice_length(out, one, RULES) / 10
         if not one.gpus:
-            left = [other for other in waiting if other.gpus and set(other.gpus) & set(swap.gpus)]
+            left = [other for other in waiting if other.gpus and reach(other) & set(swap.gpus)]
             assert out or left, "a round would place it"
-            for key in swap.gpus:
-                assert by_key[key].core_admitted + one.core <= 3 * 100
-                assert by_key[key].memory_admitted_mib + one.memory_mib <= 3 * CARD
+            for group in {by_key[key].group or key for key in swap.gpus}:
+                there = [gpu for gpu in gpus if group in (gpu.group, gpu.key)]
+                new = sum(1 for gpu in there if gpu.key in swap.gpus)
+                assert sum(gpu.core_admitted for gpu in there) + new * one.core <= 3 * 100 * len(there)
+                assert sum(gpu.memory_admitted_mib for gpu in there) + new * one.memory_mib <= 3 * CARD * len(there)
         used.update(swap.gpus)
         if swap.at <= NOW:
             for victim in out:
@@ -147,7 +165,8 @@ def test_a_swap_is_found_if_and_only_if_all_who_may_go_would_make_the_room(
             continue
         may = [victim for victim in inside if not victim.stays and victim.priority <= one.priority]
         found = plan(RULES, Scene(gpus, inside, [one], AMPLE, NOW))
-        assert bool(found) == fits(one, one.gpus, by_key, may)
+        choices = [one.gpus, *combinations(sorted(reach(one)), one.gpu_count)]
+        assert bool(found) == any(fits(one, choice, by_key, may) for choice in choices)
 
 
 @settled
@@ -341,3 +360,37 @@ def test_several_small_ones_go_out_for_a_large_one_and_come_back_together() -> N
     inside = replace(large, served=9000.0)
     back = plan(RULES, Scene(make_gpus([inside], small, 1), [inside], small, AMPLE, 10_000.0))
     assert [one.out for one in back] == [("large",)]
+
+
+def test_a_budget_that_does_not_exist_limits_nobody() -> None:
+    """Two go out for one of both GPUs; their tenant has no quota of host memory."""
+    inside = [
+        replace(one, gpus=(f"g{at}",), served=5000.0, draws=("n0", "free"))
+        for at, one in enumerate(make_claims(60, 60))
+    ]
+    large = Member("large", 100, 60 * GIB, 2, gpus=("g0", "g1"), served=0.0)
+    (swap,) = plan(RULES, Scene(make_gpus(inside, [large], 2), inside, [large], {"n0": 120 * GIB}, 10_000.0))
+    assert set(swap.out) == {"c0", "c1"}
+    assert plan(RULES, Scene(make_gpus(inside, [large], 2), inside, [large], {"n0": 119 * GIB}, 10_000.0)) == []
+
+
+def test_who_is_out_comes_in_where_there_is_room_first_and_on_its_own_gpu_if_both_have() -> None:
+    one = replace(make_claims(60)[0], key="out", gpus=("g0",), served=900.0, allowed=frozenset({"g0", "g1"}))
+    there = replace(make_claims(60)[0], gpus=("g0",), served=900.0, since=990.0)
+    swaps = plan(RULES, Scene(make_gpus([there], [one], 2), [there], [one], AMPLE, NOW))
+    assert [(swap.out, swap.gpus, swap.at) for swap in swaps] == [((), ("g1",), NOW)]
+    swaps = plan(RULES, Scene(make_gpus([], [one], 2), [], [one], AMPLE, NOW))
+    assert [(swap.out, swap.gpus) for swap in swaps] == [((), ("g0",))]
+    # Where it cannot be moved, it waits for the slice to end.
+    swaps = plan(RULES, Scene(make_gpus([there], [one], 2), [there], [replace(one, allowed=frozenset())], AMPLE, NOW))
+    assert [(swap.out, swap.gpus) for swap in swaps] == [(("c0",), ("g0",))]
+
+
+def test_the_ratio_is_that_of_all_gpus_between_which_claims_move() -> None:
+    """Three were on g0 at last, so g0 alone would admit nobody; both together have room for a fourth of six."""
+    out = [replace(one, gpus=("g0",), served=10.0) for one in make_claims(60, 60, 60)]
+    new = Member("new", 100, 60 * GIB, allowed=frozenset({"g0"}), priority=1)
+    gpus = make_gpus([], out, 2)
+    assert plan(RULES, Scene(gpus, [], [new, *out], AMPLE, NOW))[0].into == "c0"
+    moving = [replace(gpu, group="n0") for gpu in gpus]
+    assert plan(RULES, Scene(moving, [], [new, *out], AMPLE, NOW))[0].into == "new"

@@ -87,6 +87,7 @@ def test_host_memory_is_charged_before_the_agent_is_asked_and_the_gpu_is_free_af
 def test_the_room_of_a_suspended_claim_is_given_to_another_and_it_resumes_on_its_own_gpu_afterwards(
     cast: Cast, machine: Machine
 ) -> None:
+    Node.objects.update(can_move=False)
     claim = suspended(cast, machine, core_request=100)
     own = claim.assignments.get().gpu_id
     others = [ask(cast, tenant=cast.globex, core_request=100, name=f"other-{number}") for number in range(4)]
@@ -100,7 +101,7 @@ def test_the_room_of_a_suspended_claim_is_given_to_another_and_it_resumes_on_its
     document = cast.max.get(f"claims/{claim.uid}/").body
     assert document["state"] == "resuming"
     assert document["reasons"] == [{"code": "gpu-core", "gpus": 1, "detail": "1 GPU has less than 100 % core free"}]
-    # Another GPU is of no use to it.
+    # Another GPU is of no use to it: this node cannot move programs.
     elsewhere, here = there.exclude(gpu=own).first(), there.get(gpu=own)
     assert elsewhere is not None
     release_claim(principal=SYSTEM, claim=elsewhere.claim)

@@ -58,7 +58,7 @@ def _give(request: HttpRequest, principal: Principal, uid: uuid.UUID, order: Ord
         said = {
             ClaimState.SUSPENDING: _("{0} is being suspended: its share is free once its programs have left the GPU."),
             ClaimState.SUSPENDED: _("{0} stays suspended."),
-            ClaimState.RESUMING: _("{0} waits in the queue for its own GPUs."),
+            ClaimState.RESUMING: _("{0} waits in the queue for GPUs of its node."),
         }
         messages.success(request, said.get(ClaimState(claim.state), _("{0} is active.")).format(claim))
     return redirect("claim", uid=uid)
@@ -78,4 +78,4 @@ def resume_row(principal: Principal, claim: Claim, versions: frozenset[int] | No
     if claim.state in (ClaimState.RESUMING, ClaimState.ACTIVE):
         raise NothingToDo(_("It is not suspended."))
     resume_claim(principal=principal, claim=claim, versions=versions)
-    return _("Waits in the queue for its own GPUs.")
+    return _("Waits in the queue for GPUs of its node.")

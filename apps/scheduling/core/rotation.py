@@ -11,7 +11,6 @@ core and memory) on each of its GPUs, for as long as its programs could run.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ class SharedGpu:
     """A GPU of the pool: its capacity, what is free, and what all claims on it ask for, in or out.
 
     `busy`: a claim of it is on its way out or in; nothing is decided about it. `kept_for`: the claim for which its room
-    is kept.
+    is kept. `group`: those between which claims move, whose admitted claims are counted together; empty: it is alone.
     """
 
     key: str
@@ -40,17 +39,19 @@ class SharedGpu:
     memory_admitted_mib: int
     busy: bool = False
     kept_for: str | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A claim: its share of each of its GPUs, and its slice.
 
-    `gpus`: those that it has, in or out; empty if no round has placed it, then it may have any of `allowed`. `served`:
-    None if it did not take part yet. `since`: the time since when its programs run, or since when it waits. `draws`:
-    the budgets of host memory (of its node, of its tenant) from which it takes what it saves. `stays`: it cannot go
-    out, or must not. `moved_mib`: the memory that its programs use on all GPUs, or that is saved; None: not known, so
-    its limits count. `out_seconds`, `in_seconds`: how long it took to go out and in; None: not measured.
+    `gpus`: those that it has, in or out; empty if no round has placed it. `allowed`: those on which it may come in; one
+    that is out comes in on its own, too. `served`: None if it did not take part yet. `since`: the time since when its
+    programs run, or since when it waits. `draws`: the budgets of host memory (of its node, of its tenant) from which it
+    takes what it saves. `stays`: it cannot go out, or must not. `moved_mib`: the memory that its programs use on all
+    GPUs, or that is saved; None: not known, so its limits count. `out_seconds`, `in_seconds`: how long it took to go
+    out and in; None: not measured.
     """
 
     key: str
@@ -98,13 +99,23 @@ class _Board:
     gpus: dict[str, SharedGpu]
     inside: Mapping[str, Sequence[Member]]
     out: Mapping[str, Sequence[Member]]
-    budgets: Counter[str]
+    budgets: dict[str, int]
     taken: set[str] = field(default_factory=set)
+    groups: dict[str, list[SharedGpu]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for gpu in self.gpus.values():
+            self.groups.setdefault(gpu.group, []).append(gpu)
 
     def is_open(self, key: str, one: Member) -> bool:
         """Return True if the GPU may be decided about for this claim."""
         gpu = self.gpus.get(key)
         return gpu is not None and not gpu.busy and key not in self.taken and gpu.kept_for in (None, one.key)
+
+
+def reach(member: Member) -> frozenset[str]:
+    """Return the GPUs on which the claim may come in."""
+    return member.allowed.union(member.gpus)
 
 
 def seconds_out(member: Member) -> float:
@@ -158,7 +169,9 @@ def plan(rules: Rules, scene: Scene) -> list[Swap]:
     """
     inside = scene.inside
     gpus = {gpu.key: gpu for gpu in scene.gpus}
-    board = _Board(rules, scene.now, gpus, _by_gpu(inside), _by_gpu(scene.waiting), Counter(scene.budgets))
+    out = _by_gpu((one, reach(one)) for one in scene.waiting if one.gpus)
+    there = _by_gpu((one, one.gpus) for one in inside)
+    board = _Board(rules, scene.now, gpus, there, out, dict(scene.budgets))
     found = []
     for one in in_order(scene.waiting, beginning([*inside, *scene.waiting])):
         swap = _swap_for(one, board)
@@ -166,7 +179,7 @@ def plan(rules: Rules, scene: Scene) -> list[Swap]:
             found.append(swap)
             board.taken.update(swap.gpus)
             if swap.at <= scene.now:
-                board.budgets.subtract(_drawn(victim for victim in inside if victim.key in swap.out))
+                _draw(board.budgets, (victim for victim in inside if victim.key in swap.out))
     return found
 
 
@@ -187,10 +200,10 @@ def beginning(members: Iterable[Member]) -> float:
     return min((one.served for one in members if one.served is not None), default=0.0)
 
 
-def _by_gpu(members: Iterable[Member]) -> dict[str, list[Member]]:
+def _by_gpu(members: Iterable[tuple[Member, Iterable[str]]]) -> dict[str, list[Member]]:
     found: dict[str, list[Member]] = {}
-    for one in members:
-        for key in one.gpus:
+    for one, keys in members:
+        for key in keys:
             found.setdefault(key, []).append(one)
     return found
 
@@ -200,13 +213,32 @@ def _swap_for(one: Member, board: _Board) -> Swap | None:
 
     A newcomer for which there is room needs none where nobody is out: a scheduling round places it.
     """
-    if one.gpus:
-        return _make_room(one, one.gpus, board) if all(board.is_open(key, one) for key in one.gpus) else None
-    found = [_make_room(one, choice, board) for choice in _choices(one, board)]
+    found = [_make_room(one, choice, board) for choice in (_returns if one.gpus else _choices)(one, board)]
     swaps = [swap for swap in found if swap is not None]
-    if any(not swap.out and not any(board.out.get(key) for key in swap.gpus) for swap in swaps):
+    if not one.gpus and any(not swap.out and not any(board.out.get(key) for key in swap.gpus) for swap in swaps):
         return None
-    return min(swaps, key=lambda swap: (swap.at, len(swap.out)), default=None)
+
+    def rank(swap: Swap) -> tuple[float, bool, int, float]:
+        return max(swap.at, board.now), swap.gpus != one.gpus, len(swap.out), swap.at
+
+    return min(swaps, key=rank, default=None)
+
+
+def _returns(one: Member, board: _Board) -> Iterable[tuple[str, ...]]:
+    """Yield GPUs on which a claim that is out may come in: its own, and others, which were counted for it before.
+
+    Of several GPUs those are chosen that can be had first, one by one.
+    """
+    if all(board.is_open(key, one) for key in one.gpus):
+        yield one.gpus
+    others = [key for key in sorted(reach(one)) if board.is_open(key, one)]
+    if one.gpu_count == 1:
+        yield from ((key,) for key in others if key not in one.gpus)
+    elif len(others) > one.gpu_count:
+        alone = ((key, _make_room(one, (key,), board)) for key in others)
+        soonest = sorted((max(swap.at, board.now), key not in one.gpus, key) for key, swap in alone if swap)
+        if len(soonest) >= one.gpu_count:
+            yield tuple(key for _, _, key in soonest[: one.gpu_count])
 
 
 def _choices(one: Member, board: _Board) -> Iterable[tuple[str, ...]]:
@@ -216,7 +248,7 @@ def _choices(one: Member, board: _Board) -> Iterable[tuple[str, ...]]:
     """
     by_node: dict[str, list[SharedGpu]] = {}
     for key in sorted(one.allowed):
-        if board.is_open(key, one) and _admits(board.gpus[key], one, board.rules):
+        if board.is_open(key, one) and _admits(board.gpus[key], one, board):
             by_node.setdefault(board.gpus[key].node, []).append(board.gpus[key])
     for node in sorted(by_node):
         there = sorted(by_node[node], key=lambda gpu: (gpu.core_admitted, gpu.memory_admitted_mib, gpu.key))
@@ -226,9 +258,12 @@ def _choices(one: Member, board: _Board) -> Iterable[tuple[str, ...]]:
             yield tuple(gpu.key for gpu in there[: one.gpu_count])
 
 
-def _admits(gpu: SharedGpu, one: Member, rules: Rules) -> bool:
-    core, memory_mib = gpu.core_admitted + one.core, gpu.memory_admitted_mib + one.memory_mib
-    return core <= rules.oversubscribe * WHOLE_CORE and memory_mib <= rules.oversubscribe * gpu.memory_mib
+def _admits(gpu: SharedGpu, one: Member, board: _Board) -> bool:
+    together, times = (board.groups[gpu.group], one.gpu_count) if gpu.group else ([gpu], 1)
+    core = sum(item.core_admitted for item in together) + times * one.core
+    memory_mib = sum(item.memory_admitted_mib for item in together) + times * one.memory_mib
+    whole = board.rules.oversubscribe * sum(item.memory_mib for item in together)
+    return core <= board.rules.oversubscribe * WHOLE_CORE * len(together) and memory_mib <= whole
 
 
 def _make_room(one: Member, gpus: tuple[str, ...], board: _Board) -> Swap | None:
@@ -242,17 +277,16 @@ def _make_room(one: Member, gpus: tuple[str, ...], board: _Board) -> Swap | None
     victims = {member.key: member for key in gpus for member in board.inside.get(key, ())}
     over = {key: _slice_over(victim, one, served, board) for key, victim in victims.items()}
     out: list[Member] = []
-    left = Counter(board.budgets)
+    left = dict(board.budgets)
     for victim in sorted(victims.values(), key=lambda member: (over[member.key], -(member.served or 0), member.key)):
         if _fits(one, gpus, out, board):
             break
         is_open = all(board.is_open(key, one) for key in victim.gpus)
-        needed = _drawn([victim])
-        lacks = any(draw in left and left[draw] < mib for draw, mib in needed.items())
+        lacks = any(left[draw] < victim.memory_mib * victim.gpu_count for draw in victim.draws if draw in left)
         if over[victim.key] == NEVER or not is_open or lacks:
             continue
         out.append(victim)
-        left.subtract(needed)
+        _draw(left, [victim])
     if not _fits(one, gpus, out, board):
         return None
     for victim in reversed(out[:]):
@@ -287,10 +321,9 @@ def _fits(one: Member, gpus: Iterable[str], out: Sequence[Member], board: _Board
     return True
 
 
-def _drawn(members: Iterable[Member]) -> Counter[str]:
-    """Return what these claims take from each budget of host memory if they go out."""
-    found: Counter[str] = Counter()
+def _draw(budgets: dict[str, int], members: Iterable[Member]) -> None:
+    """Take what these claims save from the budgets of host memory; who has none is not limited."""
     for member in members:
         for draw in member.draws:
-            found[draw] += member.memory_mib * member.gpu_count
-    return found
+            if draw in budgets:
+                budgets[draw] -= member.memory_mib * member.gpu_count

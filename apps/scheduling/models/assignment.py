@@ -52,6 +52,9 @@ class Assignment(Row):
     # While its programs move: the other GPU of the node on which it holds as much as on `gpu`. Where they go, until
     # they have left `gpu`; then where they came from.
     other_gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, null=True, related_name="+")
+    # Of a claim that resumes on another GPU of its node: where it was suspended, and holds nothing. After the node has
+    # refused that: `gpu` itself, the only one on which it resumes from then on.
+    return_gpu = models.ForeignKey(Gpu, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()

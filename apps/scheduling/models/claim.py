@@ -299,12 +299,12 @@ class Claim(Share):
 
     @property
     def waiting(self) -> bool:
-        """True before a round has placed it, and while it waits for its own GPUs to resume there."""
+        """True before a round has placed it, and while it waits for GPUs of its node to resume there."""
         return self.state in WAITING or self.waits_to_resume
 
     @property
     def waits_to_resume(self) -> bool:
-        """True if it is suspended and waits in the queue for its own GPUs."""
+        """True if it is suspended and waits in the queue for GPUs of its node."""
         return self.state == ClaimState.RESUMING and self.charged_vgpus == 0
 
     @property

@@ -50,7 +50,7 @@ class ClaimResume(ClaimView):
     @extend_schema(request=None, parameters=[WAIT, DRY_RUN], responses=ANSWERS)
     @idempotent
     def post(self, request: Request, uid: str) -> Response:
-        """Resume the claim: it waits in the queue for its own GPUs. 202 meanwhile, 200 once active; may be repeated."""
+        """Resume the claim: it waits in the queue for GPUs of its node. 202 meanwhile, 200 once active. Repeatable."""
         self.without_body(request)
         claim, versions = self.named(uid), etags.if_match(request)
 

@@ -35,7 +35,7 @@ def is_out(claim: Claim) -> bool:
 def is_nominated(claim: Claim) -> bool:
     """Return True if the rotation frees GPUs for the claim, and it still waits for them."""
     part = part_of(claim)
-    return part is not None and part.nominated_at is not None and claim.waiting
+    return part is not None and part.nominated_at is not None and claim.nominated_gpus is not None and claim.waiting
 
 
 def is_paused(claim: Claim, now: datetime) -> bool:

@@ -43,7 +43,7 @@ def places(scene: core.Scene, swaps: list[core.Swap]) -> dict[str, Place]:
     found = {one.key: (0, _moment(at.get(one.key))) for one in scene.inside}
     before: list[set[str]] = []
     for one in core.in_order(scene.waiting, core.beginning([*scene.inside, *scene.waiting])):
-        gpus = on.get(one.key) or set(one.gpus)
+        gpus = on.get(one.key) or (set(core.reach(one)) if one.gpus else set())
         if gpus:
             found[one.key] = (1 + sum(1 for other in before if other & gpus), _moment(at.get(one.key)))
             before.append(gpus)

@@ -14,6 +14,7 @@ from apps.scheduling.core import rotation as core
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.claims.suspension_reports import SUSPEND_REFUSED
+from apps.scheduling.services.fleet.resume_places import ResumePlaces, read_resume_places
 from apps.suspension.rotation import measured
 from apps.suspension.rotation.parts import (
     in_since,
@@ -30,6 +31,7 @@ from apps.suspension.rotation.parts import (
 REFUSED_FOR = timedelta(minutes=10)
 # New claims of one queue that a run considers, in the queue's order.
 MOST_NEWCOMERS = 50
+OUT = (ClaimState.SUSPENDED, ClaimState.RESUMING)
 IN_FORCE = frozenset({AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT})
 MIB = 1 << 20
 MOVING = frozenset({ClaimState.ASSIGNED, ClaimState.SUSPENDING, ClaimState.RELEASING})
@@ -54,6 +56,7 @@ def picture(pool: Pool, *, now: datetime, barred: Collection[str] = ()) -> Pictu
     waiting = [claim for claim in _queue(pool, now) if key_of(claim) not in claims]
     claims |= {key_of(claim): claim for claim in waiting}
     reader = _Reader(now, barred, {gpu.pk: gpu for gpu in gpus}, held)
+    reader.places = read_resume_places(Q(claim__pool=pool, claim__state__in=OUT, claim__charged_vgpus=0))
     moving = reader.moving()
     usable = [gpu for gpu in gpus if gpu.state == "ready" and gpu.node.state == "ready" and gpu.node.can_suspend]
     busy = moving | _withheld(usable)
@@ -118,6 +121,7 @@ class _Reader:
         self, now: datetime, barred: Collection[str], gpus: dict[int, Gpu], held: dict[str, list[Assignment]]
     ) -> None:
         self.now, self.barred, self.gpus, self.held = now, barred, gpus, held
+        self.places: dict[str, ResumePlaces] = {}
         self.on_gpu: dict[int, list[Claim]] = defaultdict(list)
         _, self.samples = latest.samples()
         for rows in held.values():
@@ -131,7 +135,7 @@ class _Reader:
             claim = rows[0].claim
             comes = claim.state == ClaimState.RESUMING and not claim.waits_to_resume
             if claim.state in MOVING or comes:
-                found.update(self.gpus[row.gpu_id].uuid for row in rows)
+                found.update(self.gpus[key].uuid for row in rows for key in row.gpus_held)
         return found
 
     def shared_gpu(self, gpu: Gpu, *, busy: bool, kept_for: str | None) -> core.SharedGpu:
@@ -147,6 +151,7 @@ class _Reader:
             sum(claim.memory_mib for claim in there) + gpu.memory_outside_mib,
             busy=busy,
             kept_for=kept_for,
+            group=f"{gpu.node_id} {gpu.model}" if gpu.node.can_move else "",
         )
 
     def members(self) -> tuple[list[core.Member], list[core.Member]]:
@@ -183,13 +188,15 @@ class _Reader:
         keys = {row.gpu_id for row in rows}
         beside = {one.pk: one for key in keys for one in self.on_gpu[key] if one.pk != claim.pk}
         timelines = [one.timeline for one in beside.values()]
+        kept = claim.nominated_gpus if is_nominated(claim) else None
         draws = {f"node {self.gpus[key].node_id}" for key in keys} | {f"tenant {claim.tenant_id}"}
         return core.Member(
             key_of(claim),
             claim.core_request,
             claim.memory_mib,
             claim.gpu_count,
-            gpus=tuple(self.gpus[row.gpu_id].uuid for row in rows),
+            gpus=tuple(kept or (self.gpus[row.gpu_id].uuid for row in rows)),
+            allowed=frozenset() if kept else self.places.get(str(claim.uid), ResumePlaces()).all,
             priority=claim.priority,
             served=served_seconds(claim, self._share(rows), now=self.now, since=since),
             since=since.timestamp(),

@@ -130,7 +130,7 @@ def suspend(invocation: Invocation, /, name: str, wait: int | None, dry_run: boo
 @output_options
 @pass_invocation
 def resume(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool) -> None:
-    """Resume a suspended claim: it waits in the queue for its own GPUs, and its programs go on.
+    """Resume a suspended claim: it waits in the queue for GPUs of its node, and its programs go on.
 
     Example: gpucloud claim resume train --wait 10m
     """

@@ -85,9 +85,10 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     claim = locked(claim)
     # Without the assignments from before the claim was preempted.
     live = claim.assignments.live()
-    assignments = list(live.select_related("gpu", "other_gpu").order_by("gpu_id"))
+    assignments = list(live.select_related("gpu", "other_gpu", "return_gpu").order_by("gpu_id"))
     before = {item.pk: _facts(item) for item in assignments}
     moving = suspension_reports.find_moves(assignments)
+    elsewhere = suspension_reports.resumes_elsewhere(assignments)
     values = _take_all(claim, assignments, said)
     changed = [item for item in assignments if _facts(item) != before[item.pk]]
     if not changed:
@@ -104,8 +105,11 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
         is_first = not states.was_suspended(claim)
         states.move(claim, state, **values, yields_at=None, **states.NOT_PREEMPTED)
         if is_first and claim.suspended_by == SuspendedBy.RECLAIM:
-            # It waits for its own GPUs at once, behind the claim for which it left them.
+            # It waits for GPUs of its node at once, behind the claim for which it left its own.
             states.move(claim, ClaimState.RESUMING)
+        elif elsewhere:
+            # Refused on other GPUs, it waits for its own.
+            states.move(claim, ClaimState.RESUMING, nominated_gpus=None)
     elif moving and state == ClaimState.ACTIVE and claim.state == ClaimState.RESUMING:
         states.note(claim, "moved", moves=moving)
         states.move(claim, state, EventKind.CLAIM_MOVED, **values)
@@ -137,8 +141,8 @@ def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wi
 
 
 FIELDS = (
-    "gpu_id", "other_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib", "generation",
-    "observed_generation", "in_force_at", "reason",
+    "gpu_id", "other_gpu_id", "return_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib",
+    "generation", "observed_generation", "in_force_at", "reason",
 )  # fmt: skip
 
 

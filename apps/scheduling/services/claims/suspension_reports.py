@@ -52,8 +52,9 @@ def find_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said) ->
     """Return why the agent could not suspend or resume the claim; None if it did not refuse."""
     if claim.state not in (ClaimState.SUSPENDING, ClaimState.RESUMING):
         return None
+    changes_gpus = bool(find_moves(assignments)) or resumes_elsewhere(assignments)
     for assignment, report in _current(assignments, said):
-        if claim.state == ClaimState.RESUMING and assignment.other_gpu_id is not None and report.state != "suspended":
+        if claim.state == ClaimState.RESUMING and changes_gpus and report.state != "suspended":
             # Some may be on the new GPU already: the agent tries again until all are, or none is.
             continue
         if assignment.state in PUT_ASIDE_STATES and report.suspend_refused is not UNSET:
@@ -66,6 +67,7 @@ def find_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said) ->
 def answer_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said, why: str) -> dict[str, Any]:
     """Want what is, under a new generation; return the values that the caller saves with the claim."""
     suspends, moves = claim.state == ClaimState.SUSPENDING, bool(find_moves(assignments))
+    elsewhere = resumes_elsewhere(assignments)
     reports = {assignment.pk: report.state for assignment, report in _current(assignments, said)}
     for assignment in assignments:
         state = reports.get(assignment.pk)
@@ -78,10 +80,15 @@ def answer_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said, 
         else:
             done = state == "suspended"
             assignment.state = AssignmentState.SUSPENDED if done else AssignmentState.SUSPENDING
+            if elsewhere:
+                # From now on it waits for the GPUs on which its programs are.
+                assignment.gpu = assignment.return_gpu or assignment.gpu
+                assignment.return_gpu = assignment.gpu
         if state is not None:
             assignment.observed_generation = assignment.generation
         assignment.generation += 1
         assignment.reason = assignment.other_gpu = None
+    moves = moves or elsewhere
     action = "move" if moves else "suspend" if suspends else "resume"
     states.note(claim, "suspend-failed", action=action, why=why)
     states.tell_of(claim, EventKind.CLAIM_SUSPEND_FAILED, action=action, why=why)
@@ -99,6 +106,11 @@ def find_moves(assignments: Sequence[Assignment]) -> list[dict[str, str]]:
         for item in assignments
         if item.other_gpu is not None
     ]
+
+
+def resumes_elsewhere(assignments: Sequence[Assignment]) -> bool:
+    """Return True if the claim resumes on other GPUs than those on which it was suspended."""
+    return any(item.return_gpu_id not in (None, item.gpu_id) for item in assignments)
 
 
 def turn_to_targets(claim: Claim, assignments: Sequence[Assignment]) -> dict[str, Any]:
@@ -123,6 +135,8 @@ def settle_holds(assignments: Sequence[Assignment]) -> None:
         elif of <= IN_FORCE or assignment.state == AssignmentState.RELEASED:
             assignment.held_host_memory_mib = 0
             assignment.other_gpu = None
+            if resumes_elsewhere([assignment]):
+                assignment.return_gpu = None
 
 
 def find_state(claim: Claim, assignments: Sequence[Assignment], *, queued: bool) -> str | None:

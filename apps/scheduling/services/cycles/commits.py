@@ -33,7 +33,7 @@ from apps.scheduling.services.charging.reservation_charges import ReservationFul
 from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
-from apps.scheduling.services.cycles.resuming import grant_resume, has_own_gpus
+from apps.scheduling.services.cycles.resuming import grant_resume, may_have
 from apps.scheduling.services.failures import SESSION_LOST
 from apps.scheduling.services.fleet.reserved import Guard
 
@@ -212,7 +212,7 @@ class _Transaction:
         rows = Claim.objects.select_for_update(no_key=True).filter(pk__in=[pick.claim.pk for pick in picks])
         versions = dict(rows.order_by("pk").values_list("pk", "version"))
         same = self._keep(picks, lambda pick: versions.get(pick.claim.pk) == pick.claim.version)
-        return self._keep(same, lambda pick: has_own_gpus(pick.claim, pick.gpus))
+        return self._keep(same, lambda pick: may_have(pick.claim, pick.gpus))
 
     def _within_budget(self, picks: Iterable[Pick]) -> list[Pick]:
         """Return the picks whose tenants have budget left; a budget may be spent since a claim was queued."""

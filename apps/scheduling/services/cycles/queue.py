@@ -245,7 +245,7 @@ def find_place(claim: Claim) -> Place | None:
     if not by_quota and any(reason["code"] in NOT_THE_FLEET for reason in claim.reasons):
         return Place(position, length, estimate, (), claim.reasons, now)
     if claim.waits_to_resume:
-        # It starts on its own GPUs or not at all, whatever else would fit.
+        # It resumes on its node or not at all, whatever else would fit.
         return Place(position, length, estimate, (), claim.reasons, now)
     bounds = NO_BOUNDS if quotas is None else quota_bounds(claim, quotas)
     suggestions = seen.suggestions(queue_entry(claim), bounds)

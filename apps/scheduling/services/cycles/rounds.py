@@ -21,7 +21,7 @@ from apps.scheduling.services.cycles.commits import Outcome, Pick, commit, write
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.queue_order import QueueOrder, queue_entry
 from apps.scheduling.services.cycles.records import Step, reasons_as_json
-from apps.scheduling.services.cycles.resuming import explain_own
+from apps.scheduling.services.cycles.resuming import explain_places, place_resumed
 from apps.scheduling.services.cycles.waiting_claims import WaitingClaim, group_of
 from apps.scheduling.services.rebalancing.guarantees import place_on_lent
 from gpucloud import counters
@@ -214,8 +214,7 @@ class _Round:
         try:
             reserved = self._reserved(ask)
             guard = NOTHING if _has_own_room(members) else blocked_head.withheld_from(ask, now=self.now)
-            held = both(reserved, guard)
-            answer = place_all(cache.fleet, ask, held=held)
+            answer, held = self._place(ask, members[0].claim, both(reserved, guard))
         except Exception as error:
             raise Unanswerable(ask) from error
         steps = cache.journal.record_decision(ask, answer, held=held)
@@ -240,19 +239,25 @@ class _Round:
             self._refuse(members, answer)
             return
         if members[0].claim.state == ClaimState.RESUMING:
-            answer = self._explain_own(ask, members[0], answer)
+            answer = self._explain_places(ask, members[0], answer)
             steps[0]["instead"] = reasons_as_json(answer)
         cache.remember_refusal(members[0].kind, answer)
         self.refused += members
 
-    def _explain_own(self, ask: Ask, waiting: WaitingClaim, answer: Refused) -> Refused:
-        """Return why the claim's own GPUs cannot take it; `answer` counts all others as reserved."""
+    def _place(self, ask: Ask, first: Claim, held: Held) -> tuple[tuple[Placed, ...] | Refused, Held]:
+        """Return the core's answer, and what was withheld for it."""
+        if first.state != ClaimState.RESUMING:
+            return place_all(self.cache.fleet, ask, held=held), held
+        return place_resumed(self.cache.fleet, ask, self.cache.reserved.resume_places(first), held=held)
+
+    def _explain_places(self, ask: Ask, waiting: WaitingClaim, answer: Refused) -> Refused:
+        """Return why no GPUs on which the claim may resume can take it; `answer` counts all others as reserved."""
         cache, claim = self.cache, waiting.claim
-        own = cache.reserved.own_gpus(claim)
-        gpus = [gpu for gpu in cache.fleet.gpus() if gpu.uuid in own]
-        held = {uuid: room for uuid, room in self._reserved(ask).items() if uuid in own}
+        places = cache.reserved.resume_places(claim).all
+        gpus = [gpu for gpu in cache.fleet.gpus() if gpu.uuid in places]
+        held = {uuid: room for uuid, room in self._reserved(ask).items() if uuid in places}
         try:
-            why = explain_own(waiting.request, gpus, cache.fleet.nodes(), held=held, policy=cache.policy)
+            why = explain_places(waiting.request, gpus, cache.fleet.nodes(), held=held, policy=cache.policy)
         except Exception as error:
             raise Unanswerable(ask) from error
         return why or answer

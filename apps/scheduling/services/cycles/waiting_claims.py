@@ -39,7 +39,7 @@ def group_of(claim: Claim) -> Group | None:
 def asks(claim: Claim) -> Request:
     """Return the claim's request.
 
-    A claim for which room is being freed, or that waits for its own GPUs, is alike to no other, so its request carries
+    A claim for which room is being freed, or that waits to resume, is alike to no other, so its request carries
     its own key.
     """
     request = request_of(claim)

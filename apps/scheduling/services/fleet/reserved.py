@@ -1,6 +1,6 @@
 """Reservations, claims and other uses of a pool's GPUs, as holds of the core's calendar."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from apps.scheduling.core.gangs import both
 from apps.scheduling.core.values import GpuState
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import IN_QUEUE
+from apps.scheduling.services.fleet.resume_places import ResumePlaces, read_resume_places
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -135,8 +136,8 @@ class Reserved:
     nominated: Mapping[str, Mapping[str, Room]] = field(default_factory=dict)
     # Withheld room by end, computed once for all claims of a queue and updated by placements.
     _until: dict[int, dict[str, Room]] = field(default_factory=dict)
-    # The GPUs of each claim that waits to resume, by its uid; read when one is asked about.
-    _own: dict[str, frozenset[str]] | None = None
+    # The GPUs on which each claim that waits to resume may do so, by its uid; read when one is asked about.
+    _places: dict[str, ResumePlaces] | None = None
 
     def terms(self, claim: Claim) -> Terms | None:
         """Return all of the claim that decides the room withheld from it; None if nothing is reserved."""
@@ -158,16 +159,16 @@ class Reserved:
             if uid != str(claim.uid):
                 held = both(held, rooms)
         if claim.waits_to_resume:
-            own = self.own_gpus(claim)
-            others = (gpu for gpu in gpus() if gpu.uuid not in own)
-            held = both(held, {gpu.uuid: (gpu.core_free, gpu.memory_free_mib) for gpu in others})
+            held = both(held, all_but(self.resume_places(claim).all, gpus()))
         return held
 
-    def own_gpus(self, claim: Claim) -> frozenset[str]:
-        """Return the GPUs, by uuid, of a claim that waits to resume: it has no use for others."""
-        if self._own is None:
-            self._own = _own_gpus(self.pool)
-        return self._own.get(str(claim.uid), frozenset())
+    def resume_places(self, claim: Claim) -> ResumePlaces:
+        """Return the GPUs of a claim that waits to resume: it has no use for others."""
+        if self._places is None:
+            # A preview asks for a claim that is still suspended.
+            states = (ClaimState.SUSPENDED, ClaimState.RESUMING)
+            self._places = read_resume_places(Q(claim__pool=self.pool, claim__state__in=states, claim__charged_vgpus=0))
+        return self._places.get(str(claim.uid), ResumePlaces())
 
     def at(self, moment: datetime) -> "Reserved":
         """Return the reservations at another moment, as far as they are known now."""
@@ -251,15 +252,9 @@ def _nominated(pool: Pool) -> dict[str, Mapping[str, Room]]:
     return {str(uid): dict.fromkeys(gpus or (), (core, memory)) for uid, gpus, core, memory in columns}
 
 
-def _own_gpus(pool: Pool) -> dict[str, frozenset[str]]:
-    """Return the GPUs, by uuid, of each claim of the pool that waits to resume or could, by the claim's uid."""
-    # A preview asks for a claim that is still suspended.
-    waiting = Q(claim__state__in=(ClaimState.SUSPENDED, ClaimState.RESUMING), claim__charged_vgpus=0)
-    rows = Assignment.objects.filter(waiting, claim__pool=pool).live()
-    found: dict[str, set[str]] = {}
-    for uid, gpu in rows.values_list("claim__uid", "gpu__uuid"):
-        found.setdefault(str(uid), set()).add(gpu)
-    return {uid: frozenset(gpus) for uid, gpus in found.items()}
+def all_but(some: Collection[str], gpus: Iterable[GpuState]) -> dict[str, Room]:
+    """Return all free room of the GPUs but some, by uuid: a claim from which it is withheld gets only those."""
+    return {gpu.uuid: (gpu.core_free, gpu.memory_free_mib) for gpu in gpus if gpu.uuid not in some}
 
 
 def _of_new(claim: Claim, pool: Pool, gpus: Iterable[str], now: datetime) -> list[Hold]:

@@ -10,13 +10,16 @@ from django.utils import timezone
 from apps.quotas.principals import Principal
 from apps.scheduling.core import gangs
 from apps.scheduling.core.fleet import Fleet
-from apps.scheduling.core.values import Placed, Refused
+from apps.scheduling.core.queue import Ask
+from apps.scheduling.core.values import Held, Placed, Refused
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.queue import queue_entry
+from apps.scheduling.services.cycles.resuming import place_resumed
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
+from apps.scheduling.services.fleet.resume_places import ResumePlaces
 from apps.scheduling.services.reclaiming.reclaim import would_reclaim
 
 
@@ -32,15 +35,16 @@ def rehearse(
     with transaction.atomic():
         claim = act()
         shown = {**show(claim), "dry_run": True}
-        own = {row.gpu.uuid for row in claim.present_assignments} if claim.waits_to_resume else set[str]()
         transaction.set_rollback(True)
     if claim.waiting:
         pool, gpus = claim.pool, read_fleet(claim.pool)
-        if claim.waits_to_resume:
-            gpus = [gpu for gpu in gpus if gpu.uuid in own]
-        held = read_reserved(pool, now=timezone.now()).withheld_from(claim, lambda: gpus)
+        reserved = read_reserved(pool, now=timezone.now())
+        places = reserved.resume_places(claim) if claim.waits_to_resume else None
+        if places is not None:
+            gpus = [gpu for gpu in gpus if gpu.uuid in places.all]
+        held = reserved.withheld_from(claim, lambda: gpus)
         fleet = Fleet(gpus, read_nodes(pool), policy=pool.placement_policy)
-        answer = _not_yet(claim) or fleet.place(request_of(claim), held=held)
+        answer = _not_yet(claim) or _place(fleet, claim, places, held)
         if not claim.waits_to_resume:
             shown["state"] = "assigned" if isinstance(answer, Placed) else "queued"
         shown["gpus"] = list(answer.gpus) if isinstance(answer, Placed) else []
@@ -48,6 +52,13 @@ def rehearse(
     if asks_anew is not None:
         shown["reclaims"] = would_reclaim(claim, principal=asks_anew) if claim.waiting else None
     return shown
+
+
+def _place(fleet: Fleet, claim: Claim, places: ResumePlaces | None, held: Held) -> Placed | Refused:
+    if places is None:
+        return fleet.place(request_of(claim), held=held)
+    answer, _ = place_resumed(fleet, Ask((queue_entry(claim),)), places, held=held)
+    return answer if isinstance(answer, Refused) else answer[0]
 
 
 def _not_yet(claim: Claim) -> Refused | None:
