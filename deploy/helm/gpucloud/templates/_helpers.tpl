@@ -167,7 +167,7 @@ spec:
       initContainers:
         - name: wait-for-migration
           {{- include "gpucloud.image" $root | nindent 10 }}
-          command: [sh, -c, "trap 'exit 1' TERM; until python manage.py migrate --check >/dev/null; do sleep 2; done"]
+          command: [python, manage.py, wait_for_migrations]
           {{- with include "gpucloud.databaseVariable" $root }}
           env:
             {{- . | nindent 12 }}
