@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "apps.nodes",
     "apps.scheduling",
     "apps.suspension",
+    "apps.groups",
     "apps.demo",
     "apps.clusters",
 ]
@@ -341,6 +342,7 @@ CELERY_BEAT_SCHEDULE = {
     },
     # A claim stands still from the end of one part of a swap until a run begins the next.
     "rotate-claims": {"task": "apps.suspension.tasks.rotate_claims", "schedule": 2.0, "options": {"expires": 4}},
+    "size-groups": {"task": "apps.groups.tasks.size_groups", "schedule": 2.0, "options": {"expires": 4}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

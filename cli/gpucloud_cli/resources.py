@@ -138,6 +138,14 @@ TABLE = (
         history=True,
     ),
     Resource(
+        "group",
+        "groups/",
+        "name",
+        ("name", "tenant", "pool", "state", "group_size", "group_most", "generation", "members.node"),
+        wide=("uid", "updated_at"),
+        history=True,
+    ),
+    Resource(
         "assignment",
         "assignments/",
         "uid",

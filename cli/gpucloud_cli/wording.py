@@ -103,6 +103,13 @@ WORDING = {
         key="train",
         arguments={"list": "--tenant vision --state active"},
     ),
+    "group": Wording(
+        "a group",
+        "groups",
+        "Groups of claims that grow and shrink (`claim create --group-most`)",
+        key="train",
+        arguments={"list": "--tenant vision"},
+    ),
     "assignment": Wording(
         "an assignment",
         "assignments",
@@ -308,7 +315,8 @@ HELP = {
     "claim.lease_seconds": "released unless renewed in time (`claim renew`)",
     "claim.start_at": "earliest placement: a time in ISO 8601, or like 2h from now",
     "claim.group": "place it together with the claims of this group; see --group-size",
-    "claim.group_size": "number of claims in the group",
+    "claim.group_size": "number of claims that start together; with --group-most the least with which it runs",
+    "claim.group_most": "make the group elastic: it grows to this many claims where there is room",
     "claim.when_over_quota": "refuse it, or queue it until the quota has room",
     "claim.reservation": "the uid of an active reservation to run in; the claim ends with it",
     "reservation.tenant": "the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant",

@@ -80,6 +80,7 @@ def test_the_document_of_the_api_has_the_fields_of_a_claim() -> None:
 
 NOT_ON_THE_FORM = {
     "group": "claims of one group are made by programs",
+    "group_most": "as group",
     "group_size": "as group",
     "gpu_model": "the form offers the pool's models beside the pool",
     "lease_seconds": "a lease is for programs, which renew it",

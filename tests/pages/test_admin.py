@@ -19,6 +19,7 @@ LEFT_OUT = {
     "IdempotencyRecord", "Attempts",
     # Parts of another row.
     "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode", "RotationMember",
+    "ElasticGroup",
     # Links and sessions: the pages of users and accounts show and end them.
     "Invitation", "UserSession",
 }  # fmt: skip

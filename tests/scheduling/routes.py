@@ -275,6 +275,8 @@ def make_people(cast: Cast) -> dict[str, str]:
     }
 
 
+NO_GROUP: dict[str, Any] = {}
+ELASTIC: dict[str, Any] = {"group": "wide", "group_size": 1, "group_most": 2}
 CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
 CLAIM_VERBS = ("", "release/", "renew/", "env/", "suspend/", "resume/", "move/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
@@ -303,7 +305,8 @@ def make_platform(cast: Cast) -> Platform:
     claim, assignment = placed(cast, machine, lease_seconds=3600)
     edit_a_page(machine, claim)
     lose(Machine("lost1", cast.pool, gpus=8))
-    ask(cast, gpu_count=8, core_request=90)  # It stays queued: no other machine has eight GPUs.
+    for group in (NO_GROUP, ELASTIC):
+        ask(cast, gpu_count=8, core_request=90, **group)  # It stays queued: no other machine has eight GPUs.
     quota = ResourceQuota.objects.filter(tenant=cast.acme).first()
     token, _ = tokens.create(principal=SYSTEM, name="ci", tenant=cast.acme)
     done = Round.objects.first()
@@ -325,6 +328,7 @@ def make_platform(cast: Cast) -> Platform:
         "nodes/<slug:name>/forget/": "nodes/lost1/forget/",
         **{f"gpus/<slug:uuid>/{verb}": f"gpus/{machine.gpu().uuid}/{verb}" for verb in ("", "clear/", "processes/")},
         **{f"claims/<uuid:uid>/{verb}": f"claims/{claim.uid}/{verb}" for verb in CLAIM_VERBS},
+        "groups/<str:key>/": "groups/wide/",
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
         **make_reservation(cast),

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from apps.console.claims.claim_forms import ResizeForm
+from apps.console.claims.group_facts import find_group_facts
 from apps.console.claims.snippets import snippets
 from apps.console.claims.suspension_facts import find_suspension_facts
 from apps.console.queue.rounds import placed_by
@@ -103,6 +104,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "room": room(claim),
         "missed": find_missed(claim, live),
         "suspension": find_suspension_facts(claim),
+        "group": find_group_facts(claim),
         "sharers": len(sharing(item.gpu for item in live)) if hasattr(claim, "rotation") else 0,
         "refused": any(reason["code"] in REFUSALS for reason in claim.reasons),
     }

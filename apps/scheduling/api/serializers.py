@@ -27,6 +27,11 @@ GROUP_HELP = (
     "Claims of one tenant and pool with the same group and group_size are placed together, as soon as there are "
     "group_size of them, or wait."
 )
+MOST_HELP = (
+    "Makes the group elastic: one request makes its first group_size claims, which are placed together. More like them "
+    "join one by one, up to this number, while no other claim waits for GPUs. Where room is needed, those above "
+    "group_size leave first. The group ends with its first claim."
+)
 
 
 NEEDED_HELP = "Needed, unless the tenant has a default for it (/api/v1/limit-ranges/)."
@@ -186,7 +191,18 @@ class ClaimSerializer(Strict):
     group = serializers.RegexField(
         r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", allow_null=True, default=None, help_text=GROUP_HELP
     )
-    group_size = StrictInteger(min_value=2, max_value=MOST_OF_A_GROUP, allow_null=True, default=None)
+    group_size = StrictInteger(
+        min_value=1,
+        max_value=MOST_OF_A_GROUP,
+        allow_null=True,
+        default=None,
+        help_text="How many are placed together: 2 or more; of an elastic group 1 or more, the least with which it "
+        "runs. 1 on a claim that joins such a group while it runs.",
+    )
+    group_most = StrictInteger(
+        min_value=2, max_value=MOST_OF_A_GROUP, allow_null=True, default=None, help_text=MOST_HELP
+    )
+    group_uid = shown.uid(help_text="The elastic group (/api/v1/groups/): the uid of its first claim.", null=True)
     used_by = shown.text("The pod with its container, or the ResourceClaim, of a cluster that it is for; empty: none.")
     state = shown.choice(ClaimState.choices)
     reasons = ReasonSerializer(many=True, read_only=True)
@@ -245,9 +261,21 @@ class ClaimSerializer(Strict):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
         if (attrs.get("group") is None) != (attrs.get("group_size") is None):
             raise serializers.ValidationError({"group_size": ["Give group and group_size together."]})
+        _check_range(attrs)
         if (start_at := attrs.get("start_at")) and start_at > timezone.now() + LATEST_START:
             raise serializers.ValidationError({"start_at": [f"Must be within {LATEST_START.days} days."]})
         return attrs
+
+
+def _check_range(attrs: dict[str, Any]) -> None:
+    size, most = attrs.get("group_size"), attrs.get("group_most")
+    if most is None:
+        if size == 1:
+            raise serializers.ValidationError({"group_size": ["Must be 2 or more, or give group_most."]})
+    elif size is None or size > most:
+        raise serializers.ValidationError({"group_most": ["Give group_size, which must not be above it."]})
+    elif attrs.get("reservation") is not None:
+        raise serializers.ValidationError({"group_most": ["An elastic group cannot run in a reservation."]})
 
 
 class ResizeSerializer(Strict):

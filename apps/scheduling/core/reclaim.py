@@ -49,7 +49,8 @@ class Account:
 class Holder:
     """A holder of room: a claim, or a group that goes as a whole. `parts`: its holdings of each GPU of the fleet.
 
-    `placed` is false if it only waits, and is charged. `noticed`: it has notice, and goes first.
+    `placed` is false if it only waits, and is charged. `noticed`: it has notice, and goes first. `spare`: its elastic
+    group goes on without it, so it goes before all others.
     """
 
     claim: str
@@ -61,6 +62,7 @@ class Holder:
     best_effort: bool = False
     placed: bool = True
     noticed: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,8 @@ def _in_order(
 ) -> list[Holder]:
     """Return the claims whose going could help, in the order in which they are taken.
 
-    Claims with notice, then those that wait, best effort, lowest priority, latest start, and those that leave their
-    GPUs most whole.
+    Spare members of elastic groups, then claims with notice, those that wait, best effort, lowest priority, latest
+    start, and those that leave their GPUs most whole.
     """
     request, gpus = wanting.request, {gpu.uuid: gpu for gpu in scene.fleet.gpus()}
 
@@ -256,7 +258,7 @@ def _in_order(
     def turn(item: Holder) -> tuple[Any, ...]:
         others = sum(WHOLE - gpus[uuid].core_free - part.core_request for uuid, part in item.parts)
         worth = (not item.best_effort, item.priority, -item.since, others, item.claim)
-        return (item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
+        return (not item.spare, item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
 
     could = (item for item in scene.living.values() if item.claim != wanting.claim and helps(item))
     return [item for item in sorted(could, key=turn) if may_take(scene.books, wanting, item, bounds)]

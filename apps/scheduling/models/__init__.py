@@ -2,6 +2,7 @@
 
 from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState
+from apps.scheduling.models.group import ElasticGroup
 from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
 from apps.scheduling.models.rotation import RotationMember
@@ -15,6 +16,7 @@ __all__ = [
     "AssignmentState",
     "Claim",
     "ClaimState",
+    "ElasticGroup",
     "FleetSnapshot",
     "Proposal",
     "ProposalState",

@@ -124,6 +124,10 @@ class Claim(Share):
     # Claims of one tenant with one `group` and `group_size` are placed together, that many at once.
     group = models.CharField(max_length=63, null=True)
     group_size = models.PositiveSmallIntegerField(null=True)
+    # Of an elastic group: the most members, and the uid of its first claim, with which it ends. The group runs with
+    # `group_size` of that claim at least; a member that joins a running group is placed alone (`group_size` 1).
+    group_most = models.PositiveSmallIntegerField(null=True)
+    group_uid = models.UUIDField(null=True)
     # With a lease the claim ends by itself at `lease_until` unless its holder renews it, placed or waiting.
     lease_seconds = models.PositiveIntegerField(null=True)
     lease_until = models.DateTimeField(null=True)
@@ -196,6 +200,7 @@ class Claim(Share):
             # Holdings within a period: everything that was not released before it.
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
+            models.Index(fields=["group_uid"], name="claim_in_group", condition=Q(group_uid__isnull=False)),
             models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
             models.Index(fields=["pool"], name="claim_idle", condition=Q(idle_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_below", condition=Q(below_guarantee_since__isnull=False)),
@@ -224,7 +229,12 @@ class Claim(Share):
             ),
             claim_group_whole=(
                 Q(group__isnull=True, group_size__isnull=True)
-                | Q(group__isnull=False, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP)
+                | Q(group__isnull=False, group_most__isnull=True, group_size__gte=2, group_size__lte=MOST_OF_A_GROUP)
+                | Q(group__isnull=False, group_most__isnull=False, group_size__gte=1, group_size__lte=F("group_most"))
+            ),
+            claim_elastic_whole=(
+                Q(group_most__isnull=True, group_uid__isnull=True)
+                | Q(group_most__gte=2, group_most__lte=MOST_OF_A_GROUP, group_uid__isnull=False, group__isnull=False)
             ),
             claim_released_charges_nothing=(
                 ~Q(state="released")
@@ -240,6 +250,11 @@ class Claim(Share):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.name}"
+
+    @property
+    def begins_group(self) -> bool:
+        """True if it is the first claim of an elastic group, which ends with it."""
+        return self.group_uid == self.uid
 
     @property
     def ends_with_its_pod(self) -> bool:

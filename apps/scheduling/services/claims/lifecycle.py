@@ -17,7 +17,7 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
-from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ElasticGroup
 from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
@@ -46,6 +46,10 @@ class GroupOfOtherSize(Conflict, code="group-of-other-size", title="The group ha
     """Claims of the tenant wait in a group of this name for another number of members."""
 
 
+class GroupExists(Conflict, code="group-exists", title="There is a group of this name"):
+    """An elastic group of this name lives, or claims of the tenant wait in a group of this name."""
+
+
 class WrongState(Conflict, code="wrong-state", title="The claim's state does not allow this"):
     """The claim's state does not allow this."""
 
@@ -68,12 +72,48 @@ def refuse_low_limit(request: int, limit: int) -> None:
 def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """Charge the quota, write the claim as pending (a ResourceClaim's as allocating), wake the scheduler.
 
-    Raises OutOfRange, FieldMissing, QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim,
-    LimitBelowRequest, GroupOfOtherSize, RoleMissing, ReservationNotActive, ReservationFull.
+    The first claim of an elastic group brings the others with which the group starts. Raises OutOfRange, FieldMissing,
+    QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim, LimitBelowRequest, GroupOfOtherSize,
+    GroupExists, RoleMissing, ReservationNotActive, ReservationFull.
     """
     claim = charge_new_claim(principal=principal, spec=spec)
     claim.save()
     events.claim_made_on_commit(claim)
+    if claim.begins_group:
+        least = claim.group_size or 1
+        ElasticGroup.objects.create(first=claim, least=least)
+        for _ in range(1, least):
+            add_member(claim, principal=principal, group_size=least)
+    return claim
+
+
+# The fields of an elastic group's first claim that every member has. Its lease is its own: the group ends with it.
+OF_EVERY_MEMBER = (
+    "tenant", "pool", "name", "gpu_count", "core_request", "core_limit", "memory_mib", "weight", "best_effort",
+    "rebalance", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector", "priority",
+    "time_limit_seconds", "start_at", "group", "group_most", "group_uid", "when_over_quota", "created_by", "user_id",
+)  # fmt: skip
+
+
+def add_member(first: Claim, *, principal: Principal, group_size: int) -> Claim:
+    """Make one more claim of an elastic group, like its first one. Raises QuotaExceeded, BudgetExceeded.
+
+    `group_size`: the number of members that are placed together with it; 1: it joins a group that runs.
+    """
+    claim = draft_member(first, group_size=group_size)
+    refuse_spent(claim.tenant)
+    _charge_first(claim, principal=principal)
+    claim.save()
+    events.claim_made_on_commit(claim)
+    return claim
+
+
+def draft_member(first: Claim, *, group_size: int) -> Claim:
+    """Return one more claim of an elastic group, neither charged nor saved."""
+    claim = Claim(**{name: getattr(first, name) for name in OF_EVERY_MEMBER}, group_size=group_size)
+    if group_size == 1:
+        # It joins now, or a later one does.
+        claim.when_over_quota = OverQuota.REFUSE
     return claim
 
 
@@ -81,6 +121,12 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """Charge and audit a claim that the caller saves in this transaction. Raises as `create_claim`."""
     claim = draft_claim(principal=principal, spec=spec)
     reservation_charges.enter(claim)
+    _charge_first(claim, principal=principal)
+    return claim
+
+
+def _charge_first(claim: Claim, *, principal: Principal) -> None:
+    """Charge and audit a claim that is not saved yet, or let it wait for quota."""
     target = claim.amounts
     try:
         # A new claim is only charged, and a charge takes everything or nothing by itself; but of a reservation what it
@@ -95,7 +141,6 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
         claim.state = ClaimState.ALLOCATING
     claim.timeline = [[claim.state, timezone.now().isoformat()]]
     audit.record(principal, "claim.create", claim, after=created_facts(claim))
-    return claim
 
 
 def created_facts(claim: Claim) -> dict[str, Any]:
@@ -111,6 +156,8 @@ def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     claim = Claim(tenant=spec.tenant, pool=spec.pool, created_by=principal.name, user_id=principal.user_id, **filled)
     if claim.lease_seconds is not None:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
+    if claim.group_most is not None:
+        claim.group_uid = claim.uid
     refuse_impossible(claim)
     _refuse_other_size(claim)
     refuse_spent(spec.tenant)
@@ -137,7 +184,11 @@ def _refuse_other_size(claim: Claim) -> None:
         return
     # The first member decides the size: the others wait until it is written.
     locks.serialize_transaction(f"group {claim.group} of tenant {claim.tenant_id} in pool {claim.pool_id}")
-    others = Claim.objects.filter(tenant=claim.tenant, pool=claim.pool, group=claim.group, state__in=WAITING)
+    others = Claim.objects.filter(tenant=claim.tenant, pool=claim.pool, group=claim.group)
+    elastic, others = others.live().filter(group_uid__isnull=False), others.filter(state__in=WAITING)
+    if elastic.exists() or (claim.group_uid is not None and others.exists()):
+        detail = f"There is a group {claim.group} already: give another name, or release it."
+        raise GroupExists(detail, group=claim.group)
     other = others.exclude(group_size=claim.group_size).first()
     if other is not None:
         raise GroupOfOtherSize(

@@ -60,6 +60,7 @@ class ClaimSpec(ClaimChanges):
     start_at: datetime | None = None
     group: str | None = None
     group_size: int | None = None
+    group_most: int | None = None
     reservation: Reservation | None = None
     when_over_quota: str = OverQuota.REFUSE
     pod: dict[str, Any] | None = None

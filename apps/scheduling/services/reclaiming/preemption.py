@@ -2,6 +2,8 @@
 
 Where the pool says so, a victim that can be suspended is, and waits at once to resume on its GPUs: nobody loses work.
 
+A spare member of an elastic group (`claims.elastic`) is released instead: the group shrinks before anything else goes.
+
 Level-triggered. Each run decides anew on the present state; claims with a notice are chosen first. So a run that never
 ended, and a victim or a nominee that is gone, need no repair: the next run gives notice to new victims, spares those
 that need not go, and ends those whose time has come, each in a transaction that checks both claims again under their
@@ -25,6 +27,7 @@ from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, WAITING, SuspendedBy
 from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims.elastic import is_spare
 from apps.scheduling.services.claims.lifecycle import end_assignments
 from apps.scheduling.services.claims.suspending import try_suspend
 from apps.scheduling.services.failures import each
@@ -149,6 +152,8 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     if claim.ends_with_its_pod or not due or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
         return False
     code, why = _why(claim, nominee)
+    if is_spare(claim):
+        return _shrink(claim, code, why)
     then = "the claim is queued again"
     if claim.pool.preempt_by == PreemptBy.SUSPEND and claim.state in PLACED:
         refusal = try_suspend(claim, by=SuspendedBy.RECLAIM, why=why)
@@ -161,6 +166,18 @@ def _preempt(seen: Claim, seen_nominee: Claim) -> bool:
     if not end_assignments(claim, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
         states.move(claim, ClaimState.QUEUED, reasons=reasons, **states.NOT_PREEMPTED)
+    return True
+
+
+def _shrink(claim: Claim, code: str, why: str) -> bool:
+    """Release a spare member of an elastic group; it is not queued again, as the group grows anew where it can."""
+    detail = f"{why}: its group goes on without it"
+    states.note(claim, "shrink", why=why, state=claim.state)
+    states.tell_of(claim, EventKind.CLAIM_PREEMPTED, why=detail)
+    values = {"reasons": [{"code": code, "gpus": 0, "detail": detail}], **states.NOT_PREEMPTED}
+    if not end_assignments(claim, **values):
+        states.charge_to(claim, dict.fromkeys(claim.charged, 0))
+        states.move(claim, ClaimState.RELEASED, **values)
     return True
 
 

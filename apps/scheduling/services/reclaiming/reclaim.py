@@ -26,9 +26,9 @@ from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import PLACED, WAITING
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
+from apps.scheduling.services.claims.elastic import HOLDS, find_spare, is_spare
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.claims.suspending import find_obstacle
 from apps.scheduling.services.failures import SESSION_LOST, SET_ASIDE
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 MOST_ASKING = 32
 # Reasons that no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
-# Claims that have GPUs, or are charged.
-_HOLDS = Q(state__in=PLACED) | Q(state__in=WAITING, charged_vgpus__gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))
     if pool.preempt_by_priority:
         lower = Claim.objects.filter(tenant=OuterRef("tenant"), pool=pool, priority__lt=OuterRef("priority"))
-        may |= Q(Exists(lower.filter(_HOLDS, reservation=None)))
+        may |= Q(Exists(lower.filter(HOLDS, reservation=None)))
     found = list(rows.filter(may).select_related("tenant", "pool").order_by("-priority", "pk")[:MOST_ASKING])
     found.sort(key=lambda claim: claim.nominated_gpus is None)
     return [claim for claim in found if not any(reason["code"] in NOT_BY_OTHERS for reason in claim.reasons)]
@@ -104,9 +102,11 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
 
 
 def find_end(victim: Claim) -> tuple[str, str]:
-    """Return what ends the victim as things are: `suspend`, `requeue` or `evict`; and that in words."""
+    """Return what ends the victim as things are: `suspend`, `requeue`, `shrink` or `evict`; and that in words."""
     if victim.ends_with_its_pod:
         return "evict", "its pod is evicted"
+    if is_spare(victim):
+        return "shrink", "it is released, and its group goes on without it"
     if victim.pool.preempt_by != PreemptBy.SUSPEND or victim.waiting:
         return "requeue", "it goes back to the queue"
     if obstacle := find_obstacle(victim):
@@ -155,6 +155,8 @@ class _View:
         fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
         books = self._books()
         self.members: dict[str, list[Claim]] = defaultdict(list)
+        # The unit of the group of each spare member, by the member's own.
+        self.spare: dict[str, str] = {}
         borrowers = [
             key for key, accounts in books.accounts.items() if any(item.borrowed for item in accounts.values())
         ]
@@ -176,12 +178,16 @@ class _View:
         self.scene.held = self.reserved.withheld_from(claim, self.scene.fleet.gpus)
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
-        victims = tuple(member for item in found.claims for member in self.members[item.claim])
+        victims = tuple(dict.fromkeys(member for item in found.claims for member in self._members_of(item.claim)))
         if not self._within_member(claim, victims):
             return None
         self.scene.settle(wanting, found)
         shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
         return Plan(claim, found, victims, frozenset(shares[key] for key in amounts if key in shares))
+
+    def _members_of(self, unit: str) -> list[Claim]:
+        """Return the claims that go with the unit: of an elastic group its spare members, first."""
+        return [*(self.members[one][0] for one, whole in self.spare.items() if whole == unit), *self.members[unit]]
 
     def _due(self, claim: Claim) -> dict[str, int] | None:
         """Return what is still to be charged for the claim; None if that can never be."""
@@ -242,10 +248,14 @@ class _View:
         whose = Q(tenant__in=map(int, tenants))
         if self.pool.preempt_by_priority:
             whose |= Q(tenant__in=self.asking, pool=self.pool)
-        rows = Claim.objects.filter(whose, _HOLDS, reservation=None).select_related("tenant", "pool").order_by("pk")
+        rows = Claim.objects.filter(whose, HOLDS, reservation=None).select_related("tenant", "pool").order_by("pk")
         parts = self._parts(rows)
+        spare = find_spare(rows)
         for claim in rows:
-            self.members[_unit(claim)].append(claim)
+            unit = _unit(claim)
+            if claim.pk in spare:
+                self.spare[str(claim.uid)], unit = unit, str(claim.uid)
+            self.members[unit].append(claim)
         return [self._one(unit, members, parts) for unit, members in self.members.items()]
 
     def _one(self, unit: str, members: Sequence[Claim], parts: dict[int, list[tuple[str, Request]]]) -> Holder:
@@ -266,6 +276,7 @@ class _View:
             best_effort=all(claim.best_effort for claim in members),
             placed=any(not claim.waiting for claim in members),
             noticed=any(claim.preempt_at is not None for claim in members),
+            spare=unit in self.spare,
         )
 
     def _leaving(self) -> list[Holder]:
@@ -317,4 +328,6 @@ def _unit(claim: Claim) -> str:
     """Return the key of what goes as a whole: a claim, a group, or the containers of a pod."""
     if claim.pod is not None and claim.ends_with_its_pod:
         return f"pod {claim.pod['uid']}"
+    if claim.group_uid is not None:
+        return f"group {claim.group_uid}"
     return str(claim.uid) if claim.group is None else f"group {claim.tenant_id} {claim.group}"

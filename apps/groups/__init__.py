@@ -1,0 +1,1 @@
+"""Elastic groups: their size, and what their programs are told of it."""
