@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "apps.quotas",
     "apps.nodes",
     "apps.scheduling",
+    "apps.accounting",
     "apps.suspension",
     "apps.groups",
     "apps.demo",
@@ -312,7 +313,7 @@ CELERY_BEAT_SCHEDULE = {
     "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
     # Two seconds: until an audit event is sealed, it could be removed without a trace.
     "seal-audit": {"task": "apps.quotas.tasks.seal_audit", "schedule": 2.0, "options": {"expires": 4}},
-    "check-ledger": {"task": "apps.scheduling.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
+    "check-ledger": {"task": "apps.accounting.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
     "watch-nodes": {"task": "apps.scheduling.tasks.watch_nodes", "schedule": 5.0, "options": {"expires": 10}},
@@ -321,9 +322,9 @@ CELERY_BEAT_SCHEDULE = {
     "drop-old-deliveries": {"task": "apps.quotas.tasks.drop_old_deliveries", "schedule": 3600.0},
     "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
     # Each run counts the last two hours again, second by second: more runs would be wasted work.
-    "roll-up-usage": {"task": "apps.scheduling.tasks.roll_up_usage", "schedule": crontab(minute=5)},
+    "roll-up-usage": {"task": "apps.accounting.tasks.roll_up_usage", "schedule": crontab(minute=5)},
     "roll-up-allocations": {
-        "task": "apps.scheduling.tasks.roll_up_allocations",
+        "task": "apps.accounting.tasks.roll_up_allocations",
         "schedule": 300.0,
         "options": {"expires": 300},
     },
@@ -331,7 +332,7 @@ CELERY_BEAT_SCHEDULE = {
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
     # From the roll-ups, which are written every ten seconds.
     "watch-guarantees": {
-        "task": "apps.scheduling.tasks.watch_guarantees",
+        "task": "apps.accounting.tasks.watch_guarantees",
         "schedule": 15.0,
         "options": {"expires": 15},
     },

@@ -21,6 +21,7 @@ urlpatterns = [
     path("api/v1/", include("apps.quotas.api.urls")),
     path("api/v1/", include("apps.nodes.api.urls")),
     path("api/v1/", include("apps.scheduling.api.urls")),
+    path("api/v1/", include("apps.accounting.api.urls")),
     path("api/v1/", include("apps.suspension.api.urls")),
     path("api/v1/", include("apps.groups.api.urls")),
     path("api/v1/", include("apps.clusters.api.urls")),

@@ -10,15 +10,11 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
-from apps.nodes.services.telemetry import rolling
 from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, AssignmentState, Claim, FleetSnapshot, Proposal, Round
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.services.accounting import allocations, guarantees
-from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.services.accounting.rollups import roll_up
 from apps.scheduling.services.charging import budgets
 from apps.scheduling.services.claims import absences
 from apps.scheduling.services.claims.leases import release_lapsed
@@ -55,15 +51,6 @@ def repair_pushes() -> int:
     if node_ids:
         events.push(node_ids, why="repair")
     return len(node_ids)
-
-
-@shared_task
-def check_ledger() -> int:
-    """Check the ledger, nightly; log the numbers that differ, and return how many do."""
-    found = differences()
-    for item in found:
-        logger.error("%s: %s is %d and should be %d", item.subject, item.number, item.is_now, item.should_be)
-    return len(found)
 
 
 # An old round no longer explains the present.
@@ -151,13 +138,6 @@ def watch_nodes() -> int:
     return told + moved
 
 
-@shared_task
-def roll_up_usage() -> int:
-    """Store the hours used before telemetry is dropped; return the number of rows written."""
-    rolling.roll_up()
-    return roll_up()
-
-
 def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
     """Return the task of this name, which is nothing but a call of the service."""
     made: Callable[[], int] = shared_task(name=f"{__name__}.{name}")(service)
@@ -166,7 +146,5 @@ def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
 
 release_lapsed_leases = _task("release_lapsed_leases", release_lapsed)
 watch_idle_claims = _task("watch_idle_claims", idleness.drive)
-watch_guarantees = _task("watch_guarantees", guarantees.watch)
 drive_reservations = _task("drive_reservations", drive)
-roll_up_allocations = _task("roll_up_allocations", allocations.roll_up)
 watch_budgets = _task("watch_budgets", budgets.watch_budgets)

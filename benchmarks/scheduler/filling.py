@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import F, Max, Min
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SCOPES, SYSTEM
@@ -18,7 +19,6 @@ from apps.quotas.services import quotas, tenants, tokens
 from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.models import Assignment, Claim, FleetSnapshot, Round
 from apps.scheduling.models.share import amounts as amounts_of
-from apps.scheduling.services.accounting.ledger_check import differences
 
 TENANTS = 4
 GPUS_PER_NODE = 8

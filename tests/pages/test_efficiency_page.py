@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apps.scheduling import tasks
+from apps.accounting import tasks
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 from tests.scheduling.clock import Clock, clock

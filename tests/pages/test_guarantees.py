@@ -5,12 +5,12 @@ from datetime import timedelta
 
 from django.utils import timezone
 
+from apps.accounting.services.guarantees import watch
 from apps.nodes.models import Sample, TelemetryMark, UsageTens
 from apps.nodes.services.telemetry.levels import TENS, floor
 from apps.quotas.models import WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.accounting.guarantees import watch
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges

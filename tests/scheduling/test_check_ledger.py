@@ -6,12 +6,12 @@ import logging
 import pytest
 from django.core.management import CommandError, call_command
 
+from apps.accounting.services.ledger_check import differences
+from apps.accounting.tasks import check_ledger as nightly
 from apps.quotas.models import AuditEvent, CohortShare, LedgerEntry, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting.ledger_check import differences
-from apps.scheduling.tasks import check_ledger as nightly
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, placed
 
 

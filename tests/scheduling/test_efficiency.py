@@ -11,13 +11,13 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from apps.accounting import tasks
+from apps.accounting.services import allocations
+from apps.accounting.services.efficiency import efficiency as allocated
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
-from apps.scheduling import tasks
 from apps.scheduling.models import AllocatedDay, AllocatedHour
-from apps.scheduling.services.accounting import allocations
-from apps.scheduling.services.accounting.efficiency import efficiency as allocated
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges

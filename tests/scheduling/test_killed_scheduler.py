@@ -9,10 +9,10 @@ import pytest
 from django.db.models import Count
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles.replays import replay
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from apps.accounting.services.ledger_check import differences
 from apps.quotas.models import CohortShare, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
@@ -28,7 +29,6 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.cohorts import CohortInUse
 from apps.quotas.services.tenants import InUse
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges

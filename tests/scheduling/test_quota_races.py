@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from apps.accounting.services.ledger_check import differences
 from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, cohorts, member_limits, quotas, tenants
 from apps.quotas.services.charging import ChargeContext
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims import resize
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from apps.accounting.services.ledger_check import differences
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Reservation, Round
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.charging.reservation_charges import ReservationFull, ReservationNotActive
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim

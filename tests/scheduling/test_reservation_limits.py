@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import member_limits, tenants
 from apps.scheduling.models import Claim, Reservation
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round

@@ -10,12 +10,12 @@ import pytest
 from django.db.models import Q
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core import calendar
 from apps.scheduling.models import Claim, Reservation
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.cycles import commits, rounds
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet.reserved import Guard, holds_of, microseconds

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
+from apps.accounting import tasks
 from apps.nodes.models import Sample, UsageFrame
 from apps.quotas.models import LedgerEntry, Price
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.prices import set_price
-from apps.scheduling import tasks
 from apps.scheduling.models import Claim, UsedHour
 from apps.scheduling.services.charging import metering
 from apps.scheduling.services.claims.lifecycle import release_claim

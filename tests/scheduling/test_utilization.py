@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from apps.accounting.services import utilization
 from apps.nodes.models import Sample, UsageFrame, UsageMinute, UsageTens
 from apps.nodes.services.telemetry import rolling
-from apps.scheduling.services.accounting import utilization
 from tests.cast import MIB_BYTES, Api, Cast, Machine, cast, give_plenty, gpu_uuid, placed
 from tests.measurements import keep
 from tests.scheduling.clock import START, Clock, clock

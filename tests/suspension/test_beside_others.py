@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences, repair_all
 from apps.nodes.models import Node
 from apps.nodes.services.nodes import change_node
 from apps.quotas.models import Pool, User
@@ -13,7 +14,6 @@ from apps.quotas.services import member_limits
 from apps.quotas.services.tenants import InUse, create_pool
 from apps.scheduling import tasks
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.accounting.ledger_check import differences, repair_all
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.cycles.commits import Pick, commit
 from apps.scheduling.services.cycles.rounds import run_round

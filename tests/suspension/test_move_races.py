@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from django.db.models import F
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension import moving

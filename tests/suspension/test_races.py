@@ -11,13 +11,13 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import SuspendedBy
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges

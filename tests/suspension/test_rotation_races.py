@@ -12,11 +12,11 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
+from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.accounting.ledger_check import differences
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet import reserved

@@ -23,7 +23,7 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
-from apps.scheduling.services.accounting.sums import Sums
+from apps.scheduling.services.charging.sums import Sums
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError

@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from apps.accounting.services.guarantees import find_missed
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.group_facts import find_group_facts
 from apps.console.claims.snippets import snippets
@@ -25,7 +26,6 @@ from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, OverQuota
-from apps.scheduling.services.accounting.guarantees import find_missed
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.suspension_reports import MOVE_REFUSED, RESUME_REFUSED, SUSPEND_REFUSED
 from apps.scheduling.services.cycles.queue import find_place

@@ -9,11 +9,11 @@ from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from apps.accounting.services.efficiency import MOST_ROWS, Scope, efficiency
 from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.principals import Principal
-from apps.scheduling.services.accounting.efficiency import MOST_ROWS, Scope, efficiency
 
 # More rows than one reads; the files have them.
 SHOWN = 100

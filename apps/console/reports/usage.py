@@ -12,11 +12,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from apps.accounting.services.reports import usage_report
 from apps.console.shell.export import as_file, file_format
 from apps.console.shell.page_access import page
 from apps.quotas.models import Tenant
 from apps.quotas.principals import Principal
-from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.errors import GpucloudError
 
 if TYPE_CHECKING:

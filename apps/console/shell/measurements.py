@@ -12,12 +12,12 @@ from django.db.models import Prefetch
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from apps.accounting.services import utilization
 from apps.console.shell.chart_span import ChartSpan, last_minutes
 from apps.nodes.models import Gpu
 from apps.nodes.services.telemetry import reading
 from apps.quotas.models import AuditEvent
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.accounting import utilization
 from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 
 # An agent reports once a second; an older sample says nothing about now.

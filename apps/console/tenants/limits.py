@@ -19,7 +19,7 @@ from apps.quotas.services import member_limits
 from apps.scheduling.services.charging.budgets import Standing, counted_standing
 
 PER_PAGE: Final = 50
-# From this percentage on the end of a budget is announced; see `accounting.budgets.THRESHOLDS`.
+# From this percentage on the end of a budget is announced; see `charging.budgets.THRESHOLDS`.
 NEARLY_PERCENT: Final = 80
 COLUMNS: Final = {
     "members": ["member", "resource", "hard", "most_held", "members_over"],

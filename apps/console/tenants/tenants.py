@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from apps.accounting.services.reports import usage_report
 from apps.console.access import tokens
 from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.form_page import FormPage
@@ -28,7 +29,6 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import tenants
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
-from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.web.keyset import Key
 
 QUOTAS = ["resource", "pool", "hard", "used", "borrowed", "lent", "free", "excess"]

@@ -1,27 +1,15 @@
-"""Views of /rounds/ and /utilization/."""
+"""Views of /rounds/."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema
-from rest_framework import serializers as drf
-from rest_framework.exceptions import ValidationError
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
-from rest_framework.response import Response
 
-from apps.nodes.models import Gpu
 from apps.quotas.api.methods import lists, shows
 from apps.quotas.api.views import ApiView, ListMixin
-from apps.quotas.models import Tenant
 from apps.scheduling.api import serializers
-from apps.scheduling.models import Assignment, Claim, Round
-from apps.scheduling.services.accounting import utilization
+from apps.scheduling.models import Round
 from gpucloud.api.filters import filters_of
-from gpucloud.api.serializers import Question
 
 
 class RoundView(ApiView):
@@ -54,73 +42,3 @@ class RoundDetail(RoundView):
 
     serializer_class = serializers.RoundDetailSerializer
     get = shows("Show what a round saw and decided.")
-
-
-class WindowQuestion(Question):
-    """The parameters of a window."""
-
-    claim = drf.UUIDField(required=False)
-    gpu = drf.CharField(required=False, help_text="A GPU's uuid (operators).")
-    node = drf.CharField(required=False, help_text="A node's name (operators).")
-    tenant = drf.CharField(required=False)
-    from_ = drf.DateTimeField(required=False, help_text="Without it: the latest sample and its age.")
-    to = drf.DateTimeField(required=False)
-    step = drf.IntegerField(
-        min_value=1,
-        max_value=86400,
-        default=None,
-        allow_null=True,
-        help_text="Seconds a point; chosen by the window unless given.",
-    )
-
-    def to_internal_value(self, data: Any) -> Any:
-        """Treat an empty moment as none."""
-        return super().to_internal_value(
-            {name: text for name, text in data.items() if text or name not in ("from", "to")}
-        )
-
-
-class Curves(JSONRenderer):
-    """A renderer for tens of thousands of numbers: it takes a tenth of the time of Django REST framework's own."""
-
-    def render(
-        self, data: Any, accepted_media_type: str | None = None, renderer_context: Mapping[str, Any] | None = None
-    ) -> bytes:
-        """Render the curves; a refusal is rendered as everywhere."""
-        if "series" not in data:
-            refusal: bytes = super().render(data, accepted_media_type, renderer_context)
-            return refusal
-        return msgspec.json.encode(data)
-
-
-class Utilization(ApiView):
-    """Measured utilization."""
-
-    renderer_classes = [Curves]
-
-    serializer_class = serializers.UtilizationSerializer
-    read_scope = "utilization:read"
-
-    @extend_schema(parameters=WindowQuestion.parameters())
-    def get(self, request: Request) -> Response:
-        """Show use against limits of a claim, a GPU, a node or a tenant (name one)."""
-        values = WindowQuestion.read(request)
-        times = {"start": values.pop("from", None), "end": values.pop("to", None), "step_seconds": values.pop("step")}
-        if len(values) != 1:
-            raise ValidationError({"non_field_errors": ["Name one of claim, gpu, node, tenant."]})
-        return Response({"series": self._series(*values.popitem(), times)})
-
-    def _series(self, kind: str, key: Any, times: dict[str, Any]) -> list[dict[str, Any]]:
-        assignments = Assignment.objects.select_related("claim", "gpu")
-        if kind == "claim":
-            claim = get_object_or_404(Claim.objects.visible_to(self.principal), uid=key)
-            return utilization.of_assignments(assignments.filter(claim=claim), **times)
-        if kind == "tenant":
-            tenant = get_object_or_404(Tenant.objects.visible_to(self.principal), slug=key)
-            live = assignments.filter(claim__tenant=tenant).live()
-            return utilization.of_assignments(live, **times)
-        self.principal.require_operator()
-        gpus = Gpu.objects.filter(uuid=key) if kind == "gpu" else Gpu.objects.filter(node__name=key)
-        if not gpus:
-            raise ValidationError({kind: [f"There is no {kind} {key}."]})
-        return utilization.of_gpus(gpus, **times)

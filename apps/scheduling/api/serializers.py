@@ -336,25 +336,3 @@ class RoundDetailSerializer(RoundSerializer):
     def get_fleet(self, done: Round) -> list[dict[str, Any]]:
         """Return the fleet from the snapshot and the changes since."""
         return [asdict(gpu) for gpu in gpus_seen(done)]
-
-
-class SeriesSerializer(Strict):
-    """Measurements of one assignment or one GPU; the lists have one length."""
-
-    claim = shown.uid(null=True)
-    assignment = shown.uid(null=True)
-    gpu_uuid = shown.text()
-    times = serializers.ListField(child=serializers.FloatField(), help_text="Unix seconds.")
-    core_percent = serializers.ListField(child=serializers.FloatField())
-    core_limit_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
-    throttled_percent = serializers.ListField(child=serializers.FloatField(allow_null=True))
-    memory_mib = serializers.ListField(child=serializers.FloatField())
-    memory_limit_mib = serializers.ListField(child=serializers.FloatField(allow_null=True))
-    power_watts = serializers.ListField(child=serializers.FloatField(allow_null=True), required=False)
-    age_seconds = serializers.FloatField(allow_null=True, help_text="The age of the newest sample.")
-
-
-class UtilizationSerializer(Strict):
-    """The answer of /utilization/."""
-
-    series = SeriesSerializer(many=True, read_only=True)

@@ -12,11 +12,11 @@ from typing import Final
 from django.db import connection, transaction
 from django.utils import timezone
 
+from apps.accounting.services import utilization
 from apps.nodes.services.telemetry.levels import TENS, floor
 from apps.nodes.services.telemetry.reading import rolled_until
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.services.accounting import utilization
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.failures import each

@@ -17,9 +17,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
+from apps.accounting.services.reports import usage_report
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import Tenant
-from apps.scheduling.services.accounting.reports import usage_report
 from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
 from gpucloud.spreadsheets import escape_formula

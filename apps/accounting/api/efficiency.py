@@ -8,9 +8,9 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounting.api.reports import CsvRenderer, ReportView, report_schema
+from apps.accounting.services.efficiency import GROUPS, MOST_ROWS, RANGES, Scope, efficiency
 from apps.quotas.models import Pool, Tenant
-from apps.scheduling.api.reports import CsvRenderer, ReportView, report_schema
-from apps.scheduling.services.accounting.efficiency import GROUPS, MOST_ROWS, RANGES, Scope, efficiency
 from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
 

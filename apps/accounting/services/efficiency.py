@@ -8,12 +8,12 @@ from typing import Any
 from django.db.models import F, Func, QuerySet, Sum, TextField, Value
 from django.utils import timezone
 
+from apps.accounting.services.allocations import MARK
 from apps.nodes.models import TelemetryMark
 from apps.nodes.services.telemetry.levels import DAY, HOUR, Level, floor
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.principals import VIA, Principal
 from apps.scheduling.models import AllocatedDay, AllocatedHour, Claim, Reservation
-from apps.scheduling.services.accounting.allocations import MARK
 
 # The level of the roll-ups, and the number of spans; the last one is the present hour or day.
 RANGES: dict[str, tuple[Level, int]] = {"day": (HOUR, 24), "week": (DAY, 7), "30days": (DAY, 30)}

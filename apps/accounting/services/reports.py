@@ -12,11 +12,11 @@ from django.conf import settings
 from django.db.models import QuerySet, Subquery
 from django.utils import timezone
 
+from apps.accounting.services.trends import Days, Forecast
 from apps.quotas.models import Tenant
 from apps.quotas.principals import VIA
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
-from apps.scheduling.services.accounting.trends import Days, Forecast
 from apps.scheduling.services.charging.metering import (
     MeteredClaim,
     PriceBook,

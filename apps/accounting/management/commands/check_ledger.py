@@ -4,9 +4,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from apps.accounting.services import ledger_check
+from apps.accounting.services.ledger_check import Difference
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.accounting import ledger_check
-from apps.scheduling.services.accounting.ledger_check import Difference
 
 
 def table(found: list[Difference]) -> str:
