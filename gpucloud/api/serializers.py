@@ -143,6 +143,9 @@ def _mistyped(field: Any, value: Any) -> str | None:
         return next(
             (f"a list, and each of it {said}" for item in value if (said := _mistyped(field.child, item))), None
         )
+    if isinstance(field, serializers.ChoiceField) and value not in (None, ""):
+        known = str(value) in field.choice_strings_to_values
+        return None if known else f"one of: {', '.join(map(str, field.choices))}"
     for fields, kind, said in TYPES:
         if isinstance(field, fields):
             return None if value is None or type(value) is kind else said
