@@ -234,6 +234,30 @@ def test_ones_own_settings_reach_the_processes_as_they_are(tmp_path: Path) -> No
     assert named(own_trust, "ConfigMap", "gpucloud")["data"]["ADMISSION_TRUSTED"] == "system:serviceaccounts:gpus,bob"
 
 
+def test_a_process_that_is_slow_to_start_is_not_restarted() -> None:
+    specs = dict(templates(rendered(*EVERYTHING)))
+    serving = [one for name, spec in specs.items() for one in spec["containers"]
+               if "livenessProbe" in one and name.startswith("gpucloud-")]  # fmt: skip
+    assert {one["name"] for one in serving} >= {"web", "extender", "webhooks"}
+    for one in serving:
+        start = one["startupProbe"]
+        assert start["periodSeconds"] * start["failureThreshold"] >= 300, one["name"]
+
+
+def test_processes_wait_for_the_migration_without_starting_python_again_and_again() -> None:
+    def waiting(*values: str) -> dict[str, list[str]]:
+        specs = templates(rendered(*OUTSIDE, *values))
+        return {name: first["command"] for name, spec in specs for first in spec.get("initContainers", [])
+                if first["name"] == "wait-for-migration"}  # fmt: skip
+
+    found = waiting("webhooks.enabled=true", "sharepods.enabled=true")
+    parts = ("web", "scheduler", "worker", "beat", "clusters", "extender", "sharepods")
+    # The webhooks of pods ask no database, so that pods can be created while there is none.
+    command = ["python", "manage.py", "wait_for_migrations"]
+    assert found == {f"gpucloud-{part}": command for part in parts}
+    assert "gpucloud-webhooks" in waiting("webhooks.enabled=true", "dra.enabled=true")
+
+
 def test_changed_settings_start_new_pods() -> None:
     def sums(*values: str) -> dict[str, str]:
         return {

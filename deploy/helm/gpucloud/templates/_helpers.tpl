@@ -195,6 +195,19 @@ spec:
           ports:
             {{- trim . | nindent 12 }}
           {{- end }}
+          {{- if .ports }}
+          # Five minutes for the start, which is slow on a node that starts many processes at once.
+          startupProbe:
+            tcpSocket:
+              port: {{ (first (fromYamlArray .ports)).name }}
+            periodSeconds: 2
+            failureThreshold: 150
+          livenessProbe:
+            tcpSocket:
+              port: {{ (first (fromYamlArray .ports)).name }}
+            periodSeconds: 10
+            failureThreshold: 6
+          {{- end }}
           {{- with .probes }}
           {{- trim . | nindent 10 }}
           {{- end }}
