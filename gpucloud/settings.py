@@ -341,6 +341,11 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 5.0,
         "options": {"expires": 10},
     },
+    "leave-unhealthy-gpus": {
+        "task": "apps.suspension.tasks.leave_unhealthy_gpus",
+        "schedule": 10.0,
+        "options": {"expires": 20},
+    },
     # A claim stands still from the end of one part of a swap until a run begins the next.
     "rotate-claims": {"task": "apps.suspension.tasks.rotate_claims", "schedule": 2.0, "options": {"expires": 4}},
     "size-groups": {"task": "apps.groups.tasks.size_groups", "schedule": 2.0, "options": {"expires": 4}},

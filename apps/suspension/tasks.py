@@ -2,6 +2,7 @@
 
 from celery import shared_task
 
+from apps.suspension import evacuating
 from apps.suspension.rotation import rotating
 
 
@@ -9,3 +10,9 @@ from apps.suspension.rotation import rotating
 def rotate_claims() -> int:
     """Let the claims of oversubscribed pools share their GPUs by time; return the number of claims changed."""
     return rotating.drive()
+
+
+@shared_task
+def leave_unhealthy_gpus() -> int:
+    """Move claims away from unhealthy GPUs; return the number of claims changed."""
+    return evacuating.drive()

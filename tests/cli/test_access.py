@@ -224,6 +224,7 @@ COMMANDS = OF_THE_TABLE | {
     "POST nodes/{}/repair/": "node repair",
     "GET pools/{}/calendar/": "reservation calendar",
     "GET pools/{}/consolidation/": "pool consolidate",
+    "POST pools/{}/consolidation/accept/": "pool consolidate",
     "POST pools/{}/rebalance/": "pool rebalance",
     "POST proposals/{}/accept/": "proposal accept",
     "POST proposals/{}/dismiss/": "proposal dismiss",
@@ -269,6 +270,7 @@ WITHOUT_A_COMMAND = {
 OTHERWISE = {
     "wait": "the command's `--wait` waits itself, over several requests",
     "GET claims/{}/env/ as": "`-o json` and the table",
+    "POST pools/{}/consolidation/accept/ moves": "`--accept` takes those of a plan",
     "PATCH gpus/{}/ cordoned": "`gpu cordon`, `gpu uncordon`",
     "PATCH nodes/{}/ cordoned": "`node cordon`, `node uncordon`",
     "PATCH users/{}/ active": "`user activate`, `user deactivate`",

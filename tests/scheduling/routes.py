@@ -65,7 +65,12 @@ SHARED = {
     "gpus/<slug:uuid>/processes/",
     "prices/<int:pk>/",
 }
-OPERATORS = {"nodes/<slug:name>/drift/", "rounds/<int:pk>/", "pools/<slug:name>/consolidation/"}
+OPERATORS = {
+    "nodes/<slug:name>/drift/",
+    "rounds/<int:pk>/",
+    "pools/<slug:name>/consolidation/",
+    "pools/<slug:name>/consolidation/accept/",
+}
 # Enrolment: its token is its idempotency, a repeat with the same key is allowed. An import: existing objects stay, and
 # new ones are made pod by pod, not in one transaction.
 NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
@@ -78,6 +83,7 @@ MORE: dict[str, Any] = {
     "reason": "a larger model",
 }
 END = (timezone.now() + timedelta(days=3)).isoformat()
+NOBODY = "00000000-0000-0000-0000-000000000000"
 # A valid body, by method and route, if it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/"): {"slug": "initech"},
@@ -95,6 +101,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "quota-requests/"): MORE,
     ("POST", "quota-requests/<uuid:uid>/deny/"): {"words": "Not this month."},
     ("POST", "quota-requests/<uuid:uid>/counter/"): {"amount": 1},
+    ("POST", "pools/<slug:name>/consolidation/accept/"): {"moves": [{"claim": NOBODY, "to_gpus": ["GPU-0"]}]},
     ("PATCH", "me/"): {"time_zone": "Europe/Berlin"},
     ("POST", "me/tokens/"): {"name": "laptop"},
     ("PATCH", "users/<str:username>/"): {"active": False},
@@ -213,6 +220,7 @@ def make_proposal(claim: Claim) -> dict[str, str]:
     )
     return {
         "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
+        "pools/<slug:name>/consolidation/accept/": "pools/default/consolidation/accept/",
         "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
         **{f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in ("", "accept/", "dismiss/")},
     }

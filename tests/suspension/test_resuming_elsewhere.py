@@ -3,7 +3,7 @@
 import pytest
 
 from apps.nodes.models import Gpu, Node
-from apps.quotas.models import WebhookDelivery
+from apps.quotas.models import Pool, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.desired import desired_state
@@ -68,12 +68,19 @@ def test_a_claim_whose_gpu_is_taken_resumes_on_another(cast: Cast, machine: Mach
     assert_books_agree()
 
 
-def test_its_own_gpu_comes_first_whatever_the_policy(cast: Cast, machine: Machine) -> None:
-    """The policy would pack it beside what is on GPU 1."""
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_its_own_gpu_comes_first_whatever_the_policy(cast: Cast, machine: Machine, policy: str) -> None:
+    """`binpack` would choose GPU 1, which is used, and `spread` GPU 2, as GPU 0 is used a little."""
+    Pool.objects.update(placement_policy=policy)
+    cast.pool.refresh_from_db()
     claim = suspended(cast, machine, core_request=50)
     Gpu.objects.exclude(index=1).update(cordoned=True)
     placed(cast, machine, tenant=cast.globex, core_request=50)
     Gpu.objects.update(cordoned=False)
+    if policy == "spread":
+        Gpu.objects.exclude(index=0).update(cordoned=True)
+        placed(cast, machine, tenant=cast.globex, core_request=10, name="little")
+        Gpu.objects.update(cordoned=False)
     body = cast.max.post(f"claims/{claim.uid}/resume/?dry_run=true").body
     assert body["gpus"] == [machine.gpu(0).uuid]
     assert resume(cast, claim) == [0]

@@ -2,6 +2,7 @@
 
 import pytest
 from django.db.models import F
+from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import Pool
@@ -10,6 +11,7 @@ from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension.rotation import rotating
+from apps.suspension.rotation.scene import picture
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give_plenty, seen
 from tests.suspension.rotations import LONG, SLICE, Clock, clock, running, served, states, work
 
@@ -65,6 +67,13 @@ def test_a_gpu_that_comes_free_serves_who_is_out(cast: Cast, machine: Machine, c
     work(cast, machine, clock, runs=6)
     assert sorted(states(claims)) == ["active", "active", "released"]
     assert_books_agree()
+
+
+def test_claims_are_counted_together_where_they_move(cast: Cast, machine: Machine) -> None:
+    """The ratio of a GPU alone counts on a node that cannot move programs only."""
+    assert len({gpu.group for gpu in picture(cast.pool, now=timezone.now()).scene.gpus} - {""}) == 1
+    Node.objects.update(can_move=False)
+    assert {gpu.group for gpu in picture(cast.pool, now=timezone.now()).scene.gpus} == {""}
 
 
 def test_a_claim_of_both_gpus_takes_turns_with_claims_of_one(cast: Cast, machine: Machine, clock: Clock) -> None:

@@ -47,7 +47,7 @@ class MoveSerializer(Strict):
     from_gpus = shown.texts()
     to_gpus = shown.texts()
     cost_mib = shown.integer("Device memory in use, which would be copied.")
-    state = shown.choice(["proposed"], "Nothing applies moves yet.")
+    state = shown.choice(["proposed"], "It is ordered by `consolidation/accept/`.")
 
 
 class PlanSerializer(Strict):
@@ -80,7 +80,7 @@ class PlanQuestion(Question):
 
 
 class PoolConsolidation(ApiView):
-    """Moves that would free GPUs of a pool: proposals, which nothing applies."""
+    """Moves that would free GPUs of a pool: proposals."""
 
     serializer_class: Any = ConsolidationSerializer
     queryset = Pool.objects.all()

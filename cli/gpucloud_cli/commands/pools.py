@@ -15,6 +15,7 @@ from gpucloud_cli.verbs import first, limits, path_of
 POOL, QUEUE = BY_NAME["pool"], BY_NAME["queue"]
 CHANGES = ("claim", "tenant", "claim_name", "kind", "state", "explanation")
 PLANS = ("waiting_claim", "moves", "cost_mib", "frees", "explanation")
+ACCEPTED = ("claim", "to_gpus", "state", "refusal")
 WAITING = (
     "pool", "position", "claim", "tenant", "name", "priority", "gpu_count", "core_request", "memory_mib", "starts",
     "reason",
@@ -43,17 +44,26 @@ def rebalance(invocation: Invocation, *, name: str, dry_run: bool) -> None:
 @click.argument("name")
 @click.option("--most-moves", type=click.IntRange(1, 32), help="most moves of one plan; default: 4")
 @click.option("--most-memory", "most_memory_mib", type=SIZE, help="most memory to copy in one plan, like 16GiB")
-@click.option("--dry-run", is_flag=True, help="has no effect: moves are only listed")
+@click.option("--accept", type=click.IntRange(1), help="order the moves of this plan, by its place in the list")
+@click.option("--dry-run", is_flag=True, help="only list moves, also with --accept")
 @output_options
 @pass_invocation
-def consolidate(invocation: Invocation, /, name: str, dry_run: bool, **bounds: int | None) -> None:
-    """List moves of claims that would free whole GPUs of a pool (operators).
+def consolidate(invocation: Invocation, /, name: str, accept: int | None, dry_run: bool, **bounds: int | None) -> None:
+    """List moves of claims that would free whole GPUs of a pool, or order those of one plan (operators).
 
     Example: gpucloud pool consolidate default --most-moves 4
     """
+    path = f"{path_of(POOL, None, name)}consolidation/"
     with invocation.api() as api:
         wanted = {name: value for name, value in bounds.items() if value is not None}
-        found = api.get(f"{path_of(POOL, None, name)}consolidation/", **wanted).body
+        found = api.get(path, **wanted).body
+        if accept is not None:
+            if accept > len(found["plans"]):
+                raise click.UsageError(found["explanation"] or f"There are {len(found['plans'])} plans.")
+            moves = [{key: move[key] for key in ("claim", "to_gpus")} for move in found["plans"][accept - 1]["moves"]]
+            done = moves if dry_run else api.post(f"{path}accept/", {"moves": moves}).body["moves"]
+            invocation.show(done, columns=("claim", "to_gpus") if dry_run else ACCEPTED)
+            return
     _explain(invocation, found, [{**plan, "moves": len(plan["moves"])} for plan in found["plans"]], PLANS)
 
 

@@ -1,6 +1,6 @@
 """Consolidation: the moves of claims that would free GPUs of a pool.
 
-Proposals only: nothing moves a running program.
+Proposals only: `apps.suspension.consolidating` orders those that an operator accepts.
 """
 
 from dataclasses import dataclass
