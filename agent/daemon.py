@@ -266,6 +266,7 @@ class Daemon:
             suspend=await self._suspender.is_able() or msgspec.UNSET,
             host_memory_bytes=await self._suspender.offer_bytes(),
             move=await self._suspender.can_move() or msgspec.UNSET,
+            restart=True,
         )
 
     async def _inventory_now(self) -> Inventory:

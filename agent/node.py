@@ -316,7 +316,7 @@ class Node:
             if runtime.ending_since is not None or (held is None and runtime.occupant(gpu) not in (None, wanted.uid)):
                 # The previous assignment is still being released; the next step tries again.
                 return False
-            changed = runtime.put(wanted, suspended=is_held)
+            changed = runtime.put(wanted, suspended=self.suspensions.is_shut(wanted.claim_uid))
         except PageError as error:
             failures[wanted.uid] = str(error)
             return False

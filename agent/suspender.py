@@ -25,7 +25,9 @@ import structlog
 from msgspec import UNSET, UnsetType
 
 from agent import settings
+from agent.claims.attribution import ProcessInfo
 from agent.claims.claim import ClaimRuntime, gpu_key
+from agent.claims.failures import describe_processes
 from agent.host import processes
 from agent.host.gpus import Listed, Nvml
 from agent.host.processes import Process
@@ -33,6 +35,7 @@ from agent.host.sampling import pause
 from agent.node import Node
 from agent.suspend import moving
 from agent.suspend.calls import Calls, Outcome
+from agent.suspend.ending import end_programs
 from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
 
@@ -69,6 +72,7 @@ class Suspender:
     ) -> None:
         self._node = node
         self._budget = chosen.host_memory_bytes
+        self._grace_seconds = chosen.grace_seconds
         simulated = chosen.library.simulated_driver
         self._is_simulated = simulated is not None
         self._calls = Calls(simulated / "libcuda.so.1" if simulated else None, patience_seconds=chosen.suspend_seconds)
@@ -151,7 +155,7 @@ class Suspender:
         """Ask the processes of a claim that an earlier agent left suspended, and suspend those that are not."""
         runtime.members.thaw()
         everyone = record.processes | runtime.members.attached()
-        outcome = await self._calls.carry_out("keep", everyone, record.saved_bytes)
+        outcome = await self._keep(everyone, record)
         if outcome.result == "suspended":
             runtime.members.freeze()
             self._node.suspensions.note_suspended(runtime.claim_uid, everyone)
@@ -160,7 +164,34 @@ class Suspender:
             await asyncio.sleep(RETRY_SECONDS)
         self._tell_changed()
 
+    async def _keep(self, everyone: set[Process], record: Suspension) -> Outcome:
+        if not everyone:
+            return Outcome("suspended", "", {})
+        return await self._calls.carry_out("keep", everyone, record.saved_bytes)
+
+    def _attribute(self, runtime: ClaimRuntime, seen: list[ProcessInfo]) -> None:
+        self._node.set_attributed([runtime], seen, now=None)
+
+    async def _end(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        """Let the claim's programs end, and keep new ones from the GPU from then on."""
+        while True:
+            record.lets_end = True
+            killed = await end_programs(
+                runtime, self._attribute, save_seconds=wish.end_seconds, grace_seconds=self._grace_seconds
+            )
+            if killed:
+                words = f"{describe_processes(killed)} of claim {runtime.claim_uid} did not end in its time"
+                self._report("process-killed", f"{words} and got SIGKILL.")
+            record.lets_end = False
+            self._node.step(now=time.monotonic())
+            runtime.refresh()
+            if not runtime.members.any_left:
+                self._node.suspensions.note_suspended(runtime.claim_uid, set())
+                return self._tell_changed()
+
     async def _suspend(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        if wish.end_seconds:
+            return await self._end(runtime, record, wish)
         words = None if record.saved else await self._find_obstacle(runtime)
         if words is not None:
             return self._refuse(runtime, wish, words)
@@ -195,7 +226,7 @@ class Suspender:
             outcome = await self._calls.carry_out("release", runtime.members.attached(), record.saved_bytes)
             if outcome.result in ("hung", "mixed"):
                 await asyncio.sleep(RETRY_SECONDS)
-        self._finish(runtime)
+        return self._finish(runtime)
 
     async def _resume(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
         page = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
@@ -212,8 +243,7 @@ class Suspender:
             for uid, gpu in targets.items():
                 runtime.move(uid, gpu_key(gpu))
         runtime.members.thaw()
-        while True:
-            everyone = record.processes | runtime.members.attached()
+        while everyone := record.processes | runtime.members.attached():
             moved = {one: gpus for one, gpus in record.homes.items() if processes.alive(one)}
             maps, _ = moving.find_maps(moved, targets, (await self._machine()).inventory)
             outcome = await self._calls.carry_out("resume", everyone, record.saved_bytes, maps=maps)
@@ -230,6 +260,7 @@ class Suspender:
                 self._node.suspensions.refuse(runtime.claim_uid, wish, outcome.reason)
                 self._tell_changed()
                 await asyncio.sleep(RETRY_SECONDS)
+        return self._finish(runtime)
 
     async def _gather(self, record: Suspension, targets: moving.Places, halted: Outcome) -> Outcome:
         """Suspend again the processes that are on their new GPUs already, since others could not be brought there."""

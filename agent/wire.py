@@ -22,7 +22,6 @@ VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
 MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS, MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 64, 4096, 1024, 32, 64, 512
-
 # Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
 # The driver's name in ResourceSlices, DeviceClasses and ResourceClaims.
@@ -52,7 +51,7 @@ CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kube
 AssignmentState = Literal[
     "in_force", "over_limit", "suspending", "suspended", "resuming", "releasing", "released", "failed"
 ]
-# The ways in which the claims of a GPU share its compute under contention; docs/api.md describes each.
+# How the claims of a GPU share its compute; docs/api.md describes each.
 Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
 
@@ -96,20 +95,19 @@ class Hello(Frame, frozen=True, kw_only=True):
     # The directory in which `python -m agent exec` finds this agent, and the library that it preloads.
     run_dir: Sentence
     library: Sentence
-    # True if the GPUs are the simulated driver's.
-    simulated: bool = False
-    # True if an arbiter is installed, which gives the claims of a GPU their turns.
-    arbiter: bool = False
+    simulated: bool = False  # True if the GPUs are the simulated driver's
+    arbiter: bool = False  # True if one is installed, which gives the claims of a GPU their turns
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
     checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
-    # Both left out without a kubelet, which an older server does not know: the machine's node name in its cluster; True
-    # if the agent is the node's driver for Dynamic Resource Allocation.
+    # Both left out without a kubelet: the machine's node name in its cluster; True if the agent is the node's driver
+    # for Dynamic Resource Allocation.
     kubernetes_node: ObjectName | UnsetType = UNSET
     dra: bool | UnsetType = UNSET
-    # Both left out unless the driver can suspend processes: True, and the host memory that the suspended claims of this
-    # node may take together.
+    # Both left out unless the driver can suspend: True, and the host memory of all suspended claims of this node.
     suspend: bool | UnsetType = UNSET
     host_memory_bytes: Bytes | UnsetType = UNSET
+    # True: it knows `end_seconds`.
+    restart: bool | UnsetType = UNSET
     # True: a suspended claim may resume on other GPUs of this node, of the same model. Left out if it may not.
     move: bool | UnsetType = UNSET
 
@@ -121,14 +119,13 @@ class Observation(Record, frozen=True, kw_only=True):
     # The generation whose limits are on the page.
     generation: Count
     state: AssignmentState
-    # The reason in words, if the state is `over_limit` or `failed`.
-    reason: Sentence | None = None
+    reason: Sentence | None = None  # in words, if the state is `over_limit` or `failed`
     # Device memory in use: shrunk limits are given back once this is at or below the limit. 0 while it is suspended.
     memory_bytes: Bytes = 0
     # Host memory that holds what the claim had on this GPU; only while it is suspended.
     saved_bytes: Bytes | UnsetType = UNSET
-    # The agent could not suspend it at this generation and left it in force, or could not resume it and left it
-    # suspended: why, and what to do. The server answers by a new generation that wants what is.
+    # It could not suspend it at this generation and left it in force, or not resume it and left it suspended: why, and
+    # what to do. The server answers by a new generation that wants what is.
     suspend_refused: Sentence | UnsetType = UNSET
 
 
@@ -334,6 +331,8 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     # True: move the GPU memory of the claim's programs to host memory and stop them. The same for all assignments of a
     # claim. An older agent ignores it; `suspend` of its hello tells. Resumed, it may have another `gpu_uuid` (`move`).
     suspended: bool = False
+    # With `suspended`, if not 0: its programs end after this time to save their state (`agent.suspend.ending`).
+    end_seconds: Annotated[int, Meta(ge=0, le=3600)] = 0
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

@@ -347,6 +347,7 @@ CELERY_BEAT_SCHEDULE = {
         "options": {"expires": 20},
     },
     # A claim stands still from the end of one part of a swap until a run begins the next.
+    "give-up-moves": {"task": "apps.suspension.tasks.give_up_moves", "schedule": 10.0, "options": {"expires": 10}},
     "rotate-claims": {"task": "apps.suspension.tasks.rotate_claims", "schedule": 2.0, "options": {"expires": 4}},
     "size-groups": {"task": "apps.groups.tasks.size_groups", "schedule": 2.0, "options": {"expires": 4}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},

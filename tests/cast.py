@@ -275,6 +275,7 @@ def hello(
         ],
         suspend=True if can else msgspec.UNSET,
         move=True if can else msgspec.UNSET,
+        restart=True,
         host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,
     )
 

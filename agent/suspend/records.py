@@ -28,6 +28,8 @@ class Wish(NamedTuple):
     generations: tuple[tuple[str, int], ...]
     # The GPU of each assignment, by NVML's name.
     gpus: tuple[tuple[str, str], ...] = ()
+    # Not 0: its programs are not suspended, but end after this time to save their state.
+    end_seconds: int = 0
 
 
 class Refusal(NamedTuple):
@@ -51,6 +53,8 @@ class Suspension:
     homes: dict[Process, dict[str, str]] = field(default_factory=dict)
     # False: an earlier agent's word, or a helper's that was killed: the driver is to be asked.
     is_checked: bool = False
+    # True: its programs end, and use the GPU until they have.
+    lets_end: bool = False
     # By the monotonic clock: when the present phase began.
     since: float = 0.0
 
@@ -104,13 +108,14 @@ class Suspensions:
             any(one.suspended for one in assignments),
             tuple((one.uid, one.generation) for one in assignments),
             tuple((one.uid, one.gpu_uuid) for one in assignments),
+            max(one.end_seconds for one in assignments),
         )
         self.wishes[claim_uid] = wish
         record = self.claims.get(claim_uid)
         if self.refusal(claim_uid) is not None:
             return
         if wish.suspended and record is None:
-            self._begin(claim_uid, Suspension("suspending"))
+            self._begin(claim_uid, Suspension("suspending", lets_end=wish.end_seconds > 0))
         elif not wish.suspended and record is not None and record.phase == "suspended" and record.is_checked:
             self._begin(claim_uid, record, "resuming")
 
@@ -149,6 +154,10 @@ class Suspensions:
     def is_held(self, claim_uid: str) -> bool:
         """Return whether the claim's programs are suspended, or on the way there or back."""
         return claim_uid in self.claims
+
+    def is_shut(self, claim_uid: str) -> bool:
+        """Return whether the claim's programs must leave the GPU alone."""
+        return claim_uid in self.claims and not self.claims[claim_uid].lets_end
 
     def find_suspended(self) -> set[str]:
         """Return the claims that have nothing on their GPUs."""

@@ -1,9 +1,12 @@
-"""Interfaces that this app needs from higher apps: it knows the states of suspended claims, not the orders."""
+"""Interfaces that this app needs from higher apps: it knows states of suspended and moving claims, not the orders."""
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from agent import wire
+from apps.nodes.models import Node
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Assignment, Claim
 from gpucloud.providers import Provider
 
 
@@ -21,3 +24,32 @@ class SuspensionOrders(Protocol):
 
 
 suspension_orders: Provider[SuspensionOrders] = Provider("scheduling.suspension_orders")
+
+
+class Progress(NamedTuple):
+    """The changes that a report makes to a claim."""
+
+    state: str
+    # Further values of the claim; not empty if the desired state of a node has changed.
+    values: dict[str, Any]
+    # From which GPU to which it has moved, once it is in force there.
+    moves: list[dict[str, str]]
+
+
+class NodeMoves(Protocol):
+    """Moves of claims to other nodes; see `apps.suspension.between.reports`."""
+
+    def take_reports(
+        self,
+        claim: Claim,
+        assignments: Sequence[Assignment],
+        said: Mapping[str, wire.Observation],
+        take: Callable[[Assignment, wire.Observation], None],
+    ) -> Progress:
+        """Bring the unsaved rows of a claim that moves in step with the reports. `take`: one report of one row."""
+
+    def leave_node(self, node: Node) -> None:
+        """Let all moves go on without this node, which will not report again."""
+
+
+node_moves: Provider[NodeMoves] = Provider("scheduling.node_moves")

@@ -12,7 +12,9 @@ class SuspensionConfig(AppConfig):
 
     def ready(self) -> None:
         """Provide the orders to scheduling's drains, preemption and rules."""
-        from apps.scheduling.providers import suspension_orders  # noqa: PLC0415 - models, once apps are loaded
+        from apps.scheduling.providers import node_moves, suspension_orders  # noqa: PLC0415 - models, once loaded
         from apps.suspension import services  # noqa: PLC0415 - likewise
+        from apps.suspension.between import reports  # noqa: PLC0415 - likewise
 
         suspension_orders.set(services)
+        node_moves.set(reports)

@@ -21,7 +21,7 @@ from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Refused
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.charging import states
-from apps.scheduling.services.claims.lifecycle import locked, raise_frames, request_of
+from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames, request_of
 from apps.scheduling.services.claims.suspension_reports import find_moves
 from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
@@ -64,6 +64,8 @@ def move_claim(
     if claim.state in (ClaimState.SUSPENDING, ClaimState.RESUMING) and find_moves(assignments):
         return claim
     refuse_state(claim, wanted=ClaimState.ACTIVE, what="moved")
+    if any(item.counterpart_id is not None for item in assignments):
+        raise WrongState("It moves to another node: wait until its former node has ended.", state=claim.state)
     refuse_kind(claim)
     node = _find_node(claim, assignments)
     chosen = _named(node, assignments, gpus) if gpus is not None else _chosen(claim, node, assignments)

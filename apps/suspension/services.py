@@ -184,8 +184,11 @@ def refuse_state(claim: Claim, *, wanted: str, what: str) -> None:
 
 
 def _refuse_moving(claim: Claim) -> None:
-    if claim.state in PUT_ASIDE and claim.assignments.filter(other_gpu__isnull=False).exists():
+    live = claim.assignments.live()
+    if claim.state in PUT_ASIDE and live.filter(other_gpu__isnull=False).exists():
         raise WrongState("The claim is being moved: wait until it is active.", state=claim.state)
+    if live.filter(counterpart__isnull=False).exists():
+        raise WrongState("The claim moves to another node: wait until its former node has ended.", state=claim.state)
 
 
 def refuse_kind(claim: Claim) -> None:

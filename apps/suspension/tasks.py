@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from apps.suspension import evacuating
+from apps.suspension.between import expiring
 from apps.suspension.rotation import rotating
 
 
@@ -16,3 +17,9 @@ def rotate_claims() -> int:
 def leave_unhealthy_gpus() -> int:
     """Move claims away from unhealthy GPUs; return the number of claims changed."""
     return evacuating.drive()
+
+
+@shared_task
+def give_up_moves() -> int:
+    """Let claims whose new node is lost go on where they were; return their number."""
+    return expiring.give_up()

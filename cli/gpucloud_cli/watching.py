@@ -8,6 +8,7 @@ from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Failure
 
 Claim = dict[str, Any]
+ON_ITS_GPUS = ("assigned", "active", "failed", "suspending", "suspended", "resuming")
 # A notice comes 30 s before the end by default.
 LOOK_SECONDS = 3.0
 NOTICES = {
@@ -29,6 +30,7 @@ class ClaimWatch(threading.Thread):
         self._assignments = _assignments(claim)
         self._told: dict[str, Any] = {name: claim.get(name) for name in NOTICES}
         self._reachable, self._notice = True, ""
+        self._moves_to: str | None = None
         self._over = threading.Event()
         self._reading = threading.Lock()
         self.cause: str | None = None
@@ -71,10 +73,15 @@ class ClaimWatch(threading.Thread):
             output.say(f"the node of claim {self._uid} is {'reachable again' if reachable else 'unreachable'}")
 
     def _tell_end(self, claim: Claim) -> None:
-        if claim["state"] in ("assigned", "active", "failed") and _assignments(claim) & self._assignments:
-            return
         state = claim["state"]
+        if claim.get("moves_to") not in (None, self._moves_to):
+            self._moves_to = claim["moves_to"]
+            output.say(f"claim {self._uid} moves to node {self._moves_to}: its programs save their state and end")
+        if state in ON_ITS_GPUS and _assignments(claim) & self._assignments:
+            return
         where = "placed again elsewhere" if state in ("assigned", "active") else state
+        if self._moves_to is not None and state == "active":
+            where = f"on node {self._moves_to}: start it there with `gpucloud claim exec {self._uid} -- COMMAND`"
         self.cause = claiming.why(claim, otherwise=self._notice or f"it is {where}")
         output.say(f"claim {self._uid} has ended under the program: {self.cause}")
 

@@ -90,7 +90,7 @@ def test_who_was_faster_with_a_claim_is_said_and_nothing_changed(cast: Cast, mac
 def test_a_claims_part_that_cannot_be_is_refused(cast: Cast, machine: Machine, browser: SignIn) -> None:
     claim, _ = placed(cast, machine)
     path, before = f"/claims/{claim.uid}/sharing/", sharing(claim)
-    asked = {"weight": "2", "best_effort": "guaranteed", "rebalance": "on", "version": "1-0-1"}
+    asked = {"weight": "2", "best_effort": "guaranteed", "rebalance": "on", "version": "1-0-1-0"}
     for wrong in ({"weight": "0"}, {"weight": "100000"}, {"weight": ""}, {"best_effort": "king"}):
         assert submit(browser("max"), path, {**asked, **wrong})[0] == 422, wrong
     vera = browser("vera")
@@ -115,7 +115,7 @@ def test_room_that_is_anothers_is_refused_in_words(
         raise resize.NoRoom("What is free on GPU 1 is reserved.", **facts)
 
     monkeypatch.setattr(resize, "_refuse_reserved", refuse)
-    asked = {"weight": "1", "best_effort": "guaranteed", "rebalance": "on", "version": "1-1-1"}
+    asked = {"weight": "1", "best_effort": "guaranteed", "rebalance": "on", "version": "1-1-1-0"}
     status, page = submit(browser("max"), f"/claims/{claim.uid}/sharing/", asked)
     assert (status, sharing(claim)) == (422, (1, True, True))
     assert "The GPU has no room for this. What is free on GPU 1 is reserved." in page

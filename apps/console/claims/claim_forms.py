@@ -56,6 +56,12 @@ class MoreForm(ServiceForm):
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
+    movable = forms.BooleanField(
+        label=_("May move to other nodes"),
+        required=False,
+        help_text=_("There its programs start again from what they saved."),
+        widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
+    )
     node_selector = forms.CharField(
         label=_("Nodes with labels"),
         required=False,

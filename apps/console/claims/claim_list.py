@@ -25,11 +25,10 @@ COLUMNS = [
     "uid", "name", "tenant", "pool", "state", "gpu_count", "core_request", "core_limit", "memory_mib", "priority",
     "gpus", "reasons", "created_by", "created_at", "class", "weight", "rebalance", "gpu_model", "node_selector",
     "affinity", "anti_affinity", "exclusion", "time_limit_seconds", "start_at", "group", "group_size", "group_most",
-    "group_uid", "reservation", "when_over_quota", "lease_seconds", "lease_until",
-    "generation", "lent_core", "borrowed_core", "asked_core_limit",
-    "host_memory_mib", "suspended_by", "rotation", "idle_since", "idle_reason", "idle_release_at", "yields_at",
-    "preempt_at", "assigned_at", "released_at", "updated_at", "version", "unreachable_since", "below_guarantee_since",
-    "used_by",
+    "group_uid", "reservation", "when_over_quota", "lease_seconds", "lease_until", "generation", "lent_core",
+    "borrowed_core", "asked_core_limit", "host_memory_mib", "suspended_by", "rotation", "idle_since", "idle_reason",
+    "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at", "updated_at", "version",
+    "unreachable_since", "below_guarantee_since", "used_by", "movable", "moves_to",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.

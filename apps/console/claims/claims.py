@@ -89,13 +89,16 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
     return {
         "claim": claim,
         "has_details": not claim.rebalance
+        or claim.movable
         or claim.when_over_quota != OverQuota.REFUSE
         or any(getattr(claim, name) for name in DETAILS),
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
         "charted": ",".join(str(item.uid) for item in (live or assignments)),
         "processes": _processes(claim, live),
         "timeline": timeline(claim),
-        "observed_generation": min((item.observed_generation for item in live), default=0),
+        "observed_generation": min(
+            (item.observed_generation for item in live if item.counterpart_id is None), default=0
+        ),
         "change": last_change(last_resizes([claim]).get(str(claim.uid)), live),
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": find_place(claim),

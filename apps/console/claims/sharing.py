@@ -1,4 +1,4 @@
-"""A claim's part of a shared GPU: its weight, its class, and whether rebalancing may change it."""
+"""A claim's part of a shared GPU: its weight, its class, whether rebalancing may change it, and moves take it away."""
 
 from typing import Any
 
@@ -37,6 +37,9 @@ class SharingForm(VersionedForm):
         _("May be rebalanced"),
         _("Otherwise rebalancing and the pool’s idle rule only report it, and it gets lent core back at once."),
     )
+    movable = switch(
+        _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
+    )
 
     def clean_best_effort(self) -> bool:
         """Return the class as the claim stores it."""
@@ -74,7 +77,8 @@ class SharingPage(FormPage):
         """Return the form with the claim's values."""
         row = self.row
         kind = BEST_EFFORT if row.best_effort else GUARANTEED
-        initial = {"weight": row.weight, "best_effort": kind, "rebalance": row.rebalance, "version": self.version()}
+        initial = {"weight": row.weight, "best_effort": kind, "rebalance": row.rebalance}
+        initial |= {"movable": row.movable, "version": self.version()}
         return SharingForm(data, initial=initial)
 
     @transaction.atomic

@@ -15,6 +15,7 @@ from apps.console.shell.lists.bulk import NothingToDo
 from apps.console.shell.page_access import page
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState
+from apps.suspension.between.ordering import move_claim_to_node
 from apps.suspension.moving import move_claim
 from apps.suspension.services import resume_claim, suspend_claim
 from gpucloud.errors import Conflict
@@ -39,13 +40,18 @@ def resume(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpRe
 @require_POST
 @page
 def move(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponse:
-    """Move the claim to other GPUs of its node; an obstacle is shown on its page."""
+    """Move the claim to other GPUs of its node, or to the named node; an obstacle is shown on its page."""
+    claim, node = find(principal, uid), request.POST.get("node")
     try:
-        claim = move_claim(principal=principal, claim=find(principal, uid))
+        if node:
+            claim = move_claim_to_node(principal=principal, claim=claim, node=node, restart=True)
+        else:
+            claim = move_claim(principal=principal, claim=claim)
     except Conflict as error:
         messages.error(request, describe_error(error))
     else:
-        messages.success(request, _("{0} is being moved to another GPU.").format(claim))
+        done = _("{0} moves to node {1}.") if node else _("{0} is being moved to another GPU.")
+        messages.success(request, done.format(claim, node))
     return redirect("claim", uid=uid)
 
 

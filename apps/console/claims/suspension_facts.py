@@ -2,9 +2,14 @@
 
 from typing import Any
 
+from apps.nodes.models import Node
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PUT_ASIDE
+from apps.suspension.between.ordering import END_SECONDS
 from apps.suspension.moving import pause_seconds
+
+# Of a choice on a page; the API takes any.
+MOST_NODES = 100
 
 
 def find_suspension_facts(claim: Claim) -> dict[str, Any]:
@@ -29,6 +34,10 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
     return {
         "may_suspend": may_suspend,
         "may_move": may_suspend and not claim.borrowed_core and [node.can_move for node in nodes.values()] == [True],
+        "other_nodes": _other_nodes(claim, nodes)
+        if claim.movable and claim.state == ClaimState.ACTIVE and alone
+        else [],
+        "end_seconds": END_SECONDS,
         "pause_seconds": pause_seconds(claim),
         "is_moving": claim.state in PUT_ASIDE and any(item.other_gpu_id is not None for item in live),
         "may_resume": claim.state == ClaimState.SUSPENDED,
@@ -43,3 +52,9 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
             if item.gpu.core_free < claim.core_request or item.gpu.memory_free_mib < claim.memory_mib
         ],
     }
+
+
+def _other_nodes(claim: Claim, nodes: dict[int, Node]) -> list[str]:
+    """Return the names of nodes to which the claim may be moved, if they have room."""
+    rows = Node.objects.filter(pool=claim.pool_id, can_restart=True).exclude(pk__in=nodes).order_by("name")
+    return [node.name for node in rows[:MOST_NODES] if node.state == "ready"]

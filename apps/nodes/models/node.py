@@ -103,6 +103,8 @@ class Node(Row):
     can_suspend = models.BooleanField(default=False, db_default=False)
     # True if suspended claims may resume on other GPUs of the node, of the same model.
     can_move = models.BooleanField(default=False, db_default=False)
+    # True if its agent lets a claim's programs save their state and end, for a move to another node.
+    can_restart = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

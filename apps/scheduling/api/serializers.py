@@ -43,6 +43,7 @@ CLASS_HELP = _(
     "A `best-effort` claim may be placed on core that others lend, without a guarantee. Where the pool's policy is "
     "`preempt` it always gets only what the guaranteed ones leave."
 )
+MOVABLE_HELP = _("True: it may be moved to another node, where its programs start again from what they saved.")
 REBALANCE_HELP = _(
     "False: the rebalancer and the pool's idle_rule only report this claim and do not change it; what it lends is "
     "given back at once."
@@ -153,6 +154,7 @@ class ClaimSerializer(Strict):
     memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}")
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
+    movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,
@@ -223,6 +225,7 @@ class ClaimSerializer(Strict):
     suspended_by = shown.text(
         f"By whose order it is put aside, until it is active again: {', '.join(SuspendedBy.values)}; empty: it is not."
     )
+    moves_to = shown.text("The node to which it moves; null: it does not move to another node.", null=True)
     rotation = RotationSerializer(
         read_only=True,
         allow_null=True,
@@ -247,8 +250,9 @@ class ClaimSerializer(Strict):
         return None
 
     def get_observed_generation(self, claim: Any) -> int:
-        """Return the least generation that every assignment has in force."""
-        return min((item.observed_generation for item in claim.present_assignments), default=0)
+        """Return the least generation that every assignment has in force, of the place that counts."""
+        rows = [item for item in claim.present_assignments if item.counterpart_id is None]
+        return min((item.observed_generation for item in rows), default=0)
 
     def get_reachable(self, claim: Any) -> bool | None:
         """Return whether the nodes of its assignments are heard."""
@@ -286,13 +290,14 @@ class ResizeSerializer(Strict):
     memory_mib = share_field(ClaimField.MEMORY_MIB)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
+    movable = serializers.BooleanField(required=False, help_text=MOVABLE_HELP)
     class_ = ClassField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse an empty change."""
         if not attrs:
             raise serializers.ValidationError(
-                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance."
+                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance, movable."
             )
         return attrs
 

@@ -55,6 +55,11 @@ class Assignment(Row):
     # Of a claim that resumes on another GPU of its node: where it was suspended, and holds nothing. After the node has
     # refused that: `gpu` itself, the only one on which it resumes from then on.
     return_gpu = models.ForeignKey(Gpu, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False)
+    # While its claim moves to another node: the assignment that its tenant's quota counts instead of this one. Of the
+    # new place it is the old one's, and once the claim is in force there, of the old one the new one's.
+    counterpart = models.OneToOneField("self", on_delete=models.PROTECT, null=True, related_name="+")
+    # Its programs leave the GPU by ending: after SIGUSR1 they have this time to save their state. Null: suspended.
+    end_seconds = models.PositiveSmallIntegerField(null=True)
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()
@@ -97,6 +102,14 @@ class Assignment(Row):
     def gpus_held(self) -> list[int]:
         """The keys of the GPUs on which it holds its share: of two while its programs move."""
         return [key for key in (self.gpu_id, self.other_gpu_id) if key is not None]
+
+    @property
+    def is_target(self) -> bool:
+        """True if its claim moves to this GPU from another node, and does not run here yet."""
+        return self.counterpart_id is not None and self.state not in (
+            AssignmentState.RELEASING,
+            AssignmentState.RELEASED,
+        )
 
     def __str__(self) -> str:
         return f"{self.claim} on {self.gpu}"

@@ -106,6 +106,8 @@ class Claim(Share):
     best_effort = models.BooleanField(default=False, db_default=False)
     # False: the rebalancer leaves it alone.
     rebalance = models.BooleanField(default=True, db_default=True)
+    # True: its owner allows moves to other nodes.
+    movable = models.BooleanField(default=False, db_default=False)
     # The limit that its owner set, if the rebalancer has set another one.
     asked_core_limit = models.PositiveSmallIntegerField(null=True)
     # On each of its GPUs: the part of its guarantee that best-effort claims may use; and the lent core that it uses.
@@ -285,7 +287,8 @@ class Claim(Share):
     @property
     def unreachable_since(self) -> datetime | None:
         """The last heartbeat of its lost node; None if its node is heard, or it has none."""
-        nodes = [row.gpu.node for row in self.present_assignments if row.state != "released"]
+        rows = [row for row in self.present_assignments if row.state != "released" and row.counterpart_id is None]
+        nodes = [row.gpu.node for row in rows]
         return next((node.last_seen_at for node in nodes if not node.online), None)
 
     @property
@@ -321,6 +324,11 @@ class Claim(Share):
     def waits_to_resume(self) -> bool:
         """True if it is suspended and waits in the queue for GPUs of its node."""
         return self.state == ClaimState.RESUMING and self.charged_vgpus == 0
+
+    @property
+    def moves_to(self) -> str | None:
+        """The name of the node to which it moves; None if it does not move to another node."""
+        return next((row.gpu.node.name for row in self.present_assignments if row.is_target), None)
 
     @property
     def host_memory_mib(self) -> int:

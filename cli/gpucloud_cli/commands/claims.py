@@ -140,17 +140,31 @@ def resume(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool
 @click.command()
 @CLAIM_ARGUMENT
 @click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="a GPU on which it is to be; repeat for each")
+@click.option("--node", metavar="NAME", help="to this node; its programs end and start again there")
+@click.option("--anywhere", is_flag=True, help="to another node, which the placement policy chooses")
+@click.option("--restart", is_flag=True, help="its programs may end; needed for another node")
+@click.option("--end", type=DURATION, help="longest time for its programs to save their state; default: 60s")
 @click.option("--wait", type=DURATION, help="wait for this long until its programs run there; then exit 5")
 @DRY_RUN
 @output_options
 @pass_invocation
-def move(invocation: Invocation, /, name: str, gpus: tuple[str, ...], wait: int | None, dry_run: bool) -> None:
-    """Move a claim's programs to other GPUs of their node; they stand still meanwhile.
+def move(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool, **place: Any) -> None:
+    """Move a claim to other GPUs of its node, where its programs go on, or to another node.
 
-    Example: gpucloud claim move train --wait 60s
+    For another node the claim must be movable. Its programs get SIGUSR1 if they handle it, and time to save their
+    state; then they end, and you start them on the other node with `gpucloud claim exec`.
+
+    Example: gpucloud claim move train --node n2 --restart --wait 3m
     """
     with invocation.api() as api:
-        wanted = {"gpus": list(gpus)} if gpus else {}
+        names = {
+            "gpus": list(place["gpus"]),
+            "node": place["node"],
+            "anywhere": place["anywhere"],
+            "restart": place["restart"],
+            "end_seconds": place["end"],
+        }
+        wanted = {key: value for key, value in names.items() if value}
         claim = api.post(f"{_path(api, name)}move/", wanted, dry_run=True if dry_run else None).body
         if wait is not None and not dry_run:
             claim = claiming.await_active(api, claim, seconds=wait)

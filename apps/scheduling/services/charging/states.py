@@ -24,7 +24,8 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
     """Return the amounts that these assignments charge by what they hold now; released ones charge nothing."""
     total = dict.fromkeys(Resource.values, 0)
     for assignment in assignments:
-        if assignment.state != "released":
+        # A claim that moves to another node has two places, and counts once.
+        if assignment.state != "released" and assignment.counterpart_id is None:
             held = amounts(
                 # A suspended one has no share of its GPU.
                 gpu_count=1 if assignment.held_memory_mib else 0,

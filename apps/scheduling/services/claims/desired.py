@@ -44,6 +44,7 @@ COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
+    "end_seconds",
 )  # fmt: skip
 
 
@@ -125,6 +126,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,
+        end_seconds=row.end_seconds or 0,
         present=row.state != AssignmentState.RELEASING,
     )
 

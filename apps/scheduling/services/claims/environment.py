@@ -14,7 +14,8 @@ from apps.scheduling.services.claims.lifecycle import WrongState
 def claim_environment(*, principal: Principal, claim: Claim) -> dict[str, Any]:
     """Return node, socket, secret and variables. Raises WrongState before the claim is placed, RoleMissing."""
     principal.require_role(claim.tenant, "member")
-    assignments = [item for item in claim.assignments.all() if item.state != "released"]
+    live = (item for item in claim.assignments.all() if item.state != "released")
+    assignments = [item for item in live if item.counterpart_id is None]
     if claim.state not in PLACED or not assignments:
         raise WrongState(f"The claim is {claim.state}: it has no GPU to run on.", state=claim.state)
     node = assignments[0].gpu.node

@@ -16,6 +16,7 @@ from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.providers import Progress, node_moves
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports
 from apps.scheduling.services.claims.drift import take_drifts
@@ -33,7 +34,7 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
     rows = map(_Known._make, _live_on(node.pk))
     news = [row.claim_id for row in rows if str(row.uid) in said and _is_news(row, said[str(row.uid)])]
     for claim_id in dict.fromkeys(news):
-        _take_for_claim(Claim(pk=claim_id), said)
+        take_for_claim(Claim(pk=claim_id), said)
     Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
     _take_return(node, frame)
     take_drifts(node=node, frame=frame)
@@ -81,24 +82,22 @@ def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
 
 
 @transaction.atomic
-def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
+def take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
+    """Bring the claim and its assignments in step with these observations, by the assignment's uid."""
     claim = locked(claim)
     # Without the assignments from before the claim was preempted.
     live = claim.assignments.live()
     assignments = list(live.select_related("gpu", "other_gpu", "return_gpu").order_by("gpu_id"))
     before = {item.pk: _facts(item) for item in assignments}
-    moving = suspension_reports.find_moves(assignments)
     elsewhere = suspension_reports.resumes_elsewhere(assignments)
-    values = _take_all(claim, assignments, said)
+    state, values, moving = _take_all(claim, assignments, said)
     changed = [item for item in assignments if _facts(item) != before[item.pk]]
     if not changed:
         return
-    queued = claim.waits_to_resume
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
     nodes = {item.gpu.node_id for item in changed}
     freed = _write_all(changed)
-    state = _state_of(claim, assignments, queued=queued)
     if state == ClaimState.RELEASED and claim.preempt_at is not None:
         states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
     elif state == ClaimState.SUSPENDED:
@@ -122,13 +121,17 @@ def _take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
         raise_frames(nodes)
 
 
-def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wire.Observation]) -> dict[str, Any]:
-    """Bring the unsaved rows in step with the reports; return further values of the claim.
+def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wire.Observation]) -> Progress:
+    """Bring the unsaved rows in step with the reports; return what changes of the claim.
 
-    There are some if an agent refused to suspend or resume it, or its programs have left the GPUs from which they move:
-    then the nodes' desired state has changed, too.
+    There are further values if an agent refused to suspend or resume it, or its programs have left the GPUs from which
+    they move: then the nodes' desired state has changed, too.
     """
+    if any(item.counterpart_id for item in assignments):
+        return node_moves.get().take_reports(claim, assignments, said, _take_one)
     values: dict[str, Any] = {}
+    queued = claim.waits_to_resume
+    moves = suspension_reports.find_moves(assignments)
     if why := suspension_reports.find_refusal(claim, assignments, said):
         values = suspension_reports.answer_refusal(claim, assignments, said, why)
     else:
@@ -137,12 +140,12 @@ def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wi
                 _take_one(item, said[str(item.uid)])
         values = suspension_reports.turn_to_targets(claim, assignments)
     suspension_reports.settle_holds(assignments)
-    return values
+    return Progress(_state_of(claim, assignments, queued=queued), values, moves)
 
 
 FIELDS = (
     "gpu_id", "other_gpu_id", "return_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib",
-    "generation", "observed_generation", "in_force_at", "reason",
+    "generation", "observed_generation", "in_force_at", "reason", "counterpart_id", "end_seconds",
 )  # fmt: skip
 
 

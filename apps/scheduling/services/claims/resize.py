@@ -28,7 +28,7 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 # What can be changed live beside the limits.
-UNCHARGED = ("weight", "best_effort", "rebalance")
+UNCHARGED = ("weight", "best_effort", "rebalance", "movable")
 
 
 class NoRoom(Conflict, code="no-room", title="The GPU has no room for this"):
@@ -94,7 +94,8 @@ def _resize_suspended(claim: Claim) -> None:
 
 
 def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: bool) -> None:
-    live = claim.assignments.exclude(state="released")
+    # Not what it leaves behind on a node from which it has moved.
+    live = claim.assignments.filter(counterpart=None).exclude(state="released")
     assignments = list(live.select_related("gpu").order_by("gpu_id"))
     resized = any(assignment.core_request != claim.core_request for assignment in assignments)
     # A guarantee cannot stand on what is guaranteed to another: what it borrows it has to have of its own.

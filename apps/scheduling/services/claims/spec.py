@@ -34,6 +34,7 @@ class ClaimChanges:
     weight: int | Unset = UNSET
     best_effort: bool | Unset = UNSET
     rebalance: bool | Unset = UNSET
+    movable: bool | Unset = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return the claim's fields that are set, without tenant and pool."""

@@ -52,7 +52,7 @@ def is_due(node: Node, now: datetime) -> bool:
 @transaction.atomic
 def fail_over(seen: Node) -> bool:
     """Requeue or release the node's claims, if it is still silent; return True if there were any."""
-    live = Assignment.objects.filter(gpu__node=seen).live()
+    live = Assignment.objects.filter(gpu__node=seen, counterpart=None).live()
     here = Claim.objects.filter(MOVABLE, pk__in=live.values("claim"))
     keys = list(here.order_by("pk").values_list("pk", flat=True))
     if not keys:

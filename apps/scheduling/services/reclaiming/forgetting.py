@@ -10,6 +10,7 @@ from apps.quotas.services import audit, charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState, ReservationState
 from apps.scheduling.models.reservation import Ending
+from apps.scheduling.providers import node_moves
 from apps.scheduling.services.charging import borrowing, reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.reclaiming.failover import leave_gpus
@@ -31,6 +32,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     """
     principal.require_operator()
     _refuse_online(node)
+    node_moves.get().leave_node(node)
     live = Assignment.objects.filter(gpu__node=node).live()
     # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
     claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]

@@ -1,0 +1,1 @@
+"""Moves of claims to other nodes."""
