@@ -36,9 +36,8 @@ REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED)
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (
-    "used_by", "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "group", "affinity",
+    "used_by", "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "affinity",
     "anti_affinity", "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
-
 )  # fmt: skip
 
 
@@ -91,6 +90,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "has_details": not claim.rebalance
         or claim.movable
         or claim.when_over_quota != OverQuota.REFUSE
+        or (claim.group and not claim.group_uid)
         or any(getattr(claim, name) for name in DETAILS),
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
         "charted": ",".join(str(item.uid) for item in (live or assignments)),
