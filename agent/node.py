@@ -15,6 +15,7 @@ from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError, PagesLibrary
 from agent.claims.claim import ClaimRuntime, gpu_key
+from agent.claims.group_file import write_groups
 from agent.claims.groups import Groups
 from agent.claims.pages import LimitSlot
 from agent.claims.registry import Registry
@@ -273,6 +274,8 @@ class Node:
             if reason is not None and reason != self._failures.get(wanted.uid):
                 log.error("assignment-failed", assignment=wanted.uid, reason=reason)
         self._failures = failures
+        if self.desired.groups:
+            write_groups(self.runtimes, self.desired.groups)
         return changed
 
     def _close_unwanted(self, runtime: ClaimRuntime, wanted: set[str], generations: dict[str, int]) -> bool:

@@ -6,7 +6,7 @@
 <run dir>/processes.json        the registered processes by claim
 <run dir>/suspensions.json      the suspended claims, and those on the way there or back
 <run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
-<run dir>/claims/<claim uid>/   the claim's pages and its `env` file; mounted into its containers
+<run dir>/claims/<claim uid>/   the claim's pages, its `env` file and its group's `group.json`; mounted into containers
 <run dir>/container/            small files that every container of a claim gets
 <run dir>/cdi/                  CDI specs, if they are not in /var/run/cdi
 """

@@ -17,6 +17,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - both sides import this module only
+from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
+from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
+from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
 
 VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
@@ -275,8 +278,7 @@ class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, om
     policy: Policy = "burst"
     # Of the claim; for `weighted`.
     weight: Annotated[int, Meta(ge=1, le=1000)] = 1
-    # Of the claim; for `preempt`.
-    best_effort: bool = False
+    best_effort: bool = False  # of the claim; for `preempt`
     # Percent of the GPU that all its claims together may use.
     ceiling: Annotated[int, Meta(ge=1, le=100)] = 100
     # The number of equal parts into which `average` divides the GPU.
@@ -320,14 +322,12 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     secret_digest: Digest
     # None: `Sharing()`.
     sharing: Sharing | None = None
-    # The name that its owner gave it.
-    claim_name: Word = ""
+    claim_name: Word = ""  # that its owner gave it
     # None: no cluster's container. Sent to agents that are a kubelet's device plugin; an older one could not read it.
     pod: Pod | None = None
     # The pod's uid, which tells it from another pod of its name. Empty: the claim existed before the pod.
     pod_uid: Word = ""
-    # None: no ResourceClaim's.
-    resource_claim: ResourceClaim | None = None
+    resource_claim: ResourceClaim | None = None  # None: no ResourceClaim's
     # True: move the GPU memory of the claim's programs to host memory and stop them. The same for all assignments of a
     # claim. An older agent ignores it; `suspend` of its hello tells. Resumed, it may have another `gpu_uuid` (`move`).
     suspended: bool = False
@@ -356,8 +356,8 @@ class Desired(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     # Left out if it is `NodePolicy()`, so that an older agent can read the frame.
     policy: NodePolicy | msgspec.UnsetType = msgspec.UNSET
     assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
-    # False: changes made on the machine are only reported. Left out: they are repaired.
-    mend: bool | UnsetType = UNSET
+    mend: bool | UnsetType = UNSET  # False: changes made on the machine are only reported, not repaired
+    groups: Annotated[list[Group], Meta(max_length=MAX_GROUPS)] | UnsetType = UNSET  # left out if there is none
 
 
 class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):

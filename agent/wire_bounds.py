@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from agent import wire_groups
 from agent.wire import MAX_ASSIGNMENTS, MAX_FRAME_BYTES, Assignment, Pod, ResourceClaim, Sharing
 
 # The longest values: in every word the character whose JSON is longest.
@@ -19,5 +20,7 @@ LONGEST = Assignment(
         share_id=_WORD,
     ),
 )  # fmt: skip
-# So many assignments, and for each GPU a moment within a frame.
-MAX_DESIRED_BYTES: Final = MAX_ASSIGNMENTS * (len(msgspec.json.encode(LONGEST)) + 1) + MAX_FRAME_BYTES
+# So many assignments and groups, and for each GPU a moment within a frame.
+MAX_DESIRED_BYTES: Final = (
+    MAX_ASSIGNMENTS * (len(msgspec.json.encode(LONGEST)) + 1) + wire_groups.MAX_BYTES + MAX_FRAME_BYTES
+)

@@ -19,6 +19,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from apps.groups.waiting import WaitForGroup  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
@@ -32,7 +33,8 @@ route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
 # These handle HTTP only; ASGI's type covers every protocol.
 bounded: Any = BoundedBody(SingleThreadHandler())
-waiting: Any = WaitForClaim(bounded)
+for_groups: Any = WaitForGroup(bounded)
+waiting: Any = WaitForClaim(for_groups)
 websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from agent.claims import group_file
 from agent.claims.claim import ClaimRuntime
 from agent.local_wire import Environment
 from agent.node import Node
@@ -36,6 +37,8 @@ def variables(runtime: ClaimRuntime, library: Library, names: Mapping[str, str])
         "CUDA_VISIBLE_DEVICES": visible,
         "NVIDIA_VISIBLE_DEVICES": visible,
     }
+    if (group := runtime.directory / group_file.NAME).exists():
+        values["GPUCLOUD_GROUP_FILE"] = str(group)
     paths: dict[str, str] = {}
     if library.simulated_driver is not None and library.simulated_node is not None:
         values["GPUCLOUD_SIM_NODE"] = str(library.simulated_node)

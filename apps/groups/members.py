@@ -33,7 +33,7 @@ def read_members(group: ElasticGroup) -> list[dict[str, Any]]:
         {
             "claim": str(claim.uid),
             "node": nodes[claim.pk].name,
-            "host": nodes[claim.pk].hostname,
+            "host": nodes[claim.pk].hostname[:64],
             "gpu_count": claim.gpu_count,
             "joined_at": claim.assigned_at and claim.assigned_at.isoformat(),
             "leaves_at": claim.preempt_at and claim.preempt_at.isoformat(),

@@ -48,13 +48,13 @@ class WaitForClaim:
         if not waits:
             await self.application(scope, receive, send)
         elif not SECONDS.fullmatch(text := query.pop("wait")) or int(text) > MAX_SECONDS:
-            await _refuse(send)
+            await refuse(send)
         else:
             inner: Any = {**scope, "query_string": urlencode(query).encode()}
             answer = await self._ask(inner, receive)
             if uid := answer.claim_uid():
                 # A client that has hung up ends its wait, which reads the claim every second.
-                gone = asyncio.create_task(_hung_up(receive))
+                gone = asyncio.create_task(hung_up(receive))
                 try:
                     order = "release" if scope["method"] == "DELETE" else scope["path"].rstrip("/").rpartition("/")[2]
                     answer.follow(await self._wait_until_settled(inner, uid, int(text), gone, order), order)
@@ -112,7 +112,7 @@ class WaitForClaim:
             COUNTED: True,
             WAITED_FOR: True,
         }
-        return await self._ask(get, _nothing_more())
+        return await self._ask(get, nothing_more())
 
 
 class Answer:
@@ -172,13 +172,13 @@ class Answer:
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
 
 
-async def _hung_up(receive: ASGIReceiveCallable) -> None:
+async def hung_up(receive: ASGIReceiveCallable) -> None:
     """Return when the client has left; its request was read to the end before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _nothing_more() -> ASGIReceiveCallable:
+def nothing_more() -> ASGIReceiveCallable:
     """Return the `receive` of a request without a body, from a client that stays."""
     sent = False
 
@@ -192,7 +192,8 @@ def _nothing_more() -> ASGIReceiveCallable:
     return receive
 
 
-async def _refuse(send: ASGISendCallable) -> None:
+async def refuse(send: ASGISendCallable) -> None:
+    """Refuse a wait that is no number of seconds, or too long."""
     detail = f"wait must be a whole number of seconds, {MAX_SECONDS} at most."
     body = problem(400, "invalid-fields", "Invalid fields", detail, errors={"wait": [detail]})
     answer = Answer()

@@ -12,6 +12,7 @@ from gpucloud_cli.commands import (
     apply,
     claims,
     describe,
+    groups,
     nodes,
     pools,
     reports,
@@ -29,8 +30,8 @@ from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
 PARTS = (
-    acts, session, claims, describe, nodes, pools, tokens, requests, reservations, reports, run, top, users, webhooks,
-    apply,
+    acts, session, claims, describe, groups, nodes, pools, tokens, requests, reservations, reports, run, top, users,
+    webhooks, apply,
 )  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import wire
+from agent import wire, wire_groups
 from agent.wire_bounds import MAX_DESIRED_BYTES
 
 UID = "00000000-0000-0000-0000-000000000001"
@@ -58,9 +58,9 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     assert isinstance(known, wire.Desired)
     cleared = {f"GPU-{UID[:-2]}{number:02d}": 1e11 / 3 for number in range(wire.MAX_GPUS)}
     policy = wire.NodePolicy(audit="fence", cleared=cleared)
-    full = wire.Desired(
-        frame=2**31 - 1, policy=policy, mend=False, assignments=known.assignments * wire.MAX_ASSIGNMENTS
-    )
+    groups = [wire_groups.LONGEST] * wire_groups.MAX_GROUPS
+    assignments = known.assignments * wire.MAX_ASSIGNMENTS
+    full = wire.Desired(frame=2**31 - 1, policy=policy, mend=False, assignments=assignments, groups=groups)
     assert wire.decode_from_server(wire.encode(full)) == full
     assert 0.9 * MAX_DESIRED_BYTES < len(wire.encode(full)) <= MAX_DESIRED_BYTES
     for name in words:

@@ -5,7 +5,8 @@ from uuid import UUID
 
 from django.http import Http404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema_field
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,6 +21,12 @@ from gpucloud.api.filters import Changed, Named
 from gpucloud.api.serializers import Strict
 from gpucloud.errors import Conflict
 
+WAIT = OpenApiParameter(
+    "wait",
+    OpenApiTypes.INT,
+    description="With If-None-Match: wait until the members differ from that ETag, for this many seconds at most (300 "
+    "or less); 304 if they do not.",
+)
 STATES = ("waiting", "running", "ended")
 
 
@@ -103,6 +110,7 @@ class GroupList(GroupView, ListMixin):
 class GroupDetail(GroupView):
     """One elastic group."""
 
+    @extend_schema(parameters=[WAIT])
     def get(self, request: Request, key: str) -> Response:
         """Show a group, by its uid or its name: of several that had the name, the living one, else the newest."""
         group = self._find(key)

@@ -12,6 +12,7 @@ from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
 from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable
 from gpucloud_cli.fields import CLAIM_FIELDS, Field
+from gpucloud_cli.group_run import GroupPrograms, GroupThread
 from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
 from gpucloud_cli.watching import ClaimWatch
 
@@ -50,6 +51,8 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     signals are passed on to it. If the claim ends before the command, the cause is printed, and the exit code is 76.
     A client that is killed outright cannot release: then the claim's lease ends it.
 
+    With --group-most, COMMAND runs under each member of the group on this node, and the group ends with this claim.
+
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
@@ -79,6 +82,7 @@ class ClaimedRun:
         self._keep, self._release_seconds = keep, release_seconds
         self._lease: claiming.Lease | None = None
         self._watch: ClaimWatch | None = None
+        self._others: GroupThread | None = None
 
     def run(self, wanted: dict[str, Any], command: tuple[str, ...], *, wait_seconds: float) -> int:
         """Return the program's exit code.
@@ -98,6 +102,8 @@ class ClaimedRun:
             kept = self._keep
             self._watch = ClaimWatch(self._invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), claim)
             self._watch.start()
+            if claim["group_most"] is not None:
+                self._others = self._run_others(claim, command)
             code = child.wait()
             return self._code_of(code)
         except NotHere as elsewhere:
@@ -108,6 +114,8 @@ class ClaimedRun:
                 self._lease.stop()
             if self._watch is not None:
                 self._watch.stop()
+            if self._others is not None:
+                self._others.stop()
             if kept:
                 output.say(f"claim {claim['uid']} is kept: `gpucloud claim release {claim['uid']}` gives it back")
             else:
@@ -132,6 +140,12 @@ class ClaimedRun:
             f"{claim['memory_mib']} MiB"
         )
         return Child(line, environment, self._signals)
+
+    def _run_others(self, claim: claiming.Claim, command: tuple[str, ...]) -> GroupThread:
+        api = self._invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS)
+        thread = GroupThread(GroupPrograms(api, claim["uid"], command, without={claim["uid"]}))
+        thread.start()
+        return thread
 
     def _code_of(self, code: int) -> int:
         """Return the program's exit code, or CLAIM_ENDED if its claim ended first, whatever the program made of it."""

@@ -17,6 +17,7 @@ from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
+from apps.scheduling.services.claims.elastic import groups_on_the_wire
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
@@ -44,10 +45,11 @@ COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
-    "end_seconds",
+    "end_seconds", "claim__group_uid",
 )  # fmt: skip
 
 
+GROUP_UID = COLUMNS.index("claim__group_uid")
 Wanted: Any = NamedTuple("Wanted", [(name, Any) for name in COLUMNS])  # type: ignore[misc]  # the names are the query's
 
 
@@ -56,12 +58,18 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
     A frame's number is read before its contents, so contents are never older than the number says.
     """
-    columns = "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy"
-    nodes = list(Node.objects.filter(pk__in=node_ids).order_by("pk").values_list(*columns))
+    of_nodes = "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy"
+    nodes = list(Node.objects.filter(pk__in=node_ids).order_by("pk").values_list(*of_nodes))
     found = [pk for pk, *_ in nodes]
     wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in found}
-    for row in _rows_of(found):
-        wanted[row[0]].append(_on_the_wire(Wanted._make(row)))
+    # The claims of each elastic group on each node.
+    grouped: dict[tuple[int, uuid.UUID], list[str]] = {}
+    for columns in _rows_of(found):
+        node_id, row = columns[0], Wanted._make(columns)
+        wanted[node_id].append(_on_the_wire(row))
+        if group_uid := columns[GROUP_UID]:
+            grouped.setdefault((node_id, group_uid), []).append(wanted[node_id][-1].claim_uid)
+    groups = groups_on_the_wire(grouped)
     cleared = _cleared(found)
     return {
         pk: wire.Desired(
@@ -69,6 +77,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
             policy=_policy(audit, cleared.get(pk, {})),
             assignments=wanted[pk],
             mend=UNSET if all(mends) or asked_at is not None else False,
+            groups=groups.get(pk, UNSET),
         )
         for pk, frame, *mends, asked_at, audit in nodes
     }

@@ -5,12 +5,15 @@ released where room is needed, and the group goes on without it: it shrinks. The
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Q
 
-from apps.scheduling.models import Claim
+from agent import wire
+from apps.scheduling.models import Claim, ElasticGroup
 from apps.scheduling.models.claim import PLACED, WAITING
 
 # Claims that have GPUs, or are charged.
@@ -37,3 +40,35 @@ def is_spare(claim: Claim) -> bool:
     if claim.group_uid is None:
         return False
     return claim.pk in find_spare(Claim.objects.filter(HOLDS, group_uid=claim.group_uid))
+
+
+def groups_on_the_wire(claims: Mapping[tuple[int, UUID], Sequence[str]]) -> dict[int, list[wire.Group]]:
+    """Return the groups of each node, by the node's key, for their agents; `claims`: the claims by node and group."""
+    if not claims:
+        return {}
+    rows = ElasticGroup.objects.filter(first__uid__in={uid for _, uid in claims}).select_related("first")
+    known = {group.first.uid: group for group in rows}
+    found: dict[int, list[wire.Group]] = defaultdict(list)
+    for (node_id, uid), here in claims.items():
+        # An agent would refuse a frame with more.
+        if uid in known and len(found[node_id]) < wire.MAX_GROUPS:
+            found[node_id].append(_on_the_wire(known[uid], list(dict.fromkeys(here))))
+    return found
+
+
+def _on_the_wire(group: ElasticGroup, here: list[str]) -> wire.Group:
+    return wire.Group(
+        uid=str(group.first.uid),
+        name=group.first.group or "",
+        least=group.least,
+        most=group.first.group_most or 0,
+        generation=group.generation,
+        updated_at=group.updated_at.timestamp(),
+        members=[wire.GroupMember(**{**member, **_seconds(member)}) for member in group.members],
+        claims=here,
+    )
+
+
+def _seconds(member: Mapping[str, Any]) -> dict[str, float | None]:
+    times = ("joined_at", "leaves_at")
+    return {name: member[name] and datetime.fromisoformat(member[name]).timestamp() for name in times}
