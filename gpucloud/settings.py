@@ -289,23 +289,8 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 CELERY_BEAT_SCHEDULE = {
     # Two seconds: a lost push is repaired within 5 s + 2 s.
-    "repair-pushes": {"task": "apps.scheduling.tasks.repair_pushes", "schedule": 2.0, "options": {"expires": 4}},
-    "expire-claims": {"task": "apps.scheduling.tasks.expire_claims", "schedule": 5.0, "options": {"expires": 10}},
-    "release-lapsed-leases": {
-        "task": "apps.scheduling.tasks.release_lapsed_leases",
-        "schedule": 5.0,
-        "options": {"expires": 10},
-    },
-    "drive-reservations": {
-        "task": "apps.scheduling.tasks.drive_reservations",
-        "schedule": 2.0,
-        "options": {"expires": 4},
-    },
-    "drive-preemption": {
-        "task": "apps.scheduling.tasks.drive_preemption",
-        "schedule": 2.0,
-        "options": {"expires": 4},
-    },
+    "drive-claims": {"task": "apps.scheduling.tasks.drive_claims", "schedule": 2.0, "options": {"expires": 4}},
+    "watch-claims": {"task": "apps.scheduling.tasks.watch_claims", "schedule": 5.0, "options": {"expires": 10}},
     # Every ten seconds: complete periods are rolled up, and periods with late frames again.
     "roll-up-telemetry": {"task": "apps.nodes.tasks.roll_up_telemetry", "schedule": 10.0, "options": {"expires": 10}},
     # Partitions are made four hours ahead, so a worker may be down for as long.
@@ -316,7 +301,6 @@ CELERY_BEAT_SCHEDULE = {
     "check-ledger": {"task": "apps.accounting.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
     "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
     "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
-    "watch-nodes": {"task": "apps.scheduling.tasks.watch_nodes", "schedule": 5.0, "options": {"expires": 10}},
     # Repairs lost hints, and retries failed deliveries.
     "deliver-webhooks": {"task": "apps.quotas.tasks.deliver_webhooks", "schedule": 2.0, "options": {"expires": 4}},
     "drop-old-deliveries": {"task": "apps.quotas.tasks.drop_old_deliveries", "schedule": 3600.0},
@@ -335,11 +319,6 @@ CELERY_BEAT_SCHEDULE = {
         "task": "apps.accounting.tasks.watch_guarantees",
         "schedule": 15.0,
         "options": {"expires": 15},
-    },
-    "watch-idle-claims": {
-        "task": "apps.scheduling.tasks.watch_idle_claims",
-        "schedule": 5.0,
-        "options": {"expires": 10},
     },
     "leave-unhealthy-gpus": {
         "task": "apps.suspension.tasks.leave_unhealthy_gpus",

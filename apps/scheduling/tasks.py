@@ -24,7 +24,7 @@ from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_lending, expire_proposals, rebalance
 from apps.scheduling.services.reclaiming import draining, failover, preemption
-from apps.scheduling.services.reservations.clock import drive
+from apps.scheduling.services.reservations import clock
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ UNOBSERVED = timedelta(seconds=5)
 CHANGING = (AssignmentState.RELEASING, AssignmentState.SUSPENDING, AssignmentState.RESUMING)
 
 
-@shared_task
 def repair_pushes() -> int:
     """Push again to connected nodes whatever is not observed after 5 s; return the number of nodes."""
     now = timezone.now()
@@ -65,7 +64,6 @@ def drop_old_rounds() -> int:
     return FleetSnapshot.objects.filter(at__lt=since).exclude(pk__in=younger).delete()[0]
 
 
-@shared_task
 def expire_claims() -> int:
     """Release claims whose time limit has passed; return the number of claims."""
     second = ExpressionWrapper(F("time_limit_seconds") * Value(timedelta(seconds=1)), output_field=DurationField())
@@ -113,7 +111,6 @@ def drop_old_proposals() -> int:
     return old.delete()[0]
 
 
-@shared_task
 def drive_preemption() -> int:
     """Drain nodes, and give tenants back what they lent and need now.
 
@@ -127,7 +124,6 @@ def drive_preemption() -> int:
     return emptied + made_room
 
 
-@shared_task
 def watch_nodes() -> int:
     """Announce nodes that are lost or returned, and fail over claims of lost ones; return the number of nodes."""
     try:
@@ -138,13 +134,31 @@ def watch_nodes() -> int:
     return told + moved
 
 
+# The services are driven together: a message to a worker costs more than most of them find to do.
+@shared_task
+def drive_claims() -> int:
+    """Push again, drive reservations, make room; return the number of changes.
+
+    Preemption comes last: another worker does the others' next run while it takes long.
+    """
+    return each((repair_pushes, drive_reservations, drive_preemption), _call)
+
+
+@shared_task
+def watch_claims() -> int:
+    """Watch nodes and idle claims, end claims by their time limits and leases; return the number of changes."""
+    return each((watch_nodes, release_lapsed, idleness.drive, expire_claims), _call)
+
+
+def _call(service: Callable[[], int]) -> int:
+    return service()
+
+
 def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
     """Return the task of this name, which is nothing but a call of the service."""
     made: Callable[[], int] = shared_task(name=f"{__name__}.{name}")(service)
     return made
 
 
-release_lapsed_leases = _task("release_lapsed_leases", release_lapsed)
-watch_idle_claims = _task("watch_idle_claims", idleness.drive)
-drive_reservations = _task("drive_reservations", drive)
+drive_reservations = _task("drive_reservations", clock.drive)
 watch_budgets = _task("watch_budgets", budgets.watch_budgets)

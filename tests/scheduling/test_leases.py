@@ -8,7 +8,6 @@ from django.utils import timezone
 
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
-from apps.scheduling import tasks
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims import leases
 from apps.scheduling.services.claims.lifecycle import release_claim
@@ -38,10 +37,10 @@ def test_a_lease_that_nobody_renews_releases_a_running_claim(cast: Cast, machine
     staying, _ = placed(cast, machine, lease_seconds=3600)
     plain, _ = placed(cast, machine)
     age(lapsing, seconds=61)
-    assert tasks.release_lapsed_leases() == 1
+    assert leases.release_lapsed() == 1
     assert [state_of(claim) for claim in (lapsing, staying, plain)] == ["releasing", "active", "active"]
     machine.obey()
-    assert (state_of(lapsing), tasks.release_lapsed_leases()) == ("released", 0)
+    assert (state_of(lapsing), leases.release_lapsed()) == ("released", 0)
     row = AuditEvent.objects.get(action="claim.release", object_id=str(lapsing.uid))
     assert row.after == {"why": "its lease of 60 s was not renewed"}
     assert_books_agree()
@@ -50,7 +49,7 @@ def test_a_lease_that_nobody_renews_releases_a_running_claim(cast: Cast, machine
 def test_it_counts_in_the_queue_too(cast: Cast, machine: Machine) -> None:
     claim = ask(cast, lease_seconds=60)
     age(claim, seconds=61)
-    assert tasks.release_lapsed_leases() == 1
+    assert leases.release_lapsed() == 1
     assert state_of(claim) == "released"
     assert not any(used(cast.acme).values())
 
@@ -65,7 +64,7 @@ def test_a_renewal_counts_from_its_own_moment(cast: Cast, machine: Machine) -> N
     claim.refresh_from_db()
     assert claim.lease_until is not None
     assert claim.lease_until >= begun + timedelta(seconds=60)
-    assert tasks.release_lapsed_leases() == 0
+    assert leases.release_lapsed() == 0
 
 
 def test_a_renewal_between_the_look_and_the_release_wins(
@@ -79,7 +78,7 @@ def test_a_renewal_between_the_look_and_the_release_wins(
         return release_claim(**given)
 
     monkeypatch.setattr(leases, "release_claim", renewed_first)
-    assert tasks.release_lapsed_leases() == 0
+    assert leases.release_lapsed() == 0
     assert state_of(claim) == "active"
 
 

@@ -19,7 +19,8 @@ from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import rounds
 from apps.scheduling.services.cycles.rounds import run_round
-from gpucloud import hints
+from apps.scheduling.services.rebalancing import idleness
+from gpucloud import celery_app, hints
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 
 
@@ -191,3 +192,23 @@ def test_a_forgotten_node_gives_everything_back(cast: Cast, machine: Machine) ->
     assert {state_of(claim) for claim in claims} == {"released"}
     assert used(cast.acme) == {"core_percent": 0, "memory_mib": 0}
     assert_books_agree()
+
+
+def test_a_service_that_fails_keeps_none_of_the_others_from_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise ValueError("of one service")
+
+    monkeypatch.setattr(tasks, "repair_pushes", fail)
+    monkeypatch.setattr(tasks, "drive_reservations", lambda: 2)
+    monkeypatch.setattr(tasks, "drive_preemption", lambda: 3)
+    assert tasks.drive_claims() == 5
+    monkeypatch.setattr(tasks, "watch_nodes", fail)
+    monkeypatch.setattr(tasks, "release_lapsed", lambda: 4)
+    monkeypatch.setattr(idleness, "drive", lambda: 5)
+    monkeypatch.setattr(tasks, "expire_claims", lambda: 6)
+    assert tasks.watch_claims() == 15
+
+
+def test_every_name_of_the_schedule_is_a_task(settings: Any) -> None:
+    celery_app.loader.import_default_modules()
+    assert {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values()} <= set(celery_app.tasks)
