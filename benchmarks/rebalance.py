@@ -60,7 +60,7 @@ def measure_waking(platform: Platform, directory: Path, count: int) -> list[Row]
         times: list[Woken] = []
         for _ in range(count):
             sleep_now(program.pid)
-            until(lambda: _lends(platform, claims, lender), seconds=60, what="it to lend", every=1.0)
+            until(lambda: _lends(platform, claims, lender), seconds=60, what="it to lend")
             if borrower is None:
                 until(lambda: claims.read(taker)["state"] == "active", seconds=30, what="the borrower's place")
                 _, borrower = claims.run(taker)

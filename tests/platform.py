@@ -24,6 +24,7 @@ STOP_SECONDS = 90.0
 PATIENCE_SECONDS = 60.0
 # The supervisor's longest back-off, and a start on a busy machine.
 RESTART_SECONDS = 90.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 0.4
 # The platform has its own services, whatever the tests around it use.
 NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_PREFIX", "SECRET_KEY", "ALLOWED_HOSTS", "DATABASE_POOL_SIZE")
 
@@ -192,14 +193,17 @@ def free_port() -> int:
         return port
 
 
-def until(condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS, every: float = 0.05) -> Any:
+def until(condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS) -> Any:
     """Poll `condition`; return its first true value.
 
+    The longer it lasts, the longer are the pauses: most conditions are requests, and twenty a second take half a core.
     Raises AssertionError after so many seconds.
     """
+    pause = FIRST_PAUSE_SECONDS
     deadline = time.monotonic() + seconds
     while True:
         if value := condition():
             return value
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(every)
+        time.sleep(pause)
+        pause = min(pause * 1.25, LONGEST_PAUSE_SECONDS)

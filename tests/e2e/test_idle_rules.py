@@ -38,15 +38,15 @@ def test_idle_claims_shrink_and_wake_unused_ones_go_and_working_ones_stay(platfo
     worker, _ = claims.run(busy)
     sleep_now(program.pid)
 
-    until(lambda: claims.read(idle)["lent_core"] == GUARANTEE - 5, seconds=60, what="the idle claim to lend", every=0.5)
+    until(lambda: claims.read(idle)["lent_core"] == GUARANTEE - 5, seconds=60, what="the idle claim to lend")
     assert claims.read(idle)["idle_reason"] == "idle"
-    until(lambda: claims.read(unused)["state"] == "released", seconds=60, what="the unused claim to go", every=0.5)
+    until(lambda: claims.read(unused)["state"] == "released", seconds=60, what="the unused claim to go")
     actions = [row["action"] for row in platform.granted("GET", f"audit/?object_id={unused}")["results"]]
     assert {"claim.idle", "claim.release"} <= set(actions)
 
     assert wake(echo, program.pid, guarantee_percent=GUARANTEE).seconds < 2
     until(lambda: claims.read(idle)["lent_core"] == 0, seconds=10, what="the books to follow")
-    until(lambda: claims.read(idle)["idle_since"] is None, seconds=20, what="the claim to be told awake", every=0.5)
+    until(lambda: claims.read(idle)["idle_since"] is None, seconds=20, what="the claim to be told awake")
     assert (program.poll(), worker.poll()) == (None, None), "both run on"
     assert claims.read(busy)["idle_since"] is None
     assert claims.read(busy)["lent_core"] == 0

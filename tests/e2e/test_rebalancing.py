@@ -47,7 +47,7 @@ def test_an_idle_guarantee_is_lent_used_and_back_when_it_is_wanted(platform: Pla
         platform.granted("POST", "pools/default/rebalance/")
         return bool(claims.read(lender)["lent_core"] == GUARANTEE - 5)
 
-    until(lent, what="the idle claim to lend", every=1.0)
+    until(lent, what="the idle claim to lend")
     until(lambda: claims.read(taker["uid"])["state"] == "active", what="the waiting claim to be placed on it")
     taker = claims.read(taker["uid"])
     assert (taker["borrowed_core"], taker["assignments"][0]["gpu_uuid"]) == (
