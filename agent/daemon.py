@@ -16,7 +16,6 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-import structlog
 from msgspec import structs
 
 from agent import VERSION, metrics, statefile, wire
@@ -42,6 +41,7 @@ from agent.launch.methods import LaunchMethods
 from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request, Status
+from agent.logs import log
 from agent.metrics import Facts
 from agent.node import STEADY_SECONDS, Node
 from agent.releases import Releases, Walk
@@ -52,7 +52,6 @@ from agent.server.outbox import Outbox, Sequence
 from agent.settings import Settings
 from agent.suspender import Suspender
 
-log = structlog.get_logger()
 T = TypeVar("T")
 
 # A driver that is installed or returns later is found without a restart of the agent.

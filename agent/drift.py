@@ -13,17 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError
 from agent.claims.claim import ClaimRuntime
 from agent.host import processes
 from agent.host.processes import Process
+from agent.logs import log
 from agent.node import Node
-
-log = structlog.get_logger()
 
 # Per check: a node on which everything is wrong must not fill frames, or the log of the whole platform.
 MOST = wire.MAX_DRIFTS

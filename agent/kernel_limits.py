@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
-import structlog
-
 from agent.claims import attribution
 from agent.claims.limited_groups import Key, LimitedGroups
 from agent.host import cgroups
@@ -24,8 +22,6 @@ from agent.host.rate_limiter import RateLimiter
 from agent.host.sampling import pause
 from agent.node import Node
 from agent.wire import ConditionType
-
-log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 # A tenant whose groups cannot be limited must not fill the log of the whole platform.

@@ -2,37 +2,51 @@
 
 import contextlib
 import os
-from typing import TextIO, cast
+import traceback
+from datetime import UTC, datetime
 
-import structlog
-
-KEYS_FIRST = ["timestamp", "level", "event"]
 STDERR = 2
 
 
-class _Stderr:
-    """A stream that never fails: a full disk under the log must not block a change of limits.
+class Log:
+    """A log in logfmt. Each method takes the event's name and its facts."""
+
+    def info(self, event: str, **facts: object) -> None:
+        _write("info", event, facts)
+
+    def warning(self, event: str, **facts: object) -> None:
+        _write("warning", event, facts)
+
+    def error(self, event: str, **facts: object) -> None:
+        _write("error", event, facts)
+
+    def exception(self, event: str, **facts: object) -> None:
+        """Log an error with the traceback of the exception that is being handled."""
+        _write("error", event, facts | {"exception": traceback.format_exc().rstrip("\n")})
+
+
+log = Log()
+
+
+def _write(level: str, event: str, facts: dict[str, object]) -> None:
+    """Write the line past Python's stderr; a closed or full one must not block a change of limits.
 
     Python's own stderr would keep what it could not write, and fail with it again at every later line.
     """
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(STDERR, text.encode(errors="replace"))
-
-    def flush(self) -> None:
-        """Do nothing: no text is buffered."""
+    at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    pairs = {"timestamp": at, "level": level, "event": event} | facts
+    line = " ".join(f"{key}={as_logfmt(value)}" for key, value in pairs.items())
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"{line}\n".encode(errors="replace"))
 
 
-def configure() -> None:
-    """Send every structlog line to stderr; one that is closed or full never ends the agent."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=KEYS_FIRST, drop_missing=True, bool_as_flag=False),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
-        cache_logger_on_first_use=True,
-    )
+def as_logfmt(value: object) -> str:
+    """Return a value on one line, quoted where it has spaces, quotes or equals signs; nothing for None."""
+    if value is None:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = any(character in text for character in ' ="')
+    if quoted:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    text = text.replace("\n", "\\n")
+    return f'"{text}"' if quoted else text

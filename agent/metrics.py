@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-import structlog
 from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent import wire
-
-log = structlog.get_logger()
+from agent.logs import log
 
 MIB = 1 << 20
 # The loop never blocks for so long, except on an overloaded machine.

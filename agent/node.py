@@ -9,8 +9,6 @@ import contextlib
 import os
 from pathlib import Path
 
-import structlog
-
 from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError, PagesLibrary
@@ -22,10 +20,9 @@ from agent.claims.registry import Registry
 from agent.host import cgroups
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
+from agent.logs import log
 from agent.suspend.observing import is_over, observe
 from agent.suspend.records import Suspensions
-
-log = structlog.get_logger()
 
 # The next claim waits for a released claim's memory; a tenant over its limit may stay there for hours.
 ENDING_SECONDS = 0.1

@@ -5,20 +5,17 @@ import os
 import resource
 import sys
 
-import structlog
-
-from agent import logs, settings, statefile
+from agent import settings, statefile
 from agent.backoff import Backoff
 from agent.claims.abi import PageError
 from agent.daemon import Daemon
+from agent.logs import log
 from agent.rundir import RunDir, RunDirError
 from agent.server import enrolment
 from agent.server.enrolment import EnrolmentFailed
 from agent.server.identity import Identity
 from agent.server.link import CredentialRefused
 from agent.settings import Settings, SettingsError
-
-log = structlog.get_logger()
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,12 +27,11 @@ ENROL_SECONDS = 60.0
 
 def run(*, server: str | None, state_dir: str | None) -> int:
     """Run the daemon; return only if it could not start."""
-    logs.configure()
     token = enrolment.take_token()
     try:
         chosen = settings.read(server=server, state_dir=state_dir, environment=os.environ)
     except SettingsError as error:
-        log.error("bad-settings", reason=str(error))  # noqa: TRY400 - the words are enough
+        log.error("bad-settings", reason=str(error))  # noqa: TRY400
         return EXIT_USAGE
     _raise_file_limit()
     run_dir = RunDir(chosen.run_dir)
@@ -50,7 +46,6 @@ def run(*, server: str | None, state_dir: str | None) -> int:
 
 def enrol(*, server: str | None, state_dir: str | None, anew: bool) -> int:
     """Make this machine a node, unless it is one; return the exit code."""
-    logs.configure()
     token = enrolment.take_token()
     try:
         chosen = settings.read(server=server, state_dir=state_dir, environment=os.environ)

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-import structlog
 from msgspec import UNSET, UnsetType
 
 from agent import settings
@@ -32,14 +31,13 @@ from agent.host import processes
 from agent.host.gpus import Listed, Nvml
 from agent.host.processes import Process
 from agent.host.sampling import pause
+from agent.logs import log
 from agent.node import Node
 from agent.suspend import moving
 from agent.suspend.calls import Calls, Outcome
 from agent.suspend.ending import end_programs
 from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
-
-log = structlog.get_logger()
 
 LOOK_SECONDS = 0.5
 # libvcuda's watcher is woken at once; a busy machine may take a while.

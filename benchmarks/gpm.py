@@ -2,7 +2,7 @@
 
 The agent's reader (`agent/host/readings.py`) asks NVML's performance counters (GPM) as a node's agent does twice a
 minute; PyTorch programs say what they did in the same seconds. It needs an NVIDIA GPU with GPM (Hopper or newer),
-PyTorch, msgspec, structlog and nvidia-ml-py, and neither a server nor a build.
+PyTorch, msgspec and nvidia-ml-py, and neither a server nor a build.
 
     idle            no program
     gemm            products of 8192 × 8192 matrices in bfloat16: tensor cores

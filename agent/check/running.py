@@ -4,17 +4,14 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from agent.check import everything
 from agent.host.gpus import Inventory
 from agent.launch import authorization
 from agent.local_api.listener import Caller
 from agent.local_wire import Answer, Checked, Refusal
+from agent.logs import log
 from agent.settings import Settings
 from agent.wire import Check
-
-log = structlog.get_logger()
 
 # It takes milliseconds; the hello must not wait for a check that hangs.
 HELLO_SECONDS = 2.0

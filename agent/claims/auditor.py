@@ -11,8 +11,6 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from agent import wire
 from agent.claims.audit import Audit, Finding
 from agent.claims.claim import ClaimRuntime
@@ -23,9 +21,8 @@ from agent.host.health import Verdict
 from agent.host.processes import Process
 from agent.host.rate_limiter import RateLimiter
 from agent.local_wire import AuditMode
+from agent.logs import log
 from agent.settings import Settings
-
-log = structlog.get_logger()
 
 # As useradd counts: lower uids are system users. `nobody` is one too.
 FIRST_PERSON = 1000

@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 from uuid import UUID
 
-import structlog
-
 from agent import wire
 from agent.claims.abi import PageError, PagesLibrary
 from agent.claims.groups import Groups
@@ -22,8 +20,7 @@ from agent.claims.turns import allotted_percent
 from agent.claims.usage import Accounted, Attached, Totals, UsagePage
 from agent.host import processes
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 # Tenants read the limits page; only the agent writes it.
 LIMITS_MODE = 0o644

@@ -3,13 +3,10 @@
 import os
 from pathlib import Path
 
-import structlog
-
 from agent.host import cgroups
 from agent.host.cgroups import Group, Hierarchy
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 
 class Groups:

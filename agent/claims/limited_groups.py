@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
-
 from agent import statefile
 from agent.host import memory_limits
 from agent.host.memory_limits import NO_LIMIT, Limit, LimitError
-
-log = structlog.get_logger()
+from agent.logs import log
 
 # The driver may round a limit to the GPU's pages.
 ROUNDING_BYTES = 2 << 20

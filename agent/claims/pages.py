@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 from uuid import UUID
 
-import structlog
-
 from agent import wire
 from agent.claims.abi import MAX_GPUS, PageError, PagesLibrary, RawLimit, Uuid16
-
-log = structlog.get_logger()
+from agent.logs import log
 
 SLOT_OPEN = 1
 SLOT_CLOSED = 2

@@ -5,13 +5,10 @@ A registered process need not have touched a GPU yet, so the pages may not know 
 
 from pathlib import Path
 
-import structlog
-
 from agent import statefile
 from agent.host import processes
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 
 class Registry:

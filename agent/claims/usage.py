@@ -14,12 +14,9 @@ from ctypes import c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from agent.claims.abi import PageError, PagesLibrary, RawProcess, RawTotals
 from agent.claims.pages import LARGEST, inode_of
-
-log = structlog.get_logger()
+from agent.logs import log
 
 ACCOUNTING_KERNEL = 1
 OWNER_MODE = 0o600

@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from agent.backoff import Backoff
 from agent.local_wire import ArbiterStatus
+from agent.logs import log
 from agent.rundir import RunDir
-
-log = structlog.get_logger()
 
 _PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 # An arbiter that is built or installed later is found without a restart of the agent.

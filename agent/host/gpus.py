@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pynvml as nvml
-import structlog
 
 from agent import wire
 from agent.host import memory_limits, numa
-
-log = structlog.get_logger()
+from agent.logs import log
 
 # Errors of the driver and not of one GPU: all of NVML is opened again.
 NOT_OF_ONE = (

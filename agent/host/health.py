@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from agent import statefile, wire
 from agent.host import xids
 from agent.host.health_metrics import HealthMetrics
+from agent.logs import log
 from agent.wire import ConditionType
-
-log = structlog.get_logger()
 
 # So many readings in a row, a second apart: the clocks of a busy GPU dip for moments.
 HOT_LOOKS = 3

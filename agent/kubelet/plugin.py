@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 
 import grpc
-import structlog
 
 from agent import wire
 from agent.kubelet import calls, devices
@@ -17,8 +16,7 @@ from agent.kubelet.calls import Context
 from agent.kubelet.devices import CORE, Offer
 from agent.kubelet.pods import NotAdmitted, Pods, device_name
 from agent.kubelet.proto import deviceplugin_pb2 as pb
-
-log = structlog.get_logger()
+from agent.logs import log
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 # A claim arrives a tenth of a second after its pod is bound, on two busy cores in four tenths. The kubelet admits no

@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-import structlog
-
 from agent import wire
 from agent.kubelet import calls, checkpoint
 from agent.kubelet.devices import CORE
 from agent.kubelet.proto import podresources_pb2 as resources
 from agent.launch import authorization
 from agent.launch.methods import LaunchMethods
+from agent.logs import log
 from agent.node import Node
 from agent.settings import Library
-
-log = structlog.get_logger()
 
 # The kubelet gives up after 30 s, and tries again a while later.
 PATIENCE_SECONDS = 25.0

@@ -7,15 +7,12 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from agent.kubelet import calls
 from agent.kubelet.devices import CORE, MEMORY, Offer
 from agent.kubelet.plugin import OPTIONS, Plugin
 from agent.kubelet.proto import deviceplugin_pb2 as pb
 from agent.kubelet.sockets import LOOK_SECONDS, SocketServers, identity
-
-log = structlog.get_logger()
+from agent.logs import log
 
 ENDPOINTS = {CORE: "gpucloud-vcuda-core.sock", MEMORY: "gpucloud-vcuda-memory.sock"}
 

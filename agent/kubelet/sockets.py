@@ -9,13 +9,11 @@ import contextlib
 from pathlib import Path
 
 import grpc
-import structlog
 from grpc import aio
 
 from agent.kubelet import calls
 from agent.kubelet.calls import Unreachable
-
-log = structlog.get_logger()
+from agent.logs import log
 
 LOOK_SECONDS = 1.0
 # The time that calls under way may take when the agent ends.

@@ -5,18 +5,15 @@ import hmac
 import os
 import time
 
-import structlog
-
 from agent import wire
 from agent.claims.claim import ClaimRuntime
 from agent.claims.failures import describe_processes
 from agent.launch import environment
 from agent.local_api.listener import Caller
 from agent.local_wire import Environment, Refusal
+from agent.logs import log
 from agent.node import Node
 from agent.settings import Library
-
-log = structlog.get_logger()
 
 
 def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: Caller) -> Environment | Refusal:

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from agent import statefile
 from agent.claims.claim import ClaimRuntime
 from agent.launch import cdi, environment
+from agent.logs import log
 from agent.node import Node
 from agent.rundir import RunDir
 from agent.settings import Settings
-
-log = structlog.get_logger()
 
 # Everyone may read how a program starts under a claim; only the owner of the usage page can do so.
 MODE = 0o644

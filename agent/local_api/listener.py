@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import structlog
 
 from agent.host import processes
 from agent.host.processes import Process
 from agent.local_wire import MAX_REQUEST_BYTES, Answer, Refusal, Request
-
-log = structlog.get_logger()
+from agent.logs import log
 
 # A caller sends one line at once; a slow one is not ours.
 REQUEST_SECONDS = 5.0

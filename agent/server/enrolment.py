@@ -6,15 +6,13 @@ import os
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from agent.backoff import Backoff
+from agent.logs import log
 from agent.server import identity, rest
 from agent.server.identity import Identity
 from agent.settings import Cluster
 from agent.wire import Uid, Word
-
-log = structlog.get_logger()
 
 
 class EnrolmentFailed(Exception):

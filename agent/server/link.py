@@ -9,16 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, assert_never
 
-import structlog
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from agent import wire, wire_bounds
 from agent.backoff import Backoff
+from agent.logs import log
 from agent.server.outbox import Outbox
 from agent.server.rest import is_loopback
-
-log = structlog.get_logger()
 
 WELCOME_SECONDS = 15.0
 # After a connection that stood this long, the next failure starts from the shortest pause again.

@@ -12,11 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from agent import statefile, wire
-
-log = structlog.get_logger()
+from agent.logs import log
 
 # A quarter of an hour of a server's absence; the charts can do without older ones.
 MAX_USAGE_FRAMES = 900

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import structlog
 
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 HELPER = Path(__file__).with_name("helper.py")
 # `keep`: as `suspend`, and what is suspended stays so if others cannot be.

@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from agent.claims import attribution
 from agent.claims.claim import ClaimRuntime
 from agent.host import processes
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 LOOK_SECONDS = 0.1
 # Children of a process that has ended are found by a walk through all processes only.

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-import structlog
 
 from agent import statefile, wire
 from agent.host.processes import Process
-
-log = structlog.get_logger()
+from agent.logs import log
 
 Phase = Literal["suspending", "suspended", "resuming"]
 

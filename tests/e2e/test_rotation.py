@@ -62,9 +62,7 @@ class Rotating:
 
     def times_in(self) -> list[int]:
         """Return how often each was in."""
-        return [
-            sum(1 for step in claim["timeline"] if step["state"] == "active") for claim in self.look().values()
-        ]
+        return [sum(1 for step in claim["timeline"] if step["state"] == "active") for claim in self.look().values()]
 
     def timeline(self, uid: str) -> list[list[str]]:
         return [[step["state"], step["at"]] for step in self.claims.read(uid)["timeline"]]

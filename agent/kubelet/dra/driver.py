@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 
 import grpc
-import structlog
 
 from agent import wire
 from agent.kubelet.calls import Context
 from agent.kubelet.proto import dra_pb2 as pb
 from agent.launch import authorization
 from agent.launch.methods import LaunchMethods
+from agent.logs import log
 from agent.metrics import Prepares
 from agent.node import Node
 from agent.settings import Library
-
-log = structlog.get_logger()
 
 # The kubelet waits 45 s (1.36: defaultClientCallTimeout in pkg/kubelet/cm/dra/plugin). After a refusal it tries again
 # only at the pod's next sync, a minute or more later.

@@ -8,15 +8,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import structlog
-
 from agent import wire
 from agent.kubelet.calls import Context
 from agent.kubelet.dra import calls
 from agent.kubelet.proto import pluginregistration_pb2 as pb
 from agent.kubelet.sockets import LOOK_SECONDS, SocketServers, identity
-
-log = structlog.get_logger()
+from agent.logs import log
 
 REGISTRATION_SOCKET = f"{wire.DRA_DRIVER}-reg.sock"
 DRIVER_SOCKET = "dra.sock"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from django.conf import settings
 
 # Third-party imports of agent/, checked by a test. Without gRPC, which a kubelet's agent has in its image.
-PACKAGES = ("msgspec", "nvidia-ml-py", "prometheus-client", "structlog", "websockets")
+PACKAGES = ("msgspec", "nvidia-ml-py", "prometheus-client", "websockets")
 PROGRAMS = ("libvcuda.so", "libvcuda-pages.so", "vcuda-arbiter")
 # The earliest time of the zip format.
 EPOCH = (1980, 1, 1, 0, 0, 0)
