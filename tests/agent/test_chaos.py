@@ -211,7 +211,7 @@ async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever
     second = stage.agent
     stage.agent, stage.programs = first, [*stage.programs, second]  # type: ignore[list-item]
     newer = await control.connection(seconds=60)
-    await asyncio.wait_for(link.closed.wait(), 10)
+    await asyncio.wait_for(link.closed.wait(), 60)
     # The older one waits long, and the newer one is undisturbed meanwhile.
     assert "superseded" in stage.log_text()
     before = len(control.attempts)

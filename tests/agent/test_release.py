@@ -200,7 +200,8 @@ async def test_a_claim_whose_limits_cannot_be_read_is_never_called_released(
     limits = stage.claim_dir(held) / "limits"
     limits.unlink()
     limits.write_bytes(b"another version's page")
-    stage.start()
+    # The search for drift would make the page anew before the agent is connected.
+    stage.start(GPUCLOUD_DRIFT_SECONDS="60")
     again = await control.connection()
     await again.state(held.uid, "failed")
     await again.send(wire.Desired(frame=2, assignments=[changed(held, present=False, generation=2)]))
