@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from agent import statefile
 from agent.claims.claim import ClaimRuntime
+from agent.logs import log
 from agent.wire import Group
-
-log = structlog.get_logger()
 
 NAME = "group.json"
 MODE = 0o644
