@@ -30,10 +30,11 @@ class ClaimWatch(threading.Thread):
         self._assignments = _assignments(claim)
         self._told: dict[str, Any] = {name: claim.get(name) for name in NOTICES}
         self._reachable, self._notice = True, ""
-        self._moves_to: str | None = None
         self._over = threading.Event()
         self._reading = threading.Lock()
         self.cause: str | None = None
+        # The node to which it moves, where its program must be started again.
+        self.moves_to: str | None = None
 
     def run(self) -> None:
         """Look until `stop`, or until the claim has ended."""
@@ -74,17 +75,21 @@ class ClaimWatch(threading.Thread):
 
     def _tell_end(self, claim: Claim) -> None:
         state = claim["state"]
-        if claim.get("moves_to") not in (None, self._moves_to):
-            self._moves_to = claim["moves_to"]
-            output.say(f"claim {self._uid} moves to node {self._moves_to}: its programs save their state and end")
+        if claim.get("moves_to") not in (None, self.moves_to):
+            self.moves_to = claim["moves_to"]
+            output.say(
+                f"claim {self._uid} moves to node {self.moves_to}: its programs save their state and end; start them "
+                f"there with `gpucloud claim exec {self._uid} -- COMMAND`"
+            )
         if state in ON_ITS_GPUS and _assignments(claim) & self._assignments:
+            self.moves_to = claim.get("moves_to")
             return
         where = "placed again elsewhere" if state in ("assigned", "active") else state
-        if self._moves_to is not None and state == "active":
-            where = f"on node {self._moves_to}: start it there with `gpucloud claim exec {self._uid} -- COMMAND`"
+        if self.moves_to is not None and state == "active":
+            where = f"on node {self.moves_to} now"
         self.cause = claiming.why(claim, otherwise=self._notice or f"it is {where}")
         output.say(f"claim {self._uid} has ended under the program: {self.cause}")
 
 
 def _assignments(claim: Claim) -> frozenset[str]:
-    return frozenset(item["uid"] for item in claim["assignments"])
+    return frozenset(item["uid"] for item in claim["assignments"] if item["state"] != "releasing")

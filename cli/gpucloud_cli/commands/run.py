@@ -148,12 +148,12 @@ class ClaimedRun:
         return thread
 
     def _code_of(self, code: int) -> int:
-        """Return the program's exit code, or CLAIM_ENDED if its claim ended first, whatever the program made of it."""
+        """Return the program's exit code, or CLAIM_ENDED if its claim ended or moved first, whatever it made of it."""
         if self._watch is None:
             return code
         self._watch.stop()
         self._watch.read_claim()
-        return code if self._watch.cause is None else Exit.CLAIM_ENDED
+        return code if self._watch.cause is None and self._watch.moves_to is None else Exit.CLAIM_ENDED
 
     def _sleep(self, seconds: float) -> None:
         self._refuse_if_interrupted()
