@@ -3,7 +3,7 @@
     python -m benchmarks.rotate [--claims 3] [--gib 60] [--slice 60] [--minutes 10] [--simulated]
 
 An agent runs as root beside a stand-in for the server, as in `benchmarks.suspend`. Who goes out and who comes in, and
-when, `apps.scheduling.core.rotation` decides, as in the control plane; no database is needed. Programs train meanwhile
+when, `rotation.planning` decides, as in the control plane; no database is needed. Programs train meanwhile
 (benchmarks/shim/programs/suspended.py) from the same seed, and are put out at different steps: their lines must be
 equal. Each claim asks for a whole GPU, so that one is in at a time, whatever its size. The machine needs free memory
 for all of them, as the one that goes out leaves before the other one comes back; a slice lasts ten times as long as a
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from agent import wire
 from agent.settings import available_mib
-from apps.scheduling.core.rotation import Member, Rules, Scene, SharedGpu, plan
+from apps.suspension.rotation.planning import Member, Rules, Scene, SharedGpu, plan
 from benchmarks.report import print_report
 from benchmarks.suspend.machine import CONTEXT_MIB, MIB, Bench, Program
 from tests.agent.control import Control

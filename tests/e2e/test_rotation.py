@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from apps.scheduling.core.rotation import SLICES_OF_A_SWAP
 from apps.suspension.rotation import measured
+from apps.suspension.rotation.planning import SLICES_OF_A_SWAP
 from tests.claims import Claims
 from tests.e2e.test_suspended_data import Chain, chain
 from tests.platform import ROOT, Platform, until

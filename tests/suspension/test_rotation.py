@@ -8,7 +8,6 @@ from django.utils import timezone
 
 from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.core.rotation import Rules, plan
 from apps.scheduling.models import Claim, RotationMember
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
@@ -16,6 +15,7 @@ from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming import preemption
 from apps.suspension.rotation import rotating
+from apps.suspension.rotation.planning import Rules, plan
 from apps.suspension.rotation.scene import picture
 from apps.suspension.services import resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, used

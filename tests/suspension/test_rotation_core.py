@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.scheduling.core.rotation import (
+from apps.suspension.rotation.planning import (
     Member,
     Rules,
     Scene,

@@ -1,1 +1,1 @@
-"""Rotation: claims that do not fit together share GPUs by time. The decisions are `apps.scheduling.core.rotation`'s."""
+"""Rotation: claims that do not fit together share GPUs by time. The decisions are `rotation.planning`'s."""

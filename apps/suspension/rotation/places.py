@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from apps.nodes.models import Gpu
 from apps.scheduling import events
-from apps.scheduling.core import rotation as core
 from apps.scheduling.models import Assignment, RotationMember
+from apps.suspension.rotation import planning as core
 from apps.suspension.rotation.parts import part_of
 from apps.suspension.rotation.scene import Pictured
 

@@ -1,6 +1,6 @@
 """Runs of the rotation: claims go out and come in as the core decides.
 
-Level-triggered: each run reads the pools, decides anew (`apps.scheduling.core.rotation`), and does what is due, each
+Level-triggered: each run reads the pools, decides anew (`rotation.planning`), and does what is due, each
 claim in a transaction of its own under its lock. So a run that was killed needs no repair, and nothing is remembered of
 a swap but for whom the room is: the claims that go out are suspended first, then the GPUs are kept for the one that
 comes in (`nominated_gpus`), and a scheduling round places or resumes it there as it does any other. If it cannot come
@@ -16,13 +16,13 @@ from django.utils import timezone
 from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
-from apps.scheduling.core import rotation as core
 from apps.scheduling.models import Claim, ClaimState, RotationMember
 from apps.scheduling.models.claim import IN_QUEUE, SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.failures import each
 from apps.suspension.rotation import measured
+from apps.suspension.rotation import planning as core
 from apps.suspension.rotation.parts import is_nominated, is_out, key_of, part_of
 from apps.suspension.rotation.places import write_places
 from apps.suspension.rotation.scene import Pictured, picture

@@ -10,12 +10,12 @@ from django.db.models import Q
 from apps.nodes.models import Gpu
 from apps.nodes.services import latest
 from apps.quotas.models import Pool, Resource, ResourceQuota
-from apps.scheduling.core import rotation as core
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.claims.suspension_reports import SUSPEND_REFUSED
 from apps.scheduling.services.fleet.resume_places import ResumePlaces, read_resume_places
 from apps.suspension.rotation import measured
+from apps.suspension.rotation import planning as core
 from apps.suspension.rotation.parts import (
     in_since,
     is_nominated,
