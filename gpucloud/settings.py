@@ -325,6 +325,11 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 10.0,
         "options": {"expires": 20},
     },
+    "keep-schedules": {
+        "task": "apps.suspension.tasks.keep_schedules",
+        "schedule": 5.0,
+        "options": {"expires": 10},
+    },
     # A claim stands still from the end of one part of a swap until a run begins the next.
     "give-up-moves": {"task": "apps.suspension.tasks.give_up_moves", "schedule": 10.0, "options": {"expires": 10}},
     "rotate-claims": {"task": "apps.suspension.tasks.rotate_claims", "schedule": 2.0, "options": {"expires": 4}},

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from apps.suspension import evacuating
+from apps.suspension import evacuating, scheduled
 from apps.suspension.between import expiring
 from apps.suspension.rotation import rotating
 
@@ -23,3 +23,9 @@ def leave_unhealthy_gpus() -> int:
 def give_up_moves() -> int:
     """Let claims whose new node is lost go on where they were; return their number."""
     return expiring.give_up()
+
+
+@shared_task
+def keep_schedules() -> int:
+    """Suspend claims outside of their schedules, and resume them inside; return the number of claims changed."""
+    return scheduled.drive()

@@ -310,6 +310,7 @@ HELP = {
     "claim.class": "the class under the policy preempt",
     "claim.weight": "the weight under the policy weighted",
     "claim.rebalance": "let the rebalancer change its limits and lend its idle core; default: true",
+    "claim.schedule": 'suspend it outside of a weekly window, like "weekdays 9-18 Europe/Berlin"; "" for none',
     "claim.priority": "the priority; higher goes first",
     "claim.time_limit_seconds": "release it this long after its placement",
     "claim.lease_seconds": "released unless renewed in time (`claim renew`)",

@@ -96,6 +96,7 @@ PAGES: dict[str, str] = {
 WITHOUT = {
     "POST nodes/enrol/": "A machine's agent asks for it with its one-time token, not a person.",
     "POST clusters/join/": "A cluster's agents ask for it with their service account, not a person.",
+    "POST pools/<slug:name>/consolidation/accept/": "No page lists a consolidation's plans; the command does.",
 }
 WRITES = {f"{method} {route.pattern}" for route, method in OPERATIONS if method != "GET"}
 

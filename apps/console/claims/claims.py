@@ -38,6 +38,7 @@ GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 DETAILS = (
     "used_by", "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "affinity",
     "anti_affinity", "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
+    "schedule", "suspends_at",
 )  # fmt: skip
 
 

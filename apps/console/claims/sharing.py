@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -15,11 +16,13 @@ from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm, number
 from apps.scheduling.api.serializers import ResizeSerializer
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT, PLACED
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
+from gpucloud.schedules import MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 
 CLASSES = [(GUARANTEED, _("Guaranteed")), (BEST_EFFORT, _("Best effort"))]
 
@@ -39,6 +42,14 @@ class SharingForm(VersionedForm):
     )
     movable = switch(
         _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
+    )
+    schedule = forms.CharField(
+        label=_("Schedule"),
+        required=False,
+        max_length=MOST_LETTERS,
+        validators=[validate_schedule],
+        help_text=_("Outside of this weekly window it is suspended: weekdays 09:00-18:00 Europe/Berlin. Empty: never."),
+        widget=forms.TextInput(attrs={"class": "form-control"}),
     )
 
     def clean_best_effort(self) -> bool:
@@ -68,7 +79,7 @@ class SharingPage(FormPage):
         return self._refuse_ended() or super().post(request, *args, **kwargs)
 
     def _refuse_ended(self) -> HttpResponse | None:
-        if self.row.waiting or self.row.state in PLACED:
+        if self.row.waiting or self.row.state in (*PLACED, ClaimState.SUSPENDED):
             return None
         messages.info(self.request, gettext("{0} has ended or is ending: it cannot be changed.").format(self.row))
         return redirect("claim", uid=self.row.uid)
@@ -77,9 +88,8 @@ class SharingPage(FormPage):
         """Return the form with the claim's values."""
         row = self.row
         kind = BEST_EFFORT if row.best_effort else GUARANTEED
-        initial = {"weight": row.weight, "best_effort": kind, "rebalance": row.rebalance}
-        initial |= {"movable": row.movable, "version": self.version()}
-        return SharingForm(data, initial=initial)
+        same = {name: getattr(row, name) for name in ("weight", "rebalance", "movable", "schedule")}
+        return SharingForm(data, initial={**same, "best_effort": kind, "version": self.version()})
 
     @transaction.atomic
     def act(self, form: SharingForm) -> list[str]:
@@ -97,13 +107,14 @@ class SharingPage(FormPage):
 
     def version(self) -> str:
         """Return the values that this form shows, for comparison."""
-        return "-".join(str(int(getattr(self.row, name))) for name in UNCHARGED)
+        return "-".join(str(getattr(self.row, name)) for name in UNCHARGED)
 
     def describe(self) -> str:
         """Return the claim's values in words."""
         rebalanced = gettext("may be rebalanced") if self.row.rebalance else gettext("is not rebalanced")
         kind = gettext("Best effort") if self.row.best_effort else gettext("Guaranteed")
-        return ", ".join([gettext("weight {0}").format(self.row.weight), kind.lower(), rebalanced])
+        words = [gettext("weight {0}").format(self.row.weight), kind.lower(), rebalanced, self.row.schedule]
+        return ", ".join(filter(None, words))
 
     def more_context(self) -> dict[str, Any]:
         """Return the claim."""

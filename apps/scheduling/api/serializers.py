@@ -19,6 +19,8 @@ from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.api.shown import Columns
+from gpucloud.schedules import EXAMPLE, MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 
 MAX_MEMORY_MIB = MOST[ClaimField.MEMORY_MIB]
 # A claim that should start later than this needs a reservation.
@@ -130,6 +132,14 @@ def label_field(help_text: str) -> serializers.RegexField:
     )
 
 
+def schedule_field(**more: Any) -> serializers.CharField:
+    """Return the field of a claim's weekly window."""
+    words = f"The weekly window in which it runs, {EXAMPLE}; outside of it, it is suspended. Empty: it has none."
+    return serializers.CharField(
+        max_length=MOST_LETTERS, allow_blank=True, validators=[validate_schedule], help_text=words, **more
+    )
+
+
 class RotationSerializer(Strict):
     """The part of a claim in the rotation of its GPUs: claims that do not fit together share them by time."""
 
@@ -155,6 +165,7 @@ class ClaimSerializer(Strict):
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
+    schedule = schedule_field(default="")
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,
@@ -237,6 +248,7 @@ class ClaimSerializer(Strict):
         "It is released, or suspended by such a rule, then, unless it is used before.", null=True
     )
     conditions = ClaimConditionSerializer(many=True, read_only=True, help_text="The problems that it has now.")
+    suspends_at = shown.time("Its schedule suspends it then; null: it has no such notice.", null=True)
     yields_at = shown.time("It runs on room that is reserved from then on, and ends then.", null=True)
     columns_2 = Columns(Claim, "assigned_at released_at version")
     preempt_at = shown.time(
@@ -291,13 +303,15 @@ class ResizeSerializer(Strict):
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(required=False, help_text=MOVABLE_HELP)
+    schedule = schedule_field(required=False)
     class_ = ClassField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse an empty change."""
         if not attrs:
             raise serializers.ValidationError(
-                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance, movable."
+                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance, movable, "
+                "schedule."
             )
         return attrs
 

@@ -14,6 +14,8 @@ from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.row import Owned, checks
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share
+from gpucloud.schedules import MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 from gpucloud.web.natural_order import natural_key
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class SuspendedBy(models.TextChoices):
     DRAIN = "drain", _("the drain of its node")
     RECLAIM = "reclaim", _("a preemption")
     ROTATION = "rotation", _("the rotation of its GPUs")
+    SCHEDULE = "schedule", _("its schedule")
 
 
 class ClaimQuerySet(Owned["Claim"]):
@@ -121,6 +124,12 @@ class Claim(Share):
     node_selector = models.JSONField(default=dict, db_default={})
     priority = models.SmallIntegerField(default=0)
     time_limit_seconds = models.PositiveIntegerField(null=True)
+    # Outside of this weekly window it is suspended (`gpucloud.schedules`); empty: it has none. The time at which it
+    # will be, known to its holder a while before.
+    schedule = models.CharField(
+        max_length=MOST_LETTERS, blank=True, default="", db_default="", validators=[validate_schedule]
+    )
+    suspends_at = models.DateTimeField(null=True)
     # It is not placed before this.
     start_at = models.DateTimeField(null=True)
     # Claims of one tenant with one `group` and `group_size` are placed together, that many at once.
@@ -207,6 +216,7 @@ class Claim(Share):
             models.Index(fields=["pool"], name="claim_idle", condition=Q(idle_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_below", condition=Q(below_guarantee_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_nominated", condition=Q(nominated_gpus__isnull=False)),
+            models.Index(fields=["id"], name="claim_scheduled", condition=~Q(schedule="") & ~Q(state="released")),
             models.Index(fields=["yields_at"], name="claim_yields", condition=Q(yields_at__isnull=False)),
             models.Index(
                 fields=["lease_until"],

@@ -126,7 +126,8 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
     placed, applied = found["assigned_at"], found["observed_generation"] >= found["generation"]
     yield "Scheduled", placed is not None, placed, None if placed else claiming.why(found)
     generations = f"generation {found['observed_generation']} of {found['generation']}"
-    yield "Applied", found["state"] == "active" and applied, None, generations
+    # A suspended claim is as its node was told, too: without GPUs.
+    yield "Applied", found["state"] in ("active", "suspended") and applied, None, generations
     if (reachable := found["reachable"]) is not None:
         yield "Reachable", reachable, found["unreachable_since"], None if reachable else "no heartbeat of its node"
     if found["idle_since"]:
@@ -139,9 +140,10 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
     for one in found["conditions"]:
         if one["type"] == "below-guarantee":
             yield "BelowGuarantee", True, one["since"], one["detail"]
-    for name, words in {"preempt_at": "Preempted", "yields_at": "Yields"}.items():
+    ends = {"preempt_at": ("Preempted", "ends"), "yields_at": ("Yields", "ends")}
+    for name, (word, does) in {**ends, "suspends_at": ("Scheduled off", "suspended")}.items():
         if found[name]:
-            yield words, True, None, f"ends {sheets.age(found[name])}"
+            yield word, True, None, f"{does} {sheets.age(found[name])}"
 
 
 def _of_node(_api: Api, found: Row) -> Row:
@@ -162,7 +164,7 @@ SHEETS = {
             "": "name uid tenant pool state queue estimated_start_at created_at created_by lease_until released_at",
             "Request": "gpu_count gpu_model core_request core_limit memory_mib class priority weight "
             "time_limit_seconds start_at group group_size group_most group_uid reservation "
-            "node_selector affinity anti_affinity exclusion",
+            "node_selector affinity anti_affinity exclusion schedule",
         },
         (
             Part(

@@ -90,7 +90,7 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
 # The fields of an elastic group's first claim that every member has. Its lease is its own: the group ends with it.
 OF_EVERY_MEMBER = (
     "tenant", "pool", "name", "gpu_count", "core_request", "core_limit", "memory_mib", "weight", "best_effort",
-    "rebalance", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector", "priority",
+    "rebalance", "schedule", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector", "priority",
     "time_limit_seconds", "start_at", "group", "group_most", "group_uid", "when_over_quota", "created_by", "user_id",
 )  # fmt: skip
 

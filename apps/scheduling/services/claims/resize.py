@@ -4,6 +4,8 @@ Growing charges quota and GPUs in this transaction or changes nothing. Shrinking
 the agent has confirmed it (`observation`): until then somebody else's memory would not be there yet.
 """
 
+from typing import Any
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -28,7 +30,7 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 # What can be changed live beside the limits.
-UNCHARGED = ("weight", "best_effort", "rebalance", "movable")
+UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "schedule")
 
 
 class NoRoom(Conflict, code="no-room", title="The GPU has no room for this"):
@@ -65,12 +67,14 @@ def resize_claim(
         _resize_assignments(claim, principal, becomes_firm=before["best_effort"] > after["best_effort"])
     # A limit that is set here is what was asked for, whatever the rebalancer made of another.
     asked = claim.asked_core_limit if after["core_limit"] == before["core_limit"] else None
-    states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **after)
+    # Another schedule gives its own notice.
+    notice = {"suspends_at": None} if after["schedule"] != before["schedule"] else {}
+    states.move(claim, claim.state, generation=claim.generation + 1, asked_core_limit=asked, **notice, **after)
     audit.record(principal, "claim.resize", claim, before=before, after=after)
     return claim
 
 
-def _wanted(claim: Claim, before: dict[str, int], values: dict[str, int]) -> dict[str, int]:
+def _wanted(claim: Claim, before: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     wanted = {**before, **values}
     if "core_limit" not in values and claim.core_limit == claim.core_request:
         # A limit that was the request follows it; one that was set stays.

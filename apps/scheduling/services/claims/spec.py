@@ -35,6 +35,7 @@ class ClaimChanges:
     best_effort: bool | Unset = UNSET
     rebalance: bool | Unset = UNSET
     movable: bool | Unset = UNSET
+    schedule: str | Unset = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return the claim's fields that are set, without tenant and pool."""
