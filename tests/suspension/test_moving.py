@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from django.db.models import Q
+from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import AuditEvent, WebhookDelivery
@@ -10,6 +12,7 @@ from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.fleet.reserved import holds_of
 from apps.scheduling.services.reclaiming.forgetting import forget_node
 from tests.cast import GIB, MIB_BYTES, Answer, Cast, Machine, assert_books_agree, give, lose, placed, seen, used
 
@@ -122,6 +125,19 @@ def test_a_claim_that_cannot_resume_there_goes_back_to_where_it_was(cast: Cast, 
     assert (body["state"], body["reasons"][0]["code"]) == ("active", "move-refused")
     assert body["assignments"][0]["gpu_uuid"] == source
     assert_books_agree()
+
+
+def test_reservations_count_both_gpus_of_a_claim_that_moves(cast: Cast, machine: Machine) -> None:
+    claim, assignment = placed(cast, machine, core_request=50)
+    target = machine.gpu(2)
+    assert move(cast, claim, target.uuid).status == 202
+    holds = holds_of(Q(node=machine.node), now=timezone.now())
+    found = sorted((hold.gpu, hold.core) for hold in holds)
+    assert found == sorted([(assignment.gpu.uuid, 50), (target.uuid, 50)])
+    assert [hold.gpu for hold in holds_of(Q(pk=target.pk), now=timezone.now())] == [target.uuid]
+    machine.obey()
+    machine.obey()
+    assert [hold.gpu for hold in holds_of(Q(node=machine.node), now=timezone.now())] == [target.uuid]
 
 
 def test_webhooks_tell_a_move_and_no_resumption(cast: Cast, machine: Machine) -> None:

@@ -44,7 +44,7 @@ def moment(at_us: int) -> datetime:
 
 
 def holds_of(gpus: Q, *, now: datetime, but: Reservation | None = None, lent: bool = False) -> list[Hold]:
-    """Return all holds on these GPUs from now on (`gpus` filters Gpu): three queries.
+    """Return all holds on these GPUs from now on (`gpus` filters Gpu): four queries.
 
     `but`: without one reservation and its claims. `lent`: all best-effort claims yield, whatever their pool's setting.
     """
@@ -80,14 +80,18 @@ def _of_nobody(gpus: Q) -> Iterable[Hold]:
 
 
 def _of_claims(gpus: Q, now: datetime, lent: bool) -> Iterable[Hold]:
-    live = Assignment.objects.filter(gpu__in=Gpu.objects.filter(gpus)).live()
-    rows = live.select_related("gpu", "claim__tenant", "claim__pool", "claim__reservation").only(*OF_ASSIGNMENT)
-    for row in rows.order_by("pk"):
+    there = Gpu.objects.filter(gpus)
+    live = Assignment.objects.live().select_related("gpu", "claim__tenant", "claim__pool", "claim__reservation")
+    held = [(row.gpu.uuid, row) for row in live.filter(gpu__in=there).only(*OF_ASSIGNMENT).order_by("pk")]
+    # One that moves holds as much on a second GPU.
+    moving = live.filter(other_gpu__in=there).select_related("other_gpu").only(*OF_ASSIGNMENT, "other_gpu__uuid")
+    held += [(row.other_gpu.uuid, row) for row in moving.order_by("pk") if row.other_gpu is not None]
+    for uuid, row in held:
         claim, within = row.claim, None
         if claim.reservation is not None and claim.reservation.state == ReservationState.ACTIVE:
             within = str(claim.reservation.uid)
         yield Hold(
-            row.gpu.uuid,
+            uuid,
             row.held_core,
             row.held_memory_mib,
             0,
