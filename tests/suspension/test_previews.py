@@ -1,7 +1,11 @@
 """Previews of quotas and cordons count claims that wait to resume."""
 
+import pytest
+
 from apps.quotas.models import ResourceQuota
+from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.models import Claim
+from apps.scheduling.services.charging.sums import Sums
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from tests.cast import GIB, Cast, Machine, ask, give
 from tests.suspension.test_suspending import resume, suspended
@@ -41,3 +45,21 @@ def test_a_cordon_keeps_a_claim_that_waits_for_this_gpu_and_none_that_waits_for_
     assert effects_of_cordon(other).waiting == 0
     ask(cast, core_request=10)
     assert (effects_of_cordon(own).waiting, effects_of_cordon(other).waiting) == (2, 1)
+
+
+def test_a_claim_that_resumes_is_charged_its_host_memory_once(cast: Cast) -> None:
+    """Its tenant's quota of host memory is full of it already, and is not charged again."""
+    claim, _ = waiting(cast)
+    claim = Claim.objects.select_related("tenant", "pool").get(pk=claim.pk)
+    held = claim.charged["host_memory_mib"]
+    assert claim.waits_to_resume
+    assert held > 0
+    ResourceQuota.objects.filter(tenant=cast.acme, resource="host_memory_mib").update(hard=held)
+    sums = Sums(ResourceQuota.objects.filter(tenant=cast.acme).select_related("tenant", "pool", "share").order_by("pk"))
+    sums.charge(claim)
+    used = {quota.resource: quota.used for quota in sums.quotas}
+    assert (used["core_percent"], used["host_memory_mib"]) == (60, held)
+    # Charged twice, it exceeds its core, and nothing changes.
+    with pytest.raises(QuotaExceeded):
+        sums.charge(claim)
+    assert {quota.resource: quota.used for quota in sums.quotas} == used
