@@ -35,7 +35,7 @@ class DrainForm(VersionedForm):
     """The treatment of the claims, and their grace period."""
 
     mode = forms.ChoiceField(
-        label=_("Claims"), choices=DrainMode.choices, widget=forms.Select(attrs={"class": "form-select"})
+        label=_("Claims"), choices=DrainMode.choices, widget=forms.Select(attrs={"class": "form-select whole-row"})
     )
     grace_seconds = number(
         _("Grace period"),
