@@ -60,8 +60,9 @@ def test_a_program_that_fails_is_started_again_and_one_that_ends_well_is_not(
     # The first program waits for the others; each of those fails once, and then ends well.
     script.write_text(
         f"import json, os, sys, time\n"
-        f"group = json.load(open(os.environ['GPUCLOUD_GROUP_FILE']))\n"
-        f"if group['rank'] == 0: time.sleep(600)\n"
+        f"read = lambda: json.load(open(os.environ['GPUCLOUD_GROUP_FILE']))\n"
+        f"while (rank := read()['rank']) is None: time.sleep(0.1)\n"
+        f"if rank == 0: time.sleep(600)\n"
         f"mine = {str(tmp_path)!r} + '/' + os.environ['GPUCLOUD_CLAIM_DIR'].rpartition('/')[2]\n"
         f"open({str(log)!r}, 'a').write('started\\n')\n"
         f"if not os.path.exists(mine): open(mine, 'w').close(); sys.exit(3)\n"

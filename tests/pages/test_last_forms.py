@@ -115,8 +115,10 @@ def test_room_that_is_anothers_is_refused_in_words(
         raise resize.NoRoom("What is free on GPU 1 is reserved.", **facts)
 
     monkeypatch.setattr(resize, "_refuse_reserved", refuse)
-    asked = {"weight": "1", "best_effort": "guaranteed", "rebalance": "on", "version": "1-1-1-0"}
-    status, page = submit(browser("max"), f"/claims/{claim.uid}/sharing/", asked)
+    max_, path = browser("max"), f"/claims/{claim.uid}/sharing/"
+    version = hidden_version(text(max_, path))
+    asked = {"weight": "1", "best_effort": "guaranteed", "rebalance": "on", "version": version}
+    status, page = submit(max_, path, asked)
     assert (status, sharing(claim)) == (422, (1, True, True))
     assert "The GPU has no room for this. What is free on GPU 1 is reserved." in page
 

@@ -56,6 +56,7 @@ class ConsolidationAccept(ApiView):
     lookup_key = "name"
     read_scope, write_scope = "nodes:read", "nodes:write"
     operator_methods = frozenset({"POST"})
+    tagged = False
 
     @extend_schema(request=WantedMovesSerializer, responses=AcceptedMovesSerializer)
     @idempotent
