@@ -61,7 +61,8 @@ def test_kombu_does_not_know_the_scheme_of_redis(running: embedded.Services) -> 
 
 def test_celery_keeps_results_there_too(socket: Path) -> None:
     address = f"redis+socket://{socket}?virtual_host=4"
-    backend = Celery(broker=address, backend=address).backend
+    # Not the current app: tasks of later tests would keep results where no server is then.
+    backend = Celery(broker=address, backend=address, set_as_current=False).backend
     assert backend.client.ping()
     assert backend.client.connection_pool.connection_kwargs["db"] == 4
 
