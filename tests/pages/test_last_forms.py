@@ -52,7 +52,7 @@ def test_a_claims_part_is_changed_while_it_runs(cast: Cast, machine: Machine, br
     max_, path, frame = browser("max"), f"/claims/{claim.uid}/sharing/", machine.node.frame
     assert path in max_.get(f"/claims/{claim.uid}/").content.decode()
     page = text(max_, path)
-    assert "Its programs run on, whatever is changed here." in page
+    assert "No change here restarts programs." in page
     assert "the claim's part, among the weights" in page.replace("&#x27;", "'")
     asked = {"weight": "3", "best_effort": "best-effort", "version": hidden_version(page)}
     status, page = submit(max_, path, asked)
