@@ -39,8 +39,8 @@ class CannotMove(Conflict, code="cannot-move", title="The claim cannot be moved 
     """The node, the GPUs named or the claim's kind do not allow the move."""
 
 
-class NoRoomToMove(Conflict, code="no-room-to-move", title="No other GPUs of the node have room"):
-    """The other GPUs of the claim's node have no room for it."""
+class NoRoomToMove(Conflict, code="no-room-to-move", title="No room to move to"):
+    """The GPUs on which the claim is to be have no room for it."""
 
 
 @transaction.atomic

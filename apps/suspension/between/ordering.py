@@ -160,8 +160,8 @@ def _choose(claim: Claim, source: Node, target: Node | None, uuids: Sequence[str
     )
     if isinstance(answer, Refused):
         why = "; ".join(reason.detail for reason in answer.reasons) or "no node takes claims by a restart"
-        where = f"Node {target.name}" if target is not None else f"The other nodes of pool {claim.pool.name}"
-        raise NoRoomToMove(f"{where}: no room for it: {why}.", pool=claim.pool.name)
+        nowhere = f"Node {target.name} has no" if target is not None else f"No other node of pool {claim.pool.name} has"
+        raise NoRoomToMove(f"{nowhere} room for it: {why}.", pool=claim.pool.name)
     gpus = Gpu.objects.select_related("node").in_bulk([devices[uuid].pk for uuid in answer.gpus])
     return [gpus[devices[uuid].pk] for uuid in answer.gpus]
 
