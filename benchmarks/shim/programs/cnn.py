@@ -1,6 +1,7 @@
 """Training of a convolutional network on made-up images: a small one, or one of the size of ResNet-50."""
 
 import itertools
+import time
 from collections.abc import Callable
 
 import torch
@@ -15,17 +16,22 @@ STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 EXPANSION = 4
 # Images a step, and their edge in pixels.
 SIZES = {"small": (256, 32), "large": (64, 224)}
+# Steps whose time on the GPU is measured, queued behind a kernel that lasts until all of them are.
+MEASURED_STEPS, BEHIND_CYCLES = 5, 400_000_000
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--model", choices=sorted(SIZES), default="small", help="(small)")
+    arguments.add_argument(
+        "--need", type=float, help="begin a step only so often that alone it would keep the GPU busy for PERCENT"
+    )
     options = arguments.parse_args()
-    serve(options, lambda: prepare(options.model))
+    serve(options, lambda: prepare(options.model, options.need))
 
 
-def prepare(model: str) -> Work:
+def prepare(model: str, need: float | None = None) -> Work:
     modules, forward = small() if model == "small" else large()
     modules.to("cuda", memory_format=torch.channels_last)
     images, edge = SIZES[model]
@@ -40,7 +46,37 @@ def prepare(model: str) -> Work:
         loss.backward()
         optimizer.step()
 
-    return Work(step, warm_seconds=1.5)
+    return Work(step if need is None else pace(step, need), warm_seconds=1.5)
+
+
+def pace(step: Callable[[], None], need: float) -> Callable[[], None]:
+    """Return the step with a wait for its data, so that the GPU is busy for ``need`` percent of the time."""
+    for _ in range(MEASURED_STEPS):
+        step()
+    interval = 100 * measure_gpu_seconds(step) / need
+    due = 0.0
+
+    def step_when_due() -> None:
+        nonlocal due
+        time.sleep(max(0.0, due - time.monotonic()))
+        # What a step lost to a neighbour is not caught up.
+        due = time.monotonic() + interval
+        step()
+
+    return step_when_due
+
+
+def measure_gpu_seconds(step: Callable[[], None]) -> float:
+    """Return the time that one step takes on the GPU where it never waits for the processor."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BEHIND_CYCLES)  # noqa: SLF001 - PyTorch's own way to hold a stream
+    begin.record()
+    for _ in range(MEASURED_STEPS):
+        step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000 / MEASURED_STEPS
 
 
 def small() -> tuple[nn.Module, Forward]:
