@@ -76,7 +76,8 @@ def measure_gpu_seconds(step: Callable[[], None]) -> float:
         step()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1000 / MEASURED_STEPS
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1000 / MEASURED_STEPS
 
 
 def small() -> tuple[nn.Module, Forward]:
