@@ -24,7 +24,7 @@
 #define REST_NS 6000000
 
 static const char usage[] =
-    "usage: bench_calls [--began NS] [--cpu N] [--share N] [--only CALL] [--warm SECONDS]\n\n"
+    "usage: bench_calls [--began NS] [--cpu N] [--share N] [--only CALL]\n\n"
     "Prints one JSON object: nanoseconds a call, [median, least] of many short loops, of a kernel launch, a graph "
     "launch\n"
     "and pairs of allocating and freeing; and the time from the start of the process to its first context.\n"
@@ -32,8 +32,7 @@ static const char usage[] =
     "  --began NS   CLOCK_MONOTONIC at which this process was started (default: the start of main)\n"
     "  --cpu N      the processor to stay on (default: the one it starts on)\n"
     "  --share N    run one loop in so many\n"
-    "  --only CALL  measure one call, in five times as many loops\n"
-    "  --warm SECONDS  run the hooked loops of each added_CALL for so long before: what a program meets that has run\n";
+    "  --only CALL  measure one call, in five times as many loops\n";
 
 static const char step_ptx[] = ".version 6.3\n"
                                ".target sm_70\n"
@@ -124,7 +123,6 @@ static double loop(void (*call)(void), int count)
 
 /* Of the loops one in so many is run: enough to see that each call can be measured. */
 static int share = 1;
-static double warm_ns;
 static const char *only; /* the one call that is measured; NULL: all */
 
 static int is_chosen(const char *name)
@@ -167,8 +165,6 @@ static void compare(const char *name, void (*call)(void), int rounds, int count)
     bare.cuGraphLaunch = driver->cuGraphLaunch;
     bare.cuStreamSynchronize = driver->cuStreamSynchronize;
     rounds = rounds_of(rounds);
-    for (double end = now() + warm_ns; now() < end;)
-        loop(call, count);
     for (int round = -1; round < rounds; round++) {
         double took[2];
         for (int i = 0; i < 2; i++) {
@@ -212,8 +208,6 @@ static int parse(int argc, char **argv, double *began, int *cpu)
             share = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--only"))
             only = argv[i + 1];
-        else if (i + 1 < argc && !strcmp(argv[i], "--warm"))
-            warm_ns = 1e9 * strtod(argv[i + 1], NULL);
         else
             return fputs(usage, stderr), 0;
     }
