@@ -6,6 +6,8 @@ from typing import Any
 from kombu.transport import redis
 from redis.exceptions import RedisError
 
+from gpucloud import heartbeat
+
 logger = logging.getLogger(__name__)
 
 
@@ -37,3 +39,8 @@ class Transport(redis.Transport):
     """kombu's transport for Redis."""
 
     Channel = Channel
+
+    def establish_connection(self) -> Any:
+        """Connect. While Redis is away, Celery's loops do nothing else than try this again."""
+        heartbeat.beat()
+        return super().establish_connection()  # type: ignore[no-untyped-call]

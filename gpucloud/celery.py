@@ -3,10 +3,12 @@
 import os
 from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.signals import task_postrun, task_prerun
 from django.db import close_old_connections
 from kombu.transport import TRANSPORT_ALIASES
+
+from gpucloud import heartbeat
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucloud.settings")
 # Celery runs Django's checks and drops what they find. They import every view: a third of a worker's start.
@@ -18,6 +20,21 @@ TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), "gpucloud.broker:Transpo
 app = Celery("gpucloud")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+
+HEARTBEAT_SECONDS = 2.0
+
+
+class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Heartbeat of a worker's loop, by the loop's own timer, which a lost connection clears."""
+
+    requires = ("celery.worker.consumer:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        """Beat until the connection is lost; then `gpucloud.broker` beats until there is another one."""
+        consumer.timer.call_repeatedly(HEARTBEAT_SECONDS, heartbeat.beat)
+
+
+app.steps["consumer"].add(Heartbeat)
 
 
 @task_prerun.connect

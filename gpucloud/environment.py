@@ -17,6 +17,15 @@ FALSE = {"0", "false", "no", "off", ""}
 # A server uses one thread each for storing telemetry, reading desired states and handling observations: none waits for
 # requests.
 THREADS_OF_AGENTS = 3
+# libpq's options of a connection: seconds to connect; a peer that is gone is noticed within 45 s, also during a
+# statement.
+PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 45_000,
+}
 
 
 def text(name: str, default: str | None = None) -> str:
@@ -153,8 +162,11 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
         entry[key] = str(facts.pop(theirs, "") or "")
     # The password may be in a file; one in the URL takes precedence.
     entry["PASSWORD"] = entry["PASSWORD"] or secret("DATABASE_PASSWORD")
+    # An address that swallows packets would hold up each process for two minutes a try, and a server that is gone
+    # without a word for two hours a statement. What the URL says takes precedence.
+    entry["OPTIONS"] = PATIENCE | facts
     # From its fifth execution on a connection a statement is prepared there, and later only its values are sent.
-    entry["OPTIONS"] = {**facts, "server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
+    entry["OPTIONS"] |= {"server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:
         # The server runs each request in a thread; the pool spares each thread its own connection.
         entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size + THREADS_OF_AGENTS, "timeout": 30}

@@ -269,6 +269,9 @@ SPECTACULAR_SETTINGS = {
     },
 }
 
+# File that a process without a port touches while its loop moves; empty: none (gpucloud/heartbeat.py).
+HEARTBEAT_PATH = environment.text("HEARTBEAT_PATH", "")
+
 CELERY_BROKER_URL = environment.celery_broker(REDIS_URL)
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "global_keyprefix": f"{REDIS_PREFIX}:celery:",
@@ -284,6 +287,9 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_DB_REUSE_MAX = 1000
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+# A child that hangs is killed: four of them would be a worker that does nothing, though its loop moves. Tasks take
+# seconds, and after `visibility_timeout` another worker has the task in any case.
+CELERY_TASK_TIME_LIMIT = 300
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 # Tasks are acknowledged late and may run twice: a task whose broker connection broke is abandoned and redelivered.
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True

@@ -4,6 +4,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ import yaml
 CHART = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "gpucloud"
 # The least that a release needs: databases of its own.
 OUTSIDE = ("database.url=postgresql://user:word@database/gpucloud", "redis.url=redis://cache:6379/0")
+EVERYTHING = (
+    "database.mode=bundled", "redis.mode=bundled", "host=gpus.example.org", "webhooks.enabled=true",
+    "webhooks.hideGpus=true", "dra.enabled=true", "sharepods.enabled=true", "networkPolicy.enabled=true",
+    "ingress.enabled=true", "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
+    "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
+)  # fmt: skip
 Document = dict[str, Any]
 _BESIDE_PYTHON = Path(sys.executable).with_name("helm")
 HELM = str(_BESIDE_PYTHON) if _BESIDE_PYTHON.exists() else shutil.which("helm")
@@ -45,3 +52,15 @@ def _rendered(values: tuple[str, ...], namespace: str) -> tuple[Document, ...]:
 def named(documents: list[Document], kind: str, name: str) -> Document:
     """Return the document of this kind and name."""
     return next(one for one in documents if one["kind"] == kind and one["metadata"]["name"] == name)
+
+
+def templates(documents: list[Document]) -> Iterator[tuple[str, Document]]:
+    for one in documents:
+        if "template" in one.get("spec", {}):
+            yield one["metadata"]["name"], one["spec"]["template"]["spec"]
+        elif one["kind"] == "Pod":
+            yield one["metadata"]["name"], one["spec"]
+
+
+def containers(spec: Document) -> list[Document]:
+    return [*spec.get("initContainers", []), *spec["containers"]]

@@ -91,6 +91,11 @@ class PodQueue:
                 self._known.pop(uid, None)
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Let those that wait for work look whether they are to stop."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait at most so long until nothing waits and nothing is worked on; return True then."""
         with self._changed:

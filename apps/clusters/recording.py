@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,8 @@ class Recorder:
         self._cluster, self._queue, self._labels = cluster, queue, labels
         self._stopped = threading.Event()
         self._failure: Exception | None = None
+        # When each busy worker began its present batch, by thread.
+        self._busy_since: dict[int, float] = {}
         self._threads = [
             threading.Thread(target=self._run, name=f"recorder-{cluster.name}", daemon=True) for _ in range(WORKERS)
         ]
@@ -44,9 +47,15 @@ class Recorder:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def busy_seconds(self) -> float:
+        """Time since a worker began its present batch, the longest; 0 if all are idle."""
+        return max((time.monotonic() - since for since in list(self._busy_since.values())), default=0.0)
+
     def stop(self) -> None:
         """End the workers after their present batches."""
         self._stopped.set()
+        self._queue.wake()
 
     def join(self, seconds: float) -> None:
         """Wait at most so many seconds for the end of the workers."""
@@ -80,10 +89,12 @@ class Recorder:
             connection.close()
 
     def _work(self, work: Work) -> None:
-        failed = set(work)
+        failed, worker = set(work), threading.get_ident()
+        self._busy_since[worker] = time.monotonic()
         try:
             failed = self._record(work)
         finally:
+            del self._busy_since[worker]
             self._queue.done(work, failed=failed)
 
     def _record(self, work: Work) -> set[str]:

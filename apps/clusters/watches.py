@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Time for a thread to end. One that waits for its API server is abandoned: it ends by itself.
 END_SECONDS = 5.0
+# A step ends within seconds; each of its requests is given up after ten. After so long without an end it hangs.
+HANGING_SECONDS = 300.0
 
 
 class Watch(ABC):
@@ -36,6 +38,7 @@ class Watch(ABC):
         self._reflectors: list[Reflector] = []
         self._stopped = threading.Event()
         self._leaves = False
+        self._moved_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"cluster-{cluster.name}", daemon=True)
 
     @abstractmethod
@@ -71,9 +74,19 @@ class Watch(ABC):
         """True once the thread has ended."""
         return not self._thread.is_alive()
 
+    @property
+    def still_seconds(self) -> float:
+        """Time since the present step began, or since a longer one last moved."""
+        return time.monotonic() - self._moved_at
+
+    def move(self) -> None:
+        """Record that the present step moves."""
+        self._moved_at = time.monotonic()
+
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
+                self.move()
                 self.step()
         except (InterfaceError, OperationalError) as error:
             logger.warning("cluster %s: database session lost, restarting: %s", self.cluster.name, error)
@@ -115,11 +128,23 @@ class Watches:
             if name not in self.by_name and self._unusable.get(name) != row.version:
                 self._add(row)
 
-    def stop(self) -> None:
-        """Stop all threads."""
-        deadline = time.monotonic() + END_SECONDS
+    def find_hanging(self) -> list[str]:
+        """Return the names of clusters whose thread does not move."""
+        return [
+            name
+            for name, watch in self.by_name.items()
+            if watch.still_seconds > HANGING_SECONDS and not watch.has_ended
+        ]
+
+    def ask_to_stop(self) -> None:
+        """Let all threads end after their present step."""
         for watch in self.by_name.values():
             watch.stop()
+
+    def stop(self) -> None:
+        """Stop all threads, and wait for their end."""
+        self.ask_to_stop()
+        deadline = time.monotonic() + END_SECONDS
         for watch in self.by_name.values():
             watch.join(max(0.0, deadline - time.monotonic()))
         self.by_name.clear()

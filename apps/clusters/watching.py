@@ -90,6 +90,11 @@ class Watched(Watch):
         super().join(seconds)
         self._recorder.join(seconds)
 
+    @property
+    def still_seconds(self) -> float:
+        """Time since the present step moved, or since a worker took its present batch, whichever is longer."""
+        return max(super().still_seconds, self._recorder.busy_seconds)
+
     def hear(self, heard: Observation | str) -> None:
         """Queue an observation, or the error of a reflector. Callable from any thread."""
         self._heard.put(heard)
@@ -210,6 +215,7 @@ class Watched(Watch):
             self._queue.put(uid, pod)
         while not self._stopped.is_set() and not self._recorder.work_off(seconds=TELL_SECONDS):
             self._recorder.raise_failure()
+            self.move()
         if self._stopped.is_set():
             # Another process leads by now, with newer knowledge.
             return

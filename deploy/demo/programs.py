@@ -55,6 +55,7 @@ CONTROL_PLANE = frozenset(
         "GPUCLOUD_TOKEN",
         "GPUCLOUD_TOKEN_FILE",
         "GPUSHARE_UNIT_MIB",
+        "HEARTBEAT_PATH",
         "HTTPS_ONLY",
         "LOCAL_ACCOUNTS",
         "LOG_LEVEL",

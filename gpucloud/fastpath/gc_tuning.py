@@ -4,6 +4,7 @@ A collection stops the process until every object of its generations has been vi
 being part of a cycle are freed at once, with or without the collector.
 """
 
+import atexit
 import gc
 
 # Thresholds: net new objects before a collection of the youngest generation, and collections of each generation before
@@ -16,6 +17,14 @@ THRESHOLDS = 10_000, 20, 20
 def collect_less_often() -> None:
     """Set thresholds for a process that imports Django."""
     gc.set_threshold(*THRESHOLDS)
+
+
+def end_without_collecting() -> None:
+    """Let the interpreter end without looking for cycles among all that exists, half a second of processor time.
+
+    Whoever stops a process waits for it: beside others on a busy node, half a second takes several.
+    """
+    atexit.register(gc.freeze)
 
 
 def pause_collections() -> None:

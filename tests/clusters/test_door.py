@@ -49,6 +49,8 @@ def test_without_the_first_cluster_its_requests_go_to_no_other(extender: Listeni
 def test_only_those_networks_are_answered_that_are_named() -> None:
     with Listening(networks=[ip_network("10.0.0.0/8")]) as it:
         assert httpx.get(f"{it.url}/version").status_code == 403
+        # The kubelet asks from addresses of its own, and learns nothing else.
+        assert httpx.get(f"{it.url}/livez").text == "ok\n"
         assert call(it, "/scheduler/predicates", b"{}").status_code == 403
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,25 @@ import yaml
 
 from agent import rundir, settings
 from apps.clusters.admission import manifests
-from tests.helm import CHART, OUTSIDE, Document, chosen, helm, named, needs_helm, rendered
+from tests.helm import (
+    CHART,
+    EVERYTHING,
+    OUTSIDE,
+    Document,
+    chosen,
+    containers,
+    helm,
+    named,
+    needs_helm,
+    rendered,
+    templates,
+)
 
 ROOT = CHART.parent.parent.parent
 RULES = CHART / "files" / "webhooks.json"
 
 pytestmark = needs_helm
 
-EVERYTHING = (
-    "database.mode=bundled", "redis.mode=bundled", "host=gpus.example.org", "webhooks.enabled=true",
-    "webhooks.hideGpus=true", "dra.enabled=true", "sharepods.enabled=true", "networkPolicy.enabled=true",
-    "ingress.enabled=true", "ingress.tlsSecretName=tls", "ingress.className=nginx", "agent.runtimeClassName=nvidia",
-    "image.pullSecrets[0]=registry", "nodeSelector.pool=system",
-)  # fmt: skip
 # Kinds of operators that Kubernetes itself has no schema for.
 OPERATORS = ("database.mode=cloudNativePG", "metrics.agents=true", "webhooks.certificate.source=certManager",
              "gateway.enabled=true", "gateway.parentRefs[0].name=public")  # fmt: skip
@@ -36,18 +41,6 @@ SMALL = (
 )  # fmt: skip
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "Namespace", "MutatingWebhookConfiguration",
                 "ValidatingWebhookConfiguration"}  # fmt: skip
-
-
-def templates(documents: list[Document]) -> Iterator[tuple[str, Document]]:
-    for one in documents:
-        if "template" in one.get("spec", {}):
-            yield one["metadata"]["name"], one["spec"]["template"]["spec"]
-        elif one["kind"] == "Pod":
-            yield one["metadata"]["name"], one["spec"]
-
-
-def containers(spec: Document) -> list[Document]:
-    return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
@@ -232,30 +225,6 @@ def test_ones_own_settings_reach_the_processes_as_they_are(tmp_path: Path) -> No
     assert (found["HTTPS_ONLY"], found["CSRF_TRUSTED_ORIGINS"]) == ("1", "https://a.org")
     own_trust = rendered(*OUTSIDE, "settings.ADMISSION_TRUSTED=bob", namespace="gpus")
     assert named(own_trust, "ConfigMap", "gpucloud")["data"]["ADMISSION_TRUSTED"] == "system:serviceaccounts:gpus,bob"
-
-
-def test_a_process_that_is_slow_to_start_is_not_restarted() -> None:
-    specs = dict(templates(rendered(*EVERYTHING)))
-    serving = [one for name, spec in specs.items() for one in spec["containers"]
-               if "livenessProbe" in one and name.startswith("gpucloud-")]  # fmt: skip
-    assert {one["name"] for one in serving} >= {"web", "extender", "webhooks"}
-    for one in serving:
-        start = one["startupProbe"]
-        assert start["periodSeconds"] * start["failureThreshold"] >= 300, one["name"]
-
-
-def test_processes_wait_for_the_migration_without_starting_python_again_and_again() -> None:
-    def waiting(*values: str) -> dict[str, list[str]]:
-        specs = templates(rendered(*OUTSIDE, *values))
-        return {name: first["command"] for name, spec in specs for first in spec.get("initContainers", [])
-                if first["name"] == "wait-for-migration"}  # fmt: skip
-
-    found = waiting("webhooks.enabled=true", "sharepods.enabled=true")
-    parts = ("web", "scheduler", "worker", "beat", "clusters", "extender", "sharepods")
-    # The webhooks of pods ask no database, so that pods can be created while there is none.
-    command = ["python", "manage.py", "wait_for_migrations"]
-    assert found == {f"gpucloud-{part}": command for part in parts}
-    assert "gpucloud-webhooks" in waiting("webhooks.enabled=true", "dra.enabled=true")
 
 
 def test_changed_settings_start_new_pods() -> None:

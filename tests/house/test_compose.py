@@ -45,6 +45,19 @@ def test_a_service_that_others_wait_for_has_fifteen_minutes_to_start(name: str) 
     assert seconds(check["start_interval"]) <= 2
 
 
+def test_a_service_without_a_port_is_asked_whether_its_loop_moves() -> None:
+    asked = {
+        name
+        for name, service in SERVICES.items()
+        if service.get("healthcheck", {}).get("test") == ["CMD", "sh", "deploy/docker/alive.sh"]
+    }
+    assert asked == {"scheduler", "worker", "beat", "clusters", "sharepods"}
+    for name in asked:
+        assert seconds(SERVICES[name]["healthcheck"]["start_period"]) >= 900, name
+        assert SERVICES[name]["environment"]["HEARTBEAT_PATH"] == "${HEARTBEAT_PATH:-/tmp/heartbeat}"
+        assert SERVICES[name]["tmpfs"] == ["/tmp"], name  # noqa: S108 - a container's own
+
+
 def test_the_image_has_no_health_check_for_compose_to_wait_for_in_vain() -> None:
     # One image for nine commands, of which one serves: `up --wait` fails at a service that disables the check.
     assert "HEALTHCHECK" not in (ROOT / "Dockerfile").read_text()

@@ -14,6 +14,8 @@ from gpucloud.server.protocol import BoundedProtocol
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
+# Answered to everybody: the kubelet asks from addresses of its own whether the loop moves.
+ALIVE = "/livez"
 Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -102,10 +104,23 @@ def serve(app: Any, *, certificate: str, key: str, authority: str = "", **option
     uvicorn.Server(config).run()
 
 
+def answer_alive(app: Any) -> Any:
+    """Return the application with the path ALIVE. A port alone accepts connections while nobody answers them."""
+
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == ALIVE:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"ok\n"})
+        else:
+            await app(scope, receive, send)
+
+    return answered
+
+
 def configuration(app: Any, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration of a listener for clusters, with bounded requests and without websockets."""
     return uvicorn.Config(
-        app,
+        answer_alive(app),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",

@@ -27,7 +27,7 @@ from apps.scheduling.services.cycles.notices import Session
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.failures import SESSION_LOST, Backoff
-from gpucloud import counters
+from gpucloud import counters, heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Command(BaseCommand):
         logger.info("scheduler started; placement by %s", BACK_ENDS[resolve("auto")])
         self.backoff = Backoff(first_seconds=FIRST_PAUSE_SECONDS, most_seconds=LAST_PAUSE_SECONDS)
         while not self.stopping:
+            heartbeat.beat()
             try:
                 self._serve()
             except SESSION_LOST as error:
@@ -96,6 +97,7 @@ class Command(BaseCommand):
                 until = self.backoff.record_failure(None, now=time.monotonic())
                 logger.exception("the scheduler failed and begins anew in %.0f s", until - time.monotonic())
                 while time.monotonic() < until and not self.stopping:
+                    heartbeat.beat()
                     time.sleep(NOTICE_SECONDS)
         connection.close()
         logger.info("scheduler stopped")
@@ -119,6 +121,7 @@ class Command(BaseCommand):
             Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
         )
         while not self.stopping:
+            heartbeat.beat()
             # 1. Lead
             if lead.is_due():
                 self._lead()
@@ -200,6 +203,7 @@ class Command(BaseCommand):
         there = [key for key in caches if key in self.caches]
         going, since = {key: self._begin(key, in_full=in_full) for key in there}, time.monotonic()
         while going and not self.stopping:
+            heartbeat.beat()
             for key, steps in list(going.items()):
                 with self._isolated(key):
                     record = next(steps, OVER)

@@ -96,6 +96,13 @@ tolerations:
 {{- end }}
 {{- end }}
 
+{{/* It starts no Python; but a container of a busy node may wait for seconds to start anything. */}}
+{{- define "gpucloud.alive" -}}
+exec:
+  command: [sh, deploy/docker/alive.sh]
+timeoutSeconds: 10
+{{- end }}
+
 {{/* Replicas go to different nodes where that is possible. */}}
 {{- define "gpucloud.spread" -}}
 affinity:
@@ -113,6 +120,7 @@ affinity:
 A process of the control plane. The argument is a dict:
   root; part: the key of its values; command: a list, or nothing for the image's own; account;
   replicas: 1 by default; recreate: never two at once; oneReady: only the leader is ready; waits: for the migration; critical: a priority class;
+  alive: the name of a port that answers /livez in the scheme of that name;
   env, ports, probes, mounts, volumes: YAML, all optional.
 */}}
 {{- define "gpucloud.deployment" -}}
@@ -150,6 +158,8 @@ spec:
         {{- end }}
     spec:
       serviceAccountName: {{ .account }}
+      # The first process of a container ignores SIGTERM until it has a handler, which Python needs seconds for.
+      shareProcessNamespace: true
       {{- if .critical }}
       priorityClassName: system-cluster-critical
       {{- end }}
@@ -203,10 +213,28 @@ spec:
             periodSeconds: 2
             failureThreshold: 150
           livenessProbe:
+            {{- with .alive }}
+            httpGet:
+              path: /livez
+              port: {{ . }}
+              scheme: {{ upper . }}
+            timeoutSeconds: 10
+            {{- else }}
             tcpSocket:
               port: {{ (first (fromYamlArray .ports)).name }}
+            {{- end }}
             periodSeconds: 10
             failureThreshold: 6
+          {{- else }}
+          # Without a port: a loop that moves, or waits for a database, touches a file.
+          startupProbe:
+            {{- include "gpucloud.alive" $root | nindent 12 }}
+            periodSeconds: 5
+            failureThreshold: 60
+          livenessProbe:
+            {{- include "gpucloud.alive" $root | nindent 12 }}
+            periodSeconds: 20
+            failureThreshold: 3
           {{- end }}
           {{- with .probes }}
           {{- trim . | nindent 10 }}
