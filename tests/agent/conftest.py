@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from agent import wire
+from tests.agent import forked
 from tests.agent.control import Connection, Control
 from tests.agent.kubelet import Kubelet
 from tests.agent.plugin_watcher import PluginWatcher
@@ -46,7 +47,7 @@ async def control() -> AsyncIterator[Control]:
 @pytest.fixture
 async def stage(tmp_path: Path, run_dir: Path, control: Control) -> AsyncIterator[Stage]:
     """Return a node whose agent is not started yet."""
-    it = Stage(tmp_path, run_dir, control)
+    it = Stage(tmp_path, run_dir, control, agents=forked.server())
     yield it
     it.close()
 

@@ -20,6 +20,7 @@ from agent.claims.pages import LimitSlot, LimitsPage
 from agent.claims.usage import Totals, UsagePage
 from agent.host import cgroups
 from tests.agent.control import PATIENCE_SECONDS, Control
+from tests.agent.forked import Forked, ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "libvcuda" / "build"
@@ -56,8 +57,11 @@ def remove_at_once(directory: Path) -> None:
 class Stage:
     """One node: its virtual GPUs, its agent (started and stopped at will), its directories."""
 
-    def __init__(self, root: Path, run_dir: Path, control: Control, *, gpus: int = 4) -> None:
-        self.control = control
+    def __init__(
+        self, root: Path, run_dir: Path, control: Control, *, gpus: int = 4, agents: ForkServer | None = None
+    ) -> None:
+        """Create the node. `agents`: forks them; else each is a program of its own."""
+        self.control, self._agents = control, agents
         self.state_dir = root / "state"
         self.run_dir = run_dir
         self.node_file = root / "node"
@@ -67,7 +71,7 @@ class Stage:
             check=True,
             capture_output=True,
         )
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.programs: list[subprocess.Popen[bytes]] = []
         self.library = PagesLibrary(BUILD / "libvcuda-pages.so")
         self.gpus: list[str] = []
@@ -84,7 +88,7 @@ class Stage:
         server: str | None = None,
         state_dir: Path | None = None,
         **more: str,
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | Forked:
         """Start the agent; its connection appears in the server's queue.
 
         `code` is run in the place of its own first line, with these arguments before the agent's.
@@ -97,16 +101,15 @@ class Stage:
             "GPUCLOUD_RELEASE_GRACE_SECONDS": "1",
             "GPUCLOUD_DRIFT_SECONDS": "0.5",
         }
-        first = ["-m", "agent"] if code is None else ["-c", code, *arguments]
-        places = ["--server", server or self.control.url, "--state-dir", str(state_dir or self.state_dir)]
-        command = [sys.executable, *first, "run", *places]
+        run = ["run", "--server", server or self.control.url, "--state-dir", str(state_dir or self.state_dir)]
+        environment = self.environment(**(variables | more))
         with self.log.open("ab") as log:
-            self.agent = subprocess.Popen(
-                tether(*command),
-                env=self.environment(**(variables | more)),
-                stderr=log,
-                cwd=ROOT,
-            )
+            if self._agents and code is None:
+                self.agent = self._agents.start(run, environment=environment, stderr=log.fileno())
+            else:
+                first = ["-m", "agent"] if code is None else ["-c", code, *arguments]
+                command = tether(sys.executable, *first, *run)
+                self.agent = subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)
         return self.agent
 
     def fault(self, gpu: int, *faults: str) -> None:
@@ -125,7 +128,7 @@ class Stage:
         agent = self.agent
         assert agent is not None
         await eventually(lambda: agent.poll() is not None, seconds=seconds)
-        return agent.returncode
+        return agent.wait()
 
     async def kill(self) -> None:
         """Kill the agent by SIGKILL, as the kernel does when memory runs out."""

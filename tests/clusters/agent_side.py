@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agent import wire
+from tests.agent import forked
 from tests.agent.cdi_rules import Edits
 from tests.agent.control import Connection, Control
 from tests.agent.kubelet import Container, Kubelet
@@ -70,7 +71,7 @@ class AgentSide:
 
     async def _start(self) -> None:
         await self._control.start()
-        self.stage = Stage(self._directory, self._run_dir, self._control)
+        self.stage = Stage(self._directory, self._run_dir, self._control, agents=forked.server())
         self.kubelet = Kubelet(self._run_dir / "kubelet")
         await self.kubelet.start()
         self.stage.start(**self.kubelet.settings)
