@@ -18,8 +18,8 @@ from tests.agent.control import Connection, Control
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import put
+from tests.matrix import crossed
 
-LONG = pytest.mark.long
 ENOUGH = ("--memory", "1GiB", "--kernel-us", "0", "--seconds", "0.1")
 # Twice the claim's memory: more than its limit, less than the GPU has.
 TOO_MUCH = ("--memory", "8GiB", "--kernel-us", "0", "--seconds", "0.1")
@@ -73,26 +73,16 @@ def make_fifo(page: Path) -> None:
     os.mkfifo(page)
 
 
-DAMAGES: list[object] = [
-    cut,
-    zero_head,
-    close,
-    make_fifo,
-    *(
-        pytest.param(one, marks=LONG)
-        for one in (Path.unlink, spoil_magic, change_version, link_elsewhere, make_directory)
-    ),
-]
-EACH = [
-    pytest.mark.parametrize("damage", DAMAGES, ids=lambda one: getattr(one, "__name__", None)),
-    pytest.mark.parametrize("name", ["limits", "usage"]),
-]
-
-
-def each(test: Callable[..., object]) -> Callable[..., object]:
-    for mark in EACH:
-        test = mark(test)
-    return test
+PAGES = ["limits", "usage"]
+RARE = [Path.unlink, spoil_magic, change_version, link_elsewhere, make_directory]
+each = pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        *crossed([cut, zero_head, close, make_fifo], PAGES),
+        *(pytest.param(damage, name, marks=pytest.mark.long) for damage in RARE for name in PAGES),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
 
 
 def is_whole(stage: Stage, held: wire.Assignment) -> bool:

@@ -12,6 +12,7 @@ from tests.agent.suspensions import FAST, STEADY, begin, find_helpers, goes_on, 
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import put
 
+LONG = pytest.mark.long
 HANGS = "=60000000us"
 # Fails as a driver does that lacks something.
 FAILS = "=801"
@@ -38,8 +39,14 @@ def all_run(stage: Stage) -> bool:
     return all(program.poll() is None for program in stage.programs)
 
 
-@pytest.mark.parametrize("call", ["Lock:1", "Lock:3", "Checkpoint:1", "Checkpoint:3"])
-@pytest.mark.parametrize("how", [FAILS, HANGS], ids=["fails", "hangs"])
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [
+        pytest.param("Lock:1", FAILS, marks=LONG), pytest.param("Lock:1", HANGS, marks=LONG), ("Lock:3", FAILS),
+        pytest.param("Lock:3", HANGS, marks=LONG), pytest.param("Checkpoint:1", FAILS, marks=LONG),
+        ("Checkpoint:1", HANGS), ("Checkpoint:3", FAILS), pytest.param("Checkpoint:3", HANGS, marks=LONG),
+    ],
+)  # fmt: skip
 async def test_a_suspension_that_does_not_work_is_undone(stage: Stage, call: str, how: str) -> None:
     link = await begin(stage, GPUCLOUD_SIM_FAULTS=f"cuCheckpointProcess{call}{how}", GPUCLOUD_SUSPEND_SECONDS="1")
     held = await settled(stage, link)
@@ -57,7 +64,7 @@ async def test_a_suspension_that_does_not_work_is_undone(stage: Stage, call: str
     assert not find_helpers(stage)
 
 
-@pytest.mark.parametrize("call", ["Restore:1", "Restore:3"])
+@pytest.mark.parametrize("call", [pytest.param("Restore:1", marks=LONG), "Restore:3"])
 async def test_a_resumption_that_fails_leaves_all_suspended(stage: Stage, control: Control, call: str) -> None:
     link = await begin(stage, GPUCLOUD_SIM_FAULTS=f"cuCheckpointProcess{call}=2")
     held = await settled(stage, link)
@@ -76,7 +83,9 @@ async def test_a_resumption_that_fails_leaves_all_suspended(stage: Stage, contro
     await goes_on(stage, held)
 
 
-@pytest.mark.parametrize("call", ["Restore:1", "Unlock:1", "GetState:1"])
+@pytest.mark.parametrize(
+    "call", ["Restore:1", pytest.param("Unlock:1", marks=LONG), pytest.param("GetState:1", marks=LONG)]
+)
 async def test_a_resumption_that_hangs_holds_up_nothing_else(stage: Stage, control: Control, call: str) -> None:
     link = await begin(stage)
     held = await settled(stage, link)

@@ -19,11 +19,16 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.web import keyset
 from tests.cast import Cast, Machine, ask, placed
+from tests.matrix import crossed
 from tests.pages.conftest import SignIn
 
 OPERATORS = {"nodes", "gpus", "pools", "access", "rounds", "clusters"}
 ADMINS = {"tokens", "webhooks"}
 LISTS = sorted(OPERATORS | ADMINS | {"claims", "tenants", "audit", "reservations", "requests", "proposals"})
+WRONG_QUERIES = [
+    "state=nonsense", "sort=nonsense", "pool=nowhere", "tenant=nobody", "no-such-filter=1", "mine=perhaps", "q=%00",
+]  # fmt: skip
+WRONG_CURSORS = ["x", "-1", "9" * 40, "%00", "W10:1abc:def", "١٢"]
 LINK = re.compile(r'<a class="btn" href="([^"]*)">(?:<svg.*?</svg>)?(Newest|Newer|Older)', re.DOTALL)
 SORT = re.compile(r'<a class="sort" href="\?([^"]*)"')
 NODE = re.compile(r'id="node-([\w-]+)"')
@@ -79,11 +84,7 @@ def test_every_order_and_saved_view_of_a_list_works(cast: Cast, machine: Machine
         assert olga.get(f"{path}?{query}&format=json").status_code == 200, query
 
 
-@pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize(
-    "query",
-    ["state=nonsense", "sort=nonsense", "pool=nowhere", "tenant=nobody", "no-such-filter=1", "mine=perhaps", "q=%00"],
-)
+@pytest.mark.parametrize(("name", "query"), crossed(LISTS, WRONG_QUERIES, whole="claims"))
 def test_a_wrong_value_is_named_and_makes_no_file(cast: Cast, browser: SignIn, name: str, query: str) -> None:
     olga, path = browser("olga"), reverse(name)
     answer = olga.get(f"{path}?{query}")
@@ -92,8 +93,7 @@ def test_a_wrong_value_is_named_and_makes_no_file(cast: Cast, browser: SignIn, n
     assert olga.get(f"{path}?{query}&format=csv").status_code == 422
 
 
-@pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("cursor", ["x", "-1", "9" * 40, "%00", "W10:1abc:def", "١٢"])
+@pytest.mark.parametrize(("name", "cursor"), crossed(LISTS, WRONG_CURSORS, whole="claims"))
 def test_a_wrong_cursor_shows_the_first_page(cast: Cast, browser: SignIn, name: str, cursor: str) -> None:
     for side in ("before", "after"):
         assert browser("olga").get(f"{reverse(name)}?{side}={cursor}").status_code == 200

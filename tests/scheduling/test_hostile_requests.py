@@ -10,6 +10,7 @@ from rest_framework.exceptions import ParseError
 
 from gpucloud.api.parsers import StrictJSONParser
 from tests.cast import Answer
+from tests.matrix import crossed
 from tests.scheduling.routes import OPERATIONS, ROUTES, WITHOUT_TOKEN, Platform, Route, dump_database, name_of
 
 ROLES_PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
@@ -190,9 +191,10 @@ def test_a_wrong_value_is_refused_by_field(platform: Platform, path: str, field:
     assert dump_database() == before
 
 
-@pytest.mark.parametrize("route", LISTS, ids=name_of)
 @pytest.mark.parametrize(
-    "moment", ["2026-01-01T00:00:00-19:59", "0001-01-01T00:00:00%2B10:00", "9999-12-31T23:59:59-10:00"]
+    ("route", "moment"),
+    crossed(LISTS, ["2026-01-01T00:00:00-19:59", "0001-01-01T00:00:00%2B10:00", "9999-12-31T23:59:59-10:00"]),
+    ids=name_of,
 )
 def test_a_moment_that_no_calendar_has_is_refused(platform: Platform, route: Route, moment: str) -> None:
     for name in ("updated_since", "since", "until"):
@@ -200,9 +202,10 @@ def test_a_moment_that_no_calendar_has_is_refused(platform: Platform, route: Rou
         assert name in refused(answer, 400, "invalid-fields").body["errors"]
 
 
-@pytest.mark.parametrize("route", LISTS, ids=name_of)
 @pytest.mark.parametrize(
-    "query", ["colour=red", "tennant=acme", "limit=x", "limit=0", "limit=-5", "limit=1.5", "limit="]
+    ("route", "query"),
+    crossed(LISTS, ["colour=red", "tennant=acme", "limit=x", "limit=0", "limit=-5", "limit=1.5", "limit="]),
+    ids=name_of,
 )
 def test_an_unknown_filter_or_a_senseless_limit_of_a_list_is_refused(
     platform: Platform, route: Route, query: str
@@ -211,9 +214,13 @@ def test_an_unknown_filter_or_a_senseless_limit_of_a_list_is_refused(
     assert query.split("=", maxsplit=1)[0] in refused(answer, 400, "invalid-fields").body["errors"]
 
 
-@pytest.mark.parametrize("route", LISTS, ids=name_of)
 @pytest.mark.parametrize(
-    "cursor", ["x", "cD1hYmM=", "cD0xJm89LTE=", "cj14", "cD0lMDA=", "cD05OTk5OTk5OTk5OTk5OTk5OTk5OTk=", "%FF", "é"]
+    ("route", "cursor"),
+    crossed(
+        LISTS,
+        ["x", "cD1hYmM=", "cD0xJm89LTE=", "cj14", "cD0lMDA=", "cD05OTk5OTk5OTk5OTk5OTk5OTk5OTk=", "%FF", "é"],
+    ),
+    ids=name_of,
 )
 def test_a_cursor_that_is_not_ours_is_not_found(platform: Platform, route: Route, cursor: str) -> None:
     refused(platform.cast.olga.get(f"{platform.path(route)}?cursor={cursor}"), 404, "not-found")

@@ -1,0 +1,20 @@
+"""Parameters of tests over two lists, all combinations of which belong to `make test-long`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def crossed(rows: Sequence[Any], columns: Sequence[Any], *, whole: Any = None) -> list[Any]:
+    """Return parameters for all pairs; those left to `make test-long` are marked.
+
+    Per commit each row meets one column, in turn, and one row meets them all: `whole`, or else the first.
+    """
+    row_of_all = rows[0] if whole is None else whole
+    assert row_of_all in rows
+    return [
+        pytest.param(row, column, marks=[] if row == row_of_all or number % len(columns) == at else pytest.mark.long)
+        for number, row in enumerate(rows)
+        for at, column in enumerate(columns)
+    ]
