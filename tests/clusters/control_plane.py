@@ -52,10 +52,18 @@ class ControlPlane:
     """A control plane that starts and ends with `with`."""
 
     def __init__(
-        self, directory: Path, *, scheduler_config: Mapping[str, Any] | None = None, controllers: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        scheduler_config: Mapping[str, Any] | None = None,
+        controllers: Sequence[str] = (),
+        admission: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare it, with these controllers beside those that every test needs."""
-        self.directory, self._controllers = directory, controllers
+        """Prepare it, with these controllers beside those that every test needs.
+
+        `admission`: configurations of admission plugins, by their names.
+        """
+        self.directory, self._controllers, self._admission = directory, controllers, admission or {}
         self.port, self._etcd_ports = free_port(), (free_port(), free_port())
         self._scheduler_config = scheduler_config
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -89,9 +97,13 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_api_server(self) -> None:
-        keys = self.directory / "accounts.key"
+        keys, admission = self.directory / "accounts.key", self.directory / "admission.yaml"
+        plugins = [{"name": name, "configuration": how} for name, how in self._admission.items()]
+        kind = {"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration"}
+        admission.write_text(yaml.safe_dump({**kind, "plugins": plugins}))
         self._start(
-            "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd_ports[0]}", f"--secure-port={self.port}",
+            "kube-apiserver", f"--admission-control-config-file={admission}",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_ports[0]}", f"--secure-port={self.port}",
             "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--cert-dir={self.directory}/certificates",
             f"--service-account-key-file={keys}", f"--service-account-signing-key-file={keys}",
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",

@@ -80,6 +80,9 @@ def test_everything_is_in_the_releases_namespace_but_the_agents(namespace: str) 
         if one["kind"] in CLUSTER_WIDE:
             assert "namespace" not in one["metadata"], name
         else:
+            if one["kind"] == "ResourceQuota":
+                assert one["metadata"]["namespace"] in (namespace, "gpucloud-agents")
+                continue
             of_agents = one["metadata"]["name"] == "gpucloud-agent" and one["kind"] != "PodMonitor"
             assert one["metadata"]["namespace"] == ("gpucloud-agents" if of_agents else namespace), name
     words = named(made, "ConfigMap", "gpucloud")["data"]
@@ -94,6 +97,23 @@ def test_a_single_replica_may_be_moved() -> None:
     """A budget of one would forbid to drain its node."""
     kinds = {one["kind"] for one in rendered(*SMALL)}
     assert not {"PodDisruptionBudget", "DaemonSet", "Namespace"} & kinds
+
+
+def test_pods_of_critical_classes_are_allowed_where_only_a_quota_allows_them() -> None:
+    made = rendered(*EVERYTHING)
+    allowed = {
+        one["metadata"]["namespace"]: one["spec"]["scopeSelector"]["matchExpressions"][0]["values"]
+        for one in made
+        if one["kind"] == "ResourceQuota"
+    }
+    critical = {
+        (one["metadata"]["namespace"], pod["priorityClassName"])
+        for one in made
+        if "priorityClassName" in (pod := one.get("spec", {}).get("template", {}).get("spec", {}))
+    }
+    assert {namespace for namespace, _ in critical} == {"gpucloud", "gpucloud-agents"} == set(allowed)
+    for namespace, name in critical:
+        assert name in allowed[namespace]
 
 
 def test_selectors_find_their_pods() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from apps.clusters.admission.policy import GUARDS
-from apps.clusters.core.devices import DEVICE_CLASS
+from apps.clusters.core.devices import DEVICE_CLASS, EXTENDED_RESOURCE
 from apps.clusters.formats import RESOURCES
 
 # Pods with none of these words are not ours: match conditions admit them even while the webhooks are down.
@@ -179,8 +179,9 @@ def _asks_for_gpus() -> str:
 
     The pod before an update counts, too: a word that is taken away decides as well.
     """
+    names = _quoted((*RESOURCES, EXTENDED_RESOURCE))
     asks = " || ".join(
-        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{_quoted(RESOURCES)}]))"
+        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{names}]))"
         for kind in ("limits", "requests")
     )
     return (

@@ -3,7 +3,7 @@
 gpu-admission and the kubelet let these through: less than a GPU without memory (bound without an index), memory without
 compute (not recognised as a GPU pod), more than one GPU that is not a multiple of 100 core, init containers that end
 (never given an index), pods that name their node (which skip the scheduler), and annotations written by anyone but a
-scheduler.
+scheduler. A DeviceClass as an extended resource would be refused again and again, at each attempt to bind the pod.
 """
 
 import logging
@@ -13,6 +13,7 @@ from typing import Any
 from apps.clusters.admission import rewriting
 from apps.clusters.admission.policy import Policy, asking_words, decision_annotations, decisions
 from apps.clusters.admission.reviews import Review, Verdict
+from apps.clusters.core.devices import DEVICE_CLASS, EXTENDED_RESOURCE
 from apps.clusters.formats import BY_NAME, NEVER_COUNTED, format_of, gpu_manager, kubeshare, pods
 from apps.clusters.formats.asks import Unreadable
 
@@ -41,6 +42,7 @@ def _pod(review: Review, policy: Policy) -> Verdict:
     refusals = list(_forged_decisions(pod, review, policy))
     used = format_of(pod)
     refusals += _init_container_requests(pod, policy)
+    refusals += _device_class_requests(pod)
     if used is None:
         return Verdict(refusals=refusals)
     rewriting.asks_of(pod, used, policy)
@@ -105,6 +107,15 @@ def _init_container_requests(pod: pods.Pod, policy: Policy) -> Iterator[str]:
                     "start is given no GPU. Ask in a container or in a sidecar (restartPolicy: Always), and do this "
                     "step there."
                 )
+
+
+def _device_class_requests(pod: pods.Pod) -> Iterator[str]:
+    for container in (*pods.containers(pod), *pods.init_containers(pod)):
+        if any(EXTENDED_RESOURCE in pods.resources(container, kind) for kind in ("limits", "requests")):
+            yield (
+                f"Container {container.get('name')} asks {EXTENDED_RESOURCE}, which cannot say how much of a GPU it "
+                f"gets: use a ResourceClaim of class {DEVICE_CLASS}."
+            )
 
 
 def _scheduler_warnings(pod: pods.Pod, policy: Policy) -> Iterator[str]:

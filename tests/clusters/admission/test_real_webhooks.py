@@ -12,6 +12,7 @@ import yaml
 from django.core.management import call_command
 
 from apps.clusters.admission.policy import decisions
+from apps.clusters.core.devices import EXTENDED_RESOURCE
 from apps.clusters.kube.client import Client, Refused
 from tests.clusters.admission.serving import serve
 from tests.clusters.control_plane import ControlPlane
@@ -87,6 +88,9 @@ def test_pods_are_filled_and_judged_and_others_pass_also_while_we_are_away(webho
         assert made["spec"]["schedulerName"] == "gpucloud"
         assert made["spec"]["containers"][0]["resources"]["requests"]["tencent.com/vcuda-memory"] == "4"
         assert webhooks.make({})["spec"]["schedulerName"] == "default-scheduler"
+        # kube-scheduler would try to bind this one again and again.
+        with pytest.raises(Refused, match="use a ResourceClaim"):
+            webhooks.make({"name": "main", "resources": {"limits": {EXTENDED_RESOURCE: "1"}}})
     assert webhooks.make({})["metadata"]["name"]
     with pytest.raises(Refused, match="failed calling webhook"):
         webhooks.make(container_with(core=100))

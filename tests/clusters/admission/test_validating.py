@@ -73,6 +73,19 @@ def test_an_init_container_of_a_rewritten_format_is_given_none_either() -> None:
     assert validate(asked)["allowed"]
 
 
+@pytest.mark.parametrize("place", ["containers", "initContainers"])
+def test_a_device_class_is_not_asked_as_a_resource(place: str) -> None:
+    asks: dict[str, Any] = {
+        "name": "main",
+        "resources": {"limits": {"deviceclass.resource.kubernetes.io/vgpu.gpucloud.io": "1"}},
+    }
+    asking = pod({})
+    asking["spec"][place] = [asks]
+    assert "use a ResourceClaim" in refusal_of(validate(asking))
+    asks["resources"]["limits"] = {"deviceclass.resource.kubernetes.io/others.example.org": "1"}
+    assert validate(asking)["allowed"]
+
+
 def test_a_pod_that_names_its_node_would_pass_by_every_scheduler() -> None:
     asked = pod(container_with(core=30, memory=4))
     asked["spec"]["nodeName"] = "gpu1"
