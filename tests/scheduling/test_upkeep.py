@@ -21,6 +21,7 @@ from apps.scheduling.services.cycles import rounds
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.rebalancing import idleness
 from gpucloud import celery_app, hints
+from gpucloud.celery import run_together
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, lose, placed, seen, used
 
 
@@ -211,4 +212,19 @@ def test_a_service_that_fails_keeps_none_of_the_others_from_their_run(monkeypatc
 
 def test_every_name_of_the_schedule_is_a_task(settings: Any) -> None:
     celery_app.loader.import_default_modules()
-    assert {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values()} <= set(celery_app.tasks)
+    entries = settings.CELERY_BEAT_SCHEDULE.values()
+    together = [entry["args"][0] for entry in entries if entry["task"] == run_together.name]
+    assert {entry["task"] for entry in entries}.union(*together) <= set(celery_app.tasks)
+
+
+def test_tasks_of_one_message_all_run_though_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def fail() -> None:
+        ran.append("first")
+        raise ValueError("of one task")
+
+    monkeypatch.setitem(celery_app.tasks, "first", fail)
+    monkeypatch.setitem(celery_app.tasks, "second", lambda: ran.append("second"))
+    run_together(["first", "second"])
+    assert ran == ["first", "second"]
