@@ -182,8 +182,9 @@ class AssignmentUsage(Record, frozen=True, kw_only=True, gc=False):
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
     processes: Count
-    # GPU time since the last sample, by the same account.
+    # GPU time since the last sample, and kernels and graphs launched, by the same account.
     gpu_time_ms: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    launches_per_second: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
 
 class Usage(Frame, frozen=True, kw_only=True):

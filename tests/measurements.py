@@ -68,4 +68,5 @@ def frame(node_id: int, at: datetime, seq: int, rows: list[Sample]) -> UsageFram
         memory_limit=[row.memory_limit_bytes for row in mine],
         processes=[row.processes for row in mine],
         gpu_time_ms=[row.gpu_time_ms for row in mine],
+        launches=[row.launches_per_second for row in mine],
     )

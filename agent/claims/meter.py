@@ -12,6 +12,7 @@ from agent.claims.usage import Totals
 # The wire's bound; a share above it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0
 MOST_MS = 1e9
+MOST_RATE = 1e9
 
 
 class _Reading(NamedTuple):
@@ -97,7 +98,12 @@ def _usage(span: _Span, part: float) -> wire.AssignmentUsage:
         memory_limit_bytes=slot.memory_bytes,
         processes=after.totals.processes,
         gpu_time_ms=round(min(gpu_time_ns / 1e6, MOST_MS), 3),
+        launches_per_second=_rate(after.totals.launches - before.totals.launches, wall_ns),
     )
+
+
+def _rate(count: int, wall_ns: float) -> float:
+    return round(min(max(count * 1e9 / wall_ns, 0.0), MOST_RATE), 2) if wall_ns > 0 else 0.0
 
 
 def _percent(part_ns: float, whole_ns: float, most: float) -> float:

@@ -36,6 +36,7 @@ class Totals(NamedTuple):
     gpu_time_ns: int = 0
     throttled_ns: int = 0
     processes: int = 0
+    launches: int = 0
     # The least generation that a living process has acted on; None if none lives.
     observed_generation: int | None = None
 
@@ -142,6 +143,7 @@ class UsagePage:
             gpu_time_ns=raw.gpu_time_ns,
             throttled_ns=raw.throttled_ns,
             processes=raw.processes,
+            launches=raw.launches,
             observed_generation=None if observed == _NONE_LIVE else observed,
         )
 

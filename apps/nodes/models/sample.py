@@ -43,6 +43,7 @@ class UsageFrame(models.Model):
     memory_limit = _list(models.BigIntegerField(null=True))
     processes = _list(models.IntegerField(null=True))
     gpu_time_ms = _list(models.FloatField(null=True))
+    launches = _list(models.FloatField(null=True))
 
     class Meta:
         # `migrations/0006_usage_frames.py` creates the table.
@@ -79,6 +80,7 @@ class Sample(models.Model):
     temperature_celsius = models.FloatField(null=True)
     sm_clock_mhz = models.IntegerField(null=True)
     memory_clock_mhz = models.IntegerField(null=True)
+    launches_per_second = models.FloatField(null=True)
 
     class Meta:
         managed = False

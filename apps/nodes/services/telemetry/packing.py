@@ -18,7 +18,7 @@ TRAILER = struct.pack(">h", -1)
 COLUMNS = (
     "node_id", "at", "seq", "gpu_ids", "gpu_core", "gpu_memory", "gpu_watts", "gpu_celsius", "gpu_sm_mhz",
     "gpu_memory_mhz", "uids", "on_gpus", "core", "core_limit", "throttled", "memory", "memory_limit", "processes",
-    "gpu_time_ms",
+    "gpu_time_ms", "launches",
 )  # fmt: skip
 # PostgreSQL counts microseconds from this time.
 EPOCH_SECONDS = datetime(2000, 1, 1, tzinfo=UTC).timestamp()
@@ -102,5 +102,6 @@ def row(
             _array(INT8, [item.memory_limit_bytes for item in items]),
             _array(INT4, [item.processes for item in items]),
             _array(FLOAT4, [item.gpu_time_ms for item in items]),
+            _array(FLOAT4, [item.launches_per_second for item in items]),
         )
     )
