@@ -12,13 +12,13 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-prepare bench-devices bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # `exec`, so that the launcher is make's own child: Ctrl-C reaches both, and make passes a SIGTERM on.
-demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo); Ctrl-C ends it
+demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo, NODES=1); Ctrl-C ends it
 	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
 
 test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (about 10 minutes)
@@ -114,6 +114,9 @@ bench-kept-pods: ## the memory of the watch of a large cluster, every field of i
 
 bench-dra: ## pods bound per second by kube-scheduler alone, by the extender and by DRA; KUBEBUILDER_ASSETS names a control plane (ARGS="--nodes 1000 --pods 300 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.dra $(ARGS)
+
+bench-reclaim: ## how soon a lender has its own back from a thousand borrowing claims, by suspend and by release (ARGS="--claims 1000 --gpus 8")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.reclaim $(ARGS)
 
 bench-prepare: ## the agent's own work on each of a hundred ResourceClaims at once, beside busy programs (ARGS="--claims 100 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.prepare $(ARGS)

@@ -16,14 +16,30 @@ class SuspensionOrders(Protocol):
     def suspend_claim(self, *, principal: Principal, claim: Claim, by: str, why: str | None = None) -> Claim:
         """Have the claim's programs leave their GPUs. Raises Conflict if they cannot."""
 
-    def find_obstacle(self, claim: Claim) -> str | None:
-        """Return why the claim could not be suspended now; None if nothing seen beforehand forbids it."""
+    def find_obstacles(self, claims: Sequence[Claim]) -> dict[int, str]:
+        """Return by key why each could not be suspended now, together with those before it; the others are left out."""
 
     def resume_claim(self, *, principal: Principal, claim: Claim, by: str) -> Claim:
         """Have a claim that is put aside by this order wait in the queue for GPUs of its node."""
 
 
 suspension_orders: Provider[SuspensionOrders] = Provider("scheduling.suspension_orders")
+
+
+class MoveOrders(Protocol):
+    """Orders to move claims; see `apps.suspension.move_orders`."""
+
+    def move_claim(self, *, principal: Principal, claim: Claim, gpus: Sequence[str] | None = None) -> Claim:
+        """Have the claim's programs move to these GPUs of their node. Raises Conflict if they cannot."""
+
+    def move_claim_to_node(self, *, principal: Principal, claim: Claim, restart: bool) -> Claim:
+        """Have the claim leave its node for another one of its pool. Raises Conflict if it cannot."""
+
+    def find_move_obstacle(self, claim: Claim) -> str | None:
+        """Return why the claim could not leave its node by a restart, whatever room others have; None if it could."""
+
+
+move_orders: Provider[MoveOrders] = Provider("scheduling.move_orders")
 
 
 class Progress(NamedTuple):

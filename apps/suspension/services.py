@@ -2,7 +2,7 @@
 
 Host memory is charged, to the quota and to the node, before the agent is asked. The GPUs are charged until it has
 reported that the programs left them (`apps.scheduling.services.claims.suspension_reports`). A claim that resumes goes
-into the queue, uncharged but for its host memory, and a round charges it and gives it its own GPUs back
+into the queue, uncharged but for its host memory, and a round charges it and gives it GPUs of its node
 (`apps.scheduling.services.cycles.resuming`).
 """
 
@@ -132,19 +132,35 @@ def _record(principal: Principal, action: str, claim: Claim, before: dict[str, A
         audit.record(principal, action, claim, before=before, after=after)
 
 
-def find_obstacle(claim: Claim) -> str | None:
-    """Return why the claim could not be suspended now; None if nothing but a quota could be against it."""
-    assignments = list(claim.assignments.live().select_related("gpu__node"))
-    try:
-        refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
-        refuse_kind(claim)
-        refuse_nodes([item.gpu.node for item in assignments])
-        for room in host_memory(claim):
-            if room["needed_mib"] > room["free_mib"]:
-                _refuse_memory(Node.objects.get(name=room["node"]), room["needed_mib"])
-    except Conflict as error:
-        return error.detail
-    return None
+def find_obstacles(claims: Sequence[Claim]) -> dict[int, str]:
+    """Return by key why each of these claims could not be suspended now, together with those before it.
+
+    Those that only a quota could be against are left out.
+    """
+    live = Assignment.objects.live().filter(claim__in=claims).select_related("gpu__node").order_by("gpu_id")
+    held: dict[int, list[Assignment]] = {claim.pk: [] for claim in claims}
+    for item in live:
+        held[item.claim_id].append(item)
+    # One object of each node, which takes what the claims before need.
+    nodes = {item.gpu.node_id: item.gpu.node for item in live}
+    found: dict[int, str] = {}
+    for claim in claims:
+        needed: Counter[int] = Counter()
+        for item in held[claim.pk]:
+            needed[item.gpu.node_id] += item.held_memory_mib
+        try:
+            refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
+            refuse_kind(claim)
+            refuse_nodes([nodes[key] for key in needed])
+            for key, memory_mib in needed.items():
+                if memory_mib > nodes[key].host_memory_mib - nodes[key].host_memory_used_mib:
+                    _refuse_memory(nodes[key], memory_mib)
+        except Conflict as error:
+            found[claim.pk] = error.detail
+            continue
+        for key, memory_mib in needed.items():
+            nodes[key].host_memory_used_mib += memory_mib
+    return found
 
 
 def rehearse_suspend(

@@ -29,7 +29,7 @@ def test_a_node_is_drained_after_a_look_at_who_moves(cast: Cast, machine: Machin
     assert "train-7" in page
     assert "1 of them would wait" in page
     Machine("gpu2", cast.pool)
-    posted = {"mode": "move", "grace_seconds": "120", "version": Node.objects.get(name="gpu1").version}
+    posted = {"mode": "requeue", "grace_seconds": "120", "version": Node.objects.get(name="gpu1").version}
     page = text(olga.post("/nodes/gpu1/drain/", {**posted, "act": "preview"}))
     assert 'href="/nodes/gpu2/"' in page
     assert "2 min later" in page
@@ -55,7 +55,9 @@ def test_a_member_reads_the_notice_of_a_drain_on_the_claims_page(cast: Cast, mac
 
 def test_who_was_overtaken_drains_nothing(cast: Cast, machine: Machine, browser: SignIn) -> None:
     olga, version = browser("olga"), Node.objects.get(name="gpu1").version
-    answer = olga.post("/nodes/gpu1/drain/", {"version": "999", "act": "drain", "mode": "move", "grace_seconds": "60"})
+    answer = olga.post(
+        "/nodes/gpu1/drain/", {"version": "999", "act": "drain", "mode": "requeue", "grace_seconds": "60"}
+    )
     assert answer.status_code == 422
     assert Node.objects.get(name="gpu1").draining_at is None
     # The preview in the refusal is current, and may be sent.

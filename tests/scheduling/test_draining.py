@@ -80,10 +80,10 @@ def test_a_claim_over_which_a_turn_raises_holds_up_no_other(
     drain(cast)
     tell = draining._tell
 
-    def raising(seen: Claim, node: Node, grace: int) -> bool:
+    def raising(seen: Claim, node: Node, *end: str) -> bool:
         if seen.pk == first.pk:
             raise ZeroDivisionError("as if by a mistake")
-        return tell(seen, node, grace)
+        return tell(seen, node, *end)
 
     monkeypatch.setattr(draining, "_tell", raising)
     turn()

@@ -140,6 +140,23 @@ def test_where_others_would_have_to_go_for_nothing_each_node_is_tried_by_itself(
     assert names(reclaim(there, wanting(100))) == ["s0", "t0"]
 
 
+def test_where_nothing_would_help_the_nodes_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Any]()
+    place = Scene.place
+
+    def counted(one: Scene, item: Claimant) -> Any:
+        tried.append(item)
+        return place(one, item)
+
+    monkeypatch.setattr(Scene, "place", counted)
+    lost = [replace(gpu(number, free=0, node=f"n{number}"), schedulable=False) for number in range(20)]
+    many = [living(f"c{number}", "borrower", 100, f"g{number}") for number in range(20)]
+    books = Books({CORE: 2000}, {"lender": {CORE: Account(2000)}, "borrower": {CORE: Account(0, used=2000)}})
+    found = reclaim(Scene(Fleet(lost, backend="python"), books, many), wanting(100))
+    assert found is None
+    assert len(tried) <= len(many) + 2
+
+
 def test_a_group_goes_as_a_whole() -> None:
     parts = (("g0", core(50)), ("g1", core(50)))
     group = Holder("group", "borrower", {CORE: 100}, parts)

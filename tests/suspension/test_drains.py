@@ -142,7 +142,7 @@ def test_the_preview_says_what_is_suspended_and_what_moves(cast: Cast, machine: 
     assert [item["claim"] for item in shown["suspends"]] == [str(claim.uid) for claim in claims[:2]]
     (move,) = shown["moves"]
     assert move["claim"] == str(claims[2].uid)
-    assert "leave 4095 MiB of the node's memory, and it needs 8192 MiB" in move["cannot_suspend"]
+    assert "requested 8 GiB, 4095 MiB of 20 GiB available" in move["cannot_suspend"]
     assert [(item["claim"], item["suspended"]) for item in shown["stays"]] == [(str(mine.uid), True)]
     assert cast.olga.get("nodes/gpu1/").body["state"] == "ready"
     moves = cast.olga.post("nodes/gpu1/drain/?dry_run=true", {}).body

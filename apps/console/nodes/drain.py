@@ -28,7 +28,7 @@ WHOLE_MINUTE = 50
 HEIGHTS = {"whole": 10, "part": 6, "silent": 2}
 # A week.
 MOST_GRACE = 7 * 86_400
-COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "reasons"]
+COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "restarts", "reasons"]
 
 
 class DrainForm(VersionedForm):
@@ -112,9 +112,11 @@ class Drain(FormPage):
     def show(self, form: DrainForm, /, **more: Any) -> HttpResponse:
         """Show the effect above the form."""
         given = getattr(form, "cleaned_data", {})
-        mode = given.get("mode", DrainMode.MOVE)
+        mode = given.get("mode", DrainMode.REQUEUE)
         found = plan(self.row, grace_seconds=given.get("grace_seconds"), mode=mode)
         waiting = sum(move["to"] is None for move in found["moves"])
+        restarts = sum(move["restarts"] for move in found["moves"])
+        found |= {"restarts": restarts, "queued": len(found["moves"]) - restarts}
         return super().show(form, **{"node": self.row, "preview": found, "waiting": waiting, **more})
 
     def finish(self, form: DrainForm, done: Node) -> HttpResponse:

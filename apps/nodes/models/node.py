@@ -45,8 +45,9 @@ def state_now() -> Case:
 class DrainMode(models.TextChoices):
     """Treatment of the claims on a node that is drained."""
 
-    MOVE = "move", _("Move: they end, and return to the queue")
-    SUSPEND = "suspend", _("Suspend: they stop until the node is uncordoned; moved where that fails")
+    REQUEUE = "requeue", _("Requeue: they end, and return to the queue")
+    SUSPEND = "suspend", _("Suspend: they stop until the node is uncordoned; requeued where that fails")
+    MOVE = "move", _("Move: movable ones restart on other nodes; the others are suspended")
 
 
 class Node(Row):
@@ -60,7 +61,9 @@ class Node(Row):
     # Start of its drain, and the grace of its claims after their notice; null: the pool's.
     draining_at = models.DateTimeField(null=True)
     drain_grace_seconds = models.PositiveIntegerField(null=True)
-    drain_mode = models.CharField(max_length=10, choices=DrainMode, default=DrainMode.MOVE, db_default=DrainMode.MOVE)
+    drain_mode = models.CharField(
+        max_length=10, choices=DrainMode, default=DrainMode.REQUEUE, db_default=DrainMode.REQUEUE
+    )
     # Reason why nothing new is placed on any of its GPUs; empty: healthy. Follows from its conditions.
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # Start and reason of a fence: it accepts no new claims because of a process; an operator lifts it.

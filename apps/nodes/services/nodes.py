@@ -153,7 +153,7 @@ def change_node(*, principal: Principal, node: Node, versions: etags.Versions = 
         # These change the desired state (a pool has its own rules); the repair of pushes sends it within seconds.
         more["frame"] = node.frame + 1
     if values.get("cordoned") is False:
-        more |= {"draining_at": None, "drain_grace_seconds": None, "drain_mode": DrainMode.MOVE}
+        more |= {"draining_at": None, "drain_grace_seconds": None, "drain_mode": DrainMode.REQUEUE}
     node.change(**values, **more)
     after = {name: _fact(value) for name, value in values.items()}
     audit.record(principal, "node.change", node, before=before, after=after)

@@ -49,7 +49,7 @@ class DrainSerializer(Strict):
         help_text="The grace of claims after their notice. Null: the pool's, or 30.",
     )
     mode = serializers.ChoiceField(
-        choices=DrainMode.choices, default=DrainMode.MOVE, help_text="What happens to its claims."
+        choices=DrainMode.choices, default=DrainMode.REQUEUE, help_text="What happens to its claims."
     )
 
 
@@ -63,11 +63,14 @@ class LeavingSerializer(Strict):
 
 
 class DrainMoveSerializer(LeavingSerializer):
-    """A claim that would go, and the node on which it would be placed now."""
+    """A claim that would move or be queued again, and the node on which it would be placed now."""
 
     to = shown.text("A node; null: it would wait.", null=True)
     reasons = ReasonSerializer(many=True, read_only=True)
-    cannot_suspend = shown.text("Why it would not be suspended; null: `mode` is not `suspend`.", null=True)
+    cannot_suspend = shown.text("Why it would not be suspended; null: it is not to be.", null=True)
+    restarts = shown.flag(
+        "True: it moves there, its programs save their state, and may start again. False: it is queued."
+    )
 
 
 class StayingSerializer(LeavingSerializer):
@@ -106,9 +109,10 @@ class NodeDrain(NodeView):
     @extend_schema(parameters=[DRY_RUN], request=DrainSerializer, responses={200: DRAINED_OR_PLAN})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
-        """Cordon the node, and move or suspend its claims after a notice and a grace; uncordoning ends that.
+        """Cordon the node, and have its claims leave after a notice and a grace; uncordoning ends that.
 
-        With `mode` `suspend` claims resume by themselves once the node is uncordoned.
+        With `mode` `suspend` claims resume by themselves once the node is uncordoned. With `move` those that are
+        `movable` restart on other nodes, and the others are suspended.
         """
         node = self.find(name)
         self.principal.require_operator()

@@ -229,7 +229,7 @@ def reclaim(scene: Scene, wanting: Claimant, bounds: ReclaimBounds = USUAL) -> V
         return Victims((), placed.gpus, short, no_gpu)
     ordered = _in_order(scene, wanting, short, no_gpu, bounds)
     found = _try(scene, wanting, ordered, bounds)
-    if found is None and no_gpu:
+    if found is None and no_gpu and _fits_without(scene, wanting, ordered):
         turn = {item.claim: number for number, item in enumerate(ordered)}
         plans = [_try(scene, wanting, some, bounds) for some in _by_node(scene, ordered)]
         # The plan whose last victim comes first in the order.
@@ -260,8 +260,30 @@ def _in_order(
         worth = (not item.best_effort, item.priority, -item.since, others, item.claim)
         return (not item.spare, item.tenant == wanting.tenant, not item.noticed, item.placed, *worth)
 
-    could = (item for item in scene.living.values() if item.claim != wanting.claim and helps(item))
-    return [item for item in sorted(could, key=turn) if may_take(scene.books, wanting, item, bounds)]
+    # Claims of one size, tenant and priority get one answer, and there are few such kinds.
+    answers: dict[Any, bool] = {}
+
+    def may(item: Holder) -> bool:
+        kind = item.tenant, item.priority, tuple(item.amounts.items())
+        if kind not in answers:
+            answers[kind] = may_take(scene.books, wanting, item, bounds)
+        return answers[kind]
+
+    could = (item for item in scene.living.values() if item.claim != wanting.claim and may(item) and helps(item))
+    return sorted(could, key=turn)
+
+
+def _fits_without(scene: Scene, wanting: Claimant, ordered: Sequence[Holder]) -> bool:
+    """Return True if it may fit were all of these gone; else no choice among them helps, and none need be tried."""
+    if wanting.request.affinity is not None:
+        # One of them may have to stay.
+        return True
+    for item in ordered:
+        scene.leave(item)
+    fits = scene.place(wanting) is not None
+    for item in ordered:
+        scene.back(item)
+    return fits
 
 
 def _by_node(scene: Scene, ordered: Sequence[Holder]) -> Iterator[list[Holder]]:

@@ -26,6 +26,7 @@ from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.suspension.moving import CannotMove, NoRoomToMove, lock_gpus
 from apps.suspension.services import NodeUnreachable, refuse_kind, refuse_state
 from gpucloud.api import etags
+from gpucloud.errors import Conflict
 
 # For programs to save their state, unless the order says otherwise.
 END_SECONDS = 60
@@ -89,6 +90,17 @@ def rehearse_move_to_node(
 
     shown = rehearse(act_and_note, show)
     return {**shown, "moves": moves, "end_seconds": end_seconds}
+
+
+def find_move_obstacle(claim: Claim) -> str | None:
+    """Return why the claim could not leave its node, whatever room others have; None if it could."""
+    rows = list(claim.assignments.live().select_related("gpu__node"))
+    try:
+        _refuse(claim, rows)
+        _find_source(claim, rows)
+    except Conflict as error:
+        return error.detail
+    return None
 
 
 def _refuse(claim: Claim, rows: Sequence[Assignment]) -> None:

@@ -1,5 +1,7 @@
 """Suspensions that the platform orders: tried once, and what cannot be suspended ends as it did without them."""
 
+from collections.abc import Sequence
+
 from django.db import transaction
 
 from apps.quotas.principals import SYSTEM
@@ -32,9 +34,14 @@ def resume(claim: Claim, *, by: str) -> bool:
     return suspension_orders.get().resume_claim(principal=SYSTEM, claim=claim, by=by).waits_to_resume
 
 
-def find_obstacle(claim: Claim) -> str | None:
-    """Return why the claim could not be suspended now; None if nothing is known to be against it."""
-    return find_refusal(claim, SUSPEND_REFUSED) or suspension_orders.get().find_obstacle(claim)
+def find_obstacles(claims: Sequence[Claim]) -> dict[int, str]:
+    """Return by key why each could not be suspended now, together with those before it.
+
+    Those that nothing is known to be against are left out.
+    """
+    refused = {claim.pk: refusal for claim in claims if (refusal := find_refusal(claim, SUSPEND_REFUSED))}
+    left = [claim for claim in claims if claim.pk not in refused]
+    return refused | (suspension_orders.get().find_obstacles(left) if left else {})
 
 
 def find_refusal(claim: Claim, code: str) -> str | None:

@@ -7,11 +7,12 @@ longer drains; a claim that got notice and still runs is spared by the next run 
 Members of a group go together, wherever they are: one alone would never be placed again. Claims of pods stay: a pod is
 moved by its cluster. Suspended claims stay, too: what they had is in the node's memory, and they hold no GPU.
 
-A drain may suspend claims instead of moving them (`DrainMode`). They resume by themselves on an uncordoned node.
+A drain may suspend claims instead (`DrainMode`); they resume by themselves on an uncordoned node. Or it moves those
+that may move to other nodes, and suspends the others. What can be neither moved nor suspended is queued again.
 """
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,20 +25,23 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.nodes.models.node import DrainMode
 from apps.quotas.models import EventKind, Webhook
-from apps.quotas.principals import Principal
+from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.models.claim import PLACED, PUT_ASIDE, SuspendedBy
 from apps.scheduling.models.reservation import OPEN
+from apps.scheduling.providers import move_orders
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import end_assignments, locked, request_of
-from apps.scheduling.services.claims.suspending import find_obstacle, resume, try_suspend
+from apps.scheduling.services.claims.suspending import find_obstacles, find_refusal, resume, try_suspend
+from apps.scheduling.services.claims.suspension_reports import MOVE_REFUSED
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import read_reserved
 from gpucloud.api import etags
+from gpucloud.errors import Conflict
 
 # The grace if the pool has none of its own, as it never preempts.
 GRACE_SECONDS = 30
@@ -56,7 +60,7 @@ def drain_node(
     principal: Principal,
     node: Node,
     grace_seconds: int | None = None,
-    mode: str = DrainMode.MOVE,
+    mode: str = DrainMode.REQUEUE,
     versions: etags.Versions = None,
 ) -> Node:
     """Cordon the node and have its claims leave; without a grace, by their pool's. Raises PreconditionFailed."""
@@ -70,7 +74,8 @@ def drain_node(
 
 def leaving(nodes: QuerySet[Node]) -> QuerySet[Claim]:
     """Return the claims that must go for these nodes to be empty, with the rest of their groups."""
-    live = Assignment.objects.live().filter(gpu__node__in=nodes)
+    # One that has moved to another node is still released here.
+    live = Assignment.objects.live().filter(gpu__node__in=nodes).exclude(state=AssignmentState.RELEASING)
     here = Claim.objects.filter(state__in=PLACED, pod__isnull=True, pk__in=live.values("claim"))
     group = here.filter(group__isnull=False, tenant=OuterRef("tenant"), pool=OuterRef("pool"), group=OuterRef("group"))
     with_group = Q(pk__in=here.values("pk")) | (Q(group__isnull=False) & Q(Exists(group)))
@@ -84,7 +89,9 @@ def drive() -> int:
     """
     changed = _resume_claims()
     for node in Node.objects.filter(draining_at__isnull=False).select_related("pool").order_by("pk"):
-        changed += each(leaving(Node.objects.filter(pk=node.pk)).order_by("pk"), partial(_advance, node))
+        claims = list(leaving(Node.objects.filter(pk=node.pk)).select_related("pool").order_by("pk"))
+        ends = _find_ends(claims, node) if any(claim.preempt_at is None for claim in claims) else {}
+        changed += each(claims, partial(_advance, node, ends))
     return changed
 
 
@@ -96,19 +103,18 @@ def _resume_claims() -> int:
     return each(waiting, partial(resume, by=SuspendedBy.DRAIN))
 
 
-def _advance(node: Node, claim: Claim) -> bool:
+def _advance(node: Node, ends: Mapping[int, tuple[str, str]], claim: Claim) -> bool:
     if claim.preempt_at is not None:
         return _end(claim, node)
-    return _tell(claim, node, grace_of(node, node.drain_grace_seconds))
+    return _tell(claim, node, *ends[claim.pk])
 
 
 @transaction.atomic
-def _tell(seen: Claim, node: Node, grace: int) -> bool:
-    claim = _must_go(seen, node)
+def _tell(seen: Claim, node: Node, action: str, then: str) -> bool:
+    claim, grace = _must_go(seen, node), grace_of(node, node.drain_grace_seconds)
     if claim is None or claim.preempt_at is not None:
         return False
     preempt_at = timezone.now() + timedelta(seconds=grace)
-    action, then = _find_end(claim, node)
     facts = {"at": preempt_at, "grace_seconds": grace, "action": action}
     states.note(claim, "notice", why=WHY, node=node.name, preempt_at=preempt_at.isoformat())
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, why=WHY, **facts)
@@ -117,13 +123,48 @@ def _tell(seen: Claim, node: Node, grace: int) -> bool:
     return True
 
 
-def _find_end(claim: Claim, node: Node) -> tuple[str, str]:
-    """Return what ends the claim's stay as things are: `suspend` or `requeue`; and that in words."""
-    if node.drain_mode != DrainMode.SUSPEND:
-        return "requeue", "it goes back to the queue"
-    if obstacle := find_obstacle(claim):
-        return "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacle}"
-    return "suspend", "it is suspended until the node takes claims again"
+def _find_ends(claims: Sequence[Claim], node: Node) -> dict[int, tuple[str, str]]:
+    """Return by key what ends each claim's stay if all go in this order, and that in words.
+
+    It is `move`, `suspend` or `requeue`.
+    """
+    if node.drain_mode == DrainMode.REQUEUE:
+        return {claim.pk: ("requeue", "it goes back to the queue") for claim in claims}
+    stay = _stay(claims) if node.drain_mode == DrainMode.MOVE else {claim.pk: "" for claim in claims}
+    ends = {
+        claim.pk: ("move", "its programs save their state, end, and may start again on another node")
+        for claim in claims
+        if claim.pk not in stay
+    }
+    obstacles = find_obstacles([claim for claim in claims if claim.pk in stay])
+    for key, why in stay.items():
+        not_moved = f" It cannot move: {why}" if why else ""
+        if key in obstacles:
+            ends[key] = "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacles[key]}{not_moved}"
+        else:
+            ends[key] = "suspend", f"it is suspended until the node takes claims again.{not_moved}"
+    return ends
+
+
+def _stay(claims: Sequence[Claim]) -> dict[int, str]:
+    """Return by key why these cannot move to other nodes; those that may, if one has room, are left out."""
+    found = {
+        claim.pk: find_refusal(claim, MOVE_REFUSED) or move_orders.get().find_move_obstacle(claim) for claim in claims
+    }
+    return {key: why for key, why in found.items() if why is not None}
+
+
+def _try_move(claim: Claim) -> str | None:
+    """Order the move of the locked claim to another node; return why that is refused, None once it is ordered."""
+    if refusal := find_refusal(claim, MOVE_REFUSED):
+        return refusal
+    try:
+        # What was charged before the refusal is undone.
+        with transaction.atomic():
+            move_orders.get().move_claim_to_node(principal=SYSTEM, claim=claim, restart=True)
+    except Conflict as error:
+        return error.detail
+    return None
 
 
 @transaction.atomic
@@ -132,7 +173,10 @@ def _end(seen: Claim, node: Node) -> bool:
     if claim is None or claim.preempt_at is None or claim.preempt_at > timezone.now():
         return False
     detail = f"{WHY}: the claim is queued again"
-    if node.drain_mode == DrainMode.SUSPEND:
+    if node.drain_mode == DrainMode.MOVE and _try_move(claim) is None:
+        # Its notice stays until it has left: if its nodes refuse, the next run goes on from here.
+        return True
+    if node.drain_mode != DrainMode.REQUEUE:
         refusal = try_suspend(claim, by=SuspendedBy.DRAIN, why=WHY)
         if refusal is None:
             return True
@@ -177,10 +221,11 @@ def attach_progress(nodes: Iterable[Node]) -> None:
         draining[pk].drain_progress = Progress(sum(gone), len(gone))
 
 
-def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.MOVE) -> dict[str, Any]:
+def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.REQUEUE) -> dict[str, Any]:
     """Return what draining the node would do now: claims that go and their new places, claims that stay, and notices.
 
-    `suspends`: claims that would be suspended. One that goes in spite of `mode` has the obstacle as `cannot_suspend`.
+    `suspends`: claims that would be suspended. One that is queued again in spite of `mode` has the obstacle as
+    `cannot_suspend`; one that would move by a restart has `restarts`.
 
     Places are searched in the queue's order on the pool as it is, after its reservations; the rounds that place the
     claims decide anew.
@@ -192,14 +237,24 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
     live = Assignment.objects.filter(gpu__node=node).live()
     kind = Q(pod__isnull=False) | Q(state__in=PUT_ASIDE)
     staying = Claim.objects.filter(kind, pk__in=live.values("claim")).select_related("tenant").order_by("pk")
-    suspends, obstacles = _divide(node, claims) if mode == DrainMode.SUSPEND else ([], {})
-    goes = [claim for claim in claims if claim not in suspends]
+    stay = _stay(claims) if mode == DrainMode.MOVE else {claim.pk: "" for claim in claims}
+    restarts = _moves(node, [claim for claim in claims if claim.pk not in stay], now)
+    leave = {move["claim"] for move in restarts if move["to"] is not None}
+    left = [claim for claim in claims if claim.uid not in leave]
+    suspends, obstacles = _divide(left) if mode != DrainMode.REQUEUE else ([], {})
+    goes = [claim for claim in left if claim not in suspends]
     hooks = Webhook.objects.filter(Q(tenant__in={claim.tenant for claim in claims}) | Q(tenant=None), enabled=True)
     return {
         "node": node.name,
         "grace_seconds": grace_of(node, grace_seconds),
         "mode": mode,
-        "moves": [{**move, "cannot_suspend": obstacles.get(move["claim"])} for move in _moves(node, goes, now)],
+        "moves": [
+            *({**move, "cannot_suspend": None, "restarts": True} for move in restarts if move["claim"] in leave),
+            *(
+                {**move, "cannot_suspend": obstacles.get(move["claim"]), "restarts": False}
+                for move in _moves(node, goes, now)
+            ),
+        ],
         "suspends": [_named(claim) for claim in suspends],
         "stays": [{**_named(claim), "suspended": claim.state in PUT_ASIDE} for claim in staying],
         "webhooks_told": hooks.filter(events__contains=[EventKind.CLAIM_PREEMPTION_NOTICE]).count() if claims else 0,
@@ -208,22 +263,11 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
     }
 
 
-def _divide(node: Node, claims: list[Claim]) -> tuple[list[Claim], dict[uuid.UUID, str]]:
+def _divide(claims: list[Claim]) -> tuple[list[Claim], dict[uuid.UUID, str]]:
     """Return the claims that can be suspended, all of them together, and why the others cannot, by uid."""
-    suspends, obstacles = list[Claim](), dict[uuid.UUID, str]()
-    free_mib = node.host_memory_mib - node.host_memory_used_mib
-    for claim in claims:
-        here = claim.assignments.live().filter(gpu__node=node)
-        needed_mib = sum(here.values_list("held_memory_mib", flat=True))
-        obstacle = find_obstacle(claim)
-        if obstacle is None and needed_mib > free_mib:
-            obstacle = f"The others leave {max(0, free_mib)} MiB of the node's memory, and it needs {needed_mib} MiB."
-        if obstacle is None:
-            suspends.append(claim)
-            free_mib -= needed_mib
-        else:
-            obstacles[claim.uid] = obstacle
-    return suspends, obstacles
+    obstacles = find_obstacles(claims)
+    suspends = [claim for claim in claims if claim.pk not in obstacles]
+    return suspends, {claim.uid: obstacles[claim.pk] for claim in claims if claim.pk in obstacles}
 
 
 def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ Until the nominee is placed, its GPUs are withheld from all others (`reserved`),
 that it is still to be charged to (`CohortShare.reclaimed_until`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -32,7 +32,7 @@ from apps.scheduling.services.claims.lifecycle import end_assignments
 from apps.scheduling.services.claims.suspending import try_suspend
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.reclaiming.draining import leaving
-from apps.scheduling.services.reclaiming.reclaim import Plan, asking, find_end, plans
+from apps.scheduling.services.reclaiming.reclaim import Plan, asking, find_ends, plans
 from gpucloud.locks import exclusive
 
 # Renewed by every run; it ends by itself if there are no more runs.
@@ -78,12 +78,15 @@ def _concerned() -> list[Pool]:
 
 def _run_pool(pool: Pool, making_room: Iterable[Plan], now: datetime) -> int:
     changed, wanted, nominees = 0, set[int](), set[int]()
+    making_room = list(making_room)
+    victims = [victim for plan in making_room for victim in plan.victims]
+    ends = find_ends(victims) if any(victim.preempt_at is None for victim in victims) else {}
     for plan in making_room:
         nominees.add(plan.claim.pk)
         changed += _nominate(plan, now)
         for victim in plan.victims:
             wanted.add(victim.pk)
-            changed += _tell(victim, plan, now)
+            changed += _tell(victim, plan, now, ends)
             changed += _preempt(victim, plan.claim)
     told = Claim.objects.filter(preempt_at__isnull=False, state__in=(*PLACED, *WAITING))
     of_pool = told.filter(Q(preempted_for__pool=pool) | Q(preempted_for=None))
@@ -124,8 +127,8 @@ def _nominate(plan: Plan, now: datetime) -> bool:
 
 
 @transaction.atomic
-def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
-    """Give the victim notice, once; a claim that only waits gets no grace."""
+def _tell(seen: Claim, plan: Plan, now: datetime, ends: Mapping[int, tuple[str, str]]) -> bool:
+    """Give the victim notice, once; a claim that only waits gets no grace. `ends`: what ends it, by its key."""
     found = _locked(seen, plan.claim)
     claim, nominee = found[seen.pk], found[plan.claim.pk]
     if claim.preempt_at is not None or claim.state not in (*PLACED, *WAITING) or not nominee.waiting:
@@ -134,7 +137,7 @@ def _tell(seen: Claim, plan: Plan, now: datetime) -> bool:
     preempt_at = now + timedelta(seconds=grace)
     code, why = _why(claim, nominee)
     states.note(claim, "notice", why=why, preempt_at=preempt_at.isoformat())
-    action, then = find_end(claim)
+    action, then = ends[claim.pk]
     facts = {"at": preempt_at, "grace_seconds": grace, "action": action}
     states.tell_of(claim, EventKind.CLAIM_PREEMPTION_NOTICE, why=why, **facts)
     detail = f"{why}: at {preempt_at:%Y-%m-%d %H:%M:%S} UTC {then}"

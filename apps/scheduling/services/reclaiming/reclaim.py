@@ -30,15 +30,15 @@ from apps.scheduling.services.charging import states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.claims.elastic import HOLDS, find_spare, is_spare
 from apps.scheduling.services.claims.lifecycle import request_of
-from apps.scheduling.services.claims.suspending import find_obstacle
+from apps.scheduling.services.claims.suspending import find_obstacles
 from apps.scheduling.services.failures import SESSION_LOST, SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Reserved, read_reserved
 
 logger = logging.getLogger(__name__)
 
-# The claims of the queue that one run serves: each may end somebody's work.
-MOST_ASKING = 32
+# The claims of the queue that one run plans for: they stay the first until they run, so others wait for their grace.
+MOST_ASKING = 256
 # Reasons that no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
 
@@ -84,7 +84,7 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
     if not found or not found[0].victims:
         return None
     victims = found[0].victims
-    ends = {victim.pk: find_end(victim)[0] for victim in victims}
+    ends = {key: action for key, (action, _) in find_ends(victims).items()}
     return {
         "claims": len(victims),
         "suspended": list(ends.values()).count("suspend"),
@@ -101,17 +101,26 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
     }
 
 
-def find_end(victim: Claim) -> tuple[str, str]:
-    """Return what ends the victim as things are: `suspend`, `requeue`, `shrink` or `evict`; and that in words."""
-    if victim.ends_with_its_pod:
-        return "evict", "its pod is evicted"
-    if is_spare(victim):
-        return "shrink", "it is released, and its group goes on without it"
-    if victim.pool.preempt_by != PreemptBy.SUSPEND or victim.waiting:
-        return "requeue", "it goes back to the queue"
-    if obstacle := find_obstacle(victim):
-        return "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacle}"
-    return "suspend", "it is suspended, and goes on when its GPUs have room for it"
+def find_ends(victims: Sequence[Claim]) -> dict[int, tuple[str, str]]:
+    """Return by key what ends each victim as things are, if all of them go in this order; and that in words.
+
+    It is `suspend`, `requeue`, `shrink` or `evict`.
+    """
+    ends: dict[int, tuple[str, str]] = {}
+    may_suspend = list[Claim]()
+    for victim in victims:
+        if victim.ends_with_its_pod:
+            ends[victim.pk] = "evict", "its pod is evicted"
+        elif is_spare(victim):
+            ends[victim.pk] = "shrink", "it is released, and its group goes on without it"
+        elif victim.pool.preempt_by != PreemptBy.SUSPEND or victim.waiting:
+            ends[victim.pk] = "requeue", "it goes back to the queue"
+        else:
+            ends[victim.pk] = "suspend", "it is suspended, and goes on when its GPUs have room for it"
+            may_suspend.append(victim)
+    for key, obstacle in find_obstacles(may_suspend).items():
+        ends[key] = "requeue", f"it goes back to the queue, as it cannot be suspended. {obstacle}"
+    return ends
 
 
 def plans(pool: Pool, claims: Sequence[Claim], *, now: datetime | None = None) -> list[Plan]:
