@@ -176,6 +176,7 @@ DECISIONS = Counter(
     ("pool", "outcome"),
 )
 REFUSALS = Counter("gpucloud_refusals", "Claims told why they go on waiting, by the first reason.", ("pool", "reason"))
+PACKS = Counter("gpucloud_pack_moves", "Moves of claims that packing ordered by itself.", ("pool", "kind"))
 ROTATIONS = Counter("gpucloud_rotation_swaps", "Claims that came in by the rotation of their GPUs.", ("pool",))
 PUSHES = Counter(
     "gpucloud_pushes",

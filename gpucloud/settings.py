@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "apps.accounting",
     "apps.suspension",
     "apps.groups",
+    "apps.packing",
     "apps.demo",
     "apps.clusters",
 ]
@@ -354,6 +355,7 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 15.0,
         "options": {"expires": 15},
     },
+    "pack-claims": {"task": "apps.packing.tasks.pack_claims", "schedule": 15.0, "options": {"expires": 15}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

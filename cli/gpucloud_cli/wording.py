@@ -290,6 +290,8 @@ HELP = {
     "pool.preempt_by_priority": "let a tenant's claims preempt its lower priorities",
     "pool.patience_seconds": "order claims by age, not by share, after this wait, like 4h; or none",
     "pool.oversubscribe": "let claims share GPUs by time, up to so many times a GPU; or none",
+    "pool.default_schedule": 'the weekly window of new claims that say none, like "weekdays 09:00-18:00"',
+    "pool.pack_keep_percent": "put two claims on a GPU while both keep this percentage of their rates alone; or none",
     "pool.slice_seconds": "how long a claim keeps its GPUs in a rotation, like 5m",
     "pool.idle_rule": "the action on idle claims",
     "pool.idle_seconds": "the time without use after which a claim is idle",

@@ -18,7 +18,7 @@ LEFT_OUT = {
     # Stored answers, and counts of attempts.
     "IdempotencyRecord", "Attempts",
     # Parts of another row.
-    "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode", "RotationMember",
+    "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode", "RotationMember", "PackProfile",
     "ElasticGroup",
     # Links and sessions: the pages of users and accounts show and end them.
     "Invitation", "UserSession",

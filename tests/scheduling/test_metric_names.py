@@ -15,7 +15,7 @@ from apps.nodes.models import Gpu, GpuHealth, Node
 from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending
-from apps.scheduling.models import Claim, RotationMember
+from apps.scheduling.models import Claim, PackProfile, RotationMember
 from apps.scheduling.models.claim import Idle
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
@@ -73,7 +73,10 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     Node.objects.filter(pk=behind.pk).update(host_memory_mib=GIB, host_memory_used_mib=1)
     Gpu.objects.filter(pk=machine.gpu(3).pk).update(core_outside=20, memory_outside_mib=GIB, unhealthy="XID 79")
     Gpu.objects.filter(pk=machine.gpu(2).pk).update(cordoned=True)
-    Pool.objects.update(oversubscribe=2)
+    Pool.objects.update(oversubscribe=2, pack_keep_percent=90)
+    profile = {"launches": 1.0, "core": 1.0, "measured_at": timezone.now(), "kept": 95.0}
+    PackProfile.objects.create(claim_id=assignment.claim_id, **profile)
+    counters.PACKS.add(cast.pool.name, "pack")
     RotationMember.objects.create(claim_id=assignment.claim_id, counted_to=timezone.now(), place=0)
     counters.ROTATIONS.add(cast.pool.name)
     ResourceQuota.objects.update(updated_at=timezone.now() - timedelta(minutes=1))

@@ -21,8 +21,8 @@ from apps.scheduling.core.rebalancing.values import Bounds
 DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
-    "description", "sharing_policy", "core_ceiling", "parts", "oversubscribe", "slice_seconds", "idle_rule",
-    "idle_seconds", "rebalance_mode", "failover_policy",
+    "description", "sharing_policy", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
+    "pack_keep_percent", "default_schedule", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
@@ -57,6 +57,8 @@ LABELS: Final = {
     "parts": _("Parts"),
     "oversubscribe": _("Oversubscription"),
     "slice_seconds": _("Slice seconds"),
+    "default_schedule": _("Schedule of new claims"),
+    "pack_keep_percent": _("Packing: rate kept"),
     "placement_policy": _("Placement policy"),
     "preempt_by": _("Preempt by"),
     "audit_policy": _("Audit policy"),

@@ -25,12 +25,20 @@ from gpucloud.errors import GpucloudError, PreconditionFailed
 from gpucloud.web.badges import badge
 from gpucloud.web.natural_order import natural_key
 
-KINDS: Final = {"lend": _("lend"), "give-back": _("give back"), "limit": _("limit"), "resize": _("resize")}
+KINDS: Final = {
+    "lend": _("lend"),
+    "give-back": _("give back"),
+    "limit": _("limit"),
+    "resize": _("resize"),
+    "pack": _("pack"),
+    "unpack": _("unpack"),
+}
 CHANGES: Final = {
     "core_request": _("core request"),
     "core_limit": _("core limit"),
     "memory_mib": _("memory"),
     "lent_core": _("lent core"),
+    "gpus": _("GPU"),
 }
 
 
@@ -86,9 +94,16 @@ class ProposalList(ListPage):
 def with_words(row: Any) -> Any:
     """Return the proposal with its numbers in words."""
     row.says = KINDS.get(row.kind, row.kind)
-    row.differences = [(CHANGES.get(name, name), row.before.get(name), value) for name, value in row.after.items()]
+    row.differences = [
+        (CHANGES.get(name, name), _in_words(row.before.get(name)), _in_words(value))
+        for name, value in row.after.items()
+    ]
     row.measured = [(name.replace("_", " "), value) for name, value in row.numbers.items()]
     return row
+
+
+def _in_words(value: Any) -> Any:
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 @require_POST

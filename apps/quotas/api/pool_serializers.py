@@ -9,6 +9,7 @@ from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import (
     LEAST_FAILOVER_SECONDS,
     LEAST_IDLE_SECONDS,
+    LEAST_KEPT_PERCENT,
     LEAST_SLICE_SECONDS,
     MOST_IDLE_SECONDS,
     MOST_OVERSUBSCRIBED,
@@ -25,6 +26,8 @@ from apps.quotas.models.tenant import SLUG
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.api.shown import Columns
+from gpucloud.schedules import MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -171,6 +174,27 @@ class PoolSerializer(Strict):
         help_text=_(
             "Seconds for which a claim keeps its GPUs before it makes room for another one; longer where the swap "
             "would take more than a tenth of it."
+        ),
+    )
+    default_schedule = serializers.CharField(
+        max_length=MOST_LETTERS,
+        allow_blank=True,
+        default="",
+        validators=[validate_schedule],
+        help_text=_(
+            "The weekly window of new claims that say none: weekdays 09:00-18:00 Europe/Berlin. Outside of it they are "
+            "suspended. Empty: no window."
+        ),
+    )
+    pack_keep_percent = StrictInteger(
+        min_value=LEAST_KEPT_PERCENT,
+        max_value=100,
+        allow_null=True,
+        default=None,
+        help_text=_(
+            "While others wait, two claims are put together on a GPU if both keep at least this percentage of the "
+            "rates that they had alone (90 is usual), and parted if they do not; as proposals, or at once where the "
+            "rebalance mode is apply. Null: they are not."
         ),
     )
     audit_policy = serializers.ChoiceField(

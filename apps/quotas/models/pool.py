@@ -7,6 +7,8 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.row import Row, checks
 from apps.quotas.models.tenant import SLUG
+from gpucloud.schedules import MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 from gpucloud.web.natural_order import natural_name
 
 DEFAULT = "default"
@@ -16,6 +18,8 @@ LEAST_IDLE_SECONDS, MOST_IDLE_SECONDS = 10, 7 * 86_400
 # More claims on one GPU would wait too long for it.
 MOST_OVERSUBSCRIBED = 8
 LEAST_SLICE_SECONDS, MOST_SLICE_SECONDS = 10, 86_400
+# With less than half, two claims are better off one after the other.
+LEAST_KEPT_PERCENT = 50
 # A restart of an agent or of its machine takes less.
 LEAST_FAILOVER_SECONDS = 30
 
@@ -140,6 +144,12 @@ class Pool(Row):
     # Claims that do not fit together share GPUs by time, up to this many times what a GPU has; null: they do not.
     oversubscribe = models.PositiveSmallIntegerField(null=True)
     slice_seconds = models.PositiveIntegerField(default=300, db_default=300)
+    # Two claims are put together on a GPU while both keep this percentage of their rates alone; null: they are not.
+    pack_keep_percent = models.PositiveSmallIntegerField(null=True)
+    # The schedule of its new claims, unless they say another or none; empty: they have none.
+    default_schedule = models.CharField(
+        max_length=MOST_LETTERS, blank=True, default="", db_default="", validators=[validate_schedule]
+    )
     # Reservations with idle claims are released, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 
@@ -174,6 +184,8 @@ class Pool(Row):
             pool_oversubscribe_in_range=Q(oversubscribe__isnull=True)
             | Q(oversubscribe__gte=2, oversubscribe__lte=MOST_OVERSUBSCRIBED),
             pool_slice_in_range=Q(slice_seconds__gte=LEAST_SLICE_SECONDS, slice_seconds__lte=MOST_SLICE_SECONDS),
+            pool_pack_keep_in_range=Q(pack_keep_percent__isnull=True)
+            | Q(pack_keep_percent__gte=LEAST_KEPT_PERCENT, pack_keep_percent__lte=100),
             pool_preempt_by_known=Q(preempt_by__in=PreemptBy.values),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
         )

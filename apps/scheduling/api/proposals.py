@@ -31,8 +31,10 @@ class FoundSerializer(Strict):
     tenant = shown.text(source="claim.tenant.slug")
     kind = shown.choice(ProposalKind.choices)
     policy = shown.text("The policy; `waking`: by the claim's telemetry, between runs.")
-    before = serializers.DictField(child=serializers.IntegerField(), read_only=True)
-    after = serializers.DictField(child=serializers.IntegerField(), read_only=True)
+    before = serializers.DictField(
+        child=serializers.JSONField(), read_only=True, help_text="Numbers; `gpus`: the uuids of GPUs."
+    )
+    after = serializers.DictField(child=serializers.JSONField(), read_only=True)
     explanation = shown.text()
     numbers = serializers.DictField(child=serializers.FloatField(), read_only=True, help_text="The measurements.")
     state = shown.choice(ProposalState.choices)

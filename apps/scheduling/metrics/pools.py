@@ -16,7 +16,7 @@ from apps.nodes.models.node import FRESH, STATES, state_now
 from apps.quotas.models import Pool, ResourceQuota, WebhookDelivery
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.models.webhook import DeliveryState
-from apps.scheduling.models import Claim, ClaimState, RotationMember
+from apps.scheduling.models import Claim, ClaimState, PackProfile, RotationMember
 from apps.scheduling.models.claim import WAITING, Idle
 
 # The label of a quota that counts in all pools together.
@@ -78,6 +78,20 @@ def rotation() -> Iterator[GaugeMetricFamily]:
     for pool in Pool.objects.filter(oversubscribe__isnull=False).order_by("name").values_list("name", flat=True):
         for place, number in zip(("in", "out"), found.get(pool, (0, 0)), strict=True):
             family.add_metric([pool, place], number)
+    yield family
+
+
+def packed() -> Iterator[GaugeMetricFamily]:
+    """Yield the claims measured beside another, in pools that pack, by whether they keep enough of their rate."""
+    words = "Claims measured beside another on a GPU, by whether they keep pack_keep_percent of their rate alone."
+    family = GaugeMetricFamily("gpucloud_packed_claims", words, labels=["pool", "keeps"])
+    rows = PackProfile.objects.filter(kept__isnull=False, claim__state=ClaimState.ACTIVE).order_by()
+    keeps = Count("pk", filter=Q(kept__gte=F("claim__pool__pack_keep_percent")))
+    sums = rows.values("claim__pool__name").annotate(keeps=keeps, number=Count("pk"))
+    found = {row["claim__pool__name"]: (row["keeps"], row["number"] - row["keeps"]) for row in sums}
+    for pool in Pool.objects.filter(pack_keep_percent__isnull=False).order_by("name").values_list("name", flat=True):
+        for word, number in zip(("yes", "no"), found.get(pool, (0, 0)), strict=True):
+            family.add_metric([pool, word], number)
     yield family
 
 

@@ -15,8 +15,8 @@ class Platform(Collector):
     """All metrics: of the platform as a whole, then of each GPU and claim."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families: some ten queries and one call to Redis, whatever there is."""
-        of_claims = (pools.queues, pools.claims, pools.idle, pools.rotation)
+        """Yield all families: a dozen queries and one call to Redis, whatever there is."""
+        of_claims = (pools.queues, pools.claims, pools.idle, pools.rotation, pools.packed)
         for part in (*of_claims, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()
         yield from counter_metrics.families()

@@ -3,6 +3,7 @@
 from apps.scheduling.models.assignment import Assignment, AssignmentState
 from apps.scheduling.models.claim import Claim, ClaimState
 from apps.scheduling.models.group import ElasticGroup
+from apps.scheduling.models.profile import PackProfile
 from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
 from apps.scheduling.models.rotation import RotationMember
@@ -18,6 +19,7 @@ __all__ = [
     "ClaimState",
     "ElasticGroup",
     "FleetSnapshot",
+    "PackProfile",
     "Proposal",
     "ProposalState",
     "Reservation",

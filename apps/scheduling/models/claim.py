@@ -26,7 +26,7 @@ class ClaimState(models.TextChoices):
     """States: pending → queued → assigned → active → releasing → released; failed beside them.
 
     Suspended and back: active → suspending → suspended → resuming → active. A claim that resumes waits in the queue for
-    its own GPUs until it is charged, and then for its programs.
+    GPUs of its node until it is charged, and then for its programs.
 
     A ResourceClaim's claim begins as allocating: it is charged, and its cluster's own scheduler decides where it is.
     """
@@ -50,7 +50,7 @@ CHARGED = Q(charged_vgpus__gt=0) | Q(charged_host_memory_mib__gt=0)
 # A group is placed in one transaction.
 MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
-# The claims of a queue: those that wait for a first place, and suspended ones that wait for their own GPUs.
+# The claims of a queue: those that wait for a first place, and suspended ones that wait for GPUs of their node.
 IN_QUEUE = Q(state__in=WAITING) | Q(state=ClaimState.RESUMING, charged_vgpus=0)
 # `kind` of the `pod` of a ResourceClaim's claim.
 RESOURCE_CLAIM = "ResourceClaim"

@@ -17,6 +17,12 @@ class ProposalKind(models.TextChoices):
     GIVE_BACK = "give-back", "Give back: what was lent is its owner's again"
     LIMIT = "limit", "Limit: another core_limit"
     RESIZE = "resize", "Resize: another core_request or memory_mib"
+    PACK = "pack", "Pack: move to the GPU of another claim"
+    UNPACK = "unpack", "Unpack: move to a GPU of its own"
+
+
+# Proposals of `apps.packing`: they change GPUs, by a move.
+MOVES = frozenset({ProposalKind.PACK, ProposalKind.UNPACK})
 
 
 class ProposalState(models.TextChoices):

@@ -21,7 +21,8 @@ from apps.quotas.services import audit
 from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
-from apps.scheduling.models.proposal import ProposalKind
+from apps.scheduling.models.proposal import MOVES, ProposalKind
+from apps.scheduling.providers import move_orders
 from apps.scheduling.services.charging import borrowing
 from apps.scheduling.services.claims.lifecycle import WrongState, locked
 from apps.scheduling.services.claims.resize import resize_claim
@@ -35,7 +36,7 @@ from gpucloud.locks import exclusive
 
 REBALANCER = Principal(name="rebalancer", is_operator=True)
 ENDED = (ClaimState.RELEASING, ClaimState.RELEASED)
-CARRIED_OUT = frozenset({ProposalKind.LEND, ProposalKind.GIVE_BACK, ProposalKind.LIMIT})
+CARRIED_OUT = frozenset({ProposalKind.LEND, ProposalKind.GIVE_BACK, ProposalKind.LIMIT, *MOVES})
 
 
 class RebalancingOff(Conflict, code="rebalancing-off", title="The pool is not rebalanced"):
@@ -115,7 +116,7 @@ def expire_proposals() -> int:
 
 @transaction.atomic
 def _close(seen: Proposal) -> bool:
-    """Expire the proposal.
+    """Expire the proposal of a claim that is gone.
 
     The claim is locked first, as everywhere: one that is being preempted may come back meanwhile.
     """
@@ -180,12 +181,12 @@ def _proposal(pool: Pool, claim: Claim, change: Change) -> Proposal:
 
 
 def _take_into(taken: list[Proposal], proposal: Proposal) -> int:
-    taken.append(_take(proposal))
+    taken.append(take(proposal))
     return 1
 
 
 @transaction.atomic
-def _take(proposal: Proposal) -> Proposal:
+def take(proposal: Proposal) -> Proposal:
     """Apply the proposal if the pool and its kind allow that, else propose it."""
     allowed = proposal.pool.rebalance_mode == RebalanceMode.APPLY and proposal.kind in CARRIED_OUT
     # A guarantee is given back in any case: it is the owner's.
@@ -226,6 +227,10 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
     if proposal.kind in (ProposalKind.LEND, ProposalKind.GIVE_BACK):
         guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
         return
+    if proposal.kind in MOVES:
+        moved = move_orders.get().move_claim(principal=principal, claim=claim, gpus=proposal.after["gpus"])
+        moved.change(rebalanced_at=timezone.now())
+        return
     asked = claim.asked_core_limit or claim.core_limit
     changed = resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**proposal.after))
     facts: dict[str, Any] = {"rebalanced_at": timezone.now()}
@@ -235,7 +240,7 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
 
 
 def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> None:
-    stale = [name for name, value in proposal.before.items() if getattr(claim, name) != value]
+    stale = [name for name, value in proposal.before.items() if _value(claim, name) != value]
     if principal == REBALANCER and not claim.rebalance:
         stale.append("rebalance")
     if stale:
@@ -243,6 +248,12 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
         cure = "the next run looks anew" if principal == REBALANCER else "dismiss this, the next run looks anew"
         words = f"The claim has changed since ({', '.join(sorted(stale))}): {cure}."
         raise ProposalStale(words, before=proposal.before)
+
+
+def _value(claim: Claim, name: str) -> Any:
+    if name == "gpus":
+        return sorted(claim.assignments.live().values_list("gpu__uuid", flat=True))
+    return getattr(claim, name)
 
 
 @transaction.atomic
