@@ -1,6 +1,6 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
-import { ago, say } from "./words.js";
+import { ago, duration, say } from "./words.js";
 import { Zoom } from "./zoom.js";
 
 const GAP_SECONDS = 5; // a longer silence is drawn as a gap, not as a line
@@ -124,6 +124,7 @@ export class Charts {
     this.gap = Math.max(GAP_SECONDS, 2.5 * (data.step_seconds ?? 0));
     this.live = data.live;
     this.marks = data.marks;
+    this.bands = data.bands ?? []; // spans in which a claim was suspended
     this.points = new Map(data.series.map((series) => [series.key, rows(series)]));
     this.paint();
   }
@@ -187,7 +188,7 @@ class Chart {
     this.note = element("p", "plot-note muted");
     this.plot.append(this.note);
     if (!kind.endless) this.listen();
-    Object.assign(this, { marks: [], points: [], gap: GAP_SECONDS, stamp: clock });
+    Object.assign(this, { marks: [], bands: [], points: [], gap: GAP_SECONDS, stamp: clock });
     this.legend();
     this.build();
     this.observer = new ResizeObserver(() => this.chart.setSize(this.size()));
@@ -219,7 +220,10 @@ class Chart {
       return { item, value };
     });
     this.values = items.map(({ value }) => value);
-    this.figure.querySelector("[data-legend]").replaceChildren(...items.map(({ item }) => item));
+    // Shown while there is such a span; its value is their sum.
+    this.still = element("span", "legend-item");
+    this.still.append(element("i", "legend-band"), say("suspended"), element("b"));
+    this.figure.querySelector("[data-legend]").replaceChildren(...items.map(({ item }) => item), this.still);
   }
 
   build() {
@@ -240,7 +244,7 @@ class Chart {
         { ...axis, size: LEFT, space: 26, values: (_, splits) => splits.map((value) => String(Number(value.toFixed(2)))) },
       ],
       series: [{}, ...this.kind.lines.map((line) => this.series(line))],
-      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
+      hooks: { drawClear: [(plot) => this.drawBands(plot)], draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.tell()], setSelect: [(plot) => this.zoom.selected(plot)] },
     }, this.columns(), this.plot);
   }
 
@@ -268,11 +272,15 @@ class Chart {
     return [shown.map((p) => p.at), ...this.kind.lines.map((line) => shown.map((p) => line.of(p, this) ?? null))];
   }
 
-  draw(points, { now, window, marks, gap, live, zoom: { span } }) {
+  draw(points, { now, window, marks, bands, gap, live, zoom: { span } }) {
     this.points = points;
     this.range = span ?? [now - window, now];
     const [from, to] = this.range;
     this.marks = marks.filter((mark) => mark.at > from && mark.at <= to);
+    const cut = bands.map((band) => [Math.max(band.from, from), Math.min(band.to ?? now, to)]);
+    this.bands = cut.filter(([begin, end]) => end > begin);
+    this.still.hidden = !this.bands.length;
+    this.still.lastChild.textContent = duration(this.bands.reduce((sum, [begin, end]) => sum + end - begin, 0));
     this.gap = gap;
     this.stamp = to - from > 2 * A_DAY ? day : clock;
     this.age = points.length > (live ? 0 : 1) && !this.kind.endless && !span ? now - points.at(-1).at : 0;
@@ -302,6 +310,17 @@ class Chart {
       const value = column[hovered ?? last];
       this.values[index].textContent = number(value, this.kind.unit, line.digits ?? this.kind.digits) + old;
     });
+  }
+
+  drawBands(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.fillStyle = colourOf("suspended-fill");
+    for (const [begin, end] of this.bands) {
+      const [left, right] = [begin, end].map((at) => plot.valToPos(at, "x", true));
+      ctx.fillRect(left, bbox.top, Math.max(right - left, devicePixelRatio), bbox.height);
+    }
+    ctx.restore();
   }
 
   drawMarks(plot) {

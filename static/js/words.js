@@ -8,9 +8,14 @@ export function say(name, ...values) {
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
+// A length of time in its largest unit: `24 min`.
+export function duration(seconds) {
+  const [size, unit] = UNITS.find(([size]) => seconds >= size) ?? UNITS.at(-1);
+  return say(unit, Math.floor(seconds / size));
+}
+
 // An age in its largest unit: `24 min ago`.
 export function ago(seconds) {
   if (seconds < 1) return say("now");
-  const [size, unit] = UNITS.find(([size]) => seconds >= size);
-  return say("ago", say(unit, Math.floor(seconds / size)));
+  return say("ago", duration(seconds));
 }

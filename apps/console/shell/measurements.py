@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -17,7 +17,8 @@ from apps.console.shell.chart_span import ChartSpan, last_minutes
 from apps.nodes.models import Gpu
 from apps.nodes.services.telemetry import reading
 from apps.quotas.models import AuditEvent
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.models.claim import PUT_ASIDE
 from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 
 # An agent reports once a second; an older sample says nothing about now.
@@ -69,7 +70,21 @@ def chart_of_claim(claim: Claim, span: ChartSpan | None = None) -> dict[str, Any
     series = _shares(live or claim.assignments.all(), {claim.uid: claim}, resizes, span)
     mine = [event for event in resizes[str(claim.uid)] if event.at <= span.end]
     marks = [{"at": event.at.timestamp(), "label": difference(event)} for event in mine]
-    return {**_frame(span, series), "marks": marks}
+    return {**_frame(span, series), "marks": marks, "bands": _suspended(claim)}
+
+
+def _suspended(claim: Claim) -> list[dict[str, float | None]]:
+    """Return the spans in which the claim's programs stood still, in Unix seconds; `to` None: they still do."""
+    bands: list[dict[str, float | None]] = []
+    begun: float | None = None
+    for state, at in claim.timeline:
+        when = datetime.fromisoformat(at).timestamp()
+        if state == ClaimState.SUSPENDED and begun is None:
+            begun = when
+        elif state not in PUT_ASIDE and begun is not None:
+            bands.append({"from": begun, "to": when})
+            begun = None
+    return [*bands, {"from": begun, "to": None}] if begun is not None else bands
 
 
 def chart_of_shares(gpu: Gpu, assignments: Iterable[Assignment], span: ChartSpan | None = None) -> dict[str, Any]:
