@@ -108,10 +108,22 @@ def facts(row: Mapping[str, Any]) -> None:
         items = [said] if isinstance(said, Mapping) and said else said
         if isinstance(items, list) and items and isinstance(items[0], Mapping):
             click.echo(name)
-            for item in items:
-                click.echo("  " + ", ".join(f"{key}={field_text(key, inner)}" for key, inner in item.items()))
+            _rows(items)
         else:
             click.echo(f"{_label(name).ljust(width)}  {field_text(name, said)}")
+
+
+def _rows(items: Sequence[Mapping[str, Any]]) -> None:
+    """Print objects of one kind as a table, indented; of several kinds, a line for each."""
+    names = list(items[0])
+    if len(items) == 1 or any(list(item) != names for item in items):
+        for item in items:
+            click.echo("  " + ", ".join(f"{key}={field_text(key, inner)}" for key, inner in item.items()))
+        return
+    lines = [list(map(_label, names)), *([field_text(name, item[name]) for name in names] for item in items)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def field_text(name: str, said: Any) -> str:

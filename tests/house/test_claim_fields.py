@@ -86,7 +86,6 @@ NOT_ON_THE_FORM = {
     "lease_seconds": "a lease is for programs, which renew it",
     "rebalance": "a claim may be rebalanced until its page says otherwise",
     "reservation": "the reservation's page makes claims in it",
-    "schedule": "as rebalance",
     "time_limit_seconds": "`time_limit_minutes`",
     "when_over_quota": "the checkbox `wait`",
 }

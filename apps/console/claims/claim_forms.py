@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.core.validators import RegexValidator
 from django.utils import timezone
+from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
@@ -20,6 +21,8 @@ from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models.claim import MOST_WEIGHT
+from gpucloud.schedules import MOST_LETTERS
+from gpucloud.schedules import validate as validate_schedule
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -32,6 +35,19 @@ def label(name: "StrPromise", help_text: "StrPromise") -> forms.CharField:
     widget = forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"})
     return forms.CharField(
         label=name, help_text=help_text, required=False, max_length=63, widget=widget, validators=[LABEL_CHECK]
+    )
+
+
+def schedule_field(empty: "StrPromise") -> forms.CharField:
+    """Return a field for the weekly window of a claim. `empty`: what an empty one means."""
+    words = _("Outside of this weekly window it is suspended: weekdays 09:00-18:00 Europe/Berlin.")
+    return forms.CharField(
+        label=_("Schedule"),
+        required=False,
+        max_length=MOST_LETTERS,
+        validators=[validate_schedule],
+        help_text=format_lazy("{} {}", words, empty),
+        widget=forms.TextInput(attrs={"class": "form-control"}),
     )
 
 
@@ -62,6 +78,7 @@ class MoreForm(ServiceForm):
         help_text=_("There its programs start again from what they saved."),
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
+    schedule = schedule_field(_("Empty: that of the pool, if it has one."))
     node_selector = forms.CharField(
         label=_("Nodes with labels"),
         required=False,

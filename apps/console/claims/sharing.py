@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -11,6 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from apps.console.claims.claim_forms import schedule_field
 from apps.console.claims.claims import BEST_EFFORT, GUARANTEED, find
 from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.form_page import FormPage, Link
@@ -21,8 +21,6 @@ from apps.scheduling.models.claim import MOST_WEIGHT, PLACED
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
-from gpucloud.schedules import MOST_LETTERS
-from gpucloud.schedules import validate as validate_schedule
 
 CLASSES = [(GUARANTEED, _("Guaranteed")), (BEST_EFFORT, _("Best effort"))]
 
@@ -43,14 +41,7 @@ class SharingForm(VersionedForm):
     movable = switch(
         _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
     )
-    schedule = forms.CharField(
-        label=_("Schedule"),
-        required=False,
-        max_length=MOST_LETTERS,
-        validators=[validate_schedule],
-        help_text=_("Outside of this weekly window it is suspended: weekdays 09:00-18:00 Europe/Berlin. Empty: never."),
-        widget=forms.TextInput(attrs={"class": "form-control"}),
-    )
+    schedule = schedule_field(_("Empty: never."))
 
     def clean_best_effort(self) -> bool:
         """Return the class as the claim stores it."""

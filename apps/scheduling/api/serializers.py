@@ -134,7 +134,10 @@ def label_field(help_text: str) -> serializers.RegexField:
 
 def schedule_field(**more: Any) -> serializers.CharField:
     """Return the field of a claim's weekly window."""
-    words = f"The weekly window in which it runs, {EXAMPLE}; outside of it, it is suspended. Empty: it has none."
+    words = (
+        f"The weekly window in which it runs, {EXAMPLE}; outside of it, it is suspended. Empty: it has "
+        "none. A new claim that leaves it out has the `default_schedule` of its pool."
+    )
     return serializers.CharField(
         max_length=MOST_LETTERS, allow_blank=True, validators=[validate_schedule], help_text=words, **more
     )
@@ -165,7 +168,7 @@ class ClaimSerializer(Strict):
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
-    schedule = schedule_field(default="")
+    schedule = schedule_field(required=False)
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,

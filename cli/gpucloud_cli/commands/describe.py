@@ -141,7 +141,7 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
         if one["type"] == "below-guarantee":
             yield "BelowGuarantee", True, one["since"], one["detail"]
     ends = {"preempt_at": ("Preempted", "ends"), "yields_at": ("Yields", "ends")}
-    for name, (word, does) in {**ends, "suspends_at": ("Scheduled off", "suspended")}.items():
+    for name, (word, does) in {**ends, "suspends_at": ("ScheduleEnds", "suspended")}.items():
         if found[name]:
             yield word, True, None, f"{does} {sheets.age(found[name])}"
 
@@ -196,9 +196,9 @@ SHEETS = {
             "": "name description created_at",
             "Policies": "sharing_policy placement_policy core_ceiling core_overcommit_percent "
             "memory_overcommit_percent preemption_grace_seconds preempt_by_priority preempt_by patience_seconds "
-            "idle_rule idle_seconds idle_grace_seconds unused_seconds oversubscribe slice_seconds failover_policy "
-            "failover_after_seconds rebalance_mode rebalance_policy audit_policy repair_drift lend_reserved "
-            "reclaim_idle",
+            "idle_rule idle_seconds idle_grace_seconds unused_seconds oversubscribe slice_seconds pack_keep_percent "
+            "default_schedule failover_policy failover_after_seconds rebalance_mode rebalance_policy audit_policy "
+            "repair_drift lend_reserved reclaim_idle",
             "Capacity": "gpu_count core_allocated memory_allocated",
         },
         (

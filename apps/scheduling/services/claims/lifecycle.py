@@ -152,6 +152,9 @@ def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """Return the claim as it would be made, neither charged nor saved. Raises as `create_claim`, but of quotas."""
     principal.require_role(spec.tenant, "member")
     filled = limit_ranges.fill(spec.tenant, spec.pool, spec.given())
+    # What cannot be suspended needs no schedule.
+    if spec.pod is None and spec.group is None and spec.reservation is None:
+        filled.setdefault("schedule", spec.pool.default_schedule)
     refuse_low_limit(filled["core_request"], filled["core_limit"])
     claim = Claim(tenant=spec.tenant, pool=spec.pool, created_by=principal.name, user_id=principal.user_id, **filled)
     if claim.lease_seconds is not None:
