@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ WORKLOADS_SECONDS = 30.0
 GPULOAD = settings.BASE_DIR / "libvcuda" / "build" / "gpuload"
 
 
-def seed(*, state_dir: Path, default_node: str) -> None:
+def seed(*, state_dir: Path, default_nodes: Sequence[str]) -> None:
     """Create tenants, quotas, pools, nodes and the operator; secrets go to files of mode 0600 in `state_dir`."""
     operator(state_dir)
     pools = {
@@ -44,7 +44,8 @@ def seed(*, state_dir: Path, default_node: str) -> None:
             for resource, hard in amounts.items():
                 quotas.create_quota(principal=SYSTEM, tenant=tenant, pool=None, resource=resource, hard=hard)
     member(state_dir)
-    enrol_later(state_dir, name=default_node, pool=pools["default"])
+    for name in default_nodes:
+        enrol_later(state_dir, name=name, pool=pools["default"])
     enrol_later(state_dir, name="sim-2", pool=pools["shared"])
     for item in CLAIMS:
         tenant = Tenant.objects.get(slug=item.tenant)

@@ -18,6 +18,8 @@ from deploy.embedded.tether import tether_to
 from deploy.embedded.valkey import ValkeyMissing
 
 FATAL = (StartFailed, PortInUse, InUse, PlaceUnusable, PostgresMissing, ValkeyMissing)
+# Of the pool `default`; each is an agent and an arbiter.
+MOST_NODES = 8
 LOGINS = {"operator": "admin of the platform", "member": "member of the tenant acme"}
 
 
@@ -53,11 +55,15 @@ def main() -> int:
 
 
 def options(*, programs: bool) -> Options:
-    """Read the options from $DEMO_DIR and $PORT."""
+    """Read the options from $DEMO_DIR, $PORT and $NODES."""
     port = os.environ.get("PORT", "8000")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         sys.exit(f"PORT={port!r} is not a port: use 1 to 65535")
-    return Options(state=Path(os.environ.get("DEMO_DIR", ".demo")), port=int(port), programs=programs)
+    count = os.environ.get("NODES", "1")
+    if not count.isdecimal() or not 0 < int(count) <= MOST_NODES:
+        sys.exit(f"NODES={count!r} is no number of nodes: use 1 to {MOST_NODES}")
+    state = Path(os.environ.get("DEMO_DIR", ".demo"))
+    return Options(state=state, port=int(port), programs=programs, nodes=int(count))
 
 
 def stop_on_signal(stop: Callable[[], None]) -> None:

@@ -33,11 +33,12 @@ class PortInUse(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """The state directory, the server's address, and whether to start the programs of seeded claims."""
+    """The state directory, the server's address, whether to start the seeded programs, and the nodes of ``default``."""
 
     state: Path
     port: int
     programs: bool = True
+    nodes: int = 1
 
 
 class Launch:
@@ -45,7 +46,7 @@ class Launch:
 
     def __init__(self, options: Options, *, say: Callable[[str], None]) -> None:
         self.state = State.at(options.state)
-        self.port, self._with_programs = options.port, options.programs
+        self.port, self._with_programs, self._node_count = options.port, options.programs, options.nodes
         self._say = say
         self._lock = self.state.lock()
         self.supervisor = Supervisor(pids=self.state.pids, say=say)
@@ -96,8 +97,8 @@ class Launch:
         self.supervisor.wait_ready(started)
 
     def _database(self) -> None:
-        self.nodes = nodes()
-        default = [] if self.nodes[0].simulated else ["--default-node", self.nodes[0].name]
+        self.nodes = nodes(self._node_count)
+        default = [word for node in self.nodes if node.pool == "default" for word in ("--default-node", node.name)]
         # Both in one process: a start of Django takes longer than either, once the database is there.
         seed = self.commands.manage("seed", "seed_demo", "--migrate", "--state-dir", str(self.state.root), *default)
         self.supervisor.run_to_end(seed, seconds=SEED_SECONDS)

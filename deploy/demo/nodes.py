@@ -1,7 +1,8 @@
 """The demo's nodes.
 
 ``default`` has one node, left empty for whoever tries the platform: this machine's own GPUs if NVML finds any, else the
-simulated ``sim-1``. ``sim-2`` in the pool ``shared`` is always simulated and carries the seeded claims.
+simulated ``sim-1``. ``sim-2`` in the pool ``shared`` is always simulated and carries the seeded claims. With
+``NODES=2`` the pool ``default`` has a second, simulated node: claims can move to it if the first one is simulated, too.
 """
 
 import re
@@ -30,10 +31,11 @@ class Node:
     simulated: bool
 
 
-def nodes() -> list[Node]:
-    """Return the nodes, the one of ``default`` first."""
+def nodes(count: int = 1) -> list[Node]:
+    """Return the nodes, those of ``default`` first; it has so many, and more than one only on request."""
     first = Node(real_name(), "default", simulated=False) if real_gpus() else Node("sim-1", "default", simulated=True)
-    return [first, Node("sim-2", "shared", simulated=True)]
+    more = [Node(f"sim-{number + 1}", "default", simulated=True) for number in range(2, count + 1)]
+    return [first, *more, Node("sim-2", "shared", simulated=True)]
 
 
 def real_gpus() -> int:

@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the options."""
         parser.add_argument("--state-dir", type=Path, required=True, help="Token and password files are written here.")
-        parser.add_argument("--default-node", default="sim-1", help="The node of pool `default`.")
+        parser.add_argument("--default-node", action="append", help="A node of pool `default` (sim-1), or several.")
         parser.add_argument("--migrate", action="store_true", help="Apply the migrations first.")
         parser.add_argument("--workloads", action="store_true", help="Print a line of JSON per program to start.")
 
@@ -32,4 +32,4 @@ class Command(BaseCommand):
                 self.stdout.write(line)
                 self.stdout.flush()
         else:
-            seeding.seed(state_dir=options["state_dir"], default_node=options["default_node"])
+            seeding.seed(state_dir=options["state_dir"], default_nodes=options["default_node"] or ["sim-1"])
