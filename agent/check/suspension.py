@@ -15,6 +15,9 @@ from agent.wire import Check
 NAME = "suspend"
 # Loading the driver's library; a driver that hangs is reported, too.
 TRIAL_SECONDS = 10.0
+# Drivers that have the calls, by library and version. An agent is asked at each connection, and the answer is another
+# program's start.
+_able: set[tuple[Path | None, str]] = set()
 
 
 def suspension(settings: Settings, inventory: Inventory) -> Check:
@@ -22,8 +25,11 @@ def suspension(settings: Settings, inventory: Inventory) -> Check:
     if inventory.problem is not None:
         return ok(NAME, "not available: no driver")
     simulated = settings.library.simulated_driver
-    if (words := find_lack(simulated)) is not None:
-        return ok(NAME, f"not available: driver {inventory.driver_version}, 570 or newer needed ({words})")
+    driver = simulated, str(inventory.driver_version)
+    if driver not in _able:
+        if (words := find_lack(simulated)) is not None:
+            return ok(NAME, f"not available: driver {inventory.driver_version}, 570 or newer needed ({words})")
+        _able.add(driver)
     budget, available = settings.host_memory_bytes >> 20, available_mib()
     # What simulated GPUs have in memory takes next to no memory of the machine.
     if budget > available and simulated is None:

@@ -12,6 +12,12 @@ from agent.wire import Check
 from tests.agent.stage import BUILD
 
 
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which drivers were asked before."""
+    monkeypatch.setattr("agent.check.suspension._able", set())
+
+
 def check(tmp_path: Path, *, problem: str | None = None, real: bool = False, **environment: str) -> Check:
     """Return the finding on the simulated driver; with `real`, as if it were a real one."""
     simulated = {"GPUCLOUD_LIBRARY": str(BUILD / "libvcuda.so"), "GPUCLOUD_SIM_NODE": str(tmp_path / "node")}
@@ -46,3 +52,12 @@ def test_more_host_memory_than_there_is_and_threads_that_run_on_are_told(
     assert "only" not in found.detail, "simulated memory takes none of the machine's"
     found = check(tmp_path, GPUCLOUD_SUSPEND_MEMORY_MIB="64", GPUCLOUD_CGROUPS="off")
     assert (found.state, "run on meanwhile" in found.detail) == ("warning", True)
+
+
+def test_a_driver_that_has_the_calls_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["there is none", None]
+    monkeypatch.setattr("agent.check.suspension.find_lack", lambda _driver: answers.pop(0))
+    assert "there is none" in check(tmp_path).detail
+    for _ in range(2):
+        assert "there is none" not in check(tmp_path).detail
+    assert answers == []
