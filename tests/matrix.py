@@ -18,3 +18,8 @@ def crossed(rows: Sequence[Any], columns: Sequence[Any], *, whole: Any = None) -
         for number, row in enumerate(rows)
         for at, column in enumerate(columns)
     ]
+
+
+def seeds(count: int, *, per_commit: int = 1) -> list[Any]:
+    """Return parameters for so many histories of random acts; all but the first few are left to `make test-long`."""
+    return [pytest.param(seed, marks=[] if seed < per_commit else pytest.mark.long) for seed in range(count)]

@@ -24,6 +24,7 @@ from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reservations.clock import drive
 from tests.cast import GIB, Api, Cast, Machine, give, give_plenty, placed
+from tests.matrix import seeds
 from tests.scheduling.clock import Clock
 from tests.scheduling.test_reserved_hours import STEPS, History
 from tests.scheduling.test_usage_reports import measure, report
@@ -174,7 +175,7 @@ def test_an_unclaimed_reservation_is_waste_and_its_claims_count_once(
     assert by(efficiency(cast.anna)["rows"]) == {"user:max": hours(3.0, 0.0, 0.0)}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_the_sql_agrees_with_the_report_after_any_history(clock: Clock, cast: Cast, seed: int) -> None:
     history = History(cast, clock, seed)
     for step in range(STEPS):

@@ -28,6 +28,7 @@ from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.failures import NoLongerLeader
 from apps.scheduling.services.fleet.devices import read_devices
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, lose
+from tests.matrix import seeds
 from tests.scheduling.life import Kept, Life
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +64,7 @@ def live_through(cast: Cast, kept: Kept, *, seed: int, steps: int) -> None:
     assert_books_agree()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(2))
 def test_the_increments_equal_a_fresh_read_whatever_happens(real_cast: Cast, kept: Kept, seed: int) -> None:
     live_through(real_cast, kept, seed=seed, steps=60)
 

@@ -18,6 +18,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, uids
+from tests.matrix import seeds
 from tests.scheduling.routes import dump_database
 
 
@@ -174,9 +175,9 @@ def test_a_members_own_limit_keeps_a_claim_waiting_whatever_the_quota(cast: Cast
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["member-limit-exceeded"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, per_commit=3))
 def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(cast: Cast, seed: int) -> None:
-    Machine("gpu1", cast.pool, gpus=1 + seed % 3)
+    Machine("gpu1", cast.pool, gpus=1 + seed % 3).stay_online()
     random_ = random.Random(seed)  # noqa: S311
     if seed % 2:
         for tenant in (cast.acme, cast.globex):

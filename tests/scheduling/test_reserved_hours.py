@@ -23,6 +23,7 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming.forgetting import forget_node
 from gpucloud.errors import GpucloudError
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, hello, lose
+from tests.matrix import seeds
 from tests.scheduling.clock import START, Clock
 from tests.scheduling.test_usage_reports import report
 
@@ -106,7 +107,7 @@ def check(cast: Cast, clock: Clock, seed: int) -> None:
     assert_books_agree()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_reserved_hours_are_what_was_held(clock: Clock, cast: Cast, seed: int) -> None:
     check(cast, clock, seed)
 

@@ -20,6 +20,7 @@ from apps.suspension.between.expiring import give_up
 from apps.suspension.between.ordering import move_claim_to_node
 from apps.suspension.moving import CannotMove, NoRoomToMove
 from tests.cast import GIB, Cast, Machine, assert_books_agree, done, give_plenty, placed, seen
+from tests.matrix import seeds
 from tests.racing import outcomes, race
 from tests.suspension.test_move_races import naive_take
 from tests.suspension.test_races import running
@@ -84,7 +85,7 @@ def scene(cast: Cast, seed: int) -> tuple[list[Agent], Claim, random.Random]:
     return agents, claim, chance
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
+@pytest.mark.parametrize("seed", seeds(RUNS, per_commit=2))
 def test_programs_may_run_at_one_node_whatever_fails_and_whoever_is_late(cast: Cast, seed: int) -> None:
     give_plenty(cast.acme)
     agents, claim, chance = scene(cast, seed)

@@ -25,6 +25,7 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension import services
 from apps.suspension.services import NoHostMemory, resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
+from tests.matrix import seeds
 from tests.racing import outcomes, race
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,7 +112,7 @@ def race_and_check(racers: list[Callable[[], Any]]) -> None:
     assert not differences()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real_cast: Cast, seed: int) -> None:
     """Suspend, resume, resize, release, rounds and the agent's reports, all at once and on few claims."""
     give_plenty(real_cast.acme)

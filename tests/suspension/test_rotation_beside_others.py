@@ -88,7 +88,7 @@ def test_one_whose_quota_is_used_by_others_is_passed_over(cast: Cast, machine: M
     run_round(other)
     for _ in range(3):
         clock.forward(LONG)
-        work(cast, machine, clock, runs=16)
+        work(cast, machine, clock, runs=8)
         assert states([*mine, theirs]) == ["suspended", "active"], "nobody stays out for one that cannot come in"
     assert RotationMember.objects.get(claim=mine[0]).paused_until is not None
     ResourceQuota.objects.filter(tenant=cast.acme, resource="core_percent").update(hard=300)
@@ -133,19 +133,20 @@ def test_a_limit_that_the_picture_does_not_have_bars_only_that_claim(
     assert states(claims) == ["active", "suspended", "active"]
 
 
-def test_it_is_quiet(cast: Cast, machine: Machine, clock: Clock) -> None:
+@pytest.mark.parametrize(("slices", "least"), [(9, 11), pytest.param(60, 75, marks=pytest.mark.long)])
+def test_it_is_quiet(cast: Cast, machine: Machine, clock: Clock, slices: int, least: int) -> None:
     """No webhook event of a swap, two rows of the audit log for each claim, a timeline that ends."""
     hooks.create(principal=SYSTEM, tenant=cast.acme, url="https://hooks.example.org/x", events=list(EventKind.values))
     claims = running(cast, machine, clock)
     sent = WebhookDelivery.objects.count()
-    for _ in range(60):
+    for _ in range(slices):
         work(cast, machine, clock)
         clock.forward(LONG)
     assert RotationMember.objects.count() == 3
     kinds = set(WebhookDelivery.objects.order_by("pk").values_list("kind", flat=True)[sent:])
     assert kinds <= {"claim.active"}
     steps = [len(claim.timeline) for claim in Claim.objects.all()]
-    assert 75 < max(steps) <= 200
+    assert least < max(steps) <= 200
     Pool.objects.update(oversubscribe=None)
     for claim in claims:
         release_claim(principal=SYSTEM, claim=claim)

@@ -23,6 +23,7 @@ from apps.scheduling.services.fleet import reserved
 from apps.suspension.rotation import rotating
 from apps.suspension.services import NodeUnreachable, NoHostMemory, resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give_plenty
+from tests.matrix import seeds
 from tests.racing import race
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,7 +55,7 @@ def assert_admitted_within_the_ratio() -> None:
         assert sum(there.values_list("core_request", flat=True)) <= 4 * 100
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_everything_at_once_leaves_the_books_in_step(real_cast: Cast, seed: int) -> None:
     machine, claims = begin(real_cast)
     dice = random.Random(seed)  # noqa: S311 - what happens must be repeatable
