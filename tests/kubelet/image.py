@@ -18,7 +18,10 @@ from typing import Any
 from tests.agent.stage import GPULOAD
 
 NAME = "localhost/gpucloud-test:1"
-COMMANDS = ("sh", "sleep", "cat", "env", "ls", "kill", "grep", "id", "touch", "date")
+COMMANDS = ("sh", "sleep", "cat", "env", "ls", "kill", "grep", "id", "touch", "date", "find")
+# The check of the chart's probes, where our own image has it.
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCES, ALIVE = "/srv/gpucloud", "deploy/docker/alive.sh"
 # Docker's names of architectures, which runtimes compare with the machine's.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 Json = dict[str, Any]
@@ -63,6 +66,7 @@ def _layer() -> bytes:
     with tarfile.open(fileobj=made, mode="w") as archive:
         for directory in ("tmp", "etc", "proc", "sys", "dev", "var/tmp"):
             _add_directory(archive, directory)
+        _add(archive, f"{SOURCES.lstrip('/')}/{ALIVE}", (ROOT / ALIVE).read_bytes(), mode=0o755)
         _add(archive, "etc/passwd", b"root:x:0:0::/:/bin/sh\n", mode=0o644)
         for name, source in sorted((programs | libraries).items()):
             _add(archive, name, source.resolve().read_bytes(), mode=0o755)
