@@ -20,7 +20,7 @@ from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reclaiming import preemption
+from apps.scheduling.services.reclaiming import preemption, reclaim
 from apps.scheduling.services.reclaiming.reclaim import asking, plans
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, placed, used
 from tests.racing import race
@@ -118,6 +118,17 @@ def test_who_lent_gets_it_back_after_the_grace_and_who_borrowed_waits_again(lab:
     assert not CohortShare.objects.filter(reclaimed_until__isnull=False).exists()
     assert audited(victim) == ["notice", "preempt"]
     assert_books_agree()
+
+
+def test_preempted_claims_that_wait_again_do_not_crowd_a_lender_out(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reclaim, "MOST_ASKING", 1)
+    # They are older than the lender's claim.
+    for _ in range(2):
+        lab.wants(tenant=lab.cast.globex)
+    claim = lab.wants()
+    assert asking(lab.cast.pool, now=timezone.now()) == [claim]
+    preemption.drive()
+    assert lab.states() == "active active active active!"
 
 
 def test_a_preempted_claim_runs_again_when_there_is_room_and_is_released_like_any(lab: Lab) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models.node import FRESH
@@ -59,7 +59,10 @@ def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     rows = rows.filter(best_effort=False, group=None, reservation=None, rotation__nominated_at=None)
     # If nobody borrows, or runs at a lower priority, nothing can be reclaimed, and the pool need not be read.
     borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
-    may = Q(nominated_gpus__isnull=False) | Q(tenant__cohort__in=borrowed.values("tenant__cohort"))
+    # Nor for who has all of its own: those that wait again since they were preempted must not crowd the lender out.
+    lacks = ResourceQuota.objects.filter(share__isnull=False, hard__gt=F("used"))
+    lender = Q(tenant__in=lacks.values("tenant")) | Q(charged_vgpus__gt=0)
+    may = Q(nominated_gpus__isnull=False) | Q(lender, tenant__cohort__in=borrowed.values("tenant__cohort"))
     if pool.preempt_by_priority:
         lower = Claim.objects.filter(tenant=OuterRef("tenant"), pool=pool, priority__lt=OuterRef("priority"))
         may |= Q(Exists(lower.filter(HOLDS, reservation=None)))
