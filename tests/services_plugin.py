@@ -6,6 +6,7 @@ and Celery. ``DATABASE_URL`` and ``REDIS_URL`` take precedence: the suite then r
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -56,4 +57,6 @@ def _start() -> contextlib.ExitStack:
         os.environ[TEMPLATE] = postgres.DATABASE
     running = stack.enter_context(embedded.services(state, durable=False, template=template))
     os.environ.update(running.environment())
+    # Its thread would tell of Redis' end on a stream that pytest has closed.
+    stack.callback(setattr, logging.getLogger("gpucloud.counters"), "disabled", True)
     return stack

@@ -76,6 +76,13 @@ async def test_it_tells_what_keeps_limits_from_holding_and_ends_with_1(stage: St
 
 async def test_a_started_agent_sends_what_it_finds_of_the_machine(stage: Stage, link: Connection) -> None:
     hello = await link.expect(wire.Hello)
+    for _ in range(5):
+        if hello.checks:
+            break
+        # The first connection does not wait for checks that a busy machine takes long for; a later one has them.
+        await link.socket.close()
+        link = await stage.control.connection()
+        hello = await link.expect(wire.Hello)
     found = {check.name: check for check in hello.checks}
     assert {"driver", "library", "preload", "arbiter", "run-dir", "state-dir", "disk", "cgroup"} <= found.keys()
     assert found["library"].state == "ok"

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 from msgspec import UNSET
@@ -207,12 +208,16 @@ async def test_a_stopped_program_is_not_suspended(stage: Stage, fast: Connection
     held = stage.assignment()
     await put(fast, 1, held)
     program = await load(stage, held)
+    stat = Path(f"/proc/{program.pid}/stat")
     program.send_signal(signal.SIGSTOP)
+    # On a busy machine it runs on for a moment.
+    await eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     wanted = await wish(fast, 2, held, suspended=True, generation=2)
     one = await refusal(fast, held.uid, 2)
     assert one.state == "in_force"
     assert f"[{program.pid}] are stopped" in str(one.suspend_refused)
     program.send_signal(signal.SIGCONT)
+    await eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] != "T")
     await wish(fast, 3, wanted, suspended=True, generation=3)
     await fast.state(held.uid, "suspended", 3)
 

@@ -79,6 +79,7 @@ def test_a_heartbeat_tells_whole_minutes_from_parts_and_silence(cast: Cast, mach
 
 
 def test_a_draining_node_shows_how_many_claims_have_left(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    machine.stay_online()
     claims = [placed(cast, machine)[0] for _ in range(3)]
     drain_node(principal=SYSTEM, node=machine.node, grace_seconds=600)
     olga = browser("olga")

@@ -23,7 +23,7 @@ async def bus_is_closed() -> AsyncIterator[None]:
 @pytest.fixture
 def running(real_cast: Cast) -> tuple[Machine, Claim]:
     give_plenty(real_cast.acme)
-    machine = Machine("gpu1", real_cast.pool, host_memory_mib=20 * GIB)
+    machine = Machine("gpu1", real_cast.pool, host_memory_mib=20 * GIB).stay_online()
     return machine, placed(real_cast, machine)[0]
 
 
