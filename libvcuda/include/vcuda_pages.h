@@ -289,6 +289,14 @@ _Static_assert(sizeof(struct vcuda_limit) == 88, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_totals) == 104, "ctypes mirror");
 _Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");
 
+/* A process that came from another node: its pid, the same as there, and its new start time. */
+struct vcuda_arrival {
+    uint32_t pid;
+    uint32_t reserved;
+    uint64_t start_time;
+};
+_Static_assert(sizeof(struct vcuda_arrival) == 16, "ctypes mirror");
+
 #pragma GCC visibility push(default)
 
 /* Make the page where it is missing (mode 0644), or open the one of the same claim. -EEXIST: another claim's page stands
@@ -341,6 +349,11 @@ int vcuda_usage_reap(struct vcuda_usage *page, uint64_t pidns, uint32_t pid, uin
 /* Clear the slots of every process of the caller's own pid namespace that /proc no longer shows (or shows with another
  * start time). Slots of other pid namespaces are left alone. Returns how many were cleared. */
 int vcuda_usage_reap_dead(struct vcuda_usage *page);
+/* Fit a copy of a page to this node, to which its processes were carried from another one; `clock_ns`: this node's
+ * CLOCK_MONOTONIC less that node's. Slots of the processes named go on under the new names, all others are cleared: what
+ * they counted stays counted. Returns how many go on. The copy is in private memory; none of the processes may run. */
+int vcuda_usage_arrive(struct vcuda_usage *copy, uint64_t pidns, const struct vcuda_arrival *processes, uint32_t count,
+                       int64_t clock_ns);
 /* Wait until `echo` differs from `seen` or the time is over. Returns the present value as the low 31 bits. */
 int vcuda_usage_wait_echo(const struct vcuda_usage *page, uint32_t seen, uint64_t timeout_ns);
 

@@ -16,6 +16,8 @@ static inline int pages_is_process(uint64_t owner)
 }
 
 uint64_t pages_clock(clockid_t clock);
+/* Nanoseconds by which CLOCK_MONOTONIC is ahead of the machine's in the caller's time namespace; 0 outside of one. */
+int64_t pages_clock_ahead(void);
 /* Inode of the caller's pid namespace; 0 where /proc does not say. */
 uint64_t pages_pidns(void);
 /* Start time of a process of the caller's pid namespace; 0 where there is none such, or it is dead (a zombie);

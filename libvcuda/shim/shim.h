@@ -42,7 +42,11 @@ extern struct shim {
     unsigned context_epoch;
     /* Raised by each change after which launches must take the slow path again: limits, contexts, captures, exit. */
     unsigned hot_epoch;
-    uint64_t ns_per_tick; /* 32.32 fixed point; see shim_ticks */
+    uint64_t ns_per_tick;  /* 32.32 fixed point; see shim_ticks */
+    uint64_t ticks_before; /* what shim_ticks has to add: the time on machines that the process was carried away from */
+    /* CLOCK_MONOTONIC here less the machine's, which all moments in the pages are of: a process that was carried from
+     * another machine goes on with that one's clock, in a time namespace. */
+    int64_t clock_ahead_ns;
     /* Raised before and after every allocation, so that a reading of NVML can detect a concurrent one. */
     uint64_t memory_begun, memory_ended;
     int accounting;          /* enum vcuda_accounting; never changes once it is decided */
@@ -98,11 +102,20 @@ static inline struct vcuda_gpu_usage *shim_usage(int slot)
 void watcher_poke(void);
 
 uint64_t shim_now(void); /* CLOCK_MONOTONIC */
+/* The same moment as the pages have it. */
+static inline uint64_t shim_to_page(uint64_t moment_ns)
+{
+    return moment_ns - (uint64_t)__atomic_load_n(&shim.clock_ahead_ns, __ATOMIC_RELAXED);
+}
+static inline uint64_t shim_page_now(void)
+{
+    return shim_to_page(shim_now());
+}
 /* Nanoseconds since an arbitrary moment, cheap: for distances on the hot path. Calibrated when the process attaches. */
 static inline uint64_t shim_ticks(void)
 {
 #ifdef __x86_64__
-    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() * shim.ns_per_tick >> 32);
+    return (uint64_t)((unsigned __int128)__builtin_ia32_rdtsc() * shim.ns_per_tick >> 32) + shim.ticks_before;
 #else
     return shim_now();
 #endif

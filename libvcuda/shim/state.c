@@ -84,6 +84,23 @@ static void calibrate(void)
 #endif
 }
 
+/* The last reading of both clocks before the process was suspended: it may come back on another machine. */
+static uint64_t left_ns, left_ticks;
+
+static void note_leaving(void)
+{
+    left_ns = shim_now();
+    left_ticks = shim_ticks();
+}
+
+/* Find the machine's clocks again. CLOCK_MONOTONIC goes on; ticks go on with it, at this machine's rate. */
+static void find_clocks(void)
+{
+    __atomic_store_n(&shim.clock_ahead_ns, pages_clock_ahead(), __ATOMIC_RELAXED);
+    calibrate();
+    shim.ticks_before += left_ticks + (shim_now() - left_ns) - shim_ticks();
+}
+
 /* A forked child is a separate process: it needs its own slot and watcher, and holds none of the parent's memory. */
 static void forget_parent(void)
 {
@@ -151,6 +168,7 @@ int shim_attach(void)
         int slot = pages_slot_take(shim.usage);
         if (slot >= 0) {
             calibrate();
+            shim.clock_ahead_ns = pages_clock_ahead();
             shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
             __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);
         }
@@ -198,6 +216,11 @@ static void refresh(void)
     }
     __atomic_store_n(&shim.closed, closed, __ATOMIC_RELAXED);
     __atomic_store_n(&shim.gpus_open, open, __ATOMIC_RELAXED);
+    /* A suspended process may have come to another machine; its limits there are the first that it sees of it. */
+    if (shim.suspended)
+        find_clocks();
+    if (suspended)
+        note_leaving();
     if (whole)
         set_suspended(suspended);
     shim_cool();

@@ -3,7 +3,8 @@
  *     RUNNING --Lock--> LOCKED --Checkpoint--> CHECKPOINTED --Restore--> LOCKED --Unlock--> RUNNING
  *
  * The real driver does the work in the other process; here the caller moves that process's figures in the virtual node.
- * What the memory holds needs no moving: addresses of simulated memory hold nothing. Where the kernel's calls are
+ * What the memory holds needs no moving: addresses of simulated memory hold nothing. The figures are kept in the process,
+ * too (carried.c), so that it can be restored on another node to which another program has brought it. Where the kernel's calls are
  * simulated too (simkernel.h), its objects stay as they are, so such a process cannot be brought to other GPUs.
  *
  * GPUCLOUD_SIM_CHECKPOINT_RATE: MiB that move in a second, out; back it is twice as fast. Without it, as an H200 does it.
@@ -35,6 +36,7 @@ static void nap(uint64_t ns)
 struct target {
     struct sim_node *node;
     struct sim_process *process;
+    int pid;
 };
 
 /* The letter of its state by the kernel; 0: it is gone. */
@@ -58,7 +60,10 @@ static CUresult find(int pid, uint32_t state, struct target *out)
     while (letter_of(pid) == 'T')
         nap(10000000);
     out->node = sim_node_open(NULL);
+    out->pid = pid;
     out->process = out->node && pid > 0 ? sim_process_find(out->node, (uint32_t)pid) : NULL;
+    if (!out->process && out->node && letter_of(pid))
+        out->process = sim_carried_find(out->node, pid);
     if (!out->process)
         return letter_of(pid) ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_OPERATING_SYSTEM;
     return __atomic_load_n(&out->process->state, __ATOMIC_SEQ_CST) == state ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
@@ -135,6 +140,14 @@ static uint64_t bytes_of(const struct target *t, int saved)
     return sum;
 }
 
+static uint64_t bytes_from(const struct sim_saved *from)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < SIM_MAX_GPUS; i++)
+        sum += from->client[i].saved_bytes;
+    return sum;
+}
+
 static void save_memory(const struct target *t)
 {
     for (uint32_t i = 0; i < t->node->gpus; i++) {
@@ -159,6 +172,7 @@ CUresult cuCheckpointProcessCheckpoint(int pid, void *args)
         return CUDA_ERROR_NOT_SUPPORTED;
     nap((bytes_of(&t, 0) >> 10) * 1000000000ull / (rate_mib() << 10));
     save_memory(&t);
+    sim_carried_save(t.node, t.process, pid);
     return move(&t, CU_PROCESS_LOCKED, CU_PROCESS_CHECKPOINTED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
@@ -199,34 +213,56 @@ static CUresult check_imports(const struct sim_process *p)
     return __atomic_load_n(&p->pools_imported, __ATOMIC_SEQ_CST) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 
-static int index_of(const struct sim_node *node, const CUuuid *uuid)
+static int index_of(const struct sim_node *node, const void *uuid)
 {
     for (uint32_t i = 0; i < node->gpus; i++)
-        if (!memcmp(node->gpu[i].uuid, uuid->bytes, sizeof uuid->bytes))
+        if (!memcmp(node->gpu[i].uuid, uuid, sizeof node->gpu[i].uuid))
             return (int)i;
     return -1;
 }
 
+/* The index of a GPU that the process is on: of one that came from another node, by that one's names. */
+static int source_of(const struct target *t, const struct sim_saved *from, const CUuuid *uuid)
+{
+    for (int i = 0; from && i < SIM_MAX_GPUS; i++)
+        if (!memcmp(from->uuid[i], uuid->bytes, sizeof from->uuid[i]))
+            return i;
+    return from ? -1 : index_of(t->node, uuid->bytes);
+}
+
+/* Without a map it comes back to the same cards, if this node has them all. */
+static int find_same(const struct target *t, const struct sim_saved *from, uint8_t to[SIM_MAX_GPUS])
+{
+    for (uint32_t i = 0; from && i < SIM_MAX_GPUS; i++) {
+        int here = index_of(t->node, from->uuid[i]);
+        if (t->process->seen & 1u << i && here < 0)
+            return 0;
+        to[i] = here < 0 ? to[i] : (uint8_t)here;
+    }
+    return 1;
+}
+
 /* Read a map as H100s with driver 580 do: it names each GPU once that the driver saw when the program began, by what it is
  * now on, and once each as a target; what CUDA_VISIBLE_DEVICES leaves of them does not matter. An empty one is none. */
-static CUresult read_map(const struct target *t, const CUcheckpointRestore *args, uint8_t to[SIM_MAX_GPUS])
+static CUresult read_map(const struct target *t, const struct sim_saved *from, const CUcheckpointRestore *args,
+                         uint8_t to[SIM_MAX_GPUS])
 {
     uint32_t seen = t->process->seen, sources = 0, targets = 0;
     for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
         to[i] = (uint8_t)i;
     if (!args || !args->pairs || !args->count)
-        return CUDA_SUCCESS;
+        return find_same(t, from, to) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < args->count; i++) {
-        int a = index_of(t->node, &args->pairs[i].from), b = index_of(t->node, &args->pairs[i].to);
+        int a = source_of(t, from, &args->pairs[i].from), b = index_of(t->node, args->pairs[i].to.bytes);
         if (a < 0 || b < 0)
             return CUDA_ERROR_INVALID_VALUE;
         sources |= 1u << a;
         targets |= 1u << b;
         to[a] = (uint8_t)b;
     }
-    return args->count == (unsigned)__builtin_popcount(seen) && sources == seen && targets == seen
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    int whole = from ? __builtin_popcount(targets) == __builtin_popcount(seen) : targets == seen;
+    return args->count == (unsigned)__builtin_popcount(seen) && sources == seen && whole ? CUDA_SUCCESS
+                                                                                         : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Its client on each GPU, taken out of there. */
@@ -256,50 +292,73 @@ static int put_in(struct sim_gpu *gpu, const struct sim_client *client)
 }
 
 /* Bring what the process has on each GPU to the one that the map says; the process follows at its next call. */
-static int change_gpus(const struct target *t, const uint8_t to[SIM_MAX_GPUS])
+static int change_gpus(const struct target *t, const struct sim_saved *from, const uint8_t to[SIM_MAX_GPUS])
 {
     static struct sim_client out[SIM_MAX_GPUS];
     struct sim_process *p = t->process;
-    int changed = 0, put = 1;
+    int changed = from != NULL, put = 1;
     for (uint32_t i = 0; i < t->node->gpus; i++)
         changed |= to[i] != i;
     if (!changed)
         return 1;
-    for (uint32_t i = 0; i < t->node->gpus; i++)
-        take_out(&t->node->gpu[i], p, &out[i]);
-    for (uint32_t i = 0; i < t->node->gpus; i++)
-        put &= !out[i].pid || put_in(&t->node->gpu[to[i]], &out[i]);
+    memset(out, 0, sizeof out);
     for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+        if (from)
+            sim_carried_client(p, &from->client[i], &out[i]);
+        else if (i < t->node->gpus)
+            take_out(&t->node->gpu[i], p, &out[i]);
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+        put &= !out[i].pid || put_in(&t->node->gpu[to[i]], &out[i]);
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++) {
         p->at[i] = to[p->at[i]];
+        seen |= p->seen & 1u << i ? 1u << to[i] : 0;
+    }
+    p->seen = seen;
+    p->carried = 0;
     __atomic_add_fetch(&p->moves, 1, __ATOMIC_RELEASE);
     return put;
+}
+
+static CUresult restore(struct target *t, const struct sim_saved *from, const CUcheckpointRestore *args)
+{
+    uint8_t to[SIM_MAX_GPUS];
+    CUresult result = read_map(t, from, args, to);
+    if (result)
+        return result;
+    if (getenv("GPUCLOUD_SIM_CHECKPOINT_BREAKS")) {
+        move(t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_FAILED);
+        sim_carried_return(t->node, t->process, t->pid);
+        return CUDA_ERROR_UNKNOWN;
+    }
+    nap(((from ? bytes_from(from) : bytes_of(t, 1)) >> 10) * 1000000000ull / (rate_mib() << 11));
+    result = check_imports(t->process);
+    if (!result)
+        result = change_gpus(t, from, to) ? restore_memory(t) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result) {
+        /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
+        __atomic_store_n(&t->process->lost, 1, __ATOMIC_SEQ_CST);
+        return result;
+    }
+    sim_carried_return(t->node, t->process, t->pid);
+    return move(t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_LOCKED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestore *args)
 {
     struct target t;
-    uint8_t to[SIM_MAX_GPUS];
     CUresult result = find(pid, CU_PROCESS_CHECKPOINTED, &t);
     if (!result && __atomic_load_n(&t.process->lost, __ATOMIC_SEQ_CST))
         return CUDA_ERROR_OPERATING_SYSTEM;
-    if (!result)
-        result = read_map(&t, args, to);
-    if (result)
-        return result;
-    if (getenv("GPUCLOUD_SIM_CHECKPOINT_BREAKS")) {
-        move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_FAILED);
-        return CUDA_ERROR_UNKNOWN;
-    }
-    nap((bytes_of(&t, 1) >> 10) * 1000000000ull / (rate_mib() << 11));
-    result = check_imports(t.process);
-    if (!result)
-        result = change_gpus(&t, to) ? restore_memory(&t) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result) {
-        /* As on an H100 with driver 580: this answer comes once, and then the other one for ever. */
-        __atomic_store_n(&t.process->lost, 1, __ATOMIC_SEQ_CST);
-        return result;
-    }
-    return move(&t, CU_PROCESS_CHECKPOINTED, CU_PROCESS_LOCKED) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+    if (result || !t.process->carried)
+        return result ? result : restore(&t, NULL, args);
+    struct sim_saved *from = calloc(1, sizeof *from);
+    if (from && sim_carried_read(pid, from))
+        result = restore(&t, from, args);
+    else
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    free(from);
+    return result;
 }
 
 CUresult cuCheckpointProcessUnlock(int pid, void *args)
@@ -312,6 +371,7 @@ CUresult cuCheckpointProcessUnlock(int pid, void *args)
         result = restore_memory(&t);
     if (result)
         return result;
+    sim_carried_return(t.node, t.process, pid);
     return move(&t, CU_PROCESS_LOCKED, CU_PROCESS_RUNNING) ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 

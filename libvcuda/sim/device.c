@@ -41,6 +41,8 @@ void sim_devices_follow(void)
             continue;
         sim_lock(d->gpu);
         d->client = sim_client_take(d->gpu);
+        if (d->client)
+            sim_find_groups(d->client->group);
         sim_unlock(d->gpu);
     }
     __atomic_store_n(&followed, moves, __ATOMIC_RELEASE);

@@ -3,7 +3,7 @@
  * LAYER node     node costs clock samples namespaces limits share registry        the node that processes share
  * LAYER kernel   simkernel simobjects simexport                                   the kernel driver's calls
  * LAYER driver   process device context charge memory physical pool vmm export    libcuda: state and memory
- * LAYER driver   ipc stream capture launch fill copy legacy host checkpoint       libcuda: work
+ * LAYER driver   ipc stream capture launch fill copy legacy host checkpoint carried       libcuda: work
  * LAYER driver   entry faults doors                                               libcuda: lookup
  * LAYER nvml     nvml nvml_gpm nvml_health nvml_limits nvml_load nvml_process              libnvidia-ml
  * LAYER simnode  simnode                                                          the program that makes nodes

@@ -135,9 +135,12 @@ void sim_find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time)
 {
     static _Thread_local uint32_t known;
     static _Thread_local uint64_t known_pidns, known_start_time;
+    static _Thread_local uint32_t returns;
+    uint32_t now = __atomic_load_n(&sim_saved.returns, __ATOMIC_ACQUIRE);
     *pid = (uint32_t)getpid();
-    if (known != *pid) {
+    if (known != *pid || returns != now) {
         known = *pid;
+        returns = now;
         known_pidns = pages_pidns();
         known_start_time = pages_start_time(*pid);
     }

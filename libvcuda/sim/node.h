@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 10
+#define SIM_VERSION 11
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_MAX_PROCESSES 256
@@ -147,6 +147,7 @@ struct sim_process {
     uint32_t imported;       /* and by descriptors */
     uint32_t pools_imported; /* pools of others */
     uint32_t mps;            /* a client of an MPS server */
+    uint32_t carried;        /* it came from another node, and what it had on its GPUs is in itself only */
     uint32_t seen;  /* the GPUs that its driver found when it began, a bit each, whatever the program sees of them */
     uint32_t moves; /* how often a restore has brought it to other GPUs */
     uint8_t at[SIM_MAX_GPUS]; /* the GPU on which it is now what it began on each */
@@ -215,6 +216,30 @@ void sim_process_count_managed(int more);
 void sim_process_count_opened(int more);
 void sim_process_count_imported(int more);
 void sim_process_count_pool(void);
+
+/* What a checkpoint leaves in the process itself, as the real driver does: by it a process is restored that another program
+ * (CRIU) has brought to another node, whose file knows nothing of it. Written from outside, by the caller (carried.c). */
+struct sim_saved {
+    struct sim_process *self; /* its place in the node's file; NULL: it has none */
+    uint32_t held;            /* 1 from the checkpoint to the restore: calls wait, whatever the place says */
+    uint32_t returns;         /* how often it came back elsewhere: who it is must be asked again */
+    uint32_t place, reserved; /* the index of `self` */
+    struct sim_process process;
+    uint8_t uuid[SIM_MAX_GPUS][16]; /* of the GPUs that it was on */
+    struct sim_client client[SIM_MAX_GPUS];
+};
+extern struct sim_saved sim_saved; /* of the caller */
+/* ---- carried.c: the caller of a checkpoint and of a restore reads and writes it in another process ---- */
+int sim_carried_save(const struct sim_node *node, const struct sim_process *p, int pid); /* 0: not permitted */
+/* A process with this number that another program has restored here, taken in; NULL: there is none such. */
+struct sim_process *sim_carried_find(struct sim_node *node, int pid);
+int sim_carried_read(int pid, struct sim_saved *out);
+/* What came with the process, under its present name. Its times are of another machine's clock. */
+void sim_carried_client(const struct sim_process *p, const struct sim_client *came, struct sim_client *out);
+/* Let the process's calls go on, from its place here; 0: it cannot be told. */
+int sim_carried_return(const struct sim_node *node, const struct sim_process *p, int pid);
+/* A place for a process that the node does not know, in this state; NULL: all are taken. */
+struct sim_process *sim_process_admit(struct sim_node *node, const struct sim_process *as);
 
 /* The calling process's control groups. */
 void sim_find_groups(uint64_t group[SIM_DEPTH]);

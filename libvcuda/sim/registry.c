@@ -14,9 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-static struct sim_process *self;
+struct sim_saved sim_saved;
 /* What this thread's present call has entered; NULL: nothing. */
 static _Thread_local struct sim_process *entered;
+
+#define HELD_NS 2000000
 
 static int is_gone(const struct sim_process *p)
 {
@@ -32,7 +34,7 @@ static int take(struct sim_process *p, uint32_t from)
     if (!__atomic_compare_exchange_n(&p->pid, &from, pid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return 0;
     *p = (struct sim_process){.pid = pid, .pidns = pidns, .start_time = start_time, .mps = getenv(SIM_MPS_ENV) != NULL};
-    __atomic_store_n(&self, p, __ATOMIC_RELEASE);
+    __atomic_store_n(&sim_saved.self, p, __ATOMIC_RELEASE);
     return 1;
 }
 
@@ -50,19 +52,19 @@ uint32_t sim_process_sees(const struct sim_node *node)
 
 uint32_t sim_process_moves(void)
 {
-    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    struct sim_process *me = __atomic_load_n(&sim_saved.self, __ATOMIC_ACQUIRE);
     return me ? __atomic_load_n(&me->moves, __ATOMIC_ACQUIRE) : 0;
 }
 
 uint32_t sim_process_at(uint32_t gpu)
 {
-    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    struct sim_process *me = __atomic_load_n(&sim_saved.self, __ATOMIC_ACQUIRE);
     return me ? me->at[gpu] : gpu;
 }
 
 static void begin(const struct sim_node *node)
 {
-    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    struct sim_process *me = __atomic_load_n(&sim_saved.self, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; me && i < SIM_MAX_GPUS; i++)
         me->at[i] = (uint8_t)i;
     if (me)
@@ -92,6 +94,22 @@ void sim_process_register(struct sim_node *node)
     begin(node);
 }
 
+struct sim_process *sim_process_admit(struct sim_node *node, const struct sim_process *as)
+{
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
+            struct sim_process *p = &node->process[i];
+            uint32_t from = p->pid;
+            if (from && (!round || !is_gone(p)))
+                continue;
+            if (__atomic_compare_exchange_n(&p->pid, &from, as->pid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+                *p = *as;
+                return p;
+            }
+        }
+    return NULL;
+}
+
 struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid)
 {
     for (int i = 0; i < SIM_MAX_PROCESSES; i++) {
@@ -109,18 +127,26 @@ static void wait_while(struct sim_process *p, uint32_t state)
 
 int sim_process_enter(void)
 {
-    struct sim_process *me = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
-    while (me) {
+    struct sim_process *me;
+    /* It has another place where it was brought to another node. */
+    while ((me = __atomic_load_n(&sim_saved.self, __ATOMIC_ACQUIRE))) {
         __atomic_add_fetch(&me->inside, 1, __ATOMIC_SEQ_CST);
         uint32_t state = __atomic_load_n(&me->state, __ATOMIC_SEQ_CST);
-        if (__builtin_expect(state == CU_PROCESS_RUNNING, 1)) {
+        int held = __atomic_load_n(&sim_saved.held, __ATOMIC_SEQ_CST);
+        int is_mine = me == __atomic_load_n(&sim_saved.self, __ATOMIC_SEQ_CST);
+        if (__builtin_expect(state == CU_PROCESS_RUNNING && !held && is_mine, 1)) {
             entered = me;
             return 1;
         }
         __atomic_sub_fetch(&me->inside, 1, __ATOMIC_SEQ_CST);
-        if (state == CU_PROCESS_FAILED)
+        if (held) {
+            /* On another node the place may be anybody's: it is not waited on. */
+            nanosleep(&(struct timespec){0, HELD_NS}, NULL);
+        } else if (is_mine && state == CU_PROCESS_FAILED) {
             return 0;
-        wait_while(me, state);
+        } else if (is_mine) {
+            wait_while(me, state);
+        }
     }
     return 1;
 }
@@ -135,8 +161,8 @@ void sim_process_leave(void)
 #define COUNT(name, field, params, more)                                                                               \
     void name params                                                                                                   \
     {                                                                                                                  \
-        if (self)                                                                                                      \
-            __atomic_add_fetch(&self->field, (uint32_t)(more), __ATOMIC_SEQ_CST);                                      \
+        if (sim_saved.self)                                                                                            \
+            __atomic_add_fetch(&sim_saved.self->field, (uint32_t)(more), __ATOMIC_SEQ_CST);                            \
     }
 COUNT(sim_process_count_managed, managed, (int more), more)
 COUNT(sim_process_count_opened, opened, (int more), more)

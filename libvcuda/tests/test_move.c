@@ -1,12 +1,17 @@
 /* Processes that are brought to another GPU by a restore: the maps that are taken, the room, the account. */
 #include "driver.h"
 #include "harness.h"
+#include "node.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static struct {
     __typeof__(cuCheckpointProcessLock) *lock;
@@ -181,6 +186,62 @@ static void test_the_claims_slot(void)
     claim_end(&claim);
 }
 
+/* ---- As if brought to another node by CRIU: its node's file knows nothing of it ---- */
+
+static void *map_node(size_t *size)
+{
+    struct stat st;
+    int fd = open(getenv("GPUCLOUD_SIM_NODE"), O_RDWR | O_CLOEXEC);
+    void *node = fd >= 0 && fstat(fd, &st) == 0
+                     ? mmap(NULL, *size = (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                     : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    return node == MAP_FAILED ? NULL : node;
+}
+
+static void forget_process(struct sim_node *node, pid_t pid)
+{
+    for (int i = 0; i < SIM_MAX_PROCESSES; i++)
+        if (node->process[i].pid == (uint32_t)pid)
+            node->process[i] = (struct sim_process){.pid = 1, .state = CU_PROCESS_RUNNING};
+    for (uint32_t g = 0; g < node->gpus; g++)
+        for (int i = 0; i < SIM_MAX_CLIENTS; i++)
+            if (node->gpu[g].client[i].pid == (uint32_t)pid)
+                memset(&node->gpu[g].client[i], 0, sizeof node->gpu[g].client[i]);
+}
+
+static void test_another_node(void)
+{
+    struct player p, stranger;
+    size_t size;
+    struct sim_node *node = map_node(&size);
+    if (!node)
+        return;
+    start(&p, NULL, "512");
+    uint64_t used = gpu_memory_of(0, p.pid);
+    CUresult saved = suspend(p.pid);
+    forget_process(node, p.pid);
+    uint64_t forgotten = gpu_memory_of(0, p.pid);
+    pause_s(0.2);
+    int state = state_of(p.pid);
+    expect(!saved && used && !forgotten && state == CU_PROCESS_CHECKPOINTED,
+           "a process that another node does not know is found by what it keeps itself: state %d", state);
+    start(&stranger, NULL, "64");
+    CUresult part = restore(p.pid, 1, SWAP), back = restore(p.pid, 2, SWAP);
+    expect(part == CUDA_ERROR_INVALID_VALUE && !back && gpu_memory_of(1, p.pid) == used,
+           "it is restored there by a whole map of the GPUs it came from: %d %d, %.0f of %.0f MiB", part, back,
+           (double)gpu_memory_of(1, p.pid) / MIB, (double)used / MIB);
+    driver.unlock(p.pid, NULL);
+    pause_s(0.3);
+    uint64_t there = gpu_memory_of(1, p.pid), left = gpu_memory_of(0, p.pid);
+    int ended = end(&p);
+    expect(there == used && !left && ended, "and works on, with no error: %.0f and %.0f MiB, %d, error %.0f",
+           (double)there / MIB, (double)left / MIB, ended, figure_of(&p, "error"));
+    expect(end(&stranger), "as does who had begun there");
+    munmap(node, size);
+}
+
 void test_move(void)
 {
     if (on_real_gpu || simulated_kernel || !find_driver())
@@ -190,5 +251,6 @@ void test_move(void)
     test_maps("0");
     test_room_there();
     test_a_container();
+    test_another_node();
     test_the_claims_slot();
 }

@@ -111,6 +111,42 @@ static void test_alive(struct claim *c)
     close(told[1]);
 }
 
+/* A page that was copied to another node with two of its three processes, whose clock is 70 s behind. */
+static void test_arrival(struct claim *c)
+{
+    static struct vcuda_usage copy;
+    memcpy(&copy, c->usage, sizeof copy);
+    memset(copy.process, 0, sizeof copy.process);
+    memset(copy.retired, 0, sizeof copy.retired);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct vcuda_process *p = &copy.process[i];
+        *p = (struct vcuda_process){.owner = (77ull << 32) | (500 + i), .start_time = 9000 + i};
+        p->gpu[0] = (struct vcuda_gpu_usage){.memory_bytes = 100ull << i,
+                                             .gpu_time_ns = 1000ull << i,
+                                             .last_launch_ns = 100000000000ull,
+                                             .last_end_ns = i ? 1000ull : 0,
+                                             .yielded = 5};
+    }
+    copy.slots_used = 3;
+    copy.bucket[0] = (struct vcuda_bucket){.refilled_ns = 100000000000ull, .credit_ns = -7, .holes = {1, 2, 3, 4}};
+    struct vcuda_arrival came[] = {{.pid = 500, .start_time = 11}, {.pid = 502, .start_time = 13}};
+    struct vcuda_totals totals;
+    struct vcuda_process_info info[4];
+    int arrived = vcuda_usage_arrive(&copy, 88, came, 2, -70000000000ll);
+    int live = vcuda_usage_processes(&copy, info, 4);
+    vcuda_usage_totals(&copy, 0, &totals);
+    expect(arrived == 2 && live == 2 && info[1].slot == 2 && info[1].pid == 502 && info[1].pidns == 88 &&
+               info[1].start_time == 13,
+           "processes that were carried here go on in their slots, under their new names");
+    expect(totals.memory_bytes == 500 && totals.gpu_time_ns == 7000 && totals.processes == 2,
+           "who stayed behind holds no memory, and what it used stays counted, once: %llu, %llu",
+           (unsigned long long)totals.memory_bytes, (unsigned long long)totals.gpu_time_ns);
+    expect(copy.bucket[0].refilled_ns == 30000000000ull && copy.bucket[0].busy_until_ns == 0 &&
+               copy.bucket[0].credit_ns == -7 && !copy.bucket[0].holes[0] && totals.last_launch_ns == 30000000000ull &&
+               copy.process[2].gpu[0].last_end_ns == 1 && !copy.process[2].gpu[0].yielded,
+           "moments are this machine's, credit and debt are kept");
+}
+
 void test_pages(void)
 {
     struct claim claim;
@@ -123,6 +159,7 @@ void test_pages(void)
            "the layout describes itself");
     test_usage(&claim);
     test_alive(&claim);
+    test_arrival(&claim);
     test_limits(&claim, path);
     claim_end(&claim);
 }

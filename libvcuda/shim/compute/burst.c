@@ -105,7 +105,7 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     lane->event_gap = origin ? (uint64_t)duration_event_gap(origin) : 0;
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
-    __atomic_store_n(&usage->last_launch_ns, now, __ATOMIC_RELAXED);
+    __atomic_store_n(&usage->last_launch_ns, shim_to_page(now), __ATOMIC_RELAXED);
     lane_set_open(lane, 1);
 }
 

@@ -24,7 +24,7 @@ static int64_t load(const int64_t *word)
  * is killed in between, the claim loses some microseconds. */
 static void refill(struct vcuda_bucket *bucket, uint32_t limit, int64_t inflight)
 {
-    uint64_t now = shim_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
+    uint64_t now = shim_page_now(), last = __atomic_load_n(&bucket->refilled_ns, __ATOMIC_SEQ_CST);
     if (now <= last ||
         !__atomic_compare_exchange_n(&bucket->refilled_ns, &last, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return;
@@ -165,6 +165,8 @@ static uint64_t take_from_hole(uint64_t *hole, uint64_t frontier, uint64_t start
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit)
 {
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
+    start_ns = shim_to_page(start_ns);
+    end_ns = shim_to_page(end_ns);
     uint64_t frontier = __atomic_load_n(&bucket->busy_until_ns, __ATOMIC_SEQ_CST), begin, spent;
     do {
         begin = frontier > start_ns ? frontier : start_ns;

@@ -68,7 +68,7 @@ static int arbiter_lives(int slot)
     const struct vcuda_turns *turns = turns_page();
     if (!turns)
         return 0;
-    uint64_t heard = __atomic_load_n(&turns->turn[slot].heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_now();
+    uint64_t heard = __atomic_load_n(&turns->turn[slot].heartbeat_ns, __ATOMIC_ACQUIRE), now = shim_page_now();
     uint64_t stale = heard ? VCUDA_TURN_STALE_NS : VCUDA_TURNS_STALE_NS;
     heard = heard ? heard : __atomic_load_n(&turns->heartbeat_ns, __ATOMIC_ACQUIRE);
     return heard && (heard >= now || now - heard < stale);
@@ -89,7 +89,7 @@ int gate_gives_turns(int slot)
 
 int gate_has_turn(int slot)
 {
-    return turn_word(slot) > shim_now();
+    return turn_word(slot) > shim_page_now();
 }
 
 int gate_is_contended(int slot)
@@ -103,6 +103,7 @@ uint64_t gate_drained_at(int slot)
     const struct vcuda_gpu_usage *usage = shim_usage(slot);
     uint64_t ended = __atomic_load_n(&usage->last_end_ns, __ATOMIC_RELAXED);
     uint64_t begun = __atomic_load_n(&shim.gpu[slot].busy_since_ns, __ATOMIC_RELAXED);
+    ended += ended ? (uint64_t)shim.clock_ahead_ns : 0;
     return (ended > begun ? ended : begun) + __atomic_load_n(&usage->inflight_ns, __ATOMIC_RELAXED);
 }
 
@@ -135,7 +136,7 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
 {
     const struct vcuda_turn *turn = &turns_page()->turn[slot];
     struct shim_gpu *gpu = &shim.gpu[slot];
-    uint64_t now = shim_now(), number = __atomic_load_n(&turn->number, __ATOMIC_SEQ_CST);
+    uint64_t now = shim_page_now(), number = __atomic_load_n(&turn->number, __ATOMIC_SEQ_CST);
     if (!ends || now >= ends)
         return 0;
     uint64_t inflight = credit_inflight(slot), left = ends - now;
@@ -227,14 +228,14 @@ static void wait_for_turn(int slot, uint64_t before, uint32_t turns_gen)
         return; /* there may be room now */
     uint64_t mine = __atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_SEQ_CST);
     uint64_t starts = __atomic_load_n(&turn->starts_ns, __ATOMIC_SEQ_CST);
-    int64_t ahead = (int64_t)(starts - shim_now());
+    int64_t ahead = (int64_t)(starts - shim_page_now());
     if (mine) {
         uint64_t oldest = lane_oldest(slot), later = mine > oldest && oldest ? mine - oldest : 0;
         int64_t due = (int64_t)(gate_drained_at(slot) - later - shim_now()) - DRAIN_AHEAD_NS;
         /* The GPU has more work than the oldest, so that need not be seen to end at once if it is late. */
         due = due < 0 && later && gate_has_turn(slot) ? -due / 8 : due;
         doze(due < DRAIN_POLL_NS ? DRAIN_POLL_NS : due < DRAIN_MAX_NS ? (long)due : DRAIN_MAX_NS);
-    } else if (shim_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
+    } else if (shim_page_now() < turn_word(slot) || (starts && ahead < POLL_AHEAD_NS && ahead > -POLL_LATE_NS))
         doze(POLL_NS); /* the turn may still be ours, with room in it for the work that was just retired */
     else
         sleep_on(&turns_page()->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
@@ -253,7 +254,7 @@ static void look_for_dead(struct waiting *w)
 /* Record a collective that goes during another claim's turn: the arbiter charges it by this counter. */
 static void note_outside(int slot, uint64_t turn, uint64_t predicted)
 {
-    if (turn != VCUDA_TURN_FREE && turn < shim_now())
+    if (turn != VCUDA_TURN_FREE && turn < shim_page_now())
         __atomic_fetch_add(&shim_usage(slot)->outside_ns, predicted, __ATOMIC_RELAXED);
 }
 

@@ -59,6 +59,7 @@ void meter_quiesce(void)
 static void note_end(int slot, uint64_t end_ns)
 {
     uint64_t *last = &shim_usage(slot)->last_end_ns;
+    end_ns = shim_to_page(end_ns);
     if (end_ns > __atomic_load_n(last, __ATOMIC_RELAXED))
         __atomic_store_n(last, end_ns, __ATOMIC_SEQ_CST);
 }
