@@ -44,6 +44,9 @@ environment:
   GPUCLOUD_RELEASE_GRACE_SECONDS  seconds between SIGTERM and SIGKILL when a claim is released (10)
   GPUCLOUD_SUSPEND_MEMORY_MIB     host memory that suspended claims may take together (half of what is available)
   GPUCLOUD_SUSPEND_SECONDS        seconds that a driver call of a suspension may take, beside its size (30)
+  GPUCLOUD_CARRY                  HOST:PORT at which other agents bring running programs to this one (off)
+  GPUCLOUD_CARRY_UIDS             users whose programs it takes from them, like 1000,2000-2999 (none)
+  GPUCLOUD_CRIU                   CRIU 4, which carries them (else criu of PATH)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""
@@ -107,10 +110,16 @@ def _add_launch_commands(commands: Commands) -> None:
         description=EXEC_WORDS,
         epilog=EXEC_MORE,
         formatter_class=RAW,
-        usage="agent exec [-h] [--wait SECONDS] CLAIM -- COMMAND [ARGUMENT ...]",
+        usage="agent exec [-h] [--wait SECONDS] [--movable FILE] CLAIM -- COMMAND [ARGUMENT ...]",
     )
     launch.add_argument(
         "--wait", type=_seconds, default=10.0, metavar="SECONDS", help="longest wait until the claim is in force (10)"
+    )
+    launch.add_argument(
+        "--movable",
+        type=Path,
+        metavar="FILE",
+        help="so that it can be carried to another node while it runs: without a terminal, its output to this file",
     )
     launch.add_argument("claim", type=_uid, metavar="CLAIM", help="the claim's uid")
     launch.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
@@ -210,8 +219,10 @@ def _exec(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("what to start? agent exec CLAIM -- COMMAND [ARGUMENT ...]")
+    if options.movable is not None and (code := execution.detach()) is not None:
+        return code
     try:
-        execution.launch(options.claim, command, wait_seconds=options.wait)
+        execution.launch(options.claim, command, wait_seconds=options.wait, output=options.movable)
     except execution.LaunchError as error:
         return _fail(error, error.code)
     except KeyboardInterrupt:

@@ -265,6 +265,7 @@ class Daemon:
             suspend=await self._suspender.is_able() or msgspec.UNSET,
             host_memory_bytes=await self._suspender.offer_bytes(),
             move=await self._suspender.can_move() or msgspec.UNSET,
+            carry=await self._suspender.can_carry() or msgspec.UNSET,
             restart=True,
         )
 

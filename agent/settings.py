@@ -1,6 +1,7 @@
 """The settings of the operator: options of `python -m agent run` and the environment. Read once, refused early."""
 
 import importlib.util
+import shutil
 import socket
 import urllib.parse
 from collections.abc import Mapping
@@ -121,6 +122,16 @@ class Settings(NamedTuple):
     host_memory_bytes: int
     # A driver call that suspends or resumes a process may take so long, and more by the size of its memory.
     suspend_seconds: float
+    # HOST:PORT at which other agents reach this one to bring it running programs; None: it sends and takes none.
+    carry: str | None = None
+    # The users, first and last of each range, whose programs it takes from other nodes.
+    carry_users: tuple[tuple[int, int], ...] = ()
+    # The program; None: it is not on this machine.
+    criu: str | None = None
+
+    def may_carry(self, uid: int) -> bool:
+        """Return whether this user's programs may come from other nodes."""
+        return any(first <= uid <= last for first, last in self.carry_users)
 
     @property
     def is_dra_driver(self) -> bool:
@@ -160,7 +171,29 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         backoff_cap_seconds=_seconds(environment, "GPUCLOUD_BACKOFF_CAP_SECONDS", backoff.CAP_SECONDS),
         host_memory_bytes=_mebibytes(environment, "GPUCLOUD_SUSPEND_MEMORY_MIB", available_mib() // 2) << 20,
         suspend_seconds=_seconds(environment, "GPUCLOUD_SUSPEND_SECONDS", SUSPEND_SECONDS),
+        carry=_carry(environment.get("GPUCLOUD_CARRY")),
+        carry_users=_users(environment.get("GPUCLOUD_CARRY_UIDS") or ""),
+        criu=environment.get("GPUCLOUD_CRIU") or shutil.which("criu"),
     )
+
+
+def _carry(text: str | None) -> str | None:
+    if not text or text == "off":
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not int(port) < 65536:
+        raise SettingsError(f"GPUCLOUD_CARRY={text} is not HOST:PORT; with port 0, any free one.")
+    return text
+
+
+def _users(text: str) -> tuple[tuple[int, int], ...]:
+    ranges = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise SettingsError(f"GPUCLOUD_CARRY_UIDS={text} is no list of users and ranges, like 1000,2000-2999.")
+        ranges.append((int(first), int(last or first)))
+    return tuple(ranges)
 
 
 def available_mib() -> int:

@@ -18,17 +18,18 @@ that a hanging call keeps is asked again and again; no process is ever killed fo
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 from uuid import UUID
 
 from msgspec import UNSET, UnsetType
 
-from agent import settings
+from agent import settings, wire
+from agent.carrying import trial
+from agent.carrying.carrier import Carrier, Sending
 from agent.claims.attribution import ProcessInfo
 from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.claims.failures import describe_processes
 from agent.host import processes
-from agent.host.gpus import Listed, Nvml
+from agent.host.gpus import Nvml
 from agent.host.processes import Process
 from agent.host.sampling import pause
 from agent.logs import log
@@ -38,23 +39,18 @@ from agent.suspend.calls import Calls, Outcome
 from agent.suspend.ending import end_programs
 from agent.suspend.movable import find_unmovable
 from agent.suspend.records import Suspension, Wish
+from agent.suspend.room import InThread, find_lack, find_left, find_no_room
 
 LOOK_SECONDS = 0.5
 # libvcuda's watcher is woken at once; a busy machine may take a while.
 ECHO_SECONDS = 0.5
+CARRIED_ECHO_SECONDS = 10.0  # programs from another node find this machine's clock by it
 RETRY_SECONDS = 5.0
 HELPERS = 3
 # As the driver numbers the states of a process.
 LOCKED = 1
 MIB = 1 << 20
 TOO_OLD = "This node's driver cannot suspend processes: it needs driver 570 or later."
-
-# The driver takes a little more for each process than what its account says (8 MiB, measured on an H100).
-MARGIN_BYTES = 16 << 20
-# Memory of a process that has just ended is free a moment later.
-ROOM_SECONDS = 5.0
-
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Suspender:
@@ -69,8 +65,7 @@ class Suspender:
         changed: asyncio.Event,
     ) -> None:
         self._node = node
-        self._budget = chosen.host_memory_bytes
-        self._grace_seconds = chosen.grace_seconds
+        self._settings = chosen
         simulated = chosen.library.simulated_driver
         self._is_simulated = simulated is not None
         self._calls = Calls(simulated / "libcuda.so.1" if simulated else None, patience_seconds=chosen.suspend_seconds)
@@ -80,6 +75,7 @@ class Suspender:
         # The CUDA version of the driver, 0 if it cannot suspend; None: not asked yet.
         self._cuda: int | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._carrier = Carrier(node, chosen)
         self.check_now = asyncio.Event()
 
     async def is_able(self) -> bool:
@@ -90,6 +86,10 @@ class Suspender:
         """Return whether the machine can resume claims on other GPUs than theirs."""
         return moving.find_hindrance(await self._machine()) is None
 
+    async def can_carry(self) -> bool:
+        """Return whether running programs can be carried to and from the machine, by a trial."""
+        return await self.is_able() and await asyncio.to_thread(trial.find_hindrance, self._settings) is None
+
     async def _machine(self) -> moving.Machine:
         if self._cuda is None:
             self._cuda = await self._calls.find_cuda()
@@ -99,7 +99,7 @@ class Suspender:
 
     async def offer_bytes(self) -> int | UnsetType:
         """Return the host memory that suspended claims may take; unset if the machine can suspend none."""
-        return self._budget if await self.is_able() else UNSET
+        return self._settings.host_memory_bytes if await self.is_able() else UNSET
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -117,6 +117,7 @@ class Suspender:
             runtime, task = self._node.runtimes.get(claim_uid), self._tasks.get(claim_uid)
             if runtime is None and self._node.desired is not None:
                 records.forget(claim_uid)
+                self._carrier.forget(claim_uid)
             if runtime is None or runtime.ending_since is not None:
                 self._let_end(runtime, task)
             elif task is None or task.done():
@@ -131,6 +132,9 @@ class Suspender:
             task.cancel()
         if runtime is not None:
             runtime.members.thaw()
+            if self._node.suspensions.claims[runtime.claim_uid].is_dumped:
+                # They run on another node by now, or nowhere.
+                runtime.members.kill()
 
     def _work(self, runtime: ClaimRuntime, record: Suspension) -> Awaitable[None] | None:
         """Return what is to be done about the claim now; None if nothing is."""
@@ -151,8 +155,14 @@ class Suspender:
 
     async def _check(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
         """Ask the processes of a claim that an earlier agent left suspended, and suspend those that are not."""
-        runtime.members.thaw()
         everyone = record.processes | runtime.members.attached()
+        if record.is_dumped and record.phase == "suspended":
+            # They were observed so before they were sent to another node, and may run there by now.
+            runtime.members.freeze()
+            self._node.suspensions.note_suspended(runtime.claim_uid, everyone)
+            self._tell_changed()
+            return
+        runtime.members.thaw()
         outcome = await self._keep(everyone, record)
         if outcome.result == "suspended":
             runtime.members.freeze()
@@ -175,7 +185,7 @@ class Suspender:
         while True:
             record.lets_end = True
             killed = await end_programs(
-                runtime, self._attribute, save_seconds=wish.end_seconds, grace_seconds=self._grace_seconds
+                runtime, self._attribute, save_seconds=wish.end_seconds, grace_seconds=self._settings.grace_seconds
             )
             if killed:
                 words = f"{describe_processes(killed)} of claim {runtime.claim_uid} did not end in its time"
@@ -190,6 +200,7 @@ class Suspender:
     async def _suspend(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
         if wish.end_seconds:
             return await self._end(runtime, record, wish)
+        self._carrier.wake(runtime, record)
         words = None if record.saved else await self._find_obstacle(runtime)
         if words is not None:
             return self._refuse(runtime, wish, words)
@@ -205,7 +216,13 @@ class Suspender:
             record.processes = runtime.members.attached()
             self._node.suspensions.store()
             outcome = await self._calls.carry_out("suspend", record.processes, record.saved_bytes)
-            left = await self._find_left(runtime, record) if outcome.result == "suspended" else None
+            left = (
+                await find_left(runtime, record, self._nvml, self._in_nvml_thread)
+                if outcome.result == "suspended"
+                else None
+            )
+            if outcome.result == "suspended" and left is None and wish.carry is not None:
+                left = await self._carry(runtime, record, wish.carry)
             if outcome.result == "suspended" and left is None:
                 runtime.members.freeze()
                 self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
@@ -213,6 +230,13 @@ class Suspender:
             if outcome.result not in ("died", "suspended"):
                 break
         return await self._undo(runtime, record, wish, outcome, left or outcome.reason)
+
+    async def _carry(self, runtime: ClaimRuntime, record: Suspension, carry: wire.Carry) -> str | None:
+        """Bring the programs to another node, or be ready for those of another one; return why that failed, or None."""
+        if carry.ticket is None:
+            return self._carrier.offer(runtime.claim_uid)
+        gpus = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
+        return await self._carrier.send(runtime, record, Sending(carry.ticket, gpus), (await self._machine()).inventory)
 
     async def _undo(self, runtime: ClaimRuntime, record: Suspension, wish: Wish, outcome: Outcome, words: str) -> None:
         """Let all of the claim's programs go on after a suspension that failed, however long that takes."""
@@ -227,23 +251,22 @@ class Suspender:
         return self._finish(runtime)
 
     async def _resume(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> None:
+        if (words := await self._bring(runtime, record, wish)) is not None:
+            return self._stay_suspended(runtime, record, wish, words)
         page = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
         targets = page if wish.suspended else {uid: dict(wish.gpus).get(uid, gpu) for uid, gpu in page.items()}
-        homes = {one: record.homes.get(one, page) for one in record.processes if processes.alive(one)}
-        words = None if wish.suspended else self._find_lack(runtime, record)
-        words = words or await self._refuse_move(homes, page, targets)
-        words = words or await self._find_no_room(targets, record)
+        homes = _find_homes(record, page)
+        words = await self._find_reason_to_stay(runtime, record, wish, (homes, page, targets))
         if words is not None:
             return self._stay_suspended(runtime, record, wish, words)
         if targets != page:
             record.homes = homes
-            self._node.suspensions.store()
-            for uid, gpu in targets.items():
-                runtime.move(uid, gpu_key(gpu))
+            self._change_gpus(runtime, targets)
         runtime.members.thaw()
         while everyone := record.processes | runtime.members.attached():
             moved = {one: gpus for one, gpus in record.homes.items() if processes.alive(one)}
-            maps, _ = moving.find_maps(moved, targets, (await self._machine()).inventory)
+            inventory = (await self._machine()).inventory
+            maps = {**moving.find_maps(moved, targets, inventory)[0], **self._carrier.find_maps(runtime, inventory)[0]}
             outcome = await self._calls.carry_out("resume", everyone, record.saved_bytes, maps=maps)
             if outcome.result == "halted":
                 outcome = await self._gather(record, targets, outcome)
@@ -259,6 +282,34 @@ class Suspender:
                 self._tell_changed()
                 await asyncio.sleep(RETRY_SECONDS)
         return self._finish(runtime)
+
+    def _change_gpus(self, runtime: ClaimRuntime, targets: moving.Places) -> None:
+        """Give the claim's slots to other GPUs, once the journal says where its processes are."""
+        self._node.suspensions.store()
+        for uid, gpu in targets.items():
+            runtime.move(uid, gpu_key(gpu))
+
+    async def _bring(self, runtime: ClaimRuntime, record: Suspension, wish: Wish) -> str | None:
+        """Have programs of another node, or that were to leave for one, go on; return why they cannot."""
+        if wish.carry is not None and wish.carry.ticket is None and not wish.suspended:
+            if (words := await self._carrier.bring(runtime, record)) is not None:
+                return words
+            await self._wait_for_echo(runtime, CARRIED_ECHO_SECONDS)
+        self._carrier.wake(runtime, record)
+        return None
+
+    async def _find_reason_to_stay(
+        self,
+        runtime: ClaimRuntime,
+        record: Suspension,
+        wish: Wish,
+        places: tuple[Mapping[Process, moving.Places], moving.Places, moving.Places],
+    ) -> str | None:
+        """Return why suspended programs cannot come back to these places; None if they can."""
+        words = None if wish.suspended else find_lack(runtime, record)
+        words = words or self._carrier.find_maps(runtime, (await self._machine()).inventory)[1]
+        words = words or await self._refuse_move(*places)
+        return words or await find_no_room(places[2], record, self._nvml, self._in_nvml_thread)
 
     async def _gather(self, record: Suspension, targets: moving.Places, halted: Outcome) -> Outcome:
         """Suspend again the processes that are on their new GPUs already, since others could not be brought there."""
@@ -290,6 +341,7 @@ class Suspender:
 
     def _finish(self, runtime: ClaimRuntime) -> None:
         self._node.suspensions.note_running(runtime.claim_uid)
+        self._carrier.forget(runtime.claim_uid)
         self._node.step(now=time.monotonic())
         self._tell_changed()
 
@@ -311,10 +363,10 @@ class Suspender:
         if runtime.damaged:
             return "The claim's usage page is damaged: which processes use its GPUs is not known."
         need = sum(runtime.memory_bytes(uid) for uid in runtime.slots)
-        taken = self._node.suspensions.host_bytes()
-        if taken + need > self._budget:
+        taken, budget = self._node.suspensions.host_bytes(), self._settings.host_memory_bytes
+        if taken + need > budget:
             return (
-                f"Suspended claims of this node take {taken // MIB} of {self._budget // MIB} MiB of host memory, and "
+                f"Suspended claims of this node take {taken // MIB} of {budget // MIB} MiB of host memory, and "
                 f"this one needs {need // MIB}: resume or release others, or raise GPUCLOUD_SUSPEND_MEMORY_MIB."
             )
         available = settings.available_mib()
@@ -330,54 +382,9 @@ class Suspender:
             one.refresh()
         return find_unmovable(runtime, others, on_gpus=on_gpus, mps_clients=clients)
 
-    def _find_lack(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
-        """Return which limit is too low for what was saved; None if all have room."""
-        for uid, slot in runtime.slots.items():
-            saved = record.saved.get(uid, 0)
-            if saved > slot.memory_bytes and any(processes.alive(one) for one in record.processes):
-                need = -(-saved // MIB)
-                return f"{need} MiB were saved from GPU-{slot.gpu}: raise memory_mib to {need} or more, then resume."
-        return None
-
-    async def _find_no_room(self, targets: moving.Places, record: Suspension) -> str | None:
-        """Return which of these GPUs has no room for what was saved, after a moment; None if all have.
-
-        The driver would try, and a process whose restore runs out of memory can never be brought back (driver 580).
-        """
-        end = time.monotonic() + ROOM_SECONDS
-        while True:
-            free = await self._in_nvml_thread(self._nvml.read_free)
-            listed = await self._in_nvml_thread(self._nvml.processes)
-            living = {one.pid for one in record.processes if processes.alive(one)}
-            short = [
-                f"{need // MIB} MiB must be free on {gpu}, which has {free[gpu] // MIB}"
-                for gpu, need in _needs(targets, record, living, listed).items()
-                if need > free.get(gpu, need)
-            ]
-            if not living or not short:
-                return None
-            if time.monotonic() > end:
-                return f"{short[0]}: other programs must give memory back first."
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _find_left(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
-        """Return which of the claim's processes still use a GPU; None if none does."""
-        runtime.refresh()
-        if runtime.members.attached() - record.processes:
-            return "Its programs began others meanwhile: try again."
-        mine = {one.pid for one in runtime.members.living()}
-        left = sorted(
-            {
-                one.pid
-                for one in await self._in_nvml_thread(self._nvml.processes)
-                if one.pid in mine and one.memory_bytes
-            }
-        )
-        return f"By NVML, process(es) {left} still have memory on a GPU." if left else None
-
-    async def _wait_for_echo(self, runtime: ClaimRuntime) -> None:
+    async def _wait_for_echo(self, runtime: ClaimRuntime, seconds: float = ECHO_SECONDS) -> None:
         """Wait until all of its processes have read that the claim is suspended; not for long."""
-        end = time.monotonic() + ECHO_SECONDS
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             runtime.refresh()
             seen = [runtime.totals[slot.gpu].observed_generation for slot in runtime.slots.values()]
@@ -388,11 +395,6 @@ class Suspender:
             await asyncio.sleep(ECHO_SECONDS / 20)
 
 
-def _needs(targets: moving.Places, record: Suspension, living: set[int], listed: list[Listed]) -> dict[str, int]:
-    """Return the bytes that must still be free on each GPU, by NVML's name; those of an interrupted resumption are."""
-    needs = {}
-    for uid, gpu in targets.items():
-        back = sum(one.memory_bytes or 0 for one in listed if one.gpu_uuid == gpu and one.pid in living)
-        if saved := record.saved.get(uid, 0):
-            needs[gpu] = saved + MARGIN_BYTES * len(living) - back
-    return needs
+def _find_homes(record: Suspension, page: dict[str, str]) -> dict[Process, dict[str, str]]:
+    """Return where each living process was when it was suspended."""
+    return {one: record.homes.get(one, page) for one in record.processes if processes.alive(one)}

@@ -16,10 +16,14 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - both sides import this module only
+from agent.wire_carry import Carry as Carry  # noqa: PLC0414 - both sides import this module only
+from agent.wire_carry import Ticket as Ticket  # noqa: PLC0414 - likewise
+from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - likewise
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
+from agent.wire_words import DriftKind as DriftKind  # noqa: PLC0414 - likewise
 
 VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
@@ -50,10 +54,6 @@ ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]  # in Kubernetes
 LabelName = Annotated[str, Meta(min_length=1, max_length=63)]  # a DNS label
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
 
-# `suspended`: every GPU process of the claim was observed with its GPU memory in host memory, or there is none.
-AssignmentState = Literal[
-    "in_force", "over_limit", "suspending", "suspended", "resuming", "releasing", "released", "failed"
-]
 # How the claims of a GPU share its compute; docs/api.md describes each.
 Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
@@ -113,6 +113,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     restart: bool | UnsetType = UNSET
     # True: a suspended claim may resume on other GPUs of this node, of the same model. Left out if it may not.
     move: bool | UnsetType = UNSET
+    # True: it can send and take running programs (`carry`). Left out if it cannot.
+    carry: bool | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -130,12 +132,8 @@ class Observation(Record, frozen=True, kw_only=True):
     # It could not suspend it at this generation and left it in force, or not resume it and left it suspended: why, and
     # what to do. The server answers by a new generation that wants what is.
     suspend_refused: Sentence | UnsetType = UNSET
-
-
-# Changes made behind the agent's back: `agent/drift.py` detects them.
-DriftKind = Literal[
-    "files-lost", "usage-damaged", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"
-]
+    # Of a new node that waits for the claim's programs.
+    ticket: Ticket | UnsetType = UNSET
 
 
 class Drift(Record, frozen=True, kw_only=True):
@@ -334,6 +332,8 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     suspended: bool = False
     # With `suspended`, if not 0: its programs end after this time to save their state (`agent.suspend.ending`).
     end_seconds: Annotated[int, Meta(ge=0, le=3600)] = 0
+    # With `suspended` and after it, while running programs are carried to another node; None: they are not.
+    carry: Carry | None = None
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

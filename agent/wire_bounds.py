@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from agent import wire_groups
-from agent.wire import MAX_ASSIGNMENTS, MAX_FRAME_BYTES, Assignment, Pod, ResourceClaim, Sharing
+from agent.wire import MAX_ASSIGNMENTS, MAX_FRAME_BYTES, Assignment, Carry, Pod, ResourceClaim, Sharing, Ticket
 
 # The longest values: in every word the character whose JSON is longest.
 _UID, _WORD = "0" * 8 + "-0000" * 3 + "-" + "0" * 12, "\1" * 200
@@ -13,6 +13,7 @@ _GPU, _MOST = f"GPU-{_UID}", 2**63 - 1
 LONGEST = Assignment(
     uid=_UID, claim_uid=_UID, tenant=_WORD, gpu_uuid=_GPU, generation=_MOST, core_request=100, core_limit=100,
     memory_bytes=_MOST, secret_digest="0" * 64, claim_name=_WORD, pod_uid=_WORD, present=False, suspended=True,
+    carry=Carry(ticket=Ticket(host="\1" * 253, port=65535, fingerprint="0" * 64, secret="0" * 100)),
     sharing=Sharing(policy="weighted", weight=1000, best_effort=True, ceiling=99, parts=16),
     pod=Pod(namespace="\1" * 63, name="\1" * 253, container="\1" * 63),
     resource_claim=ResourceClaim(

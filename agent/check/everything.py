@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.check import devices, kernel, library, places, server
+from agent.check.carrying import carrying
 from agent.check.finding import warning
 from agent.check.memory_limits import memory_limits
 from agent.check.suspension import suspension
@@ -36,6 +37,7 @@ def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
             lambda: memory_limits(inventory, has_groups=settings.cgroups, sees_all=cgroups.sees_all()),
         ),
         ("suspend", lambda: suspension(settings, inventory)),
+        ("carry", lambda: carrying(settings)),
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
         ("other-sharing", devices.others),
     ]

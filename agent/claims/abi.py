@@ -5,7 +5,7 @@ The library's header is the contract; the mirror is checked against the library'
 
 import ctypes
 import json
-from ctypes import POINTER, c_char_p, c_int, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,10 +70,15 @@ class RawProcess(ctypes.Structure):
     ]
 
 
+class RawArrival(ctypes.Structure):
+    _fields_ = [("pid", c_uint32), ("reserved", c_uint32), ("start_time", c_uint64)]
+
+
 _MIRRORS: dict[str, type[ctypes.Structure]] = {
     "vcuda_limit": RawLimit,
     "vcuda_totals": RawTotals,
     "vcuda_process_info": RawProcess,
+    "vcuda_arrival": RawArrival,
 }
 _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limits_create": [c_char_p, c_char_p, POINTER(c_void_p)],
@@ -86,10 +91,12 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_limit_alone": [POINTER(RawLimit)],
     "vcuda_limits_get": [c_void_p, c_uint32, POINTER(RawLimit)],
     "vcuda_turns_open": [c_char_p, c_int, POINTER(c_void_p)],
+    "vcuda_turns_create": [c_char_p, POINTER(c_void_p)],
     "vcuda_turns_unmap": [c_void_p],
     "vcuda_usage_create": [c_char_p, POINTER(c_void_p)],
     "vcuda_usage_unmap": [c_void_p],
     "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(RawTotals)],
+    "vcuda_usage_arrive": [c_char_p, c_uint64, POINTER(RawArrival), c_uint32, c_int64],
     "vcuda_usage_processes": [c_void_p, POINTER(RawProcess), c_uint32],
 }
 _WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_turns_unmap", "vcuda_usage_unmap"})
@@ -113,8 +120,8 @@ class PagesLibrary:
             call = getattr(self.calls, name)
             call.argtypes = arguments
             call.restype = None if name in _WITHOUT_RESULT else c_int
-        usage = abi["structs"]["vcuda_usage"]["fields"]
-        self.limits_bytes: int = abi["limits_size"]
+        usage, limits = (abi["structs"][name]["fields"] for name in ("vcuda_usage", "vcuda_limits"))
+        self.limits_bytes, self.limits_gen_at = int(abi["limits_size"]), int(limits["gen"][0])
         self.usage_bytes: int = abi["usage_size"]
         # The constant fields of every usage page: offset and bytes.
         self.usage_header = [

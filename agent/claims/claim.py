@@ -4,9 +4,12 @@ The directory is the memory: the limits page holds what a killed agent had put i
 from there. Nothing here truncates or replaces a page that exists.
 """
 
+import ctypes
 import functools
+import os
 import shutil
 import stat
+from ctypes import c_void_p
 from pathlib import Path
 from uuid import UUID
 
@@ -212,6 +215,32 @@ class ClaimRuntime:
             if (process := self.members.find_attached(row)) is not None
         }
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
+
+    def indices(self) -> dict[str, int]:
+        """Return the place of each assignment's GPU in the limits and usage pages."""
+        found = {uid: self._limits.index(slot.gpu) for uid, slot in self.slots.items()}
+        return {uid: index for uid, index in found.items() if index is not None}
+
+    def limits_gen(self) -> int:
+        """Return the number of changes of the limits page, by which programs know whether they have seen the last."""
+        at = self._library.limits_gen_at
+        return int.from_bytes((self.directory / "limits").read_bytes()[at : at + 4], "little")
+
+    def make_turns(self) -> None:
+        """Make the turns page if the arbiter has not: programs from another node have it mapped. Raises PageError."""
+        page = c_void_p()
+        result = self._library.calls.vcuda_turns_create(os.fsencode(self.directory / "turns"), ctypes.byref(page))
+        if result < 0:
+            raise PageError(f"cannot make {self.directory / 'turns'}: {os.strerror(-result)}")
+        self._library.calls.vcuda_turns_unmap(page)
+
+    def arrive(self, page: bytes, namespace: int, restored: list[tuple[int, int]], clock_ns: int) -> bool:
+        """Go on with the usage page of another node, whose processes have these pids and start times here.
+
+        `clock_ns`: this machine's CLOCK_MONOTONIC less that one's. None of them may run. Return False if the page is
+        none.
+        """
+        return self._usage.arrive(page, namespace, restored, clock_ns)
 
     def alone_percent(self, assignment_uid: str) -> int:
         """Return the percent of its GPU that the assignment may use while nobody else wants it."""

@@ -14,7 +14,7 @@ from ctypes import c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.claims.abi import PageError, PagesLibrary, RawProcess, RawTotals
+from agent.claims.abi import PageError, PagesLibrary, RawArrival, RawProcess, RawTotals
 from agent.claims.pages import LARGEST, inode_of
 from agent.logs import log
 
@@ -132,6 +132,18 @@ class UsagePage:
         # The magic last: half a page is none.
         for at, value in reversed(self._library.usage_header):
             os.pwrite(self._file, value, at)
+
+    def arrive(self, page: bytes, namespace: int, restored: list[tuple[int, int]], clock_ns: int) -> bool:
+        """Take the content of another node's page over, for processes that came with it (`vcuda_usage_arrive`)."""
+        library = self._library
+        if len(page) != library.usage_bytes or any(
+            page[at : at + len(value)] != value for at, value in library.usage_header
+        ):
+            return False
+        copy = ctypes.create_string_buffer(page, len(page))
+        rows = (RawArrival * len(restored))(*(RawArrival(pid=pid, start_time=ticks) for pid, ticks in restored))
+        library.calls.vcuda_usage_arrive(copy, namespace, rows, len(restored), clock_ns)
+        return os.pwrite(self._file, copy.raw, 0) == len(page)
 
     def totals(self, index: int) -> Totals:
         """Return the totals of the GPU in this slot by the last `read`."""

@@ -4,6 +4,7 @@ Nothing stays behind: this process asks the agent, takes the environment and rep
 signals, the terminal and the pid are the program's own.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ EXIT_FAILED = 125
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 RETRY_SECONDS = 0.05
+PR_SET_NO_NEW_PRIVS = 38
 # Long enough for every successful start to stay silent.
 SILENT_SECONDS = 1.0
 # They give more access than a program under the claim needs, and its children would inherit them.
@@ -53,8 +55,30 @@ class _ClaimEnvironment(msgspec.Struct, frozen=True):
     node: str | None = None
 
 
-def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
-    """Replace this process by the command under the claim's limits. Raises LaunchError."""
+def detach() -> int | None:
+    """Go on as the first process of a session of its own, as programs that are carried to other nodes must be.
+
+    Return None there. This process waits for it, passes SIGINT and SIGTERM on, and returns its exit code.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        # CRIU restores no right that a program may gain by what it starts.
+        ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        return None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def launch(claim: str, command: list[str], *, wait_seconds: float, output: Path | None = None) -> NoReturn:
+    """Replace this process by the command under the claim's limits. Raises LaunchError.
+
+    `output`: the file to which its standard output and error are appended, with nothing on its standard input; None:
+    those of this process.
+    """
     environment = os.environ.copy()
     key = find_key(claim, environment)
     answer = _request_environment(claim, key, wait_seconds=wait_seconds)
@@ -64,12 +88,25 @@ def launch(claim: str, command: list[str], *, wait_seconds: float) -> NoReturn:
     # Python ignores these two; the program starts with the defaults that a shell would give it.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if output is not None:
+        _redirect(output)
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 - becoming the command is the purpose
     except FileNotFoundError as error:
         raise LaunchError(f"{command[0]}: command not found", code=EXIT_NOT_FOUND) from error
     except OSError as error:
         raise LaunchError(f"{command[0]}: {error.strerror}", code=EXIT_NOT_EXECUTABLE) from error
+
+
+def _redirect(output: Path) -> None:
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise LaunchError(f"{output}: {error.strerror}") from error
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.closerange(3, 64)
 
 
 def give(claim: str, user: tuple[int, int] | None) -> None:

@@ -19,6 +19,8 @@ def observe(runtime: ClaimRuntime, slot: LimitSlot, suspensions: Suspensions) ->
         return _observe_ending(runtime, slot)
     record = suspensions.claims.get(runtime.claim_uid)
     seen = _observe_open(runtime, slot) if record is None else _observe_held(runtime, slot, record)
+    if (ticket := suspensions.tickets.get(runtime.claim_uid)) is not None and seen.state == "suspended":
+        seen = msgspec.structs.replace(seen, ticket=ticket)
     if (words := suspensions.refusal(runtime.claim_uid)) is not None:
         seen = msgspec.structs.replace(seen, suspend_refused=words)
     return seen

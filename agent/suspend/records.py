@@ -28,6 +28,8 @@ class Wish(NamedTuple):
     gpus: tuple[tuple[str, str], ...] = ()
     # Not 0: its programs are not suspended, but end after this time to save their state.
     end_seconds: int = 0
+    # Its programs are carried to another node, or from one.
+    carry: wire.Carry | None = None
 
 
 class Refusal(NamedTuple):
@@ -53,6 +55,8 @@ class Suspension:
     is_checked: bool = False
     # True: its programs end, and use the GPU until they have.
     lets_end: bool = False
+    # True: CRIU may have left the processes stopped: they must not be asked anything before they continue.
+    is_dumped: bool = False
     # By the monotonic clock: when the present phase began.
     since: float = 0.0
 
@@ -69,6 +73,7 @@ class Stored(msgspec.Struct, array_like=True):
     saved: dict[str, int]
     processes: list[tuple[int, int]]
     homes: list[tuple[int, int, dict[str, str]]] = []
+    is_dumped: bool = False
 
 
 class Suspensions:
@@ -78,6 +83,8 @@ class Suspensions:
         self._path = path
         self.claims: dict[str, Suspension] = {}
         self.wishes: dict[str, Wish] = {}
+        # Of claims whose programs may be sent to this node.
+        self.tickets: dict[str, wire.Ticket] = {}
         self._refusals: dict[str, Refusal] = {}
         # True: there is a journal, and what it says cannot be read.
         self._is_lost = False
@@ -93,7 +100,7 @@ class Suspensions:
         for claim_uid, one in stored.items():
             homes = {Process(pid, ticks): gpus for pid, ticks, gpus in one.homes}
             processes = {Process(*pair) for pair in one.processes}
-            self.claims[claim_uid] = Suspension(one.phase, one.saved, processes, homes)
+            self.claims[claim_uid] = Suspension(one.phase, one.saved, processes, homes, is_dumped=one.is_dumped)
 
     def adopt(self, claim_uids: Iterable[str]) -> None:
         """Ask the processes of all claims of an earlier agent, if its journal was lost: some may be suspended."""
@@ -107,6 +114,7 @@ class Suspensions:
             tuple((one.uid, one.generation) for one in assignments),
             tuple((one.uid, one.gpu_uuid) for one in assignments),
             max(one.end_seconds for one in assignments),
+            next((one.carry for one in assignments if one.carry is not None), None),
         )
         self.wishes[claim_uid] = wish
         record = self.claims.get(claim_uid)
@@ -165,14 +173,15 @@ class Suspensions:
         """Return the host memory that all suspended claims take."""
         return sum(record.saved_bytes for record in self.claims.values())
 
-    def store(self) -> None:
-        """Write the journal. It is no error if that fails: the next agent asks every process of a wanted suspension."""
+    def store(self) -> bool:
+        """Write the journal; return False if that failed. The next agent asks every process of a wanted suspension."""
         rows = {
             uid: Stored(
                 one.phase,
                 one.saved,
                 sorted((process.pid, process.start_ticks) for process in one.processes),
                 sorted((*process, gpus) for process, gpus in one.homes.items()),
+                one.is_dumped,
             )
             for uid, one in self.claims.items()
         }
@@ -181,6 +190,8 @@ class Suspensions:
                 statefile.write(self._path, rows)
         except OSError as error:
             log.warning("suspensions-not-stored", reason=str(error))
+            return False
+        return True
 
     def _begin(self, claim_uid: str, record: Suspension, phase: Phase = "suspending") -> None:
         record.phase, record.since, record.is_checked = phase, time.monotonic(), False

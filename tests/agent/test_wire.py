@@ -53,6 +53,7 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     names = {"namespace": "\x1f" * 63, "name": "\x1f" * 253, "pool": "\x1f" * 253, "device": "\x1f" * 63}
     longest["resource_claim"] = {**names, "uid": UID, "request": "\x1f" * 200, "share_id": "\x1f" * 200}
     longest["sharing"] = {"policy": "weighted", "weight": 1000, "best_effort": True, "ceiling": 99, "parts": 16}
+    longest["carry"] = {"ticket": {"host": "\x1f" * 253, "port": 65535, "fingerprint": "0" * 64, "secret": "0" * 100}}
     frame = {"type": "desired", "v": 1, "frame": 2**31 - 1, "assignments": [longest]}
     known = wire.decode_from_server(json.dumps(frame))
     assert isinstance(known, wire.Desired)
