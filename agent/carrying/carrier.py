@@ -65,6 +65,7 @@ class Carrier:
         self._node = node
         self._settings = chosen
         self._receivers: dict[str, Receiver] = {}
+        self._clear_leftovers(set(node.suspensions.claims))
 
     def _directory(self, claim_uid: str, way: str) -> Path:
         return self._settings.state_dir / "carry" / f"{claim_uid}.{way}"
@@ -172,11 +173,11 @@ class Carrier:
         self._node.suspensions.tickets.pop(claim_uid, None)
         shutil.rmtree(self._directory(claim_uid, "in"), ignore_errors=True)
 
-    def forget_all_but(self, claim_uids: set[str]) -> None:
-        """Drop what came for claims that are no longer wanted here."""
-        for path in (self._settings.state_dir / "carry").glob("*.in"):
-            if path.name.removesuffix(".in") not in claim_uids:
-                self.forget(path.name.removesuffix(".in"))
+    def _clear_leftovers(self, claim_uids: set[str]) -> None:
+        """Remove images that an earlier agent left: dumps, and what came for claims that have no record."""
+        for path in (self._settings.state_dir / "carry").glob("*"):
+            if path.suffix == ".out" or path.stem not in claim_uids:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _has(self, claim_uid: str, name: str) -> bool:
         return (self._directory(claim_uid, "in") / name).exists()

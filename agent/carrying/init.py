@@ -5,11 +5,14 @@ waits for what is left to end, as every pid namespace needs it. Standard library
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+
+PR_SET_PDEATHSIG = 1
 
 
 def main(uid: str, gid: str, *command: str) -> int:
@@ -20,6 +23,8 @@ def main(uid: str, gid: str, *command: str) -> int:
     os.setgroups([])
     os.setresgid(int(gid), int(gid), int(gid))
     os.setresuid(int(uid), int(uid), int(uid))
+    # `unshare --kill-child` had asked for it, and a change of the user undoes it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError):
         sys.stdout.write(json.dumps({"code": result.returncode}) + "\n")
         sys.stdout.flush()

@@ -78,3 +78,5 @@ def _try_to_restore(command: list[str], directory: Path) -> str | None:
     finally:
         first.kill()
         first.wait()
+        if first.stdout is not None:
+            first.stdout.close()

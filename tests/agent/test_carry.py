@@ -2,6 +2,7 @@
 namespaces of its own."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,8 +14,9 @@ from typing import NamedTuple
 import pytest
 from msgspec import UNSET
 
-from agent import wire
-from tests.agent.carrying import CHAIN, Site, find_lack
+from agent import settings, wire
+from agent.carrying import trial
+from tests.agent.carrying import CHAIN, CRIU, Site, find_lack
 from tests.agent.control import Connection, Control
 from tests.agent.stage import eventually
 from tests.agent.suspensions import refusal
@@ -264,3 +266,24 @@ async def test_an_old_agent_that_is_killed_while_it_sends_lets_them_go_on(
 
 async def test_nodes_say_that_they_can_carry(two: Two) -> None:
     assert (await two.at_old.expect(wire.Hello)).carry is True
+
+
+def test_a_trial_as_another_user_leaves_nothing() -> None:
+    before = find_inits()
+    chosen = settings.read(
+        server="http://127.0.0.1:1",
+        state_dir=None,
+        environment={"GPUCLOUD_CARRY": "127.0.0.1:0", "GPUCLOUD_CARRY_UIDS": str(USER), "GPUCLOUD_CRIU": str(CRIU)},
+    )
+    assert trial.find_hindrance(chosen) is None
+    assert find_inits() <= before
+
+
+def find_inits() -> set[str]:
+    """Return the pids of the first processes of restored programs, on the whole machine."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"carrying/init.py\0{USER}".encode() in (entry / "cmdline").read_bytes():
+                found.add(entry.name)
+    return found
