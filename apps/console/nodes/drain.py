@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django import forms
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
@@ -13,6 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.export import as_file, file_format
+from apps.console.shell.fields import radios
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm, number
 from apps.nodes.models import Node, UsageMinute
@@ -34,9 +34,7 @@ COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib",
 class DrainForm(VersionedForm):
     """The treatment of the claims, and their grace period."""
 
-    mode = forms.ChoiceField(
-        label=_("Claims"), choices=DrainMode.choices, widget=forms.Select(attrs={"class": "form-select whole-row"})
-    )
+    mode = radios(_("Claims"), DrainMode.choices)
     grace_seconds = number(
         _("Grace period"),
         least=0,

@@ -30,6 +30,12 @@ def choice(label: "StrPromise", choices: Any, help_text: "str | StrPromise" = ""
     return forms.ChoiceField(label=label, choices=choices, help_text=help_text, widget=select, **more)
 
 
+def radios(label: "StrPromise", choices: Any, **more: Any) -> forms.ChoiceField:
+    """Return a field for one of a few values whose labels are sentences; `parts/radios.html` shows it."""
+    widget = forms.RadioSelect(attrs={"class": "form-check-input"})
+    return forms.ChoiceField(label=label, choices=choices, widget=widget, **more)
+
+
 def switch(label: "StrPromise", help_text: "str | StrPromise", **more: Any) -> forms.BooleanField:
     """Return a field for yes or no."""
     box = forms.CheckboxInput(attrs={"class": "form-check-input"})
