@@ -310,6 +310,7 @@ class Daemon:
             if not self._node.is_fresh(now=now):
                 self._node.step(now=now)
             self._node.heartbeat()
+            self._run_dir.beat()
             self._settle(now)
 
     async def _samples(self) -> None:

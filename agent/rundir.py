@@ -5,12 +5,14 @@
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        the registered processes by claim
 <run dir>/suspensions.json      the suspended claims, and those on the way there or back
+<run dir>/heartbeat             touched by the agent's loop; its age says when the agent last moved
 <run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages, its `env` file and its group's `group.json`; mounted into containers
 <run dir>/container/            small files that every container of a claim gets
 <run dir>/cdi/                  CDI specs, if they are not in /var/run/cdi
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -46,6 +48,7 @@ class RunDir:
         self.processes = self.root / "processes.json"
         self.suspensions = self.root / "suspensions.json"
         self.container = self.root / "container"
+        self.heartbeat = self.root / "heartbeat"
         self._lock: int | None = None
 
     def take(self) -> None:
@@ -70,6 +73,11 @@ class RunDir:
                 f"Another agent runs in {self.root}. Stop it, or give this one its own GPUCLOUD_RUN_DIR."
             ) from None
         self._lock = lock
+
+    def beat(self) -> None:
+        """Touch the heartbeat, which the chart's probe compares with the clock (`deploy/docker/alive.sh`)."""
+        with contextlib.suppress(OSError):
+            self.heartbeat.touch()
 
     def check_socket_path(self) -> None:
         """Check that the kernel can bind the socket's path. Raises RunDirError."""

@@ -1,5 +1,6 @@
 """Probes of the chart: how its processes start, run and end."""
 
+from agent.rundir import SYSTEM, RunDir
 from apps.clusters.extender import listener
 from tests.helm import CHART, EVERYTHING, OUTSIDE, chosen, helm, named, needs_helm, rendered, templates
 
@@ -22,7 +23,7 @@ def test_every_process_is_asked_whether_it_is_alive() -> None:
     specs = {name: spec for name, spec in templates(made) if name.startswith("gpucloud-")}
     parts = {one["name"]: one for spec in specs.values() for one in spec["containers"]}
     alone = {name: one for name, one in parts.items() if "livenessProbe" in one and "exec" in one["livenessProbe"]}
-    assert set(alone) == {"scheduler", "worker", "beat", "clusters", "sharepods"}
+    assert set(alone) == {"scheduler", "worker", "beat", "clusters", "sharepods", "agent"}
     paths = {
         name: one["livenessProbe"]["httpGet"]
         for name, one in parts.items()
@@ -33,15 +34,16 @@ def test_every_process_is_asked_whether_it_is_alive() -> None:
         "webhooks": {"path": listener.ALIVE, "port": "https", "scheme": "HTTPS"},
     }
     once = {"migrate", "ask"}
-    # Nothing is gained by a restart of a database; the agent's silence is seen by the server.
-    assert {name for name, one in parts.items() if "livenessProbe" not in one} == {
-        *once,
-        "postgresql",
-        "valkey",
-        "agent",
-    }
-    file = named(made, "ConfigMap", "gpucloud")["data"]["HEARTBEAT_PATH"]
+    # Nothing is gained by a restart of a database.
+    assert {name for name, one in parts.items() if "livenessProbe" not in one} == {*once, "postgresql", "valkey"}
+    shared = named(made, "ConfigMap", "gpucloud")["data"]["HEARTBEAT_PATH"]
     for name, one in alone.items():
+        own = {each["name"]: each.get("value", "") for each in one.get("env", [])}
+        assert ("HEARTBEAT_PATH" in own) == (name == "agent")
+        file = own.get("HEARTBEAT_PATH", shared)
+        if name == "agent":
+            # The agent touches it in its run directory, whatever the variable says.
+            assert file == str(RunDir(SYSTEM).heartbeat)
         for probe in (one["startupProbe"], one["livenessProbe"]):
             # No Python, which would take seconds of a small node for each look.
             assert probe["exec"]["command"] == ["sh", "deploy/docker/alive.sh"], name

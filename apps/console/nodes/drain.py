@@ -34,7 +34,7 @@ COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib",
 class DrainForm(VersionedForm):
     """The treatment of the claims, and their grace period."""
 
-    mode = radios(_("Claims"), DrainMode.choices)
+    mode = radios(_("Claims"), DrainMode.choices, initial=DrainMode.REQUEUE)
     grace_seconds = number(
         _("Grace period"),
         least=0,
