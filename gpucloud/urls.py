@@ -26,7 +26,7 @@ urlpatterns = [
     path("api/v1/", include("apps.groups.api.urls")),
     path("api/v1/", include("apps.clusters.api.urls")),
     path("admin/", records.urls),
-    path("", include("apps.scheduling.metrics.views")),
+    path("", include("apps.metrics.views")),
     path("", include("apps.console.urls")),
     path("", include("apps.console.clusters.urls")),
 ]

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from apps.metrics.scrape import Devices, Platform
 from apps.quotas.authentication import BearerToken, source_of
-from apps.scheduling.metrics.scrape import Devices, Platform
 from gpucloud.api import problems
 from gpucloud.errors import Busy, Denied
 

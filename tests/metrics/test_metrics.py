@@ -13,12 +13,12 @@ from django.utils import timezone
 
 from agent import metrics as agents
 from agent import wire
+from apps.metrics import devices, shares
 from apps.nodes.models import Gpu, GpuHealth, Node
 from apps.quotas.models import Token, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
-from apps.scheduling.metrics import devices, shares
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters

@@ -6,8 +6,8 @@ from django.conf import settings
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from apps.metrics import devices, pools, shares
 from apps.nodes.services import latest
-from apps.scheduling.metrics import devices, pools, shares
 from gpucloud import counter_metrics
 
 
