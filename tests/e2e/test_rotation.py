@@ -64,6 +64,10 @@ class Rotating:
         """Return how often each was in."""
         return [sum(1 for step in claim["timeline"] if step["state"] == "active") for claim in self.look().values()]
 
+    def all_run(self) -> bool:
+        """Return True once each program has said something."""
+        return set(self.programs) == set(self.uids) and all(one.said() for one in self.programs.values())
+
     def timeline(self, uid: str) -> list[list[str]]:
         return [[step["state"], step["at"]] for step in self.claims.read(uid)["timeline"]]
 
@@ -80,6 +84,7 @@ class Rotating:
 def test_three_programs_of_60_gib_share_a_gpu_of_80(claims: Claims, tmp_path: Path) -> None:
     rotating, platform = Rotating(claims, tmp_path, 3), claims.platform
     until(lambda: min(rotating.times_in()) >= 1, seconds=PATIENCE, what="each to be in once")
+    until(lambda: rotating.look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
 
     # Killed in between: the worker, which runs the rotation, and the agent, which moves the programs.
     for part in ("worker", "agent-sim-1"):
@@ -125,6 +130,8 @@ def test_programs_share_two_gpus_and_some_are_on_both(claims: Claims, tmp_path: 
         return min(rotating.times_in())
 
     until(lambda: look() >= times - 1, seconds=2 * PATIENCE, what=f"each to be in {times - 1} times")
+    # A program that is about to start needs the agent.
+    until(lambda: look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
     platform.kill("agent-sim-1")
     until(lambda: look() >= times, seconds=2 * PATIENCE, what=f"each to be in {times} times")
     assert any(len(gpus) == 2 for gpus in seen.values()), "some came back on another GPU"
