@@ -4,7 +4,7 @@ Series grow with pools, states and quotas, never with claims, GPUs or nodes.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db.models import Count, F, Min, Q, Sum
@@ -23,7 +23,7 @@ from apps.scheduling.models.claim import WAITING, Idle
 EVERY_POOL = "*"
 
 
-def queues() -> Iterator[GaugeMetricFamily]:
+def queues(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
     """Yield the number of waiting claims, and the age of the oldest that waits for its first place."""
     length = GaugeMetricFamily("gpucloud_queue_claims", "Claims that wait to be placed.", labels=["pool", "state"])
     oldest = GaugeMetricFamily(
@@ -34,7 +34,7 @@ def queues() -> Iterator[GaugeMetricFamily]:
         (pool, state): (number, since) for pool, state, number, since in rows.annotate(Count("pk"), Min("created_at"))
     }
     now = timezone.now()
-    for pool in Pool.objects.values_list("name", flat=True).order_by("name"):
+    for pool in (one.name for one in known):
         waiting = {state: found.get((pool, state), (0, now)) for state in (*WAITING, ClaimState.RESUMING)}
         for state, (number, _) in waiting.items():
             length.add_metric([pool, state], number)
@@ -56,32 +56,32 @@ def claims() -> Iterator[GaugeMetricFamily]:
     yield from (family, below)
 
 
-def idle() -> Iterator[GaugeMetricFamily]:
+def idle(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
     """Yield the number of idle claims, in pools that have a rule for them."""
     words = "Claims idle for as long as their pool allows: without computing, or without any program."
     family = GaugeMetricFamily("gpucloud_claims_idle", words, labels=["pool", "reason"])
     rows = Claim.objects.filter(idle_since__isnull=False).order_by().values_list("pool__name", "idle_reason")
     found = {(pool, reason): number for pool, reason, number in rows.annotate(Count("pk"))}
-    for pool in Pool.objects.exclude(idle_rule=IdleRule.OFF, unused_seconds=None).values_list("name", flat=True):
+    for pool in (one.name for one in known if one.idle_rule != IdleRule.OFF or one.unused_seconds is not None):
         for reason in Idle.values:
             family.add_metric([pool, reason], found.get((pool, reason), 0))
     yield family
 
 
-def rotation() -> Iterator[GaugeMetricFamily]:
+def rotation(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
     """Yield the number of claims that share GPUs by time, in pools that are oversubscribed."""
     words = "Claims that share GPUs by time: those that are in, and those that wait for their slice."
     family = GaugeMetricFamily("gpucloud_rotation_claims", words, labels=["pool", "place"])
     is_in = Count("pk", filter=Q(place=0))
     rows = RotationMember.objects.order_by().values("claim__pool__name").annotate(inside=is_in, number=Count("pk"))
     found = {row["claim__pool__name"]: (row["inside"], row["number"] - row["inside"]) for row in rows}
-    for pool in Pool.objects.filter(oversubscribe__isnull=False).order_by("name").values_list("name", flat=True):
+    for pool in (one.name for one in known if one.oversubscribe is not None):
         for place, number in zip(("in", "out"), found.get(pool, (0, 0)), strict=True):
             family.add_metric([pool, place], number)
     yield family
 
 
-def packed() -> Iterator[GaugeMetricFamily]:
+def packed(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
     """Yield the claims measured beside another, in pools that pack, by whether they keep enough of their rate."""
     words = "Claims measured beside another on a GPU, by whether they keep pack_keep_percent of their rate alone."
     family = GaugeMetricFamily("gpucloud_packed_claims", words, labels=["pool", "keeps"])
@@ -89,7 +89,7 @@ def packed() -> Iterator[GaugeMetricFamily]:
     keeps = Count("pk", filter=Q(kept__gte=F("claim__pool__pack_keep_percent")))
     sums = rows.values("claim__pool__name").annotate(keeps=keeps, number=Count("pk"))
     found = {row["claim__pool__name"]: (row["keeps"], row["number"] - row["keeps"]) for row in sums}
-    for pool in Pool.objects.filter(pack_keep_percent__isnull=False).order_by("name").values_list("name", flat=True):
+    for pool in (one.name for one in known if one.pack_keep_percent is not None):
         for word, number in zip(("yes", "no"), found.get(pool, (0, 0)), strict=True):
             family.add_metric([pool, word], number)
     yield family

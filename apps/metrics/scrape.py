@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from apps.metrics import devices, pools, shares
 from apps.nodes.services import latest
+from apps.quotas.models import Pool
 from gpucloud import counter_metrics
 
 
@@ -16,8 +17,10 @@ class Platform(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families: a dozen queries and one call to Redis, whatever there is."""
-        of_claims = (pools.queues, pools.claims, pools.idle, pools.rotation, pools.packed)
-        for part in (*of_claims, pools.nodes, pools.gpus, pools.quotas, pools.messages):
+        known = list(Pool.objects.order_by("name"))
+        for of_pools in (pools.queues, pools.idle, pools.rotation, pools.packed):
+            yield from of_pools(known)
+        for part in (pools.claims, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()
         yield from counter_metrics.families()
         yield from _each(own=True)

@@ -20,8 +20,8 @@ from apps.scheduling.models.claim import Idle
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
+from tests.metrics.test_metrics import store
 from tests.scheduling.scrapes import scrape
-from tests.scheduling.test_metrics import store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 NAME = re.compile(r"`((?:gpucloud|container|DCGM)_\w+)`")

@@ -88,7 +88,7 @@ def test_one_whose_quota_is_used_by_others_is_passed_over(cast: Cast, machine: M
     run_round(other)
     for _ in range(3):
         clock.forward(LONG)
-        work(cast, machine, clock, runs=8)
+        work(cast, machine, clock, runs=16)
         assert states([*mine, theirs]) == ["suspended", "active"], "nobody stays out for one that cannot come in"
     assert RotationMember.objects.get(claim=mine[0]).paused_until is not None
     ResourceQuota.objects.filter(tenant=cast.acme, resource="core_percent").update(hard=300)
