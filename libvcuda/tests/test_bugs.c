@@ -157,8 +157,8 @@ static void test_events(void)
         unsetenv("GPUCLOUD_SIM_COSTS");
         finish(&p);
         double part = 1000 * figure_of(&p, "events") / figure_of(&p, "launches");
-        expect(p.status == 0 && part <= programs[i].most, "%s get few timing events: %.1f of at most %.0f per thousand",
-               programs[i].what, part, programs[i].most);
+        expect(p.status == 0 && (SANITIZED || part <= programs[i].most),
+               "%s get few timing events: %.1f of at most %.0f per thousand", programs[i].what, part, programs[i].most);
         claim_end(&claim);
     }
 }
