@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from apps.clusters.kube.client import Client
+from apps.clusters.kube.client import Client, Refused
 from tests.clusters.cluster_objects import CORE, MEMORY
 from tests.clusters.control_plane import ControlPlane
 from tests.kubelet import image
@@ -20,6 +20,9 @@ NODE = "kube-1"
 PATIENCE_SECONDS = 90.0
 BLOCK_MIB = 256
 IDLE = ("sleep", "infinity")
+REPLICA_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets"
+# In the machine's network.
+POD = {"hostNetwork": True, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
 Json = dict[str, Any]
 
 
@@ -47,8 +50,23 @@ class Chain:
 
     def create_pod(self, pod: Json) -> None:
         """Create a pod in the machine's network. Raises Refused."""
-        spec = {"hostNetwork": True, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
-        self.client.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {**pod, "spec": {**spec, **pod["spec"]}})
+        self.client.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {**pod, "spec": {**POD, **pod["spec"]}})
+
+    @contextmanager
+    def replicas(self, name: str, pod: Json, number: int) -> Iterator[None]:
+        """Keep this many pods of one spec; remove them at the end."""
+        labels = {"app": name}
+        spec = {
+            "replicas": number, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {**POD, **pod}},
+        }  # fmt: skip
+        self.client.post(REPLICA_SETS, {"metadata": {"name": name}, "spec": spec})
+        try:
+            yield
+        finally:
+            self.client.delete(f"{REPLICA_SETS}/{name}")
+            mine = [one["metadata"]["name"] for one in self.pods() if one["metadata"].get("labels") == labels]
+            self.delete(*mine)
 
     def pod(self, name: str) -> Json:
         return self.client.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
@@ -114,14 +132,19 @@ class Chain:
     def delete(self, *names: str) -> None:
         """Delete pods and wait until the kubelet has ended them and the ledger has released their claims."""
         for name in names:
-            self.client.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+            # Its controller or an eviction may have deleted it before.
+            with suppress(Refused):
+                self.client.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
         self.wait(lambda: not set(names) & set(self.names()), what=f"pods {names} to be gone")
         self.wait(lambda: not self._claimed(names), what=f"the claims of {names} to be released")
 
     def names(self) -> list[str]:
         """Return the names of all pods in the namespace."""
-        found = self.client.list(f"/api/v1/namespaces/{NAMESPACE}/pods")[0]
-        return [json.loads(bytes(raw))["metadata"]["name"] for raw in found]
+        return [pod["metadata"]["name"] for pod in self.pods()]
+
+    def pods(self) -> list[Json]:
+        """Return all pods in the namespace."""
+        return [json.loads(bytes(raw)) for raw in self.client.list(f"/api/v1/namespaces/{NAMESPACE}/pods")[0]]
 
     def delete_all(self) -> None:
         if names := self.names():
@@ -148,7 +171,7 @@ def container(name: str, *command: str, **resources: Any) -> Json:
 def started(directory: Path) -> Iterator[Chain]:
     """Start everything, and end it."""
     with (
-        ControlPlane(directory / "kube") as plane,
+        ControlPlane(directory / "kube", controllers=("replicaset-controller",)) as plane,
         ServerSide(directory / "server", plane) as server,
         RealNode(directory / "node", plane, NODE) as node,
         Agent(directory / "agent", node, server=server.platform.url, token=server.enrolment_token(NODE)) as agent,

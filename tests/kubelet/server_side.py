@@ -23,6 +23,8 @@ from tests.platform import NOT_INHERITED, ROOT, Platform, until
 # Names of the tenant's namespace, of the pool, and of the cluster.
 NAMESPACE, POOL, CLUSTER, TENANT = "ml", "kube", "kube", "research"
 START_SECONDS = 120.0
+# A pod that the ledger refuses is evicted soon.
+POD_CLAIM_SECONDS = "20"
 # Variables that `Commands` sets for the platform.
 INSTALLATION = ("DATABASE_URL", "REDIS_URL", "SECRET_KEY", "ALLOWED_HOSTS")
 HOOKS = "/apis/admissionregistration.k8s.io/v1"
@@ -139,7 +141,8 @@ class ServerSide:
         # The prefix of hints and the size of the pool are the tests' own; a process with another prefix hears nothing.
         others = set(NOT_INHERITED) - set(INSTALLATION)
         mine = {name: value for name, value in made.items() if name not in others}
-        return mine | {"EXTENDER_PORT": str(self._extender_port), "LOG_LEVEL": "INFO"}
+        own = {"EXTENDER_PORT": str(self._extender_port), "POD_CLAIM_SECONDS": POD_CLAIM_SECONDS, "LOG_LEVEL": "INFO"}
+        return mine | own
 
     def _print(self, *arguments: str) -> str:
         """Return what a command of the server prints."""

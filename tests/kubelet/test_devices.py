@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from apps.clusters.dra import requests
+from tests.clusters import cluster_objects
 from tests.clusters.dra import things
 from tests.kubelet.agent import GPUS
-from tests.kubelet.chain import Chain, runs, status_of
+from tests.kubelet.chain import Chain, container, runs, status_of
 from tests.kubelet.claims import PATH, create, delete_claims, left
 from tests.kubelet.reading import GIB, environment, shares
 from tests.kubelet.server_side import NAMESPACE
@@ -108,25 +109,28 @@ def test_of_a_hundred_claims_at_once_as_many_run_as_fit_and_the_others_after_the
 
 
 def test_of_claims_and_of_pods_at_once_as_many_run_as_fit(devices: Chain) -> None:
-    """kube-scheduler allocates devices, and asks the extender about the others: both can want one GPU's rest."""
+    """kube-scheduler allocates devices and asks the extender about other pods: both can promise one GPU's rest.
+
+    The ledger refuses one of the two. Its pod is evicted, and the controller's next pod goes where there is room.
+    """
     template = {
         "metadata": {"name": "large", "namespace": NAMESPACE}, "spec": {"spec": things.spec(core=40, memory="1Gi")}
     }  # fmt: skip
     devices.client.post(f"{PATH}/resourceclaimtemplates", template)
-    names = [f"{kind}-{number}" for number in range(6) for kind in ("device", "plugin")]
-    for name in names:
-        if name.startswith("device"):
-            create(devices, name, template="large")
-        else:
-            devices.create(name, core=40)
+    by_claim = {"containers": [container("main", claims=[{"name": "gpu"}])], "resourceClaims": [
+        {"name": "gpu", "resourceClaimTemplateName": "large"}
+    ]}  # fmt: skip
+    by_plugin = {"containers": [container("main", limits={cluster_objects.CORE: "40", cluster_objects.MEMORY: "4"})]}
 
     def running() -> list[str]:
         assert all(gpu["core_used"] <= 100 for gpu in devices.server.gpus())
-        return [name for name in names if runs(devices.pod(name))]
+        return [pod["metadata"]["name"] for pod in devices.pods() if runs(pod)]
 
-    devices.wait(lambda: len(running()) >= 2 * GPUS, what=f"{2 * GPUS} pods to run")
-    held = Counter(environment(devices, name)["NVIDIA_VISIBLE_DEVICES"] for name in running())
-    assert sorted(held.values()) == [2] * GPUS
-    # The others wait, and their events say why.
-    waiting = next(name for name in names if name not in running())
-    devices.wait(lambda: devices.events(waiting), what="an event of a pod that waits", pod=waiting)
+    with devices.replicas("device", by_claim, 6), devices.replicas("plugin", by_plugin, 6):
+        fitting = 2 * GPUS
+        devices.wait(lambda: len(running()) >= fitting, what=f"{fitting} pods to run", seconds=BURST_SECONDS)
+        held = Counter(environment(devices, name)["NVIDIA_VISIBLE_DEVICES"] for name in running())
+        assert sorted(held.values()) == [2] * GPUS
+        # The others wait, and their events say why.
+        waiting = next(name for name in devices.names() if name not in running())
+        devices.wait(lambda: devices.events(waiting), what="an event of a pod that waits", pod=waiting)
