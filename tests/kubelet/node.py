@@ -115,6 +115,10 @@ class RealNode:
         exec_id = f"t-{uuid.uuid4().hex[:8]}"
         return self._ctr("tasks", "exec", "--exec-id", exec_id, identity, *command)
 
+    def kill(self, container_id: str) -> None:
+        """Kill the first process of a running container."""
+        self._ctr("tasks", "kill", "--signal", "SIGKILL", container_id.removeprefix("containerd://"))
+
     def log(self, pod: Json, container: str) -> str:
         """Return what all runs of a container wrote, without the kubelet's time stamps."""
         meta = pod["metadata"]

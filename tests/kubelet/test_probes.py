@@ -4,7 +4,7 @@ import pytest
 
 from apps.clusters.kube.client import Refused
 from tests.helm import OUTSIDE, named, needs_helm, rendered
-from tests.kubelet.chain import Chain, container, status_of
+from tests.kubelet.chain import Chain, container, container_id, status_of
 from tests.kubelet.image import SOURCES
 from tests.kubelet.reading import Json
 from tests.kubelet.server_side import NAMESPACE
@@ -68,5 +68,4 @@ def test_a_process_without_a_handler_ends_by_sigterm(chain: Chain) -> None:
         chain.wait(lambda: is_gone("shared"), what="the end of the pod that shares its namespace", pod="shared")
         assert not is_gone("alone")
     finally:
-        # Its shell waits for this one.
-        chain.execute("alone", "sh", "-c", "read child rest < /proc/1/task/1/children; kill $child")
+        chain.node.kill(container_id(chain.pod("alone")))
