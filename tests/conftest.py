@@ -83,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what exists until the end: the modules and seven thousand tests."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

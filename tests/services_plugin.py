@@ -6,6 +6,7 @@ and Celery. ``DATABASE_URL`` and ``REDIS_URL`` take precedence: the suite then r
 """
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -33,6 +34,8 @@ TEMPLATE = "TESTS_DATABASE_TEMPLATE"
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Start the services; a wrapper runs before every plain hook, so before pytest-django's."""
     _keep_bytecode()
+    # Modules and tests stay until the end: tests/conftest.py takes the collector up again when all are collected.
+    gc.disable()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
