@@ -133,7 +133,7 @@ bench-pages: ## every page's first paint and weight, the live overview's cost, 2
 bench-chart: ## from the press of Apply on a claim's page to the step in its chart (ARGS="--resizes 40")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.charted $(ARGS)
 
-screenshots: ## make docs/screenshots.md and its pictures anew: a demo of its own, both themes, three widths
+screenshots: ## make docs/screenshots.md and its pictures anew: a demo of its own, both themes, two widths
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.gallery
 
 clean: ## remove what was built and cached; keeps .venv and the demo's state

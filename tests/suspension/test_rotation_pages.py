@@ -33,7 +33,7 @@ def test_pages_say_who_is_in_and_who_comes_next(cast: Cast, machine: Machine, cl
     assert "It makes room for another claim <time" in inside
     assert "3 claims rotate on its GPUs." in inside
     outside = [read("max", "claim", claim.uid) for claim in claims if claim != found["active"]]
-    assert any("It is out, and comes in next. It comes in <time" in page for page in outside)
+    assert any("It is out, and comes in next. Its turn begins <time" in page for page in outside)
     assert any("It is out, at place 2 of those that wait." in page for page in outside)
     gpu = read("olga", "gpu", machine.gpu().uuid)
     assert "Claims that share this GPU by time" in gpu
