@@ -221,22 +221,23 @@ class Suspender:
                 if outcome.result == "suspended"
                 else None
             )
-            if outcome.result == "suspended" and left is None and wish.carry is not None:
-                left = await self._carry(runtime, record, wish.carry)
             if outcome.result == "suspended" and left is None:
-                runtime.members.freeze()
-                self._node.suspensions.note_suspended(runtime.claim_uid, record.processes)
-                return self._tell_changed()
+                if (left := await self._settle(runtime, record, wish.carry)) is None:
+                    return self._tell_changed()
+                break
             if outcome.result not in ("died", "suspended"):
                 break
         return await self._undo(runtime, record, wish, outcome, left or outcome.reason)
 
-    async def _carry(self, runtime: ClaimRuntime, record: Suspension, carry: wire.Carry) -> str | None:
-        """Bring the programs to another node, or be ready for those of another one; return why that failed, or None."""
-        if carry.ticket is None:
-            return self._carrier.offer(runtime.claim_uid)
-        gpus = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
-        return await self._carrier.send(runtime, record, Sending(carry.ticket, gpus), (await self._machine()).inventory)
+    async def _settle(self, runtime: ClaimRuntime, record: Suspension, carry: wire.Carry | None) -> str | None:
+        """Record that the claim is suspended, after its carry if one is wanted; return why that failed, or None."""
+        words = None
+        if carry is not None and carry.ticket is None:
+            words = self._carrier.offer(runtime.claim_uid)
+        elif carry is not None and carry.ticket is not None:
+            sending = Sending(carry.ticket, {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()})
+            words = await self._carrier.send(runtime, record, sending, (await self._machine()).inventory)
+        return words or self._carrier.note_suspended(runtime, record)
 
     async def _undo(self, runtime: ClaimRuntime, record: Suspension, wish: Wish, outcome: Outcome, words: str) -> None:
         """Let all of the claim's programs go on after a suspension that failed, however long that takes."""
@@ -255,7 +256,7 @@ class Suspender:
             return self._stay_suspended(runtime, record, wish, words)
         page = {uid: self._name(slot.gpu) for uid, slot in runtime.slots.items()}
         targets = page if wish.suspended else {uid: dict(wish.gpus).get(uid, gpu) for uid, gpu in page.items()}
-        homes = _find_homes(record, page)
+        homes = record.find_homes(page)
         words = await self._find_reason_to_stay(runtime, record, wish, (homes, page, targets))
         if words is not None:
             return self._stay_suspended(runtime, record, wish, words)
@@ -393,8 +394,3 @@ class Suspender:
             ):
                 return
             await asyncio.sleep(ECHO_SECONDS / 20)
-
-
-def _find_homes(record: Suspension, page: dict[str, str]) -> dict[Process, dict[str, str]]:
-    """Return where each living process was when it was suspended."""
-    return {one: record.homes.get(one, page) for one in record.processes if processes.alive(one)}

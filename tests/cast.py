@@ -40,6 +40,7 @@ MIB_BYTES: Final = 1 << 20
 MODEL: Final = "NVIDIA A10"
 PROBLEM: Final = "application/problem+json"
 UNSAID: Final = object()
+TICKET: Final = wire.Ticket(host="10.0.0.2", port=7000, fingerprint="0" * 64, secret="s" * 43)
 
 
 @dataclass(frozen=True)
@@ -258,9 +259,15 @@ def gpu_uuid(node: str, index: int) -> str:
 
 
 def hello(
-    name: str, *, gpus: int = 4, memory_mib: int = 24 * GIB, model: str = MODEL, host_memory_mib: int | None = None
+    name: str,
+    *,
+    gpus: int = 4,
+    memory_mib: int = 24 * GIB,
+    model: str = MODEL,
+    host_memory_mib: int | None = None,
+    carry: bool = False,
 ) -> wire.Hello:
-    """Return the hello of this machine's agent; with host memory it can suspend claims."""
+    """Return the hello of this machine's agent; with host memory it can suspend claims, and carry them if wanted."""
     can = host_memory_mib is not None
     return wire.Hello(
         agent_version="1",
@@ -276,6 +283,7 @@ def hello(
         suspend=True if can else msgspec.UNSET,
         move=True if can else msgspec.UNSET,
         restart=True,
+        carry=carry or msgspec.UNSET,
         host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,
     )
 
@@ -318,7 +326,14 @@ def done(wanted: wire.Assignment, *, memory_bytes: int = 0) -> wire.Observation:
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="released")
     if wanted.suspended:
         saved = memory_bytes or msgspec.UNSET
-        return wire.Observation(uid=wanted.uid, generation=wanted.generation, state="suspended", saved_bytes=saved)
+        offers = wanted.carry is not None and wanted.carry.ticket is None
+        return wire.Observation(
+            uid=wanted.uid,
+            generation=wanted.generation,
+            state="suspended",
+            saved_bytes=saved,
+            ticket=TICKET if offers else msgspec.UNSET,
+        )
     state: wire.AssignmentState = "over_limit" if memory_bytes > wanted.memory_bytes else "in_force"
     return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, memory_bytes=memory_bytes)
 

@@ -48,6 +48,7 @@ RESTORED = "restored.json"
 LEAST_BYTES_PER_SECOND = 64 << 20
 CRIU_SECONDS = 60.0
 ENDING_SECONDS = 10.0
+JOURNAL_FAILS = "The journal cannot be written: whether the programs stand still would be forgotten."
 
 
 class Sending(NamedTuple):
@@ -86,7 +87,7 @@ class Carrier:
         try:
             record.is_dumped = True
             if not self._node.suspensions.store():
-                return "The journal cannot be written: whether they stand still would be forgotten."
+                return JOURNAL_FAILS
             _make_directory(directory, tree[0].user)
             words = await self._dump(tree, directory, record.saved_bytes)
             if words is None:
@@ -149,6 +150,15 @@ class Carrier:
                 processes.send(one, signal.SIGCONT)
         record.is_dumped = False
 
+    def note_suspended(self, runtime: ClaimRuntime, record: Suspension) -> str | None:
+        """Record that the claim's programs stand still; let dumped ones go on, and say why, if the journal cannot."""
+        runtime.members.freeze()
+        if self._node.suspensions.note_suspended(runtime.claim_uid, record.processes):
+            return None
+        runtime.members.thaw()
+        self.wake(runtime, record)
+        return JOURNAL_FAILS
+
     # ---- The new node ----
 
     def offer(self, claim_uid: str) -> str | None:
@@ -158,6 +168,9 @@ class Carrier:
             return None
         if receiver is not None:
             return "The ticket was used up or became too old, and the programs are not here."
+        if not self._node.suspensions.store():
+            # The next agent would put the claim in force without them.
+            return "The journal cannot be written: that programs are to come would be forgotten."
         try:
             receiver = Receiver(claim_uid, self._directory(claim_uid, "in"), self._settings.carry or "")
         except (OSError, transfer.Failed) as error:

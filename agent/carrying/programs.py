@@ -47,6 +47,8 @@ def find_tree(attached: Collection[Process]) -> tuple[list[Facts], str | None]:
     """Return the tree of all the processes that use a GPU, the first process first; or why there is none."""
     own = [facts for one in attached if (facts := read(one)) is not None]
     sessions = {one.session for one in own}
+    if not sessions:
+        return [], "None of its programs uses a GPU, so there is nothing to carry: restart them on the other node."
     if len(sessions) != 1:
         return (
             [],

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from agent import statefile, wire
-from agent.host.processes import Process
+from agent.host.processes import Process, alive
 from agent.logs import log
 
 Phase = Literal["suspending", "suspended", "resuming"]
@@ -64,6 +64,10 @@ class Suspension:
     def saved_bytes(self) -> int:
         """Host memory of all assignments together."""
         return sum(self.saved.values())
+
+    def find_homes(self, page: dict[str, str]) -> dict[Process, dict[str, str]]:
+        """Return where each living process was when it was suspended; `page`: the GPUs by the limits page."""
+        return {one: self.homes.get(one, page) for one in self.processes if alive(one)}
 
 
 class Stored(msgspec.Struct, array_like=True):
@@ -116,6 +120,7 @@ class Suspensions:
             max(one.end_seconds for one in assignments),
             next((one.carry for one in assignments if one.carry is not None), None),
         )
+        is_new = claim_uid not in self.wishes
         self.wishes[claim_uid] = wish
         record = self.claims.get(claim_uid)
         if self.refusal(claim_uid) is not None:
@@ -124,6 +129,9 @@ class Suspensions:
             self._begin(claim_uid, Suspension("suspending", lets_end=wish.end_seconds > 0))
         elif not wish.suspended and record is not None and record.phase == "suspended" and record.is_checked:
             self._begin(claim_uid, record, "resuming")
+        elif not wish.suspended and record is None and is_new and wish.carry is not None:
+            # Of an agent that has lost its journal: whether the programs came is to be seen before they count as there.
+            self._begin(claim_uid, Suspension("resuming"), "resuming")
 
     def forget(self, claim_uid: str) -> None:
         """Drop the claim, which has ended here."""
@@ -142,14 +150,23 @@ class Suspensions:
         log.warning("suspension-refused", claim=claim_uid, suspended=wish.suspended, reason=words)
         self._refusals[claim_uid] = Refusal(wish, words[:2000])
 
-    def note_suspended(self, claim_uid: str, processes: set[Process]) -> None:
-        """Record that all of the claim's processes were observed suspended."""
+    def note_suspended(self, claim_uid: str, processes: set[Process]) -> bool:
+        """Record that all of the claim's processes were observed suspended.
+
+        Return False, and record nothing, if CRIU has dumped them and the journal cannot be written: the next agent
+        would let them go on here while they run on another node.
+        """
         record = self.claims[claim_uid]
+        before = record.phase, record.since, record.processes, record.is_checked
         record.processes, record.is_checked = processes, True
         if record.phase != "suspended":
             record.phase, record.since = "suspended", time.monotonic()
+        if not self.store() and record.is_dumped and before[0] != "suspended":
+            record.phase, record.since, record.processes, record.is_checked = before
+            return False
+        if before[0] != "suspended":
             log.info("claim-suspended", claim=claim_uid, processes=len(processes), bytes=record.saved_bytes)
-        self.store()
+        return True
 
     def note_running(self, claim_uid: str) -> None:
         """Record that all of the claim's processes run."""

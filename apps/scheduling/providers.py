@@ -33,10 +33,16 @@ class MoveOrders(Protocol):
         """Have the claim's programs move to these GPUs of their node. Raises Conflict if they cannot."""
 
     def move_claim_to_node(self, *, principal: Principal, claim: Claim, restart: bool) -> Claim:
-        """Have the claim leave its node for another one of its pool. Raises Conflict if it cannot."""
+        """Have the claim leave its node for another one of its pool. Raises Conflict if it cannot.
+
+        `restart`: its programs end and start again there; else they are carried.
+        """
 
     def find_move_obstacle(self, claim: Claim) -> str | None:
         """Return why the claim could not leave its node by a restart, whatever room others have; None if it could."""
+
+    def may_carry(self, claim: Claim) -> bool:
+        """Return True if its running programs can be carried to another node, as far as is known."""
 
 
 move_orders: Provider[MoveOrders] = Provider("scheduling.move_orders")
@@ -66,6 +72,9 @@ class NodeMoves(Protocol):
 
     def leave_node(self, node: Node) -> None:
         """Let all moves go on without this node, which will not report again."""
+
+    def leave_home(self, node: Node) -> bool:
+        """Let claims that have gone from this node, which is lost, go on elsewhere; True if there were any."""
 
 
 node_moves: Provider[NodeMoves] = Provider("scheduling.node_moves")

@@ -154,7 +154,7 @@ def find_obstacles(claims: Sequence[Claim]) -> dict[int, str]:
             refuse_nodes([nodes[key] for key in needed])
             for key, memory_mib in needed.items():
                 if memory_mib > nodes[key].host_memory_mib - nodes[key].host_memory_used_mib:
-                    _refuse_memory(nodes[key], memory_mib)
+                    refuse_memory(nodes[key], memory_mib)
         except Conflict as error:
             found[claim.pk] = error.detail
             continue
@@ -253,10 +253,10 @@ def begin_suspension(claim: Claim, assignments: Sequence[Assignment], **values: 
         )
     for node_id, memory_mib in sorted(needed.items()):
         if not capacity.take_host_memory(node_id=node_id, memory_mib=memory_mib):
-            _refuse_memory(Node.objects.get(pk=node_id), memory_mib)
+            refuse_memory(Node.objects.get(pk=node_id), memory_mib)
 
 
-def _refuse_memory(node: Node, memory_mib: int) -> NoReturn:
+def refuse_memory(node: Node, memory_mib: int) -> NoReturn:
     free = max(0, node.host_memory_mib - node.host_memory_used_mib)
     short = [amount_in_words(Resource.MEMORY_MIB, amount) for amount in (memory_mib, free, node.host_memory_mib)]
     raise NoHostMemory(

@@ -77,10 +77,13 @@ class ClaimWatch(threading.Thread):
         state = claim["state"]
         if claim.get("moves_to") not in (None, self.moves_to):
             self.moves_to = claim["moves_to"]
-            output.say(
-                f"claim {self._uid} moves to node {self.moves_to}: its programs save their state and end; start them "
-                f"there with `gpucloud claim exec {self._uid} -- COMMAND`"
+            then = (
+                "its running programs are carried, and go on there without this command"
+                if claim.get("moves_by") == "carry"
+                else f"its programs save their state and end; start them there with `gpucloud claim exec {self._uid} "
+                "-- COMMAND`"
             )
+            output.say(f"claim {self._uid} moves to node {self.moves_to}: {then}")
         if state in ON_ITS_GPUS and _assignments(claim) & self._assignments:
             self.moves_to = claim.get("moves_to")
             return

@@ -247,6 +247,46 @@ async def test_a_new_agent_that_is_killed_restores_them_once(two: Two, tmp_path:
     assert two.new.totals(there).processes == 1
 
 
+async def test_a_new_node_that_lost_what_came_does_not_say_that_it_runs(two: Two, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    held = await start_chain(two, out)
+    there, ticket = await ready(two, held)
+    await leave(two, held, ticket)
+    await two.at_old.state(held.uid, "suspended", 3)
+    await two.new.kill()
+    # As a reboot does it.
+    shutil.rmtree(two.new.state_dir / "carry")
+    (two.new.run_dir / "suspensions.json").unlink()
+    again = await two.new.begin()
+    await again.send(wire.Desired(frame=3, assignments=[changed(there, suspended=False, generation=4)]))
+    assert "have not come" in str((await refusal(again, there.uid, 4)).suspend_refused)
+    await go_back(two._replace(at_new=again), held, there)
+    await goes_on(out)
+    check_chain(out)
+
+
+@pytest.mark.parametrize("journal", ["old", "new"])
+async def test_a_node_whose_journal_cannot_be_written_carries_nothing(two: Two, tmp_path: Path, journal: str) -> None:
+    out = tmp_path / "out"
+    held = await start_chain(two, out)
+    site = two.old if journal == "old" else two.new
+    if journal == "new":
+        (site.run_dir / ".suspensions.json.new").mkdir()
+        there = changed(
+            two.new.assignment(), claim_uid=held.claim_uid, suspended=True, generation=2, carry=wire.Carry()
+        )
+        await two.at_new.send(wire.Desired(frame=1, assignments=[there]))
+        seen = await refusal(two.at_new, there.uid, 2)
+    else:
+        _, ticket = await ready(two, held)
+        (site.run_dir / ".suspensions.json.new").mkdir()
+        await leave(two, held, ticket)
+        seen = await refusal(two.at_old, held.uid, 3)
+    assert "journal cannot be written" in str(seen.suspend_refused)
+    await goes_on(out)
+    check_chain(out)
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.25, 0.5])
 async def test_an_old_agent_that_is_killed_while_it_sends_lets_them_go_on(
     two: Two, tmp_path: Path, seconds: float

@@ -27,12 +27,17 @@ from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED, OverQuota
 from apps.scheduling.services.claims.lifecycle import limits
-from apps.scheduling.services.claims.suspension_reports import MOVE_REFUSED, RESUME_REFUSED, SUSPEND_REFUSED
+from apps.scheduling.services.claims.suspension_reports import (
+    CARRY_REFUSED,
+    MOVE_REFUSED,
+    RESUME_REFUSED,
+    SUSPEND_REFUSED,
+)
 from apps.scheduling.services.cycles.queue import find_place
 from apps.suspension.rotation.places import sharing
 
 # Codes of the reasons that a claim shows after its node refused to suspend, resume or move it.
-REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED)
+REFUSALS = (SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED, CARRY_REFUSED)
 GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (

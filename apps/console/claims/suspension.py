@@ -44,7 +44,9 @@ def move(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResp
     claim, node = find(principal, uid), request.POST.get("node")
     try:
         if node:
-            claim = move_claim_to_node(principal=principal, claim=claim, node=node, restart=True)
+            claim = move_claim_to_node(
+                principal=principal, claim=claim, node=node, restart=request.POST.get("how") == "restart"
+            )
         else:
             claim = move_claim(principal=principal, claim=claim)
     except Conflict as error:

@@ -5,6 +5,7 @@ from typing import Any
 from apps.nodes.models import Node
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PUT_ASIDE
+from apps.suspension.between import carrying
 from apps.suspension.between.ordering import END_SECONDS
 from apps.suspension.moving import pause_seconds
 
@@ -34,9 +35,7 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
     return {
         "may_suspend": may_suspend,
         "may_move": may_suspend and not claim.borrowed_core and [node.can_move for node in nodes.values()] == [True],
-        "other_nodes": _other_nodes(claim, nodes)
-        if claim.movable and claim.state == ClaimState.ACTIVE and alone
-        else [],
+        **_find_other_nodes(claim, nodes if claim.movable and claim.state == ClaimState.ACTIVE and alone else {}),
         "end_seconds": END_SECONDS,
         "pause_seconds": pause_seconds(claim),
         "is_moving": claim.state in PUT_ASIDE and any(item.other_gpu_id is not None for item in live),
@@ -54,7 +53,14 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _other_nodes(claim: Claim, nodes: dict[int, Node]) -> list[str]:
-    """Return the names of nodes to which the claim may be moved, if they have room."""
+def _find_other_nodes(claim: Claim, nodes: dict[int, Node]) -> dict[str, Any]:
+    """Return the names of nodes to which the claim may be moved, if they have room, and how; none from no node."""
+    if not nodes:
+        return {"other_nodes": []}
     rows = Node.objects.filter(pool=claim.pool_id, can_restart=True).exclude(pk__in=nodes).order_by("name")
-    return [node.name for node in rows[:MOST_NODES] if node.state == "ready"]
+    source = next(iter(nodes.values()))
+    return {
+        "other_nodes": [node.name for node in rows[:MOST_NODES] if node.state == "ready"],
+        "not_carried": carrying.find_carry_obstacle(claim, source),
+        "carry_seconds": carrying.pause_seconds(claim),
+    }

@@ -28,7 +28,7 @@ WHOLE_MINUTE = 50
 HEIGHTS = {"whole": 10, "part": 6, "silent": 2}
 # A week.
 MOST_GRACE = 7 * 86_400
-COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "restarts", "reasons"]
+COLUMNS = ["claim", "name", "tenant", "gpu_count", "core_request", "memory_mib", "to", "carries", "restarts", "reasons"]
 
 
 class DrainForm(VersionedForm):
@@ -114,7 +114,8 @@ class Drain(FormPage):
         found = plan(self.row, grace_seconds=given.get("grace_seconds"), mode=mode)
         waiting = sum(move["to"] is None for move in found["moves"])
         restarts = sum(move["restarts"] for move in found["moves"])
-        found |= {"restarts": restarts, "queued": len(found["moves"]) - restarts}
+        carries = sum(move["carries"] for move in found["moves"])
+        found |= {"carries": carries, "restarts": restarts, "queued": len(found["moves"]) - restarts - carries}
         return super().show(form, **{"node": self.row, "preview": found, "waiting": waiting, **more})
 
     def finish(self, form: DrainForm, done: Node) -> HttpResponse:

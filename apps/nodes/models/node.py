@@ -47,7 +47,7 @@ class DrainMode(models.TextChoices):
 
     REQUEUE = "requeue", _("Requeue: they end, and return to the queue")
     SUSPEND = "suspend", _("Suspend: they stop until the node is uncordoned; requeued where that fails")
-    MOVE = "move", _("Move: movable ones restart on other nodes; the others are suspended")
+    MOVE = "move", _("Move: movable ones go to other nodes, carried if they can be; the others are suspended")
 
 
 class Node(Row):
@@ -108,6 +108,8 @@ class Node(Row):
     can_move = models.BooleanField(default=False, db_default=False)
     # True if its agent lets a claim's programs save their state and end, for a move to another node.
     can_restart = models.BooleanField(default=False, db_default=False)
+    # True if its agent can send and take running programs, for a move to another node.
+    can_carry = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

@@ -197,6 +197,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "can_suspend": hello.suspend is True,
         "can_move": hello.move is True,
         "can_restart": hello.restart is True,
+        "can_carry": hello.carry is True,
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }

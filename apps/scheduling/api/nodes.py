@@ -68,9 +68,8 @@ class DrainMoveSerializer(LeavingSerializer):
     to = shown.text("A node; null: it would wait.", null=True)
     reasons = ReasonSerializer(many=True, read_only=True)
     cannot_suspend = shown.text("Why it would not be suspended; null: it is not to be.", null=True)
-    restarts = shown.flag(
-        "True: it moves there, its programs save their state, and may start again. False: it is queued."
-    )
+    carries = shown.flag("True: it moves there, and its running programs are carried, if they can be.")
+    restarts = shown.flag("True: it moves there, its programs save their state, and may start again.")
 
 
 class StayingSerializer(LeavingSerializer):

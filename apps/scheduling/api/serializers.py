@@ -240,6 +240,12 @@ class ClaimSerializer(Strict):
         f"By whose order it is put aside, until it is active again: {', '.join(SuspendedBy.values)}; empty: it is not."
     )
     moves_to = shown.text("The node to which it moves; null: it does not move to another node.", null=True)
+    moves_by = shown.choice(
+        ["carry", "restart"],
+        "How it moves to another node: its running programs are carried there, or end and start again. Null: it does "
+        "not move.",
+        null=True,
+    )
     rotation = RotationSerializer(
         read_only=True,
         allow_null=True,

@@ -60,6 +60,9 @@ class Assignment(Row):
     counterpart = models.OneToOneField("self", on_delete=models.PROTECT, null=True, related_name="+")
     # Its programs leave the GPU by ending: after SIGUSR1 they have this time to save their state. Null: suspended.
     end_seconds = models.PositiveSmallIntegerField(null=True)
+    # While its running programs are carried to another node: the ticket of the new node, on both sides, and nothing in
+    # it until that node has offered one. A secret: for the old node only. Null: they are not carried.
+    carry = models.JSONField(null=True)
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()
@@ -86,6 +89,7 @@ class Assignment(Row):
                 assignment_state_known=Q(state__in=AssignmentState.values),
                 assignment_released_holds_nothing=~Q(state="released")
                 | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0, other_gpu=None),
+                assignment_carried_or_restarted=Q(carry__isnull=True) | Q(end_seconds__isnull=True),
                 assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
             ),
             models.UniqueConstraint(

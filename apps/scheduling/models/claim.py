@@ -341,6 +341,12 @@ class Claim(Share):
         return next((row.gpu.node.name for row in self.present_assignments if row.is_target), None)
 
     @property
+    def moves_by(self) -> str | None:
+        """Its way to another node: `carry`, its programs go on there, or `restart`; None if it does not move."""
+        targets = [row for row in self.present_assignments if row.is_target]
+        return None if not targets else "restart" if targets[0].carry is None else "carry"
+
+    @property
     def host_memory_mib(self) -> int:
         """The memory of its node that its suspension is charged."""
         return self.charged_host_memory_mib

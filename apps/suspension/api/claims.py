@@ -90,8 +90,9 @@ class MoveSerializer(Strict):
     )
     restart = serializers.BooleanField(
         required=False,
-        help_text="True: its programs may end for a move to another node. They get SIGUSR1 if they handle it, and time "
-        "to save their state, and whoever started them starts them again there.",
+        help_text="True: its programs end for a move to another node. They get SIGUSR1 if they handle it, and time "
+        "to save their state, and whoever started them starts them again there. Left out: running programs are carried "
+        "to the other node, if both nodes can.",
     )
     end_seconds = StrictInteger(
         min_value=1,
@@ -111,6 +112,8 @@ class MoveSerializer(Strict):
             )
         if attrs.get("anywhere") and "gpus" in attrs:
             raise serializers.ValidationError({"gpus": ["Give node with gpus of another node."]})
+        if between and "end_seconds" in attrs and not attrs.get("restart"):
+            raise serializers.ValidationError({"end_seconds": ["Carried programs do not end: give restart."]})
         return attrs
 
 
@@ -127,7 +130,9 @@ class ClaimMove(ClaimView):
 
         On its node its programs stand still for a second and 0.7 s for each GiB. A preview also says from and to
         which GPUs they would move (`moves`), and the longest pause to expect (`pause_seconds`). For another node
-        (`node`, or `anywhere`) the claim must be `movable`, and its programs end and start again (`restart`).
+        (`node`, or `anywhere`) the claim must be `movable`; its programs are carried there, and stand still for a
+        second and 5 s for each GiB, or end and start again (`restart`). A preview of that also says how (`moves_by`),
+        and why running programs could not be carried (`not_carried`).
         """
         claim, versions = self.named(uid), etags.if_match(request)
         wanted = self.parse_body(request)
@@ -142,7 +147,8 @@ class ClaimMove(ClaimView):
             return dict(self.respond(row).data)
 
         if dry_run(request) and between:
-            return Response(rehearse_move_to_node(act, show, end_seconds=wanted.get("end_seconds", END_SECONDS)))
+            seconds = wanted.get("end_seconds", END_SECONDS) if wanted.get("restart") else None
+            return Response(rehearse_move_to_node(act, show, end_seconds=seconds))
         if dry_run(request):
             return Response(rehearse_move(act, show, claim=claim))
         row = act()

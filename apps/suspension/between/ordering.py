@@ -1,4 +1,4 @@
-"""Orders to move a claim to another node.
+"""Orders to move a claim to another node: its running programs are carried there, or end and start again.
 
 The share on the new node is charged before any node is asked; what happens then is in
 `apps.suspension.between.reports`.
@@ -23,6 +23,7 @@ from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_
 from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
 from apps.scheduling.services.previews.dry_runs import rehearse
+from apps.suspension.between import carrying
 from apps.suspension.moving import CannotMove, NoRoomToMove, lock_gpus
 from apps.suspension.services import NodeUnreachable, refuse_kind, refuse_state
 from gpucloud.api import etags
@@ -44,11 +45,13 @@ def move_claim_to_node(
     end_seconds: int = END_SECONDS,
     versions: etags.Versions = None,
 ) -> Claim:
-    """Have the claim leave its node for another one, by a restart of its programs. Repeatable while it moves.
+    """Have the claim leave its node for another one. Repeatable while it moves.
 
     `node`: its name; None: the placement policy of the pool chooses. `gpus`: the uuids of GPUs of that node; None: the
-    policy chooses. `restart`: the programs may end, after `end_seconds` at most to save their state. Raises WrongState,
-    CannotSuspend (for its kind), NodeUnreachable, CannotMove, NoRoomToMove, PreconditionFailed, RoleMissing.
+    policy chooses. `restart`: its programs end, after `end_seconds` at most to save their state, and start again there;
+    else they are carried, and go on. Raises WrongState, CannotSuspend (for its kind), NodeUnreachable, CannotMove,
+    NoRoomToMove, PreconditionFailed, RoleMissing; also, if they are carried, NoHostMemory, QuotaExceeded (of host
+    memory).
     """
     principal.require_role(claim.tenant, "member")
     claim = locked(claim, versions)
@@ -57,28 +60,43 @@ def move_claim_to_node(
         return claim
     _refuse(claim, rows)
     source = _find_source(claim, rows)
+    aim = _find_target(claim, source, node) if node is not None else None
     if not restart:
-        raise CannotMove(
-            "Running programs cannot be carried to another node. With `restart` they get SIGUSR1 and time to save "
-            f"their state ({end_seconds} s), end, and are started there again by whoever started them.",
-            of="restart",
-        )
-    chosen = _choose(claim, source, _find_target(claim, source, node) if node is not None else None, gpus)
+        _refuse_carry(claim, source, aim)
+    chosen = _choose(claim, source, aim, gpus, carries=not restart)
     target = chosen[0].node
-    _take_targets(claim, rows, chosen, end_seconds)
+    # The order of locks: quotas, GPUs, nodes.
+    if not restart:
+        carrying.charge_quota(claim, rows, principal)
+    targets = _take_targets(claim, rows, chosen, {"end_seconds": end_seconds} if restart else {"carry": {}})
+    if not restart:
+        carrying.take_memory([*rows, *targets])
     states.move(claim, ClaimState.SUSPENDING, generation=claim.generation + 1, reasons=[])
     raise_frames({target.pk})
-    moves = [{"from": row.gpu.uuid, "to": gpu.uuid} for row, gpu in zip(rows, chosen, strict=True)]
-    after = {"state": claim.state, "node": target.name, "moves": moves, "end_seconds": end_seconds}
-    audit.record(principal, "claim.move", claim, before={"state": ClaimState.ACTIVE, "node": source.name}, after=after)
+    _record(principal, claim, rows, chosen, {"end_seconds": end_seconds} if restart else {"carry": True})
     return claim
 
 
+def _record(
+    principal: Principal, claim: Claim, rows: Sequence[Assignment], chosen: Sequence[Gpu], how: dict[str, Any]
+) -> None:
+    moves = [{"from": row.gpu.uuid, "to": gpu.uuid} for row, gpu in zip(rows, chosen, strict=True)]
+    before = {"state": ClaimState.ACTIVE, "node": rows[0].gpu.node.name}
+    after = {"state": claim.state, "node": chosen[0].node.name, "moves": moves, **how}
+    audit.record(principal, "claim.move", claim, before=before, after=after)
+
+
 def rehearse_move_to_node(
-    act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, end_seconds: int = END_SECONDS
+    act: Callable[[], Claim], show: Callable[[Claim], dict[str, Any]], *, end_seconds: int | None = None
 ) -> dict[str, Any]:
-    """Return the claim as it would be, with the GPUs from and to which it would move, and its programs' time to end."""
+    """Return the claim as it would be, with the GPUs from and to which it would move, and how.
+
+    `end_seconds`: the time to end, of programs that restart; else None, and `pause_seconds` is the longest pause to
+    expect. `not_carried`: why running programs could not be carried there instead.
+    """
     moves: list[dict[str, str]] = []
+    why: list[str | None] = []
+    pauses: list[int] = []
 
     def act_and_note() -> Claim:
         row = act()
@@ -86,10 +104,19 @@ def rehearse_move_to_node(
         for item in targets.select_related("gpu__node", "counterpart__gpu").order_by("gpu_id"):
             assert item.counterpart is not None
             moves.append({"from": item.counterpart.gpu.uuid, "to": item.gpu.uuid, "node": item.gpu.node.name})
+            why.append(carrying.find_carry_obstacle(row, item.counterpart.gpu.node, item.gpu.node))
+        pauses.append(carrying.pause_seconds(row))
         return row
 
     shown = rehearse(act_and_note, show)
-    return {**shown, "moves": moves, "end_seconds": end_seconds}
+    restarts = end_seconds is not None
+    return {
+        **shown,
+        "moves": moves,
+        "end_seconds": end_seconds,
+        "pause_seconds": None if restarts else pauses[0],
+        "not_carried": why[0] if why else None,
+    }
 
 
 def find_move_obstacle(claim: Claim) -> str | None:
@@ -141,6 +168,16 @@ def _refuse_node(node: Node) -> None:
         )
 
 
+def _refuse_carry(claim: Claim, source: Node, target: Node | None) -> None:
+    """Refuse to carry running programs between nodes that cannot; say what could be done instead."""
+    if (why := carrying.find_carry_obstacle(claim, source, target)) is not None:
+        raise CannotMove(
+            f"Its running programs cannot be carried. {why} Or order a restart: its programs get SIGUSR1 and time to "
+            "save their state, end, and are started there again by whoever started them.",
+            of="restart",
+        )
+
+
 def _find_target(claim: Claim, source: Node, name: str) -> Node:
     """Return the node of this name if the claim can go there, whatever room it has. Raises CannotMove."""
     target = Node.objects.filter(pool=claim.pool, name=name).first()
@@ -156,9 +193,11 @@ def _find_target(claim: Claim, source: Node, name: str) -> Node:
     return target
 
 
-def _choose(claim: Claim, source: Node, target: Node | None, uuids: Sequence[str] | None) -> list[Gpu]:
+def _choose(
+    claim: Claim, source: Node, target: Node | None, uuids: Sequence[str] | None, *, carries: bool
+) -> list[Gpu]:
     """Return GPUs of one node by the placement policy of the pool. Raises CannotMove, NoRoomToMove."""
-    which = Q(node__can_restart=True, node__simulated=source.simulated) & ~Q(node=source)
+    which = carrying.can_carry(wanted=carries) & Q(node__simulated=source.simulated) & ~Q(node=source)
     if target is not None:
         which &= Q(node=target)
     if target is not None and uuids is not None:
@@ -171,7 +210,7 @@ def _choose(claim: Claim, source: Node, target: Node | None, uuids: Sequence[str
         request_of(claim), held=held
     )
     if isinstance(answer, Refused):
-        why = "; ".join(reason.detail for reason in answer.reasons) or "no node takes claims by a restart"
+        why = "; ".join(reason.detail for reason in answer.reasons) or "no node takes such claims"
         nowhere = f"Node {target.name} has no" if target is not None else f"No other node of pool {claim.pool.name} has"
         raise NoRoomToMove(f"{nowhere} room for it: {why}.", pool=claim.pool.name)
     gpus = Gpu.objects.select_related("node").in_bulk([devices[uuid].pk for uuid in answer.gpus])
@@ -186,11 +225,14 @@ def _refuse_names(claim: Claim, target: Node, uuids: Sequence[str]) -> None:
         raise CannotMove(f"It is on {claim.gpu_count} GPU(s): name as many different ones.", node=target.name)
 
 
-def _take_targets(claim: Claim, rows: Sequence[Assignment], chosen: Sequence[Gpu], end_seconds: int) -> None:
-    """Charge the claim's share on its new GPUs, too, and write its assignments there.
+def _take_targets(
+    claim: Claim, rows: Sequence[Assignment], chosen: Sequence[Gpu], how: dict[str, Any]
+) -> list[Assignment]:
+    """Charge the claim's share on its new GPUs, too; write and return its assignments there.
 
-    Raises CannotMove, NoRoomToMove.
+    `how`: `end_seconds`, or `carry` if running programs are carried. Raises CannotMove, NoRoomToMove.
     """
+    targets = []
     gpus = lock_gpus({gpu.pk for gpu in (*(row.gpu for row in rows), *chosen)})
     guard = Guard([gpu.pk for gpu in chosen], now=timezone.now())
     for row, target in sorted(zip(rows, chosen, strict=True), key=lambda pair: pair[1].pk):
@@ -207,18 +249,26 @@ def _take_targets(claim: Claim, rows: Sequence[Assignment], chosen: Sequence[Gpu
                 "MiB are needed.",
                 node=target.node.name,
             )
-        Assignment.objects.create(
-            claim=claim,
-            gpu=gpu,
-            counterpart=row,
-            core_request=row.core_request,
-            core_limit=row.core_limit,
-            memory_mib=row.memory_mib,
-            held_core=row.core_request,
-            held_memory_mib=row.memory_mib,
-            generation=claim.generation + 1,
-            state=AssignmentState.SUSPENDING,
-            # There are no programs: it needs no driver that can suspend some.
-            end_seconds=end_seconds,
-        )
-        row.change(end_seconds=end_seconds)
+        targets.append(_write_target(claim, row, gpu, how))
+    return targets
+
+
+def _write_target(claim: Claim, row: Assignment, gpu: Gpu, how: dict[str, Any]) -> Assignment:
+    # Of programs that are carried, both nodes have a copy in their memory.
+    copied = {"held_host_memory_mib": row.held_memory_mib} if "carry" in how else {}
+    row.change(end_seconds=how.get("end_seconds"), **copied)
+    return Assignment.objects.create(
+        claim=claim,
+        gpu=gpu,
+        counterpart=row,
+        core_request=row.core_request,
+        core_limit=row.core_limit,
+        memory_mib=row.memory_mib,
+        held_core=row.core_request,
+        held_memory_mib=row.memory_mib,
+        generation=claim.generation + 1,
+        # There are no programs to suspend.
+        state=AssignmentState.SUSPENDING,
+        **how,
+        **copied,
+    )

@@ -9,6 +9,10 @@ programs, in these steps:
 3. The new node puts the claim in force.
 4. The old node gives back what it had.
 
+Running programs are carried in the same steps (`Assignment.carry`). In step 1 the new node also offers a ticket. In
+step 2 the old one suspends the programs, sends them by it, and keeps its own copy, stopped. In step 3 the new one
+restores them. The copies take memory of both nodes, which is charged to both from the order on.
+
 Whatever a node refuses before the end of step 3 leads back: first the new node confirms that nothing of the claim is
 left on it, then the old one puts the claim in force again.
 """
@@ -16,6 +20,7 @@ left on it, then the old one puts the claim in force again.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from agent import wire
@@ -24,8 +29,9 @@ from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.providers import Progress
 from apps.scheduling.services.charging import states
+from apps.scheduling.services.claims.lifecycle import raise_frames
 from apps.scheduling.services.claims.observation import take_for_claim
-from apps.scheduling.services.claims.suspension_reports import IN_FORCE, MOVE_REFUSED
+from apps.scheduling.services.claims.suspension_reports import CARRY_REFUSED, IN_FORCE, MOVE_REFUSED
 
 Said = Mapping[str, wire.Observation]
 MOVING = (ClaimState.SUSPENDING, ClaimState.RESUMING)
@@ -48,13 +54,16 @@ def take_reports(
         for item in assignments:
             if (report := said.get(str(item.uid))) is not None:
                 take(item, report)
-        values = _go_on(claim, homes, others)
+                _take_ticket(item, report)
+        is_left_behind = claim.state == ClaimState.RESUMING and _are_gone(homes, said)
+        values = _leave_behind(homes, targets) if is_left_behind else _go_on(claim, homes, others)
         if targets and not any(item.is_target for item in targets):
             moves = _pairs(homes, targets)
-            homes = targets
+            homes, others = targets, homes
+    _settle_host_memory(homes, others)
     for item in others + homes:
         if item.state == AssignmentState.RELEASED:
-            item.counterpart = None
+            item.counterpart = item.carry = None
     return Progress(_find_state(claim, assignments), values, moves)
 
 
@@ -71,12 +80,27 @@ def _find_refusal(claim: Claim, homes: Sequence[Assignment], targets: Sequence[A
             return report.suspend_refused
         if waits and report.state == "failed":
             return report.reason or f"Node {item.gpu.node.name} could not put it in force."
+        if item.carry == {} and report.state == "suspended" and report.ticket is UNSET:
+            return f"The agent of node {item.gpu.node.name} began anew before the programs came: try again."
     return None
+
+
+def _are_gone(homes: Sequence[Assignment], said: Said) -> bool:
+    """Return True if the old node, from which the programs have gone, will not report again (`leave_node`)."""
+    reports = [said.get(str(item.uid)) for item in homes if item.state == AssignmentState.SUSPENDED]
+    return bool(reports) and all(one is not None and one.state == "released" for one in reports)
+
+
+def _take_ticket(item: Assignment, report: wire.Observation) -> None:
+    """Keep the ticket that the new node offers, the first one: the old node is told one only."""
+    if item.is_target and item.carry == {} and item.state == AssignmentState.SUSPENDED and report.ticket is not UNSET:
+        item.carry = msgspec.to_builtins(report.ticket)
 
 
 def _go_back(claim: Claim, homes: Sequence[Assignment], targets: Sequence[Assignment], why: str) -> dict[str, Any]:
     """Give up the new place. Programs that stand still go on once nothing can run there."""
     may_run_there = claim.state == ClaimState.RESUMING
+    code = MOVE_REFUSED if targets[0].carry is None else CARRY_REFUSED
     for item in targets:
         item.state = AssignmentState.RELEASING
         item.generation += 1
@@ -84,7 +108,7 @@ def _go_back(claim: Claim, homes: Sequence[Assignment], targets: Sequence[Assign
         _let_run(claim, homes)
     states.note(claim, "suspend-failed", action="move", why=why)
     states.tell_of(claim, EventKind.CLAIM_SUSPEND_FAILED, action="move", why=why)
-    return _changed(claim, reasons=[{"code": MOVE_REFUSED, "gpus": 0, "detail": why}])
+    return _changed(claim, reasons=[{"code": code, "gpus": 0, "detail": why}])
 
 
 def _go_on(claim: Claim, homes: Sequence[Assignment], others: Sequence[Assignment]) -> dict[str, Any]:
@@ -101,6 +125,7 @@ def _go_on(claim: Claim, homes: Sequence[Assignment], others: Sequence[Assignmen
             for item in homes:
                 item.state = AssignmentState.SUSPENDING
                 item.generation = claim.generation + 1
+                item.carry = targets[0].carry
             return _changed(claim)
         if here == {AssignmentState.SUSPENDED}:
             _let_run(claim, targets)
@@ -117,6 +142,8 @@ def _let_run(claim: Claim, items: Sequence[Assignment]) -> None:
         if item.state not in IN_FORCE:
             item.state = AssignmentState.RESUMING
         item.end_seconds = None
+        if not item.is_target:
+            item.carry = None
         item.generation = claim.generation + 1
 
 
@@ -126,9 +153,36 @@ def _settle_at(homes: Sequence[Assignment], targets: Sequence[Assignment]) -> No
     for item in targets:
         home = by_key[item.counterpart_id]
         item.counterpart, home.counterpart = None, item
+        item.carry = home.carry = None
         home.state = AssignmentState.RELEASING
         home.end_seconds = None
         home.generation += 1
+
+
+def _leave_behind(homes: Sequence[Assignment], targets: Sequence[Assignment]) -> dict[str, Any]:
+    """Let the new place be the claim's before it is in force there: the old node gives nothing back any more."""
+    is_carried = any(item.carry is not None for item in targets)
+    _settle_at(homes, targets)
+    for item in homes:
+        item.state, item.held_core, item.held_memory_mib = AssignmentState.RELEASED, 0, 0
+    for item in targets:
+        # They are yet to be restored.
+        item.carry = {} if is_carried else None
+    return {}
+
+
+def _settle_host_memory(homes: Sequence[Assignment], others: Sequence[Assignment]) -> None:
+    """Give back host memory that no programs, and no images of them, are in or come to."""
+    comes = any(item.is_target for item in others)
+    for item in (*homes, *others):
+        is_back = item.state in IN_FORCE and not comes
+        if item.state == AssignmentState.RELEASED or is_back:
+            item.held_host_memory_mib = 0
+    for item in others:
+        home = next((one for one in homes if one.pk == item.counterpart_id), None)
+        if item.is_target and home is not None and home.state == AssignmentState.SUSPENDED:
+            # As much comes as was saved.
+            item.held_host_memory_mib = min(item.held_host_memory_mib, home.held_host_memory_mib)
 
 
 def _changed(claim: Claim, **values: Any) -> dict[str, Any]:
@@ -171,6 +225,24 @@ def leave_node(node: Node) -> None:
         refuse(claim, f"Node {node.name} was forgotten.")
         gone = {str(item.uid): _report(item, "released") for item in on_it.filter(claim=claim)}
         take_for_claim(claim, gone)
+    leave_home(node)
+    homes = Assignment.objects.filter(gpu__node=node, counterpart=None).live()
+    for target in Assignment.objects.filter(counterpart__in=homes).live().select_related("gpu").order_by("pk"):
+        # Its claim ends with the node on which its programs are.
+        target.change(state=AssignmentState.RELEASING, generation=target.generation + 1, carry=None)
+        raise_frames({target.gpu.node_id})
+
+
+def leave_home(node: Node) -> bool:
+    """Let claims that have gone from this node go on without it; see `apps.scheduling.providers`."""
+    homes = Assignment.objects.filter(
+        gpu__node=node, counterpart=None, state=AssignmentState.SUSPENDED, claim__state=ClaimState.RESUMING
+    )
+    targets = Assignment.objects.filter(counterpart__in=homes).live().exclude(state=AssignmentState.RELEASING)
+    claims = list(Claim.objects.filter(assignments__in=targets).distinct().order_by("pk"))
+    for claim in claims:
+        take_for_claim(claim, {str(item.uid): _report(item, "released") for item in homes.filter(claim=claim)})
+    return bool(claims)
 
 
 def refuse(claim: Claim, why: str) -> None:

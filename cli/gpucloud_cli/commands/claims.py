@@ -140,21 +140,24 @@ def resume(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool
 @click.command()
 @CLAIM_ARGUMENT
 @click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="a GPU on which it is to be; repeat for each")
-@click.option("--node", metavar="NAME", help="to this node; its programs end and start again there")
+@click.option("--node", metavar="NAME", help="to another node, by its name; its running programs are carried there")
 @click.option("--anywhere", is_flag=True, help="to another node, which the placement policy chooses")
-@click.option("--restart", is_flag=True, help="its programs may end; needed for another node")
-@click.option("--end", type=DURATION, help="longest time for its programs to save their state; default: 60s")
+@click.option("--restart", is_flag=True, help="its programs end, and you start them again on the other node")
+@click.option(
+    "--end", type=DURATION, help="longest time for its programs to save their state for a restart; default: 60s"
+)
 @click.option("--wait", type=DURATION, help="wait for this long until its programs run there; then exit 5")
 @DRY_RUN
 @output_options
 @pass_invocation
 def move(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool, **place: Any) -> None:
-    """Move a claim to other GPUs of its node, where its programs go on, or to another node.
+    """Move a claim to other GPUs of its node or to another node, where its programs go on.
 
-    For another node the claim must be movable. Its programs get SIGUSR1 if they handle it, and time to save their
-    state; then they end, and you start them on the other node with `gpucloud claim exec`.
+    For another node the claim must be movable, and both nodes must carry running programs. With --restart its programs
+    get SIGUSR1 if they handle it, and time to save their state; then they end, and you start them on the other node
+    with `gpucloud claim exec`.
 
-    Example: gpucloud claim move train --node n2 --restart --wait 3m
+    Example: gpucloud claim move train --node n2 --wait 3m
     """
     with invocation.api() as api:
         names = {
@@ -168,7 +171,7 @@ def move(invocation: Invocation, /, name: str, wait: int | None, dry_run: bool, 
         claim = api.post(f"{_path(api, name)}move/", wanted, dry_run=True if dry_run else None).body
         if wait is not None and not dry_run:
             claim = claiming.await_active(api, claim, seconds=wait)
-            if any(reason["code"] == "move-refused" for reason in claim["reasons"]):
+            if any(reason["code"] in ("move-refused", "carry-refused") for reason in claim["reasons"]):
                 raise claiming.Refused(f"Claim {claim['uid']} stays where it was: {claiming.why(claim)}.")
         invocation.show(claim)
 

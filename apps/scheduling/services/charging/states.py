@@ -21,11 +21,15 @@ from apps.scheduling.services.charging import borrowing, reservation_charges
 
 
 def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
-    """Return the amounts that these assignments charge by what they hold now; released ones charge nothing."""
+    """Return the amounts that these assignments charge by what they hold now; released ones charge nothing.
+
+    A claim that moves to another node has two places: its share counts once, and the host memory of both nodes counts.
+    """
     total = dict.fromkeys(Resource.values, 0)
     for assignment in assignments:
-        # A claim that moves to another node has two places, and counts once.
-        if assignment.state != "released" and assignment.counterpart_id is None:
+        if assignment.state != "released" and assignment.counterpart_id is not None:
+            total[Resource.HOST_MEMORY_MIB] += assignment.held_host_memory_mib
+        elif assignment.state != "released":
             held = amounts(
                 # A suspended one has no share of its GPU.
                 gpu_count=1 if assignment.held_memory_mib else 0,

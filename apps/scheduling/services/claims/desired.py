@@ -45,7 +45,7 @@ COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
-    "end_seconds", "claim__group_uid",
+    "end_seconds", "claim__group_uid", "carry", "counterpart_id",
 )  # fmt: skip
 
 
@@ -136,8 +136,17 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,
         end_seconds=row.end_seconds or 0,
+        carry=_carry(row),
         present=row.state != AssignmentState.RELEASING,
     )
+
+
+def _carry(row: Any) -> wire.Carry | None:
+    """Return the part of a carry: the new node offers a ticket, and the old one gets it."""
+    if row.carry is None:
+        return None
+    is_new = row.counterpart_id is not None or not row.carry
+    return wire.Carry(ticket=None if is_new else msgspec.convert(row.carry, wire.Ticket))
 
 
 def _of_cluster(row: Any) -> dict[str, Any]:

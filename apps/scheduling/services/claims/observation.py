@@ -145,7 +145,7 @@ def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wi
 
 FIELDS = (
     "gpu_id", "other_gpu_id", "return_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib",
-    "generation", "observed_generation", "in_force_at", "reason", "counterpart_id", "end_seconds",
+    "generation", "observed_generation", "in_force_at", "reason", "counterpart_id", "end_seconds", "carry",
 )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ IN_FORCE = frozenset({AssignmentState.IN_FORCE, AssignmentState.OVER_LIMIT})
 PUT_ASIDE_STATES = frozenset({AssignmentState.SUSPENDING, AssignmentState.SUSPENDED, AssignmentState.RESUMING})
 # Codes of the reasons that a refused claim shows until it is suspended or resumed again.
 SUSPEND_REFUSED, RESUME_REFUSED, MOVE_REFUSED = "suspend-refused", "resume-refused", "move-refused"
+# Of a move to another node that was to carry running programs.
+CARRY_REFUSED = "carry-refused"
 
 Said = Mapping[str, wire.Observation]
 
@@ -39,7 +41,8 @@ def take_report(assignment: Assignment, said: wire.Observation) -> bool:
             assignment.in_force_at = timezone.now()
     elif said.state == "suspended":
         assignment.state = AssignmentState.SUSPENDED
-        if said.saved_bytes is not UNSET:
+        # A place to which the claim moves keeps the room for what is to come.
+        if said.saved_bytes is not UNSET and not assignment.is_target:
             # At least 1: a node that carries a suspended claim is in use, whatever was saved.
             saved_mib = max(1, -(-said.saved_bytes // MIB))
             assignment.held_host_memory_mib = min(assignment.held_host_memory_mib, saved_mib)
@@ -134,7 +137,8 @@ def settle_holds(assignments: Sequence[Assignment]) -> None:
             assignment.held_core = assignment.held_memory_mib = 0
         elif of <= IN_FORCE or assignment.state == AssignmentState.RELEASED:
             assignment.held_host_memory_mib = 0
-            assignment.other_gpu = None
+            # Programs that came from a node that was forgotten meanwhile are there.
+            assignment.other_gpu = assignment.carry = None
             if resumes_elsewhere([assignment]):
                 assignment.return_gpu = None
 

@@ -131,11 +131,7 @@ def _find_ends(claims: Sequence[Claim], node: Node) -> dict[int, tuple[str, str]
     if node.drain_mode == DrainMode.REQUEUE:
         return {claim.pk: ("requeue", "it goes back to the queue") for claim in claims}
     stay = _stay(claims) if node.drain_mode == DrainMode.MOVE else {claim.pk: "" for claim in claims}
-    ends = {
-        claim.pk: ("move", "its programs save their state, end, and may start again on another node")
-        for claim in claims
-        if claim.pk not in stay
-    }
+    ends = {claim.pk: ("move", _describe_move(claim)) for claim in claims if claim.pk not in stay}
     obstacles = find_obstacles([claim for claim in claims if claim.pk in stay])
     for key, why in stay.items():
         not_moved = f" It cannot move: {why}" if why else ""
@@ -144,6 +140,13 @@ def _find_ends(claims: Sequence[Claim], node: Node) -> dict[int, tuple[str, str]
         else:
             ends[key] = "suspend", f"it is suspended until the node takes claims again.{not_moved}"
     return ends
+
+
+def _describe_move(claim: Claim) -> str:
+    ends = "its programs save their state, end, and may start again on another node"
+    if not move_orders.get().may_carry(claim):
+        return ends
+    return f"its running programs are carried to another node; if they cannot be, {ends}"
 
 
 def _stay(claims: Sequence[Claim]) -> dict[int, str]:
@@ -158,13 +161,17 @@ def _try_move(claim: Claim) -> str | None:
     """Order the move of the locked claim to another node; return why that is refused, None once it is ordered."""
     if refusal := find_refusal(claim, MOVE_REFUSED):
         return refusal
-    try:
-        # What was charged before the refusal is undone.
-        with transaction.atomic():
-            move_orders.get().move_claim_to_node(principal=SYSTEM, claim=claim, restart=True)
-    except Conflict as error:
-        return error.detail
-    return None
+    orders, why = move_orders.get(), None
+    # Running programs are carried if they can be, once.
+    for restart in (False, True) if orders.may_carry(claim) else (True,):
+        try:
+            # What was charged before the refusal is undone.
+            with transaction.atomic():
+                orders.move_claim_to_node(principal=SYSTEM, claim=claim, restart=restart)
+            return None
+        except Conflict as error:
+            why = error.detail
+    return why
 
 
 @transaction.atomic
@@ -225,7 +232,7 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
     """Return what draining the node would do now: claims that go and their new places, claims that stay, and notices.
 
     `suspends`: claims that would be suspended. One that is queued again in spite of `mode` has the obstacle as
-    `cannot_suspend`; one that would move by a restart has `restarts`.
+    `cannot_suspend`; one that would move has `carries` if its running programs are carried, else `restarts`.
 
     Places are searched in the queue's order on the pool as it is, after its reservations; the rounds that place the
     claims decide anew.
@@ -238,8 +245,9 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
     kind = Q(pod__isnull=False) | Q(state__in=PUT_ASIDE)
     staying = Claim.objects.filter(kind, pk__in=live.values("claim")).select_related("tenant").order_by("pk")
     stay = _stay(claims) if mode == DrainMode.MOVE else {claim.pk: "" for claim in claims}
-    restarts = _moves(node, [claim for claim in claims if claim.pk not in stay], now)
-    leave = {move["claim"] for move in restarts if move["to"] is not None}
+    leaving_moves = _moves(node, [claim for claim in claims if claim.pk not in stay], now)
+    leave = {move["claim"] for move in leaving_moves if move["to"] is not None}
+    carries = {claim.uid: move_orders.get().may_carry(claim) for claim in claims if claim.uid in leave}
     left = [claim for claim in claims if claim.uid not in leave]
     suspends, obstacles = _divide(left) if mode != DrainMode.REQUEUE else ([], {})
     goes = [claim for claim in left if claim not in suspends]
@@ -249,11 +257,8 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
         "grace_seconds": grace_of(node, grace_seconds),
         "mode": mode,
         "moves": [
-            *({**move, "cannot_suspend": None, "restarts": True} for move in restarts if move["claim"] in leave),
-            *(
-                {**move, "cannot_suspend": obstacles.get(move["claim"]), "restarts": False}
-                for move in _moves(node, goes, now)
-            ),
+            *(_planned(move, carries=carries[move["claim"]]) for move in leaving_moves if move["claim"] in leave),
+            *(_planned(move, cannot_suspend=obstacles.get(move["claim"])) for move in _moves(node, goes, now)),
         ],
         "suspends": [_named(claim) for claim in suspends],
         "stays": [{**_named(claim), "suspended": claim.state in PUT_ASIDE} for claim in staying],
@@ -261,6 +266,11 @@ def plan(node: Node, *, grace_seconds: int | None = None, mode: str = DrainMode.
         # They stay where they are booked, so their claims would wait for this node.
         "reservations": Reservation.objects.filter(state__in=OPEN, gpus__node=node).distinct().count(),
     }
+
+
+def _planned(move: dict[str, Any], *, carries: bool | None = None, cannot_suspend: str | None = None) -> dict[str, Any]:
+    """Return the move with its kind; `carries`: None if the claim is queued instead."""
+    return {**move, "cannot_suspend": cannot_suspend, "carries": carries is True, "restarts": carries is False}
 
 
 def _divide(claims: list[Claim]) -> tuple[list[Claim], dict[uuid.UUID, str]]:

@@ -25,6 +25,7 @@ from apps.quotas.models.pool import FailoverPolicy
 from apps.quotas.services import charging
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
+from apps.scheduling.providers import node_moves
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import end_assignments, locked
 from apps.scheduling.services.failures import each
@@ -38,7 +39,8 @@ def drive() -> int:
     now = timezone.now()
     nodes = Node.objects.exclude(pool__failover_policy=FailoverPolicy.WAIT).select_related("pool").order_by("pk")
     due = [node for node in nodes.filter(last_seen_at__lt=now) if is_due(node, now)]
-    return each(due, fail_over)
+    # What has left a node already is not lost with it.
+    return each(due, node_moves.get().leave_home) + each(due, fail_over)
 
 
 def is_due(node: Node, now: datetime) -> bool:
@@ -97,7 +99,7 @@ def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
     for item in rows:
         saved[item.gpu.node_id] += item.held_host_memory_mib
         nothing = {"held_core": 0, "held_memory_mib": 0, "held_host_memory_mib": 0}
-        item.change(state=AssignmentState.RELEASED, reason=reason, other_gpu=None, **nothing)
+        item.change(state=AssignmentState.RELEASED, reason=reason, other_gpu=None, carry=None, **nothing)
     for node_id, memory_mib in sorted(saved.items()):
         if memory_mib:
             capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)

@@ -1,0 +1,70 @@
+"""Carries that a drain or the page of a claim orders."""
+
+from django.test import Client
+from django.urls import reverse
+
+from apps.nodes.models import Node
+from apps.quotas.models import User
+from apps.scheduling.models import Claim
+from tests.cast import Cast, Machine, assert_books_agree, seen
+from tests.suspension.test_between import core, target_of
+from tests.suspension.test_carrying import NOT_WANTED, WHY, charged, claim, home_of, machine, other
+from tests.suspension.test_drains import fresh, turn
+
+__all__ = ["claim", "machine", "other"]
+
+
+def test_a_drain_carries_what_it_can_and_restarts_what_it_could_not_carry(
+    cast: Cast, machine: Machine, other: Machine, claim: Claim
+) -> None:
+    plan = cast.olga.post("nodes/gpu1/drain/?dry_run=true", {"mode": "move"}).body
+    assert [(one["name"], one["carries"], one["restarts"]) for one in plan["moves"]] == [("train", True, False)]
+    assert cast.olga.post("nodes/gpu1/drain/", {"mode": "move", "grace_seconds": 60}).status == 200
+    turn()
+    assert "its running programs are carried to another node; if" in fresh(claim).reasons[0]["detail"]
+    turn(grace_is_over=True)
+    assert (fresh(claim).state, claim.moves_by) == ("suspending", "carry")
+    other.obey()
+    machine.say(seen(home_of(claim), "resuming", suspend_refused=WHY))
+    for node in (machine, other):
+        node.obey()
+    assert (fresh(claim).state, claim.reasons[0]["code"]) == ("active", "carry-refused")
+    turn()
+    assert (fresh(claim).state, claim.moves_by) == ("suspending", "restart")
+    for node in (other, machine, other, machine):
+        node.obey()
+    assert (fresh(claim).state, core(machine), core(other), charged(cast)) == ("active", 0, 50, 0)
+    assert_books_agree()
+
+
+def test_a_drain_restarts_where_no_node_can_carry(cast: Cast, other: Machine, claim: Claim) -> None:
+    Node.objects.filter(pk=other.node.pk).update(can_carry=False)
+    plan = cast.olga.post("nodes/gpu1/drain/?dry_run=true", {"mode": "move"}).body
+    assert [(one["carries"], one["restarts"]) for one in plan["moves"]] == [(False, True)]
+    cast.olga.post("nodes/gpu1/drain/", {"mode": "move", "grace_seconds": 60})
+    turn()
+    turn(grace_is_over=True)
+    assert (fresh(claim).state, claim.moves_by) == ("suspending", "restart")
+
+
+def test_the_page_moves_it_either_way(cast: Cast, other: Machine, claim: Claim) -> None:
+    client = Client()
+    client.force_login(User.objects.get(username="max"))
+
+    def page() -> str:
+        return " ".join(client.get(reverse("claim", args=[claim.uid])).content.decode().split())
+
+    assert "they stand still for up to 42 s, and go on there" in page()
+    Node.objects.filter(pk=other.node.pk).update(can_carry=False, checks=[NOT_WANTED])
+    assert "No operator has switched on that node gpu2 carries running programs" in page()
+    Node.objects.filter(pk=other.node.pk).update(can_carry=True)
+    client.post(reverse("move", args=[claim.uid]), {"node": "gpu2", "how": "carry"})
+    assert fresh(claim).moves_by == "carry"
+    assert "Its running programs are carried to gpu2, and go on there" in page()
+    other.say(seen(target_of(claim, home_of(claim)), "failed", reason=WHY))
+    other.obey()
+    assert "Not moved" in page()
+    assert WHY in page()
+    assert fresh(claim).state == "active"
+    client.post(reverse("move", args=[claim.uid]), {"node": "gpu2", "how": "restart"})
+    assert fresh(claim).moves_by == "restart"
