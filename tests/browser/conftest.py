@@ -1,6 +1,7 @@
 """A real browser and a real platform; the browser's errors fail a test."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,8 @@ class Visitor:
             self.complaints.append(f"{self.page.url}: {message.text}")
 
     def enter(self, platform: Platform) -> None:
-        """Open the overview, and sign in if the session of an earlier visit has ended."""
-        self.page.goto("/")
-        if self.page.get_by_role("button", name="Sign in").count():
+        """Sign in if the session of an earlier visit has ended: asked without a page, which the browser would draw."""
+        if self.page.context.request.get("/account/", max_redirects=0).status != HTTPStatus.OK:
             self.sign_in(platform)
 
     def sign_in(self, platform: Platform) -> None:
@@ -52,9 +52,9 @@ class Visitor:
         self.page.get_by_role("heading", name="Overview").wait_for()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chrome(chromium_path: str) -> Iterator[Browser]:
-    """Start a headless browser; its end closes the loop that would disturb others."""
+    """Start a headless browser for the folder; its end closes the loop that would disturb others."""
     # Its driver runs an event loop in this thread, which Django would take for an asynchronous caller.
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
@@ -71,7 +71,7 @@ def sessions() -> dict[str, str]:
 
 @pytest.fixture
 def visitor(chrome: Browser, platform: Platform, sessions: dict[str, str]) -> Iterator[Visitor]:
-    """Return a signed-in visitor; check at the end that there were no errors."""
+    """Return a signed-in visitor who has no page open yet; check at the end that there were no errors."""
     context = chrome.new_context(base_url=platform.url, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
     if session := sessions.get(platform.url):
