@@ -6,9 +6,7 @@ import json
 import os
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
 
 from agent.install import install, uninstall, unpack
@@ -122,6 +120,10 @@ def _find_bundle(server: str) -> tuple[str, str]:
 
 
 def _get(url: str) -> bytes:
+    # Half of the imports of `agent exec`, which begins every program: it loads this module for its list of commands.
+    import urllib.request  # noqa: PLC0415
+    from http.client import HTTPException  # noqa: PLC0415
+
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - http or https, see above
             content: bytes = answer.read(MAX_BUNDLE_BYTES)
