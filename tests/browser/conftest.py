@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -82,9 +81,3 @@ def visitor(chrome: Browser, platform: Platform, sessions: dict[str, str]) -> It
     yield visitor
     context.close()
     assert not visitor.complaints
-
-
-@pytest.fixture
-def axe() -> str:
-    """Return the accessibility checker's script."""
-    return (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()

@@ -1,11 +1,11 @@
 """A person at a browser of their own: every press is counted by the page, every page is checked in both themes."""
 
 import time
-from pathlib import Path
 from typing import Any, Self
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
+from tests.browser.accessibility import violations_in_both_themes
 from tests.browser.conftest import Visitor
 from tests.platform import PATIENCE_SECONDS, Platform
 
@@ -17,7 +17,6 @@ COUNT_PRESSES = """addEventListener('pointerdown', () =>
 # What reaches beyond the window's right edge, if the page can be scrolled there.
 TOO_WIDE = """document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll('body *')]
     .filter(one => one.getBoundingClientRect().right > innerWidth + 1).map(one => `${one.tagName}.${one.className}`)"""
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text()
 
 
 class Person(Visitor):
@@ -84,24 +83,12 @@ class Person(Visitor):
 
     def check_page(self) -> None:
         """Check the page that is open: accessible in both themes, no wider than its window."""
-        found = []
-        for theme in ("light", "dark"):
-            self.page.emulate_media(color_scheme=theme)
-            expect(self.page.locator("html")).to_have_attribute("data-bs-theme", theme)
-            found += violations(self.page)
-        assert found == [], self.page.url
+        assert violations_in_both_themes(self.page) == [], self.page.url
         # Charts are drawn anew after the theme has changed.
         deadline = time.monotonic() + 10
         while wide := self.page.evaluate(TOO_WIDE):
             assert time.monotonic() < deadline, f"wider than the window: {self.page.url} {wide}"
             time.sleep(0.1)
-
-
-def violations(page: Page) -> list[str]:
-    """Return axe's findings, WCAG 2.2 A and AA and its best practices."""
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run()")["violations"]
-    return [f"{item['id']}: {node['html'][:200]}" for item in found for node in item["nodes"]]
 
 
 def invite(platform: Platform, tenant: str, role: str, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.accessibility import violations_in_both_themes
 from tests.browser.conftest import Visitor
 from tests.platform import ROOT, Platform, until
 
@@ -16,8 +17,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
 GPULOAD = ROOT / "libvcuda" / "build" / "gpuload"
 PHONE = {"width": 390, "height": 844}
-# axe's rules whose answer depends on colours: all that another theme changes.
-RULES_OF_COLOURS = ("color-contrast", "link-in-text-block")
 # Pages that always exist.
 PATHS = [
     "/",
@@ -182,7 +181,7 @@ def test_the_keyboard_reaches_the_content_first(visitor: Visitor) -> None:
 
 
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    visitor: Visitor, platform: Platform, running: dict[str, Any], reserved: str, axe: str
+    visitor: Visitor, platform: Platform, running: dict[str, Any], reserved: str
 ) -> None:
     page = visitor.page
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
@@ -204,7 +203,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     for path in paths:
         page.goto(path)
         page.wait_for_timeout(400)
-        assert in_both_themes(page, axe) == [], path
+        assert violations_in_both_themes(page) == [], path
         page.set_viewport_size(PHONE)  # type: ignore[arg-type]
         # Charts are redrawn after the window has changed.
         until(
@@ -214,7 +213,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
         page.set_viewport_size({"width": 1280, "height": 900})
     page.get_by_role("button", name="Sign out").click()
     page.get_by_role("heading", name="gpucloud").wait_for()
-    assert in_both_themes(page, axe) == []
+    assert violations_in_both_themes(page) == []
 
 
 def test_on_a_phone_a_tables_row_is_a_card_with_all_its_values(visitor: Visitor) -> None:
@@ -238,23 +237,3 @@ def now(page: Page) -> dict[str, float]:
 def near(values: dict[str, float], *, used: float, limit: float) -> bool:
     # Other tests share the machine's two cores with the simulated GPU.
     return values["limit"] == limit and abs(values["used"] - used) <= 0.2 * used
-
-
-def in_both_themes(page: Page, axe: str) -> list[str]:
-    """Return axe's findings in the light and, on the same page, in the dark theme, which changes colours alone."""
-    found = violations(page, axe)
-    page.emulate_media(color_scheme="dark")
-    expect(page.locator("html")).to_have_attribute("data-bs-theme", "dark")
-    found += violations(page, axe, *RULES_OF_COLOURS)
-    page.emulate_media(color_scheme="light")
-    return found
-
-
-def violations(page: Page, axe: str, *rules: str) -> list[str]:
-    """Return axe's findings, WCAG 2.2 A and AA and its best practices, or those of these rules."""
-    if not page.evaluate("typeof axe === 'object'"):
-        page.evaluate(axe)
-    found = page.evaluate("rules => axe.run(rules.length ? {runOnly: rules} : {})", list(rules))["violations"]
-    return [
-        f"{item['id']}: {node['html'][:200]} {node['failureSummary'][:300]}" for item in found for node in item["nodes"]
-    ]

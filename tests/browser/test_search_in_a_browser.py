@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.accessibility import violations
 from tests.browser.conftest import Visitor
-from tests.browser.test_pages_in_a_browser import violations
 from tests.platform import Platform
 
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
@@ -24,7 +24,7 @@ def named_claim(platform: Platform) -> Iterator[dict[str, Any]]:
 
 
 def test_a_claim_is_found_and_opened_from_any_page_without_a_mouse(
-    visitor: Visitor, platform: Platform, named_claim: dict[str, Any], axe: str
+    visitor: Visitor, platform: Platform, named_claim: dict[str, Any]
 ) -> None:
     page = visitor.page
     page.goto("/queue/")
@@ -33,7 +33,7 @@ def test_a_claim_is_found_and_opened_from_any_page_without_a_mouse(
     page.keyboard.type("needle")
     hit = page.locator("#palette-found a.hit").first
     expect(hit).to_contain_text("needle-in-hay")
-    assert violations(page, axe) == []
+    assert violations(page) == []
     page.keyboard.press("ArrowDown")
     expect(hit).to_be_focused()
     page.keyboard.press("ArrowUp")
@@ -61,7 +61,7 @@ def test_escape_closes_and_a_slash_in_a_field_is_a_slash(visitor: Visitor) -> No
     expect(field).to_be_focused()
 
 
-def test_a_word_says_what_it_means_until_escape(visitor: Visitor, axe: str) -> None:
+def test_a_word_says_what_it_means_until_escape(visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/nodes/")
     word = page.get_by_role("button", name="What is “Allocated”?").first
@@ -72,6 +72,6 @@ def test_a_word_says_what_it_means_until_escape(visitor: Visitor, axe: str) -> N
     # An open popover stays while the page refreshes.
     page.wait_for_timeout(6000)
     expect(meaning).to_be_visible()
-    assert violations(page, axe) == []
+    assert violations(page) == []
     page.keyboard.press("Escape")
     expect(page.locator(".meaning:popover-open")).to_have_count(0)

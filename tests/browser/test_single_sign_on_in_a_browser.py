@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.accessibility import AXE
 from tests.browser.conftest import Visitor
 from tests.cast import make_cast
 from tests.identity_provider import CLIENT_ID, CLIENT_SECRET, running
@@ -18,7 +19,7 @@ pytestmark = [
 
 
 def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
-    chrome: Browser, live_server: Any, settings: Any, axe: str
+    chrome: Browser, live_server: Any, settings: Any
 ) -> None:
     make_cast()
     with running() as provider:
@@ -31,7 +32,7 @@ def test_a_person_goes_to_the_provider_and_comes_back_signed_in(
         visitor = Visitor(context.new_page())
         page = visitor.page
         page.goto("/claims/")
-        page.evaluate(axe)
+        page.evaluate(AXE)
         # Here sheets import each other, and axe would copy their text into the page: that is forbidden.
         asked = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa'], preload: false}"
         found = page.evaluate(f"axe.run(document, {asked})")
