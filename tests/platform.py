@@ -193,7 +193,9 @@ def free_port() -> int:
         return port
 
 
-def until(condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+def until(
+    condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS, longest_pause: float = LONGEST_PAUSE_SECONDS
+) -> Any:
     """Poll `condition`; return its first true value.
 
     The longer it lasts, the longer are the pauses: most conditions are requests, and twenty a second take half a core.
@@ -206,4 +208,4 @@ def until(condition: Any, *, what: str, seconds: float = PATIENCE_SECONDS) -> An
             return value
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(pause)
-        pause = min(pause * 1.25, LONGEST_PAUSE_SECONDS)
+        pause = min(pause * 1.25, longest_pause)

@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ SLICE_SECONDS = 10
 SIMNODE = ROOT / "libvcuda" / "build" / "simnode"
 # A crowded machine's swaps take seconds, and its slices ten times as long.
 PATIENCE = 300
+# Each look reads all claims, for minutes, and a slice lasts ten seconds.
+wait = partial(until, longest_pause=1.0)
 
 
 @pytest.fixture
@@ -83,15 +86,15 @@ class Rotating:
 @pytest.mark.parametrize("gpus", [1])
 def test_three_programs_of_60_gib_share_a_gpu_of_80(claims: Claims, tmp_path: Path) -> None:
     rotating, platform = Rotating(claims, tmp_path, 3), claims.platform
-    until(lambda: min(rotating.times_in()) >= 1, seconds=PATIENCE, what="each to be in once")
-    until(lambda: rotating.look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
+    wait(lambda: min(rotating.times_in()) >= 1, seconds=PATIENCE, what="each to be in once")
+    wait(lambda: rotating.look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
 
     # Killed in between: the worker, which runs the rotation, and the agent, which moves the programs.
     for part in ("worker", "agent-sim-1"):
         before = sum(rotating.times_in())
         platform.kill(part)
-        until(lambda before=before: sum(rotating.times_in()) > before, seconds=PATIENCE, what=f"a swap after {part}")
-    until(lambda: min(rotating.times_in()) >= 2, seconds=PATIENCE, what="each to be in twice")
+        wait(lambda before=before: sum(rotating.times_in()) > before, seconds=PATIENCE, what=f"a swap after {part}")
+    wait(lambda: min(rotating.times_in()) >= 2, seconds=PATIENCE, what="each to be in twice")
 
     # Each slice was as long as asked for, and ten times as long as the moves that were measured before it.
     lengths = {uid: rotating.slices(uid) for uid in rotating.uids}
@@ -130,11 +133,11 @@ def test_programs_share_two_gpus_and_some_are_on_both(claims: Claims, tmp_path: 
                 seen[uid].update(item["gpu_uuid"] for item in claim["assignments"])
         return min(rotating.times_in())
 
-    until(lambda: look() >= times - 1, seconds=2 * PATIENCE, what=f"each to be in {times - 1} times")
+    wait(lambda: look() >= times - 1, seconds=2 * PATIENCE, what=f"each to be in {times - 1} times")
     # A program that is about to start needs the agent.
-    until(lambda: look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
+    wait(lambda: look() and rotating.all_run(), seconds=PATIENCE, what="each program to run")
     platform.kill("agent-sim-1")
-    until(lambda: look() >= times, seconds=2 * PATIENCE, what=f"each to be in {times} times")
+    wait(lambda: look() >= times, seconds=2 * PATIENCE, what=f"each to be in {times} times")
     assert any(len(gpus) == 2 for gpus in seen.values()), "some came back on another GPU"
     served = [claim["rotation"]["served_gpu_seconds"] for claim in rotating.look().values()]
     longest = max(max(rotating.slices(uid), default=0.0) for uid in rotating.uids)
@@ -149,7 +152,7 @@ def end_and_compare(rotating: Rotating) -> None:
     platform = claims.platform
     platform.granted("PATCH", "pools/default/", {"oversubscribe": None})
     for _ in rotating.uids:
-        uid = until(lambda: active(rotating), seconds=PATIENCE, what="a program to be in")
+        uid = wait(lambda: active(rotating), seconds=PATIENCE, what="a program to be in")
         last = rotating.programs[uid].end()
         assert int(str(last["rounds"])) > 100
         assert last["link"] == chain(int(str(last["rounds"])))
