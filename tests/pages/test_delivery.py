@@ -3,31 +3,36 @@
 import gzip
 import hashlib
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import settings
 from django.contrib.staticfiles import finders
+from django.db import connection, transaction
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries
 
 from apps.nodes.models import Sample
+from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.urls import server_error
 from gpucloud.web.badges import BADGES
 from gpucloud.web.tags import SPRITE, coded
-from tests.cast import Cast, Machine, placed
+from tests.cast import Cast, Machine, give_plenty, placed, recorded_cast
 from tests.measurements import keep
-from tests.pages.conftest import SignIn
 
-# Each test asks for every page.
+# Every page is asked for.
 pytestmark = pytest.mark.slow
 QUERIES = 25
+# Pages of everybody, and of nothing.
+OTHERS = ("/sign-in/", "/no/such/page")
 KIB = 1024
 LARGEST_PAGE_KIB = 250
 VENDORED = [Path(settings.BASE_DIR) / "static" / "vendor", Path(settings.BASE_DIR) / "tests" / "browser" / "vendor"]
@@ -37,9 +42,55 @@ LIVING = re.compile(r'<div id="living"\s+hx-get="([^"]+)"')
 IMPORT = re.compile(r'(?:from |import\()"\./([^"]+)"')
 
 
-@pytest.fixture
-def pages(cast: Cast, machine: Machine) -> list[str]:
-    """Return every page, with several claims on it."""
+@dataclass(frozen=True)
+class Visit:
+    """Responses of one page, and the number of its queries by reader."""
+
+    plain: Any
+    compressed: Any
+    queries: dict[str, int]
+    # The part that is fetched again, if the page has one.
+    part: str | None
+
+
+@pytest.fixture(scope="module")
+def visits(django_db_setup: None, django_db_blocker: Any) -> dict[str, Visit]:
+    """Return the visits of every page, with several claims on it; they are made once for all tests of this module."""
+    with django_db_blocker.unblock():
+        with transaction.atomic():
+            pages = make_pages()
+            readers = {name: Client() for name in ("olga", "anna")}
+            for name, reader in readers.items():
+                reader.force_login(User.objects.get(username=name))
+            found = {path: visit(readers, path) for path in [*pages, *OTHERS]}
+            transaction.set_rollback(True)
+        connection.close()
+    return found
+
+
+def visit(readers: dict[str, Client], path: str) -> Visit:
+    answers, queries = list[Any](), dict[str, int]()
+    for name, reader in readers.items():
+        with CaptureQueriesContext(connection) as asked:
+            answers.append(reader.get(path))
+        queries[name] = len(asked)
+    olga, plain = readers["olga"], answers[0]
+    lives = LIVING.search(plain.content.decode())
+    part = olga.get(unescape(lives[1]), headers={"HX-Request": "true"}).content.decode() if lives else None
+    return Visit(plain, olga.get(path, headers={"Accept-Encoding": "gzip, br"}), queries, part)
+
+
+@pytest.fixture(scope="module")
+def pages(visits: dict[str, Visit]) -> dict[str, Visit]:
+    """Return the pages of people who have signed in."""
+    return {path: page for path, page in visits.items() if path not in OTHERS}
+
+
+def make_pages() -> list[str]:
+    """Create what the pages show; return their paths."""
+    cast = recorded_cast()
+    give_plenty(cast.acme, cast.globex)
+    machine = Machine("gpu1", cast.pool)
     for number in range(6):
         placed(cast, machine, name=f"train-{number}", core_request=15, memory_mib=1024)
     uid = Claim.objects.latest("pk").uid
@@ -74,64 +125,52 @@ def _reserved(cast: Cast) -> list[str]:
     return ["/reservations/", "/reservations/new/", f"/reservations/{rows[0][0].uid}/"]
 
 
-@pytest.mark.parametrize("name", ["olga", "anna"])
-def test_every_page_stays_within_its_queries(
-    pages: list[str], browser: SignIn, name: str, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    client = browser(name)
-    for path in pages:
-        with django_assert_max_num_queries(QUERIES):
-            client.get(path)
+def test_every_page_stays_within_its_queries(pages: dict[str, Visit]) -> None:
+    for path, page in pages.items():
+        assert max(page.queries.values()) <= QUERIES, (path, page.queries)
 
 
-def test_every_page_forbids_inline_scripts_and_styles_and_has_none(pages: list[str], browser: SignIn) -> None:
-    client = browser("olga")
-    for path in [*pages, "/sign-in/", "/no/such/page"]:
-        answer = client.get(path)
-        policy = answer["Content-Security-Policy"]
+def test_every_page_forbids_inline_scripts_and_styles_and_has_none(visits: dict[str, Visit]) -> None:
+    for path, page in visits.items():
+        policy = page.plain["Content-Security-Policy"]
         assert "default-src 'self'" in policy
         assert "unsafe" not in policy
-        text = answer.content.decode()
+        text = page.plain.content.decode()
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), path
         scripts = re.findall(r"<script(?![^>]*(?:src=|application/json))", text)
         assert not scripts, path
 
 
-def test_pages_are_sent_compressed_to_whoever_takes_that(pages: list[str], browser: SignIn) -> None:
-    client = browser("olga")
-    for path in pages:
-        answer = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+def test_pages_are_sent_compressed_to_whoever_takes_that(pages: dict[str, Visit]) -> None:
+    for path, page in pages.items():
+        answer = page.compressed
         assert (answer["Content-Encoding"], "Accept-Encoding" in answer["Vary"]) == ("gzip", True), path
         assert b"<!DOCTYPE html>" in gzip.decompress(answer.content) or path.endswith("/series/"), path
-        assert "Content-Encoding" not in client.get(path), path
+        assert "Content-Encoding" not in page.plain, path
 
 
-def test_every_page_that_lives_has_its_part_and_says_how_fresh_it_is(pages: list[str], browser: SignIn) -> None:
-    client, lives = browser("olga"), 0
-    for path in pages:
-        text = client.get(path).content.decode()
-        if found := LIVING.search(text):
-            lives += 1
-            assert 'id="live"' in text, path
-            assert 'data-watch="/ws/live/?' in text, path
-            part = client.get(unescape(found[1]), headers={"HX-Request": "true"}).content.decode()
-            assert 0 < len(part) < len(text), path
-            assert "<html" not in part, path
-    assert lives >= 5
+def test_every_page_that_lives_has_its_part_and_says_how_fresh_it_is(pages: dict[str, Visit]) -> None:
+    living = {path: page for path, page in pages.items() if page.part is not None}
+    assert len(living) >= 5
+    for path, page in living.items():
+        text = page.plain.content.decode()
+        assert 'id="live"' in text, path
+        assert 'data-watch="/ws/live/?' in text, path
+        assert 0 < len(page.part or "") < len(text), path
+        assert "<html" not in (page.part or ""), path
 
 
-def test_pages_of_a_person_are_not_kept_by_anybody(pages: list[str], browser: SignIn) -> None:
-    for path in pages:
-        assert "no-store" in browser("olga").get(path)["Cache-Control"], path
+def test_pages_of_a_person_are_not_kept_by_anybody(pages: dict[str, Visit]) -> None:
+    for path, page in pages.items():
+        assert "no-store" in page.plain["Cache-Control"], path
 
 
-def test_no_page_is_heavier_than_its_budget(pages: list[str], browser: SignIn) -> None:
-    client = browser("olga")
-    for path in pages:
-        answer = client.get(path)
-        files = set(FILE.findall(answer.content.decode()))
+def test_no_page_is_heavier_than_its_budget(pages: dict[str, Visit]) -> None:
+    for path, page in pages.items():
+        content = page.plain.content
+        files = set(FILE.findall(content.decode()))
         files |= {f"js/{name}" for file in files if file.startswith("js/") for name in _imports(file)}
-        weight = len(gzip.compress(answer.content)) + sum(len(gzip.compress(_file(name))) for name in files)
+        weight = len(gzip.compress(content)) + sum(len(gzip.compress(_file(name))) for name in files)
         assert weight / KIB < LARGEST_PAGE_KIB, path
 
 
