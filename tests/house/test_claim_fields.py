@@ -24,6 +24,7 @@ NOT_IN_A_FILE = {
     "conditions": "the columns idle_since, unreachable_since and below_guarantee_since",
     "estimated_start_at": "worked out for one claim at a time",
     "observed_generation": "moves while a node catches up; the API has it",
+    "pack_profile": "what packing measured; the API and the page have it",
     "reachable": "the column unreachable_since is empty then",
 }
 

@@ -3,15 +3,19 @@
 from datetime import timedelta
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from apps.nodes.models import Node, Sample
 from apps.packing import measuring, packing
+from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, PackProfile, Proposal
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.rebalancing.proposals import accept, dismiss
+from gpucloud_cli.commands import describe
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, placed
 from tests.measurements import keep
 from tests.scheduling.clock import Clock
@@ -35,6 +39,13 @@ def measure(clock: Clock, rates: dict[str, tuple[float, float]], *, seconds: int
         for second in range(seconds)
     )  # fmt: skip
     Node.objects.update(last_seen_at=clock.now)
+
+
+def page_of(claim: Claim) -> str:
+    """Return the text of the claim's page, as a member sees it."""
+    client = Client()
+    client.force_login(User.objects.get(username="max"))
+    return " ".join(client.get(reverse("claim", args=[claim.uid])).content.decode().split())
 
 
 def run(cast: Cast) -> list[str]:
@@ -139,6 +150,25 @@ def test_a_pair_that_keeps_its_rates_stays(cast: Cast, machine: Machine, clock: 
     release_claim(principal=SYSTEM, claim=Claim.objects.get(name="waits"))
     measure(clock, {"first": (185.0, 28.0), "second": (49.0, 40.0)})
     assert run(cast) == ["pack second applied"]
+
+
+def test_the_claim_shows_what_was_measured(cast: Cast, machine: Machine, clock: Clock) -> None:
+    first, _ = two(cast, machine)
+    path = f"claims/{first.uid}/"
+    assert cast.max.get(path).body["pack_profile"] is None
+    assert "Alone on its GPU" not in page_of(first)
+    measure(clock, {"first": (200.0, 30.0), "second": (50.0, 40.0)})
+    run(cast)
+    alone = cast.max.get(path).body["pack_profile"]
+    assert (alone["launches"], alone["core_percent"], alone["kept_percent"]) == (200.0, 30.0, None)
+    shown = page_of(first)
+    assert "200 launches a second, 30 % of GPU time" in shown
+    assert "Beside another claim" not in shown
+    PackProfile.objects.filter(claim=first).update(kept=92.0)
+    found = cast.max.get(path).body
+    assert found["pack_profile"]["kept_percent"] == 92.0
+    assert ("Packed", True, None, "keeps 92 % of 200 launches a second alone") in describe._conditions(found)
+    assert "keeps 92 % of its launches" in page_of(first)
 
 
 def test_a_claim_that_rests_beside_another_is_no_loss(cast: Cast, machine: Machine, clock: Clock) -> None:

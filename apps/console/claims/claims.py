@@ -80,7 +80,8 @@ def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """Return the claim with its GPUs. Raises Http404 if it is missing or a foreign tenant's."""
-    claim: Claim | None = with_places(Claim.objects.visible_to(principal)).filter(uid=uid).first()
+    rows = with_places(Claim.objects.visible_to(principal)).select_related("pack_profile")
+    claim: Claim | None = rows.filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")
     return claim
@@ -97,6 +98,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         or claim.movable
         or claim.when_over_quota != OverQuota.REFUSE
         or (claim.group and not claim.group_uid)
+        or hasattr(claim, "pack_profile")
         or any(getattr(claim, name) for name in DETAILS),
         "assignments": [(item, use.get(item.uid, NOTHING)) for item in (live or assignments)],
         "charted": ",".join(str(item.uid) for item in (live or assignments)),

@@ -49,7 +49,7 @@ WOULD_RECLAIM = OpenApiParameter(
 
 UID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
 # The rows that an answer shows beside the claim itself; the assignments in one query for any number of claims.
-SHOWN = ("tenant", "pool", "reservation", "rotation")
+SHOWN = ("tenant", "pool", "reservation", "rotation", "pack_profile")
 ASSIGNMENTS = Prefetch("assignments", Assignment.objects.select_related("gpu__node"))
 
 

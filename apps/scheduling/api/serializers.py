@@ -154,6 +154,19 @@ class RotationSerializer(Strict):
     )
 
 
+class PackProfileSerializer(Strict):
+    """The rates that a claim had alone on its GPU, and what it keeps of them beside another claim."""
+
+    launches = shown.number("Kernels and graphs launched a second, alone on its GPU.")
+    core_percent = shown.number("GPU time alone on its GPU.", source="core")
+    measured_at = shown.time("The end of that window.")
+    kept_percent = shown.number(
+        "Its launches beside another claim, in percent of those alone. Null: it is alone, or does not want the GPU.",
+        null=True,
+        source="kept",
+    )
+
+
 class ClaimSerializer(Strict):
     """A claim: pieces of GPUs, requested by a tenant."""
 
@@ -250,6 +263,11 @@ class ClaimSerializer(Strict):
         read_only=True,
         allow_null=True,
         help_text="Its part in the rotation of its GPUs. Null: it takes no part in one.",
+    )
+    pack_profile = PackProfileSerializer(
+        read_only=True,
+        allow_null=True,
+        help_text="What packing measured of it. Null: nothing yet, or its pool does not pack.",
     )
     idle_since = shown.time("The time since when, at least, it is idle; null: not idle.", null=True)
     idle_reason = shown.choice(Idle.choices, "`idle`: its programs compute nothing; `unused`: it has none.", null=True)

@@ -137,6 +137,9 @@ def _conditions(found: Row) -> Iterator[tuple[Any, ...]]:
         place = "in" if rotation["place"] == 0 else f"out, place {rotation['place']}"
         change = f", changes {sheets.age(rotation['changes_at'])}" if rotation["changes_at"] else ""
         yield "Rotates", True, None, f"{place}{change}, had {rotation['served_gpu_seconds'] or 0} GPU-seconds"
+    if profile := found["pack_profile"]:
+        kept, alone = profile["kept_percent"], f"{profile['launches']:.0f} launches a second alone"
+        yield "Packed", kept is not None, None, alone if kept is None else f"keeps {kept:.0f} % of {alone}"
     for one in found["conditions"]:
         if one["type"] == "below-guarantee":
             yield "BelowGuarantee", True, one["since"], one["detail"]
