@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 else:  # generic for the type checker only
     Rows = admin.ModelAdmin
 
-# Names of fields that are never shown: credentials, sealed or hashed ones too; a webhook address' path may be one.
-UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url")
+# Names of fields that are never shown: credentials, sealed or hashed ones too; a webhook address' path may be one, and
+# the ticket of a carry has one.
+UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url", "carry")
 
 
 class Records(admin.AdminSite):

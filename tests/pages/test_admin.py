@@ -49,6 +49,14 @@ def test_an_operator_reads_every_list_and_a_row_and_no_secret(cast: Cast, machin
     assert b"Read-only" in client.get("/admin/").content
 
 
+def test_the_ticket_of_a_carry_is_not_shown(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    _, assignment = placed(cast, machine)
+    assignment.change(carry={"secret": "ticket-of-a-carry"})
+    page = browser("olga").get(reverse("admin:scheduling_assignment_change", args=[assignment.pk])).content
+    assert str(assignment.uid).encode() in page
+    assert b"ticket-of-a-carry" not in page
+
+
 def test_nobody_else_comes_in(cast: Cast, browser: SignIn) -> None:
     for name in ("anna", "max", "vera"):
         assert browser(name).get("/admin/", follow=True).status_code == 403
