@@ -45,11 +45,11 @@ def test_a_slice_is_ten_times_as_long_as_the_swap_takes(cast: Cast, machine: Mac
     claims = [ask(cast, core_request=100, memory_mib=20 * GIB, name=f"c{number}") for number in range(3)]
     run_round(cast.pool)
     work(cast, machine, clock)
-    # By the estimate of a claim that was never out: 10 x (0.5 + 20 GiB / 2 GiB/s).
-    clock.forward(timedelta(seconds=90))
+    # By the estimate of a claim that was never out: 10 x (0.5 + 20 GiB / 1.5 GiB/s).
+    clock.forward(timedelta(seconds=120))
     work(cast, machine, clock)
     assert states(claims) == ["active", "queued", "queued"]
-    clock.forward(timedelta(seconds=20))
+    clock.forward(timedelta(seconds=30))
     work(cast, machine, clock)
     assert states(claims) == ["suspended", "active", "queued"]
 

@@ -258,7 +258,7 @@ def test_three_claims_of_60_gib_have_equal_parts_of_a_day_and_swaps_take_a_tenth
     clock = Clockwork(make_claims(60, 60, 60), RULES)
     clock.run(86_400)
     length = slice_length(make_claims(60), replace(make_claims(60)[0], gpus=("g0",)), RULES)
-    assert length == 10 * (2 * 0.5 + 60 * GIB / 2048 + 60 * GIB / 4096)
+    assert length == 10 * (2 * 0.5 + 60 * GIB / 1536 + 60 * GIB / 4096)
     assert max(clock.served.values()) - min(clock.served.values()) <= length
     assert clock.swapping <= 0.1 * 86_400
     assert sum(clock.served.values()) >= 0.9 * 86_400
@@ -278,7 +278,8 @@ def test_claims_that_exclude_each_other_differ_by_a_slice_at_most(sizes: list[in
     clock = Clockwork(make_claims(*sizes), Rules(8, 60))
     clock.run(40_000)
     longest = slice_length(make_claims(80), replace(make_claims(80)[0], gpus=("g0",)), RULES)
-    assert max(clock.served.values()) - min(clock.served.values()) <= longest
+    # These are sums of floats.
+    assert max(clock.served.values()) - min(clock.served.values()) <= longest + 1e-6
     assert clock.swapping <= 0.1 * clock.now
 
 
