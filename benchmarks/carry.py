@@ -1,10 +1,11 @@
 """Running programs that are carried between two agents of this machine, each in namespaces of its own.
 
-    python -m benchmarks.carry [--simulated] [GIB...]
+    python -m benchmarks.carry [--simulated] [--train] [GIB...]
 
 A program keeps so many GiB of GPU memory, of which each MiB has a pattern of its own, changes them one by one
 and compares them. It is carried to the other agent; both agents are killed once in the middle. On a real GPU both
-have the same card.
+have the same cards. With --train, PyTorch trains instead (benchmarks/shim/programs/suspended.py), and each line of it
+is compared with an undisturbed run of the same seed; where there are two GPUs, it is also carried to the other one.
 
     out      from the desired state that wants it away to `suspended`: the driver's checkpoint, CRIU's dump, transfer
     back     from the desired state that wants it in force to `in_force`: CRIU's restore, the driver's restore; with the
@@ -14,6 +15,8 @@ have the same card.
 import argparse
 import asyncio
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,9 +25,11 @@ from agent import wire
 from benchmarks.report import Row, print_report
 from tests.agent.carrying import Site, find_lack
 from tests.agent.control import Connection, Control
-from tests.agent.stage import GIB
+from tests.agent.stage import GIB, ROOT
 from tests.agent.test_reconcile import changed
 
+TRAINING = str(ROOT / "benchmarks" / "shim" / "programs" / "suspended.py")
+STEPS = 1_000_000
 PROGRAM = """
 import ctypes, os, sys, time
 out = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -69,8 +74,8 @@ while True:
 class Bench:
     """Two sites, and a program that goes from the one to the other."""
 
-    def __init__(self, root: Path, *, simulated: bool) -> None:
-        self.root, self.simulated = root, simulated
+    def __init__(self, root: Path, *, simulated: bool, trains: bool) -> None:
+        self.root, self.simulated, self.trains = root, simulated, trains
         self.sites: list[Site] = []
         self.links: list[Connection] = []
         self.controls: list[Control] = []
@@ -112,31 +117,74 @@ class Bench:
 def read(out: Path) -> list[str]:
     """Return the program's lines. Raises AssertionError if it found an error."""
     lines = out.read_text().splitlines() if out.exists() else []
-    assert not any(line.startswith("error") for line in lines), lines[-1]
+    assert not any(line.startswith(("error", "Traceback")) for line in lines), lines[-1]
     return lines
 
 
-async def goes_on(out: Path, *, seconds: float = 120) -> None:
-    """Wait until the program has compared all of its memory twice, so once from its beginning."""
-    before, end = read(out).count("whole"), time.monotonic() + seconds
-    while read(out).count("whole") < before + 2:
-        assert time.monotonic() < end, "it makes no steps"
+def steps_of(out: Path) -> dict[int, str]:
+    """Return what a training printed of each step."""
+    rows = (line.split(maxsplit=2) for line in read(out) if line.startswith("step ") and line.count(" ") == 4)
+    return {int(number): words for _, number, words in rows}
+
+
+async def goes_on(bench: Bench, out: Path, *, seconds: float = 120) -> None:
+    """Wait until the program has compared all of its memory twice, so once from its beginning, or made steps."""
+
+    def count() -> int:
+        return len(steps_of(out)) // 5 if bench.trains else read(out).count("whole")
+
+    before, end = count(), time.monotonic() + seconds
+    while count() < before + 2:
+        assert time.monotonic() < end, f"it makes no steps: {read(out)[-3:]}"
         await asyncio.sleep(0.1)
 
 
-async def prepare(bench: Bench, gib: float, out: Path) -> tuple[wire.Assignment, wire.Assignment, wire.Ticket]:
-    """Start a program of this size on the old node, and have the new one wait for it."""
+async def prepare(
+    bench: Bench, gib: float, out: Path, gpu: int
+) -> tuple[wire.Assignment, wire.Assignment, wire.Ticket]:
+    """Start a program of this size on the old node's first GPU, and have this one of the new node wait for it."""
     old, new = bench.sites
     held = changed(old.assignment(), memory_bytes=int((gib + 4) * GIB), core_request=0, core_limit=100)
     await bench.send(0, held)
     await bench.links[0].state(held.uid, "in_force", 1)
-    await old.launch(held.claim_uid, PROGRAM, str(out), str(gib), str(not bench.simulated))
-    await goes_on(out)
-    there = changed(held, uid=new.assignment().uid, suspended=True, generation=2, carry=wire.Carry())
+    if bench.trains:
+        await old.launch_command(held.claim_uid, training(gib), output=str(out))
+    else:
+        await old.launch(held.claim_uid, PROGRAM, str(out), str(gib), str(not bench.simulated))
+    await goes_on(bench, out)
+    there = changed(
+        held, uid=new.assignment().uid, gpu_uuid=new.gpus[gpu], suspended=True, generation=2, carry=wire.Carry()
+    )
     await bench.send(1, there)
     ticket = (await bench.links[1].state(there.uid, "suspended", 2)).ticket
     assert isinstance(ticket, wire.Ticket)
     return held, there, ticket
+
+
+def training(gib: float) -> list[str]:
+    """Return the command of a training with a block of this size."""
+    return [sys.executable, TRAINING, "plain", str(gib), str(STEPS)]
+
+
+async def compare(out: Path, gib: float) -> int:
+    """Compare the training's lines with an undisturbed run's; return their number."""
+    there, undisturbed = steps_of(out), out.with_name(f"{out.name}-undisturbed")
+    with undisturbed.open("wb") as output:
+        other = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+            training(gib), stdout=output, stdin=subprocess.DEVNULL, cwd=ROOT
+        )
+    try:
+        end = time.monotonic() + 120
+        while len(steps_of(undisturbed)) < len(there):
+            assert time.monotonic() < end, f"the undisturbed run is at step {len(steps_of(undisturbed))}"
+            await asyncio.sleep(0.1)
+    finally:
+        other.kill()
+        other.wait()
+    right = steps_of(undisturbed)
+    differ = sorted(number for number, words in there.items() if words != right[number])
+    assert not differ, f"step {differ[0]} is {there[differ[0]]} and undisturbed {right[differ[0]]}"
+    return len(there)
 
 
 async def go_back(bench: Bench, held: wire.Assignment, gib: float) -> None:
@@ -160,10 +208,10 @@ async def arrive(bench: Bench, there: wire.Assignment, gib: float, kill: str) ->
     await wait(bench.links[1], there.uid, "in_force", 4)
 
 
-async def carry(bench: Bench, gib: float, kill: str) -> Row:
-    """Carry a program of this size; `kill`: which agent is killed on the way."""
-    out = bench.root / f"out-{gib:g}-{kill}"
-    held, there, ticket = await prepare(bench, gib, out)
+async def carry(bench: Bench, gib: float, kill: str = "", gpu: int = 0) -> Row:
+    """Carry a program of this size to this GPU of the new node; `kill`: which agent is killed on the way."""
+    out = bench.root / f"out-{gib:g}-{kill}-{gpu}"
+    held, there, ticket = await prepare(bench, gib, out, gpu)
     begun = left = time.monotonic()
     await bench.send(0, changed(held, suspended=True, generation=3, carry=wire.Carry(ticket=ticket)))
     if kill == "old":
@@ -174,12 +222,13 @@ async def carry(bench: Bench, gib: float, kill: str) -> Row:
         await arrive(bench, there, gib, kill)
     arrived = time.monotonic()
     await bench.send(1 if kill == "old" else 0)
-    await goes_on(out)
+    await goes_on(bench, out)
     for at, link in enumerate(bench.links):
         await bench.send(at)
         await asyncio.sleep(2)
         link.forget()
-    return {"GiB": gib, "killed": kill, "out s": left - begun, "back s": arrived - left}
+    equal = {"equal steps": await compare(out, gib)} if bench.trains else {}
+    return {"GiB": gib, "killed": kill, "to GPU": gpu, "out s": left - begun, "back s": arrived - left, **equal}
 
 
 async def wait(link: Connection, uid: str, state: str, generation: int) -> None:
@@ -194,14 +243,22 @@ async def wait(link: Connection, uid: str, state: str, generation: int) -> None:
     await link.expect(wire.Observed, holds, seconds=240)
 
 
-async def run(sizes: list[float], *, simulated: bool) -> list[Row]:
+def trips(bench: Bench, sizes: list[float]) -> list[tuple[float, str, int]]:
+    """Return the size, the agent that is killed and the GPU of each carry."""
+    if bench.trains:
+        return [(size, "", gpu) for size in sizes for gpu in range(min(2, len(bench.sites[1].gpus)))]
+    killed = [(sizes[0], "", 0), (sizes[0], "new", 0), (sizes[0], "old", 0)]
+    return [*killed, *((size, "", 0) for size in sizes[1:])]
+
+
+async def run(sizes: list[float], *, simulated: bool, trains: bool) -> list[Row]:
     """Return the rows of all sizes; both agents are killed once, with the first size."""
     root = Path(tempfile.mkdtemp(prefix="gpucloud-carry-"))
-    bench, rows = Bench(root, simulated=simulated), list[Row]()
+    bench, rows = Bench(root, simulated=simulated, trains=trains), list[Row]()
     try:
         await bench.start()
-        for size, kill in [(sizes[0], ""), (sizes[0], "new"), (sizes[0], "old"), *((size, "") for size in sizes[1:])]:
-            rows.append(await carry(bench, size, kill))
+        for trip in trips(bench, sizes):
+            rows.append(await carry(bench, *trip))
             print(rows[-1], flush=True)
     finally:
         for site in bench.sites:
@@ -215,11 +272,13 @@ def main() -> None:
     """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver")
+    parser.add_argument("--train", action="store_true", help="carry trainings of PyTorch")
     parser.add_argument("sizes", nargs="*", type=float, default=[2.0], metavar="GIB")
     options = parser.parse_args()
     if (words := find_lack()) is not None:
         raise SystemExit(f"Nothing can be carried here: it {words}.")
-    print_report("carry", asyncio.run(run(options.sizes or [2.0], simulated=options.simulated)))
+    rows = asyncio.run(run(options.sizes or [2.0], simulated=options.simulated, trains=options.train))
+    print_report("carry", rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Moves of claims between two GPUs of this machine, as the agent itself makes them under training programs.
 
-    python -m benchmarks.moves [--moves N] [--simulated]
+    python -m benchmarks.moves [--parts plain:2:4,graph:1:4,plain:20:2] [--simulated]
 
 As `benchmarks.suspend`, whose programs and agent these are. A program trains under 50 % of a GPU while its claim moves
 there and back; each line of it is compared with an undisturbed run of the same seed.
@@ -28,8 +28,7 @@ from tests.agent.stage import BUILD
 from tests.agent.suspensions import used_mib
 
 MIB = 1 << 20
-# The program, GiB of its block, and moves of each; None: as many as asked for.
-PARTS = (("plain", 2.0, None), ("graph", 1.0, None), ("plain", 10.0, 2))
+PARTS = "plain:2:4,graph:1:4,plain:20:2"
 
 
 def in_use_mib(bench: Bench, gpu: int) -> int:
@@ -97,8 +96,9 @@ async def run(options: argparse.Namespace) -> None:
             make_two(bench)
         try:
             await bench.start()
-            for kind, gib, count in PARTS:
-                rows.append(await back_and_forth(bench, kind, gib, count or options.moves))
+            for part in options.parts.split(","):
+                kind, gib, count = part.split(":")
+                rows.append(await back_and_forth(bench, kind, float(gib), int(count)))
         finally:
             if rows:
                 print_report("moves", rows)
@@ -110,7 +110,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--moves", type=int, default=4, help="moves of each of the smaller programs (4)")
+    parser.add_argument("--parts", default=PARTS, help=f"programs, GiB of their blocks, and moves of each ({PARTS})")
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver: whether it works")
     asyncio.run(run(parser.parse_args()))
 

@@ -1,19 +1,22 @@
 """Claims that do not fit together share this machine's first GPU by time: the agent itself, PyTorch, the real core.
 
-    python -m benchmarks.rotate [--claims 3] [--gib 60] [--slice 60] [--minutes 10] [--simulated]
+    python -m benchmarks.rotate [--claims 3] [--gib 60] [--slice 60] [--minutes 10] [--measure-first] [--simulated]
 
 An agent runs as root beside a stand-in for the server, as in `benchmarks.suspend`. Who goes out and who comes in, and
 when, `rotation.planning` decides, as in the control plane; no database is needed. Programs train meanwhile
 (benchmarks/shim/programs/suspended.py) from the same seed, and are put out at different steps: their lines must be
 equal. Each claim asks for a whole GPU, so that one is in at a time, whatever its size. The machine needs free memory
 for all of them, as the one that goes out leaves before the other one comes back; a slice lasts ten times as long as a
-swap at least, so 60 GiB need half an hour for a whole cycle of three.
+swap at least. With --measure-first, each claim goes out once before the time begins: slices then follow from what that
+took, as they do once claims have rotated, and not from estimates. When the time is over, each claim that was out
+comes back once more, which is not counted: so the memory of each is compared after its last swap.
 
     served   the time in which a claim was in force, in seconds of the GPU
     steps    steps of its program
     out      from the desired state being sent to `suspended` being received
     back     from the desired state being sent to `in_force` being received
     swap     of the measured time: the GPU was on the way from one claim to another one
+    host     the most host memory in use, beside what was in use before
 
 With --simulated, `gpuload` runs on the simulated driver instead (24 GiB; try `--gib 18`): whether the script works.
 """
@@ -37,6 +40,8 @@ from tests.agent.control import Control
 GPU, NODE = "gpu", "node"
 # Of the machine's free memory, for everything else.
 SPARE_MIB = 8 << 10
+# A program with 60 GiB has filled it by then.
+START_SECONDS = 180
 
 
 @dataclass(slots=True)
@@ -52,6 +57,8 @@ class Part:
     served: float = 0.0
     out: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
+    # Of `out`, so many were before the time began.
+    times_before: int = 0
 
     def member(self, now: float) -> Member:
         """Return the claim as the core takes it."""
@@ -83,6 +90,7 @@ class Rotation:
         self.parts: list[Part] = []
         self.swaps: list[float] = []
         self.lengths: list[float] = []
+        self.free_mib = self.least_free_mib = available_mib()
 
     async def run(self) -> None:
         """Let the claims rotate for the given time."""
@@ -92,7 +100,8 @@ class Rotation:
                 memory_bytes=int((gib * 1024 + 2 * CONTEXT_MIB) * MIB), core_request=100, core_limit=100
             )
             self.parts.append(Part(held, since=time.monotonic()))
-        await self.enter(self.parts[0])
+        watch = asyncio.create_task(self.watch())
+        await (self.measure_first() if self.options.measure_first else self.enter(self.parts[0]))
         begun = time.monotonic()
         while time.monotonic() < begun + self.options.minutes * 60:
             now = time.monotonic()
@@ -105,6 +114,50 @@ class Rotation:
             await self.swap(swaps[0].out, swaps[0].into)
         self.ended = time.monotonic()
         self.seconds = self.ended - begun
+        watch.cancel()
+
+    async def measure_first(self) -> None:
+        """Start each program, and let it go out and come back once; the first one stays."""
+        for one in self.parts:
+            await self.enter(one)
+            one.out.append((await self.bench.suspend(one.held))[0])
+            one.inside, one.since = False, time.monotonic()
+        for one in (*self.parts[1:], self.parts[0]):
+            one.back.append(await self.bench.resume(one.held))
+            assert one.program is not None
+            await one.program.goes_on(1)
+            if one is not self.parts[0]:
+                one.out.append((await self.bench.suspend(one.held))[0])
+            one.inside, one.since = one is self.parts[0], time.monotonic()
+            self.print_swap("measured", one)
+        for one in self.parts:
+            one.served = one.begun_with = 0.0
+            one.times_before = len(one.out)
+
+    async def watch(self) -> None:
+        """Note the least host memory that is free."""
+        while True:
+            self.least_free_mib = min(self.least_free_mib, available_mib())
+            await asyncio.sleep(0.5)
+
+    async def come_back(self) -> None:
+        """Let each claim that is out come back once more, and make steps."""
+        for one in [one for one in self.parts if one.program is not None and not one.inside]:
+            for other in self.parts:
+                if other.inside:
+                    other.out.append((await self.bench.suspend(other.held))[0])
+                    other.inside = False
+            one.back.append(await self.bench.resume(one.held))
+            one.inside = True
+            assert one.program is not None
+            await one.program.goes_on()
+            self.print_swap("afterwards", one)
+
+    def print_swap(self, word: str, one: Part) -> None:
+        """Print what is known of a claim's last swap, as runs may be cut short."""
+        out, back = (f"{values[-1]:.1f}" if values else "–" for values in (one.out, one.back))
+        last = f"claim {self.parts.index(one)} is in; its last out {out} s, back {back} s"
+        print(f"{time.strftime('%H:%M:%S')} {word}: {last}", flush=True)
 
     def scene(self, now: float) -> Scene:
         """Return the GPU as it is."""
@@ -139,10 +192,12 @@ class Rotation:
             # It is new: its program begins, which is no part of the swap.
             self.swaps.append(left - begun)
             await self.enter(by_uid[into])
+            self.print_swap(f"first time, after {self.swaps[-1]:.1f} s", by_uid[into])
             return
         by_uid[into].back.append(await self.bench.resume(by_uid[into].held))
         by_uid[into].inside, by_uid[into].since = True, time.monotonic()
         self.swaps.append(time.monotonic() - begun)
+        self.print_swap(f"swap of {self.swaps[-1]:.1f} s", by_uid[into])
         program = by_uid[into].program
         assert program is not None
         await program.goes_on()
@@ -154,7 +209,7 @@ class Rotation:
         one.served = min((other.served for other in self.parts if other.program is not None), default=0.0)
         one.begun_with = one.served
         one.program = Program(self.bench.stage, one.held, "plain", self.options.gib)
-        await one.program.goes_on(5)
+        await one.program.goes_on(5, seconds=START_SECONDS)
         one.inside, one.since = True, time.monotonic()
 
     def report(self) -> None:
@@ -166,7 +221,7 @@ class Rotation:
                 "served s": one.served_until(now) - one.begun_with,
                 "GPU-hours": (one.served_until(now) - one.begun_with) / 3600,
                 "steps": len(one.program.steps) if one.program is not None else 0,
-                "times out": len(one.out),
+                "times out": len(one.out) - one.times_before,
                 "out s": statistics.median(one.out) if one.out else 0.0,
                 "back s": statistics.median(one.back) if one.back else 0.0,
             }
@@ -180,12 +235,14 @@ class Rotation:
                 "swap s": statistics.median(self.swaps) if self.swaps else 0.0,
                 "slice s": statistics.median(self.lengths) if self.lengths else 0.0,
                 "swap %": 100 * cost / self.seconds,
+                "host GiB": (self.free_mib - self.least_free_mib) / 1024,
                 "served %": 100 * sum(one.served_until(now) - one.begun_with for one in self.parts) / self.seconds,
             }
         ]
         print_report("rotate", rows, whole)
         served = [one.served_until(now) for one in self.parts]
-        longest = max(self.lengths, default=0.0)
+        # The slice that ran at the end is not over.
+        longest = max([*self.lengths, *(now - one.since for one in self.parts if one.inside)])
         bench = self.bench
         bench.check(
             "every program goes on", all(one.program and one.program.process.poll() is None for one in self.parts)
@@ -224,6 +281,7 @@ async def run(options: argparse.Namespace) -> None:
             rotation = Rotation(bench, options, bench.card_mib, host_mib)
             await rotation.run()
             rotation.report()
+            await rotation.come_back()
             if not options.simulated:
                 rotation.compare()
             await rotation.leave()
@@ -241,6 +299,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=60)
     parser.add_argument("--slice", type=float, default=60)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--measure-first", action="store_true")
     parser.add_argument("--simulated", action="store_true")
     asyncio.run(run(parser.parse_args()))
 

@@ -117,7 +117,9 @@ def run(part: Part, options: argparse.Namespace) -> bool:
 
 def make_stage(options: argparse.Namespace, seconds: float) -> Stage:
     only = frozenset(options.only.split(",")) - {""}
-    return Stage(simulated=options.simulated, seconds=seconds, quick=options.quick, only=only)
+    stage = Stage(simulated=options.simulated, seconds=seconds, quick=options.quick, only=only)
+    stage.gpus = stage.gpus[options.gpu :] + stage.gpus[: options.gpu]
+    return stage
 
 
 def give_up(_number: int, _frame: FrameType | None) -> None:
@@ -134,6 +136,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver: the figures mean nothing")
     parser.add_argument("--quick", action="store_true", help="fewest repetitions: does it run at all?")
     parser.add_argument("--only", default="", metavar="NAME,…", help="of a part's programs or cases, these")
+    parser.add_argument("--gpu", type=int, default=0, metavar="N", help="begin with this GPU (0)")
     parser.add_argument("--list", action="store_true", help="list the parts")
     options = parser.parse_args()
     unknown = set(options.parts) - {part.name for part in PARTS}

@@ -79,9 +79,9 @@ class Program:
             else:
                 self.steps[at] = ""
 
-    async def goes_on(self, steps: int = 3) -> None:
+    async def goes_on(self, steps: int = 3, *, seconds: float = 45) -> None:
         """Wait until it has made so many further steps."""
-        before, end = len(self.steps), time.monotonic() + 45
+        before, end = len(self.steps), time.monotonic() + seconds
         while len(self.steps) < before + steps:
             assert self.process.poll() is None, f"{self.kind} has ended: {self.process.returncode}"
             if time.monotonic() > end:
@@ -166,7 +166,7 @@ class Bench:
     async def state(self, uid: str, state: str, generation: int) -> wire.Observation:
         """Wait for this state; a refusal ends the run, in words."""
         while True:
-            frame = await self.link.expect(wire.Observed, seconds=60)
+            frame = await self.link.expect(wire.Observed, seconds=150)
             for one in frame.assignments:
                 if one.uid == uid and one.generation == generation:
                     if isinstance(one.suspend_refused, str):

@@ -138,20 +138,24 @@ class Site(Stage):
 
     async def launch(self, claim_uid: str, code: str, *arguments: str, user: int = 0) -> None:
         """Start a Python program that can be carried, as this user."""
+        # The tests' own interpreter may be in a home directory.
+        await self.launch_command(claim_uid, [PYTHON, "-c", code, *arguments], user=user)
+
+    async def launch_command(
+        self, claim_uid: str, words: list[str], *, user: int = 0, output: str = "/dev/null"
+    ) -> None:
+        """Start a program that can be carried, as this user, with its output in this file."""
         variables = {"GPUCLOUD_CLAIM_SECRET": SECRET, "GPUCLOUD_AGENT_SOCKET": str(self.paths[0] / "agent.sock")}
         agent = (sys.executable, "-m", "agent")
         environment = self.environment(**variables)
         if user:
             give = [*self.inside(), *agent, "give", "--user", str(user), claim_uid]
             await asyncio.to_thread(subprocess.run, give, env=environment, cwd=ROOT, check=True)
-        # The tests' own interpreter may be in a home directory.
-        command = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", "--", PYTHON, "-c", code]
+        command = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", "--", *words]
         # NVIDIA's driver binds a socket whose name both copies have: two machines have two namespaces of them.
         net = [] if self.simulated else [sys.executable, "-c", OWN_NETWORK]
         program = subprocess.Popen(  # noqa: ASYNC220 - likewise
-            tether(
-                *self.inside(), *net, *agent, "exec", "--movable", "/dev/null", claim_uid, "--", *command, *arguments
-            ),
+            tether(*self.inside(), *net, *agent, "exec", "--movable", output, claim_uid, "--", *command),
             env=environment,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,

@@ -3,8 +3,8 @@
     python suspended.py KIND GIB STEPS
 
 KIND: `plain`, `graph` (the step is a CUDA graph) or `loader` (batches from two worker processes, pinned). A block of
-GIB is counted up in each step and its checksum is part of the line. On each line of standard input it says the largest
-allocation that it can have, in MiB, after it emptied PyTorch's cache.
+GIB is counted up in each step, and its checksum, of every byte and its place, is part of the line. On each line of
+standard input it says the largest allocation that it can have, in MiB, after it emptied PyTorch's cache.
 """
 
 import faulthandler
@@ -21,6 +21,8 @@ import torch
 
 KIND, GIB, STEPS = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 STEP_SECONDS = 0.02
+# Numbers of a row of the block (64 KiB): a row that came back at another place changes the checksum.
+ROW = 8192
 # For a program that hangs: where all its threads are.
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 probes = threading.Semaphore(0)
@@ -41,7 +43,11 @@ def main() -> None:
     """Train, and print one line a step."""
     torch.manual_seed(7)
     torch.use_deterministic_algorithms(True)
-    block = torch.arange(int(GIB * (1 << 28)), device="cuda", dtype=torch.float32)
+    block = torch.empty((int(GIB * (1 << 27)) // ROW, ROW), device="cuda", dtype=torch.int64)
+    for begin in range(0, len(block), ROW):
+        part = block[begin : begin + ROW]
+        torch.arange(begin * ROW, begin * ROW + part.numel(), out=part.view(-1))
+    places = torch.arange(1, len(block) + 1, device="cuda")
     model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 512)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batch = torch.zeros(64, 512, device="cuda")
@@ -63,8 +69,9 @@ def main() -> None:
         batch.copy_(values, non_blocking=True)
         step()
         time.sleep(STEP_SECONDS)
-        sums = (block[:: 1 << 12].double().sum().item(), sum(p.double().sum().item() for p in model.parameters()))
-        print("step", at, loss.item().hex(), sums[0].hex(), sums[1].hex(), flush=True)
+        memory = (block.sum(1) * places).sum().item()
+        parameters = sum(p.double().sum().item() for p in model.parameters())
+        print("step", at, loss.item().hex(), memory, parameters.hex(), flush=True)
         if probes.acquire(blocking=False):
             print("largest", largest_mib(), flush=True)
 
