@@ -41,7 +41,9 @@ class Schedule:
 
     def closed_since(self, at: datetime) -> datetime | None:
         """Return when the last window ended; None while one is open."""
-        return None if self.is_open(at) else max((end for _, end in self._around(at) if end <= at), default=None)
+        return (
+            None if self.is_open(at) else max((end for _, end in self._around(at, weeks=2) if end <= at), default=None)
+        )
 
     def closes_at(self, at: datetime) -> datetime | None:
         """Return when the window that is open ends, with those that follow it at once; None if none is open or ends."""
@@ -56,12 +58,15 @@ class Schedule:
 
     def opens_at(self, at: datetime) -> datetime | None:
         """Return when the next window begins; None while one is open."""
-        return None if self.is_open(at) else min(begin for begin, _ in self._around(at) if begin > at)
+        return None if self.is_open(at) else min(begin for begin, _ in self._around(at, weeks=2) if begin > at)
 
-    def _around(self, at: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """Yield the windows from a week before the moment to a week after it, in UTC."""
+    def _around(self, at: datetime, *, weeks: int = 1) -> Iterator[tuple[datetime, datetime]]:
+        """Yield the windows from so many weeks before the moment to as many after it, in UTC.
+
+        Two of them have one in any case: a window in the hour that is skipped when the clocks go forward is empty.
+        """
         today = at.astimezone(self.zone).date()
-        for number in range(-8, 9):
+        for number in range(-7 * weeks - 1, 7 * weeks + 2):
             day = today + number * ONE_DAY
             if day.weekday() in self.days:
                 last = day if self.end > self.begin else day + ONE_DAY

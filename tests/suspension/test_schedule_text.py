@@ -96,6 +96,14 @@ def test_windows_that_touch_are_one() -> None:
     assert always.opens_at(at("2026-11-23 05:00")) is None
 
 
+def test_a_window_in_the_hour_that_is_skipped_is_the_next_weeks() -> None:
+    found = parse("sun 2:30-3:30 America/New_York")
+    for moment in ("2027-03-08 00:00", "2027-03-14 07:15", "2027-03-19 00:00"):
+        assert not found.is_open(at(moment))
+        assert found.opens_at(at(moment)) == at("2027-03-21 06:30")
+        assert found.closed_since(at(moment)) == at("2027-03-07 08:30")
+
+
 @given(
     st.sampled_from(["weekdays 9-18", "mon,wed 22-6", "sun 2:30-3:30", "daily 23:59-0:01", "sat 0-24"]),
     st.sampled_from(["UTC", BERLIN, "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
@@ -106,7 +114,8 @@ def test_the_next_change_is_the_next_change(text: str, zone: str, moment: dateti
     here = found.is_open(moment)
     change = found.closes_at(moment) if here else found.opens_at(moment)
     assert change is not None
-    assert moment < change <= moment + timedelta(days=8)
+    # A week more where the hour of the only window is skipped.
+    assert moment < change <= moment + timedelta(days=15)
     assert found.is_open(change) != here
     assert found.is_open(change - timedelta(microseconds=1)) == here
     since = found.closed_since(moment)
