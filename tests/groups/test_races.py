@@ -18,6 +18,7 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming import preemption
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty
 from tests.groups.elastic import Training, train
+from tests.matrix import seeds
 from tests.racing import race
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,7 +68,7 @@ def test_control_without_the_lock_of_a_run_it_grows_beyond(real_cast: Cast, monk
     assert members_after_runs_at_once(real_cast) > MOST
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_growth_shrinking_and_a_release_at_once_leave_the_books_in_step(real_cast: Cast, seed: int) -> None:
     """A lender takes its GPUs back while the group grows, and in the last wave its owner releases it."""
     dice = random.Random(seed)  # noqa: S311 - the same race each time

@@ -175,7 +175,7 @@ def test_a_members_own_limit_keeps_a_claim_waiting_whatever_the_quota(cast: Cast
     assert [row["reasons"][0]["code"] for row in body["pending"]] == ["member-limit-exceeded"]
 
 
-@pytest.mark.parametrize("seed", seeds(6, per_commit=3))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_what_a_preview_says_of_the_queue_is_what_a_round_does_after_the_change(cast: Cast, seed: int) -> None:
     Machine("gpu1", cast.pool, gpus=1 + seed % 3).stay_online()
     random_ = random.Random(seed)  # noqa: S311

@@ -10,13 +10,14 @@ from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.quotas.models import Pool
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension.rotation import rotating
 from apps.suspension.rotation.parts import in_since, served_seconds
 from tests.cast import GIB, Cast, Machine, ask, give_plenty
 
 SLICE = 60
+SECONDS_OF_A_SWAP = 4
 # A slice is longer than asked for, so that a swap of 20 GiB by its estimate takes a tenth.
 LONG = timedelta(seconds=200)
 
@@ -62,13 +63,27 @@ def running(cast: Cast, machine: Machine, clock: Clock, count: int = 3, **facts:
     return claims
 
 
-def work(cast: Cast, machine: Machine, clock: Clock, *, runs: int = 4) -> None:
-    """Let every part of the platform do its part a few times."""
-    for _ in range(runs):
+def work(cast: Cast, machine: Machine, clock: Clock, *, runs: int | None = None) -> None:
+    """Let every part of the platform do its part until nothing moves any more, four seconds at most.
+
+    With `runs`, so many times: for what time alone brings about.
+    """
+    before = positions()
+    for left in reversed(range(runs or SECONDS_OF_A_SWAP)):
         rotating.drive()
         run_round(cast.pool)
         machine.obey()
         clock.forward(timedelta(seconds=1))
+        if runs is None and before == (before := positions()):
+            clock.forward(timedelta(seconds=left))
+            break
+
+
+def positions() -> list[Any]:
+    """Return what a swap changes at each of its steps."""
+    claims = Claim.objects.order_by("pk").values_list("pk", "state", "nominated_gpus", "suspended_by")
+    rows = Assignment.objects.order_by("pk")
+    return [*claims, *rows.values_list("pk", "state", "gpu", "return_gpu", "generation", "observed_generation")]
 
 
 def states(claims: list[Claim]) -> list[str]:

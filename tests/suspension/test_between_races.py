@@ -85,7 +85,7 @@ def scene(cast: Cast, seed: int) -> tuple[list[Agent], Claim, random.Random]:
     return agents, claim, chance
 
 
-@pytest.mark.parametrize("seed", seeds(RUNS, per_commit=2))
+@pytest.mark.parametrize("seed", seeds(RUNS))
 def test_programs_may_run_at_one_node_whatever_fails_and_whoever_is_late(cast: Cast, seed: int) -> None:
     give_plenty(cast.acme)
     agents, claim, chance = scene(cast, seed)

@@ -143,7 +143,7 @@ def run_once(agents: list[Agent], claim: Claim, chance: random.Random) -> Counte
     return found
 
 
-@pytest.mark.parametrize("seed", seeds(RUNS, per_commit=3))
+@pytest.mark.parametrize("seed", seeds(RUNS))
 def test_programs_run_once_and_are_never_lost_whatever_fails(cast: Cast, seed: int) -> None:
     agents, claim, chance = scene(cast, seed)
     found = run_once(agents, claim, chance)

@@ -20,6 +20,7 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension import scheduled
 from apps.suspension.services import resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give_plenty
+from tests.matrix import seeds
 from tests.racing import race
 from tests.suspension.rotations import Clock, clock
 from tests.suspension.test_resuming_elsewhere import occupy, suspended
@@ -61,7 +62,7 @@ def test_control_without_the_claims_lock_they_give_several(
     assert notices(real_cast, node, clock) > 1
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_runs_owners_rounds_and_agents_at_once_leave_the_books_in_step(
     real_cast: Cast, node: Machine, clock: Clock, seed: int
 ) -> None:
