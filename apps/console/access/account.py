@@ -20,6 +20,7 @@ from apps.quotas.models import Token, User
 from apps.quotas.principals import Principal
 from apps.quotas.services import accounts, attempts, tokens
 from gpucloud.errors import GpucloudError
+from gpucloud.schedules import time_zones
 
 
 def password_field(label: Any, *, new: bool) -> forms.CharField:
@@ -57,7 +58,7 @@ class ZoneForm(forms.Form):
         super().__init__(*args, **kwargs)
         field = self.fields["time_zone"]
         assert isinstance(field, forms.ChoiceField)
-        field.choices = [("", "UTC"), *((name, name) for name in sorted(accounts.time_zones()))]
+        field.choices = [("", "UTC"), *((name, name) for name in sorted(time_zones()))]
 
 
 def _user(request: HttpRequest) -> User:

@@ -1,10 +1,8 @@
 """Users' accounts: activation, the operator's role, passwords, sessions, the time zone."""
 
 import logging
-import zoneinfo
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -20,6 +18,7 @@ from apps.quotas.services import audit
 from apps.quotas.services.tenants import refuse_beyond
 from gpucloud import hints
 from gpucloud.errors import Conflict
+from gpucloud.schedules import time_zones
 from gpucloud.web import sessions as session_store
 
 logger = logging.getLogger(__name__)
@@ -119,12 +118,6 @@ def set_password(*, principal: Principal, user: User, password: str, keep: str |
     ended = _end_sessions(user, keep=keep)
     audit.record(principal, "person.password", user, after={"sessions_ended": ended})
     return user
-
-
-@cache
-def time_zones() -> frozenset[str]:
-    """Return the names of all time zones; cached, because it reads hundreds of files."""
-    return frozenset(zoneinfo.available_timezones())
 
 
 @transaction.atomic
