@@ -77,9 +77,18 @@ def _mounts_of(pid: int | str) -> int:
 class Site(Stage):
     """One node in namespaces of its own. `paths`: where both find their own run directory and virtual GPUs."""
 
-    def __init__(self, root: Path, run_dir: Path, control: Control, paths: tuple[Path, Path], *, gpus: int = 2) -> None:
+    def __init__(
+        self,
+        root: Path,
+        run_dir: Path,
+        control: Control | None,
+        paths: tuple[Path, Path],
+        *,
+        gpus: int = 2,
+        name: str = "sim-1",
+    ) -> None:
         root.mkdir()
-        super().__init__(root, run_dir, control, gpus=gpus)
+        super().__init__(root, run_dir, control, gpus=gpus, name=name)
         self.paths = paths
         # False: on the machine's own GPUs, which both nodes have then.
         self.simulated = True
@@ -103,7 +112,15 @@ class Site(Stage):
 
     async def begin(self, **more: str) -> Connection:
         """Start the agent; return its connection."""
-        places = ["--server", self.control.url, "--state-dir", str(self.state_dir)]
+        self.start_agent(self.control.url, **more)
+        connection = await self.control.connection()
+        hello = await connection.expect(wire.Hello)
+        self.gpus = [gpu.uuid for gpu in hello.gpus]
+        return connection
+
+    def start_agent(self, server: str, **more: str) -> None:
+        """Start the agent of this server."""
+        places = ["--server", server, "--state-dir", str(self.state_dir)]
         variables = FAST | {
             "GPUCLOUD_ENROL_TOKEN": "gpe_once",
             "GPUCLOUD_RUN_DIR": str(self.paths[0]),
@@ -118,14 +135,10 @@ class Site(Stage):
             "GPUCLOUD_CRIU": str(CRIU),
         }
         with self.log.open("ab") as log:
-            self.agent = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+            self.agent = subprocess.Popen(
                 tether(*self.inside(), sys.executable, "-m", "agent", "run", *places),
                 env=self.environment(**(variables | more)), stderr=log, cwd=ROOT,
             )  # fmt: skip
-        connection = await self.control.connection()
-        hello = await connection.expect(wire.Hello)
-        self.gpus = [gpu.uuid for gpu in hello.gpus]
-        return connection
 
     async def kill(self) -> None:
         """Kill the agent by SIGKILL; its node's programs live on."""
@@ -136,16 +149,16 @@ class Site(Stage):
         self.agent.kill()
         await self.ended()
 
-    async def launch(self, claim_uid: str, code: str, *arguments: str, user: int = 0) -> None:
+    async def launch(self, claim_uid: str, code: str, *arguments: str, user: int = 0, secret: str = SECRET) -> None:
         """Start a Python program that can be carried, as this user."""
         # The tests' own interpreter may be in a home directory.
-        await self.launch_command(claim_uid, [PYTHON, "-c", code, *arguments], user=user)
+        await self.launch_command(claim_uid, [PYTHON, "-c", code, *arguments], user=user, secret=secret)
 
     async def launch_command(
-        self, claim_uid: str, words: list[str], *, user: int = 0, output: str = "/dev/null"
+        self, claim_uid: str, words: list[str], *, user: int = 0, output: str = "/dev/null", secret: str = SECRET
     ) -> None:
         """Start a program that can be carried, as this user, with its output in this file."""
-        variables = {"GPUCLOUD_CLAIM_SECRET": SECRET, "GPUCLOUD_AGENT_SOCKET": str(self.paths[0] / "agent.sock")}
+        variables = {"GPUCLOUD_CLAIM_SECRET": secret, "GPUCLOUD_AGENT_SOCKET": str(self.paths[0] / "agent.sock")}
         agent = (sys.executable, "-m", "agent")
         environment = self.environment(**variables)
         if user:
@@ -154,7 +167,7 @@ class Site(Stage):
         command = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", "--", *words]
         # NVIDIA's driver binds a socket whose name both copies have: two machines have two namespaces of them.
         net = [] if self.simulated else [sys.executable, "-c", OWN_NETWORK]
-        program = subprocess.Popen(  # noqa: ASYNC220 - likewise
+        program = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
             tether(*self.inside(), *net, *agent, "exec", "--movable", output, claim_uid, "--", *command),
             env=environment,
             stdin=subprocess.DEVNULL,

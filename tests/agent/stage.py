@@ -58,16 +58,23 @@ class Stage:
     """One node: its virtual GPUs, its agent (started and stopped at will), its directories."""
 
     def __init__(
-        self, root: Path, run_dir: Path, control: Control, *, gpus: int = 4, agents: ForkServer | None = None
+        self,
+        root: Path,
+        run_dir: Path,
+        control: Control | None,
+        *,
+        gpus: int = 4,
+        agents: ForkServer | None = None,
+        name: str = "sim-1",
     ) -> None:
-        """Create the node. `agents`: forks them; else each is a program of its own."""
-        self.control, self._agents = control, agents
+        """Create the node; its name makes its GPUs' uuids. `agents`: forks them; else each is a program of its own."""
+        self._control, self._agents = control, agents
         self.state_dir = root / "state"
         self.run_dir = run_dir
         self.node_file = root / "node"
         self.log = root / "agent.log"
         subprocess.run(
-            [BUILD / "simnode", "create", self.node_file, "--name", "sim-1", "--gpus", str(gpus), "--memory", "24GiB"],
+            [BUILD / "simnode", "create", self.node_file, "--name", name, "--gpus", str(gpus), "--memory", "24GiB"],
             check=True,
             capture_output=True,
         )
@@ -75,6 +82,12 @@ class Stage:
         self.programs: list[subprocess.Popen[bytes]] = []
         self.library = PagesLibrary(BUILD / "libvcuda-pages.so")
         self.gpus: list[str] = []
+
+    @property
+    def control(self) -> Control:
+        """The server under the test's control."""
+        assert self._control is not None, "its agent is another server's"
+        return self._control
 
     def environment(self, **more: str) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if not name.startswith(("GPUCLOUD_", "LD_"))}
