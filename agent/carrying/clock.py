@@ -1,7 +1,8 @@
 """`python agent/carrying/clock.py MONOTONIC BOOTTIME COMMAND…`: become a command whose children have other clocks.
 
-Their CLOCK_MONOTONIC and CLOCK_BOOTTIME are so many nanoseconds ahead of the machine's. `unshare --monotonic` takes
-whole seconds, and in util-linux 2.39 none below zero. Standard library only.
+Their CLOCK_MONOTONIC and CLOCK_BOOTTIME are so many nanoseconds ahead of the machine's, the latter in whole ticks,
+rounded up: /proc says when a process began in ticks by the reader's clock, and libvcuda calculates back. `unshare
+--monotonic` takes whole seconds, and in util-linux 2.39 none below zero. Standard library only.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 CLONE_NEWTIME = 0x80
+TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def main(monotonic_ns: str, boottime_ns: str, *command: str) -> NoReturn:
@@ -18,8 +20,8 @@ def main(monotonic_ns: str, boottime_ns: str, *command: str) -> NoReturn:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWTIME) != 0:
         sys.exit(f"unshare: {os.strerror(ctypes.get_errno())}")
     rows = [
-        f"{name} {int(ns) // 10**9} {int(ns) % 10**9}"
-        for name, ns in (("monotonic", monotonic_ns), ("boottime", boottime_ns))
+        f"{name} {ns // 10**9} {ns % 10**9}"
+        for name, ns in (("monotonic", int(monotonic_ns)), ("boottime", -(-int(boottime_ns) // TICK_NS) * TICK_NS))
     ]
     Path("/proc/self/timens_offsets").write_text("\n".join(rows))
     os.execvp(command[0], command)  # noqa: S606 - to become it is its purpose

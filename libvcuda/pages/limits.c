@@ -24,17 +24,20 @@ uint64_t pages_clock(clockid_t clock)
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-int64_t pages_clock_ahead(void)
+int64_t pages_clock_ahead(clockid_t clock)
 {
-    char line[96];
-    long long seconds = 0, ns = 0;
+    const char *wanted = clock == CLOCK_BOOTTIME ? "boottime" : "monotonic";
+    char line[96], name[16];
+    int64_t ahead = 0;
     FILE *file = fopen("/proc/self/timens_offsets", "re");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "monotonic %lld %lld", &seconds, &ns) == 2)
-            break;
+    while (file && fgets(line, sizeof line, file)) {
+        long long seconds, ns;
+        if (sscanf(line, "%15s %lld %lld", name, &seconds, &ns) == 3 && strcmp(name, wanted) == 0)
+            ahead = (int64_t)seconds * 1000000000 + ns;
+    }
     if (file)
         fclose(file);
-    return (int64_t)seconds * 1000000000 + ns;
+    return ahead;
 }
 
 static int limits_valid(const struct vcuda_limits *page)

@@ -16,11 +16,12 @@ static inline int pages_is_process(uint64_t owner)
 }
 
 uint64_t pages_clock(clockid_t clock);
-/* Nanoseconds by which CLOCK_MONOTONIC is ahead of the machine's in the caller's time namespace; 0 outside of one. */
-int64_t pages_clock_ahead(void);
+/* Nanoseconds by which CLOCK_MONOTONIC or CLOCK_BOOTTIME is ahead of the machine's in the caller's time namespace; 0
+ * outside of one. */
+int64_t pages_clock_ahead(clockid_t clock);
 /* Inode of the caller's pid namespace; 0 where /proc does not say. */
 uint64_t pages_pidns(void);
-/* Start time of a process of the caller's pid namespace; 0 where there is none such, or it is dead (a zombie);
+/* Start time of a process of the caller's pid namespace, in ticks of the machine's clock; 0 where there is none such, or it is dead (a zombie);
  * PAGES_NOT_KNOWN where that cannot be found out (no file descriptor is left, say). */
 #define PAGES_NOT_KNOWN UINT64_MAX
 uint64_t pages_start_time(uint32_t pid);

@@ -64,6 +64,13 @@ uint64_t pages_pidns(void)
     return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
 }
 
+/* What /proc shows is of the reader's time namespace. The agent makes that ahead by whole ticks. */
+static uint64_t to_machine(uint64_t ticks)
+{
+    int64_t tick_ns = 1000000000 / sysconf(_SC_CLK_TCK);
+    return ticks - (uint64_t)(pages_clock_ahead(CLOCK_BOOTTIME) / tick_ns);
+}
+
 /* The text after "(name)" of a process's stat: fields from the third on. A main thread that has ended shows as a zombie while
  * others run: the process is dead only where it is the last. */
 static uint64_t read_start_time(const char *field)
@@ -76,7 +83,7 @@ static uint64_t read_start_time(const char *field)
         if (field && i == 20 && ended && strtoull(field + 1, NULL, 10) <= 1)
             return 0;
     }
-    return field ? strtoull(field + 1, NULL, 10) : 0;
+    return field ? to_machine(strtoull(field + 1, NULL, 10)) : 0;
 }
 
 uint64_t pages_start_time(uint32_t pid)

@@ -96,7 +96,7 @@ static void note_leaving(void)
 /* Find the machine's clocks again. CLOCK_MONOTONIC goes on; ticks go on with it, at this machine's rate. */
 static void find_clocks(void)
 {
-    __atomic_store_n(&shim.clock_ahead_ns, pages_clock_ahead(), __ATOMIC_RELAXED);
+    __atomic_store_n(&shim.clock_ahead_ns, pages_clock_ahead(CLOCK_MONOTONIC), __ATOMIC_RELAXED);
     calibrate();
     shim.ticks_before += left_ticks + (shim_now() - left_ns) - shim_ticks();
 }
@@ -168,7 +168,7 @@ int shim_attach(void)
         int slot = pages_slot_take(shim.usage);
         if (slot >= 0) {
             calibrate();
-            shim.clock_ahead_ns = pages_clock_ahead();
+            shim.clock_ahead_ns = pages_clock_ahead(CLOCK_MONOTONIC);
             shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
             __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);
         }

@@ -15,7 +15,7 @@ uint64_t sim_now(void)
     static uint32_t asked;
     uint32_t now = __atomic_load_n(&sim_saved.returns, __ATOMIC_ACQUIRE) + 1;
     if (__builtin_expect(__atomic_load_n(&asked, __ATOMIC_ACQUIRE) != now, 0)) {
-        __atomic_store_n(&ahead, pages_clock_ahead(), __ATOMIC_RELAXED);
+        __atomic_store_n(&ahead, pages_clock_ahead(CLOCK_MONOTONIC), __ATOMIC_RELAXED);
         __atomic_store_n(&asked, now, __ATOMIC_RELEASE);
     }
     return pages_clock(CLOCK_MONOTONIC) - (uint64_t)__atomic_load_n(&ahead, __ATOMIC_RELAXED);

@@ -33,19 +33,30 @@ with socket.socket() as any:
     fcntl.ioctl(any, 0x8914, struct.pack("16sh14x", b"lo", 1))
 os.execv(sys.argv[1], sys.argv[1:])
 """
-# A hash chain of which each step needs the GPU; with each number it writes the chain so far.
+# A hash chain of which each step waits for the GPU; with each number it writes the chain so far. When a file OUT.more
+# appears, it starts another program, which has 32 MiB of the GPU.
 CHAIN = """
-import ctypes, hashlib, os, sys, threading, time
+import ctypes, hashlib, os, subprocess, sys, threading, time
 out = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 cuda = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
 assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
 assert cuda.cuMemAlloc_v2(ctypes.byref(memory), int(sys.argv[2]) << 20) == 0
 threading.Thread(target=lambda: threading.Event().wait(), daemon=True).start()
-chain, step, last = b"", 0, time.monotonic()
+chain, step, last, other = b"", 0, time.monotonic(), None
+other_code = '''
+import ctypes, time
+cuda, context, memory = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), 32 << 20) == 0
+time.sleep(600)
+'''
 while True:
     block = ctypes.c_uint64()
-    error = cuda.cuMemAlloc_v2(ctypes.byref(block), 1 << 20) or cuda.cuMemFree_v2(block)
+    error = cuda.cuMemAlloc_v2(ctypes.byref(block), 1 << 20) or cuda.cuMemsetD8_v2(block, 7, 1 << 20)
+    error = error or cuda.cuCtxSynchronize() or cuda.cuMemFree_v2(block)
+    if other is None and os.path.exists(sys.argv[1] + ".more"):
+        other = subprocess.Popen([sys.executable, "-c", other_code])
     now = time.monotonic()
     if now < last:
         error = "the clock went back"

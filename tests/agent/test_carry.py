@@ -138,6 +138,22 @@ async def test_programs_go_on_on_another_node(two: Two, tmp_path: Path) -> None:
     assert not [*(two.new.state_dir / "carry").glob("*"), *(two.old.state_dir / "carry").glob("*")]
 
 
+async def test_a_program_that_was_carried_starts_another(two: Two, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    held = await start_chain(two, out)
+    there = await carried(two, held)
+    await two.at_new.state(there.uid, "in_force", 4)
+    await goes_on(out)
+    alone = two.new.totals(there)
+    out.with_name("out.more").touch()
+    await eventually(lambda: two.new.totals(there).memory_bytes >= alone.memory_bytes + (32 << 20))
+    # Each reads when the other one began by clocks of its own, and neither takes the other one for dead.
+    assert two.new.totals(there).processes == 2
+    await goes_on(out)
+    assert two.new.totals(there).processes == 2
+    check_chain(out)
+
+
 async def carried(two: Two, held: wire.Assignment) -> wire.Assignment:
     """Bring the claim's programs to the new node; the old one still has them, stopped."""
     there, ticket = await ready(two, held)
