@@ -15,6 +15,7 @@ import pytest
 
 from tests.agent.carrying import CHAIN, Site, find_lack
 from tests.agent.test_carry import check_chain, goes_on, make_places, read_steps
+from tests.cli.commands import Shell
 from tests.e2e.test_chaos import HEALED_SECONDS, LONG, insist
 from tests.platform import Json, Platform, until
 
@@ -135,10 +136,12 @@ async def scene(platform: Platform, tmp_path: Path) -> AsyncIterator[Scene]:
             insist(platform, "POST", f"nodes/{name}/forget/")
 
 
-async def test_a_program_goes_on_on_another_node(scene: Scene) -> None:
+async def test_a_program_goes_on_on_another_node(scene: Scene, tmp_path: Path) -> None:
     preview = scene.platform.granted("POST", f"claims/{scene.uid}/move/?dry_run=true", {"node": scene.new})
     assert (preview["moves_by"], preview["not_carried"]) == ("carry", None)
-    scene.platform.granted("POST", f"claims/{scene.uid}/move/?wait=60", {"node": scene.new})
+    shell = Shell(tmp_path, GPUCLOUD_URL=scene.platform.url, GPUCLOUD_TOKEN=scene.platform.token)
+    moved = shell.run("claim", "move", scene.uid, "--node", scene.new, "--wait", "60s")
+    assert moved.code == 0, moved
     assert scene.settle() == scene.new
     await goes_on(scene.out)
     scene.check_books(scene.new)

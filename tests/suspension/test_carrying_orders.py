@@ -3,12 +3,13 @@
 from django.test import Client
 from django.urls import reverse
 
+from agent import wire
 from apps.nodes.models import Node
-from apps.quotas.models import User
+from apps.quotas.models import User, WebhookDelivery
 from apps.scheduling.models import Claim
-from tests.cast import Cast, Machine, assert_books_agree, seen
-from tests.suspension.test_between import core, target_of
-from tests.suspension.test_carrying import NOT_WANTED, WHY, charged, claim, home_of, machine, other
+from tests.cast import GIB, TICKET, Cast, Machine, assert_books_agree, placed, seen
+from tests.suspension.test_between import core, orders, target_of
+from tests.suspension.test_carrying import NOT_WANTED, WHY, carry, charged, claim, home_of, host, machine, other
 from tests.suspension.test_drains import fresh, turn
 
 __all__ = ["claim", "machine", "other"]
@@ -47,6 +48,21 @@ def test_a_drain_restarts_where_no_node_can_carry(cast: Cast, other: Machine, cl
     assert (fresh(claim).state, claim.moves_by) == ("suspending", "restart")
 
 
+def test_webhooks_tell_a_carry_and_a_refused_one(cast: Cast, machine: Machine, other: Machine, claim: Claim) -> None:
+    events = ["claim.moved", "claim.resumed", "claim.suspended", "claim.suspend_failed"]
+    cast.anna.post("webhooks/", {"tenant": "acme", "url": "https://hooks.example.org/x", "events": events})
+    carry(cast, claim)
+    other.obey()
+    machine.say(seen(home_of(claim), "resuming", suspend_refused=WHY))
+    for node in (machine, other):
+        node.obey()
+    carry(cast, claim)
+    for node in (other, machine, other, machine):
+        node.obey()
+    told = WebhookDelivery.objects.order_by("pk").values_list("kind", flat=True)
+    assert list(told) == ["claim.suspend_failed", "claim.moved"]
+
+
 def test_the_page_moves_it_either_way(cast: Cast, other: Machine, claim: Claim) -> None:
     client = Client()
     client.force_login(User.objects.get(username="max"))
@@ -68,3 +84,19 @@ def test_the_page_moves_it_either_way(cast: Cast, other: Machine, claim: Claim) 
     assert fresh(claim).state == "active"
     client.post(reverse("move", args=[claim.uid]), {"node": "gpu2", "how": "restart"})
     assert fresh(claim).moves_by == "restart"
+
+
+def test_a_claim_of_two_gpus_is_carried_as_one(cast: Cast, machine: Machine, other: Machine) -> None:
+    both, _ = placed(cast, machine, core_request=50, memory_mib=8 * GIB, movable=True, gpu_count=2)
+    assert carry(cast, both).status == 202
+    assert (core(other), host(machine), host(other), charged(cast)) == (100, 16 * GIB, 16 * GIB, 32 * GIB)
+    other.obey()
+    assert [one.carry for one in orders(machine)] == [wire.Carry(ticket=TICKET)] * 2
+    # One of its GPUs is not enough to begin with.
+    first, second = both.assignments.filter(gpu__node=machine.node).order_by("gpu_id")
+    machine.say(seen(first, "suspended"), seen(second, "suspending"))
+    assert all(one.suspended for one in orders(other))
+    for node in (machine, other, machine):
+        node.obey()
+    assert (fresh(both).state, core(machine), core(other), charged(cast)) == ("active", 0, 100, 0)
+    assert_books_agree()
