@@ -100,3 +100,9 @@ def test_a_claim_of_two_gpus_is_carried_as_one(cast: Cast, machine: Machine, oth
         node.obey()
     assert (fresh(both).state, core(machine), core(other), charged(cast)) == ("active", 0, 100, 0)
     assert_books_agree()
+
+
+def test_a_new_node_keeps_its_room_while_nothing_has_come(cast: Cast, other: Machine, claim: Claim) -> None:
+    carry(cast, claim)
+    other.say(seen(target_of(claim, home_of(claim)), "suspended", ticket=TICKET, saved_bytes=0))
+    assert (host(other), charged(cast)) == (8 * GIB, 16 * GIB)
