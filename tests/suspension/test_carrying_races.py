@@ -27,7 +27,7 @@ from tests.matrix import seeds
 from tests.racing import outcomes, race
 from tests.suspension.test_races import running
 
-STEPS, RUNS = 60, 8
+STEPS, RUNS = 200, 12
 # Of claims of 1 GiB and 5 %: fewer than one GPU has room for.
 RACERS, ROOM, GPUS = 40, 10, 8
 WORDS = "An injected failure."
