@@ -41,6 +41,15 @@ def test_what_is_taken_is_gone_and_comes_back() -> None:
     assert pool.gpus() == before
 
 
+def test_some_gpus_stand_as_all_do() -> None:
+    """In the same order, with what was taken since, and without those that it does not have."""
+    pool = fleet()
+    assert start(pool, HALF) == ("a0",)
+    some = pool.some_gpus({"b0", "a0", "gone"})
+    assert list(some) == [one for one in pool.gpus() if one.uuid != "a1"]
+    assert [one.core_free for one in some] == [50, 100]
+
+
 def test_asking_changes_nothing() -> None:
     pool = fleet()
     assert pool.place(HALF) == pool.place(HALF)

@@ -168,6 +168,12 @@ class Fleet:
         """Return the GPUs as they stand, by node, index and uuid."""
         return [self._now(uuid) for name in sorted(self._on) for _, uuid in self._on[name]]
 
+    def some_gpus(self, uuids: Iterable[str]) -> Sequence[GpuState]:
+        """Return those of these GPUs that it has, as `gpus` does: without a look at all others."""
+        known = [gpu for uuid in uuids if (gpu := self._gpus.get(uuid)) is not None]
+        known.sort(key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
+        return [self._now(gpu.uuid) for gpu in known]
+
     def nodes(self) -> Sequence[NodeState]:
         """Return the nodes as they stand, by name."""
         return [self._nodes[name] for name in sorted(self._nodes)]

@@ -35,7 +35,7 @@ def place_resumed(fleet: Fleet, ask: Ask, places: ResumePlaces, *, held: Held) -
     `held` withholds all GPUs that are not places of it.
     """
     if places.own != places.all:
-        own = both(held, all_but(places.own, (gpu for gpu in fleet.gpus() if gpu.uuid in places.all)))
+        own = both(held, all_but(places.own, fleet.some_gpus(places.all)))
         answer = place_all(fleet, ask, held=own)
         if not isinstance(answer, Refused):
             return answer, own

@@ -254,7 +254,7 @@ class _Round:
         """Return why no GPUs on which the claim may resume can take it; `answer` counts all others as reserved."""
         cache, claim = self.cache, waiting.claim
         places = cache.reserved.resume_places(claim).all
-        gpus = [gpu for gpu in cache.fleet.gpus() if gpu.uuid in places]
+        gpus = cache.fleet.some_gpus(places)
         held = {uuid: room for uuid, room in self._reserved(ask).items() if uuid in places}
         try:
             why = explain_places(waiting.request, gpus, cache.fleet.nodes(), held=held, policy=cache.policy)
