@@ -19,7 +19,8 @@ from typing import Any, NoReturn, Self
 from gpucloud_cli import launch
 from gpucloud_cli.failures import Failure
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 # No signal is needed to notice the child's end; this only bounds the cost of a lost one.
 LOOK_SECONDS = 1.0
 
@@ -59,6 +60,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.caught: list[int] = []
+        # True once a signal came that asks the child to end.
+        self.ending = False
         self.group: int | None = None
         self.continued = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,6 +90,7 @@ class Signals:
 
     def take(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
+        self.ending |= number in ENDING
         if number == signal.SIGCONT:
             self.continued = True
         elif number != signal.SIGCHLD and self.group is not None:

@@ -18,6 +18,8 @@ LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 5.0
 # As the agent gives programs whose claim is released.
 END_SECONDS = 10.0
+# A program may fail so long after a member has left: `torchrun` waits a minute for it, in each of its rounds.
+LOST_SECONDS = 180.0
 
 
 class GroupPrograms:
@@ -31,6 +33,9 @@ class GroupPrograms:
         self._left = set[str]()
         # The earliest time for another start, by the monotonic clock.
         self._again_at: dict[str, float] = {}
+        self._members = set[str]()
+        # When a member was last missed, by the monotonic clock.
+        self._lost_at = float("-inf")
         self.ended = False
 
     def refresh(self) -> None:
@@ -39,6 +44,10 @@ class GroupPrograms:
             group = self._api.get(self._path).body
         except Failure:
             return
+        members = {member["claim"] for member in group["members"]}
+        if self._members - members:
+            self._lost_at = time.monotonic()
+        self._members = members
         for member in group["members"]:
             uid = member["claim"]
             known = uid in self._without or uid in self._started or uid in self._left
@@ -52,6 +61,10 @@ class GroupPrograms:
                     self._left.add(uid)
                 self._again_at[uid] = time.monotonic() + AGAIN_SECONDS
         self.ended = group["state"] == "ended"
+
+    def has_lost_a_member(self) -> bool:
+        """Return True if a member has left lately: a program that fails now may be started again."""
+        return not self.ended and time.monotonic() - self._lost_at < LOST_SECONDS
 
     def _start(self, member: dict[str, Any]) -> None:
         uid = member["claim"]
@@ -87,18 +100,18 @@ class GroupThread(threading.Thread):
 
     def __init__(self, programs: GroupPrograms) -> None:
         super().__init__(name="group", daemon=True)
-        self._programs, self._over = programs, threading.Event()
+        self.programs, self._over = programs, threading.Event()
 
     def run(self) -> None:
         """Look until `stop`."""
         while not self._over.wait(LOOK_SECONDS):
-            self._programs.refresh()
+            self.programs.refresh()
 
     def stop(self) -> None:
         """End the thread, and the programs that it has started."""
         self._over.set()
         self.join()
-        self._programs.end()
+        self.programs.end()
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:

@@ -79,6 +79,48 @@ def test_a_program_that_fails_is_started_again_and_one_that_ends_well_is_not(
     assert len(re.findall(r"has ended \(\d\)", ended.err)) == 2, ended.err
 
 
+# The first program fails once its peer has gone, or, without `peer`, at once.
+FAILING = """
+import json, os, sys, time
+def read():
+    with open(os.environ["GPUCLOUD_GROUP_FILE"]) as file:
+        return json.load(file)
+while (group := read())["rank"] is None or group["world_size"] < 2:
+    time.sleep(0.1)
+if group["rank"] == 0:
+    with open({log!r}, "a") as log:
+        log.write("started\\n")
+    peers = {{member["claim"] for member in group["members"]}}
+    while {peer} and peers <= {{member["claim"] for member in read()["members"]}}:
+        time.sleep(0.1)
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("peer", [True, False])
+def test_the_commands_own_program_is_started_again_if_it_lost_a_peer(
+    max_: Shell, tenant: str, platform: Platform, tmp_path: Path, *, peer: bool
+) -> None:
+    log, script = tmp_path / "log", tmp_path / "program.py"
+    script.write_text(FAILING.format(log=str(log), peer=peer))
+    sizes = ("--core", "10", "--memory", "256MiB", "--group-size", "2", "--group-most", "2")
+    process = max_.start("run", *sizes, "--group", "train", "--", sys.executable, str(script))
+    try:
+        until(log.exists, seconds=60, what="the first start")
+        if peer:
+            newest = platform.granted("GET", f"claims/?tenant={tenant}")["results"][0]["uid"]
+            assert max_.run("claim", "release", newest).code == 0
+            until(lambda: log.read_text().count("started") == 2, seconds=90, what="a second start")
+            process.send_signal(signal.SIGTERM)
+    finally:
+        ended = finish(process)
+    assert ended.code == (128 + signal.SIGTERM if peer else 3), ended
+    assert log.read_text().count("started") == (2 if peer else 1)
+    assert ("is started again" in ended.err) == peer
+    until(lambda: live_claims(platform, tenant) == [], seconds=60, what="the group to end")
+
+
 def test_a_group_that_cannot_start_is_released(max_: Shell, tenant: str, platform: Platform, tmp_path: Path) -> None:
     sizes = ("--core", "10", "--memory", "256MiB", "--group-size", "2", "--group-most", "3", "--count", "64")
     ended = max_.run("run", *sizes, "--group", "train", "--", sys.executable, "-c", "pass")

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from gpucloud_cli import claiming, output
+from gpucloud_cli import claiming, launch, output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
 from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable
 from gpucloud_cli.fields import CLAIM_FIELDS, Field
-from gpucloud_cli.group_run import GroupPrograms, GroupThread
+from gpucloud_cli.group_run import AGAIN_SECONDS, GroupPrograms, GroupThread
 from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
 from gpucloud_cli.watching import ClaimWatch
 
@@ -51,7 +51,8 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     signals are passed on to it. If the claim ends before the command, the cause is printed, and the exit code is 76.
     A client that is killed outright cannot release: then the claim's lease ends it.
 
-    With --group-most, COMMAND runs under each member of the group on this node, and the group ends with this claim.
+    With --group-most, COMMAND runs under each member of the group on this node, and the group ends with this claim. A
+    COMMAND that fails after a member has left is started again.
 
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
     """
@@ -105,6 +106,8 @@ class ClaimedRun:
             if claim["group_most"] is not None:
                 self._others = self._run_others(claim, command)
             code = child.wait()
+            while self._is_to_start_again(code):
+                code = self._start(claim, command).wait()
             return self._code_of(code)
         except NotHere as elsewhere:
             kept = self._keep
@@ -147,13 +150,31 @@ class ClaimedRun:
         thread.start()
         return thread
 
+    def _is_to_start_again(self, code: int) -> bool:
+        """Return True if the program has failed as one of a group from which a member has left; wait before."""
+        # Who ends it by a signal means it; and 125 to 127 say that it cannot be started.
+        if self._others is None or self._signals.ending or code == 0 or code >= launch.EXIT_FAILED:
+            return False
+        deadline = time.monotonic() + AGAIN_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            self._sleep(left)
+        if self._is_claim_over() or not self._others.programs.has_lost_a_member():
+            return False
+        output.say(f"the program has ended ({code}) after a member left, and is started again; Ctrl-C ends the group")
+        return True
+
     def _code_of(self, code: int) -> int:
         """Return the program's exit code, or CLAIM_ENDED if its claim ended or moved first, whatever it made of it."""
+        if self._watch is not None:
+            self._watch.stop()
+        return Exit.CLAIM_ENDED if self._is_claim_over() else code
+
+    def _is_claim_over(self) -> bool:
+        """Return True if the claim has ended, or moves to another node."""
         if self._watch is None:
-            return code
-        self._watch.stop()
+            return False
         self._watch.read_claim()
-        return code if self._watch.cause is None and self._watch.moves_to is None else Exit.CLAIM_ENDED
+        return self._watch.cause is not None or self._watch.moves_to is not None
 
     def _sleep(self, seconds: float) -> None:
         self._refuse_if_interrupted()
