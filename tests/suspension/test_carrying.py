@@ -148,8 +148,8 @@ NO_CRIU = {
 @pytest.mark.parametrize(
     ("which", "checks", "words"),
     [
-        ("gpu2", [NOT_WANTED], "No operator has switched on that node gpu2"),
-        ("gpu1", [NOT_WANTED], "No operator has switched on that node gpu1"),
+        ("gpu2", [NOT_WANTED], "Node gpu2 does not carry running programs"),
+        ("gpu1", [NOT_WANTED], "Node gpu1 does not carry running programs"),
         ("gpu2", [NO_CRIU], "Node gpu2: running programs cannot be carried to other nodes: CRIU is not installed"),
         ("gpu2", [], "The agent of node gpu2 is too old to carry"),
         ("gpu2", [{**NOT_WANTED, "detail": "a program was dumped and restored"}], "GPU driver of node gpu2"),

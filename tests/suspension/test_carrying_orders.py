@@ -72,7 +72,7 @@ def test_the_page_moves_it_either_way(cast: Cast, other: Machine, claim: Claim) 
 
     assert "they stand still for up to 42 s, and go on there" in page()
     Node.objects.filter(pk=other.node.pk).update(can_carry=False, checks=[NOT_WANTED])
-    assert "No operator has switched on that node gpu2 carries running programs" in page()
+    assert "Node gpu2 does not carry running programs" in page()
     Node.objects.filter(pk=other.node.pk).update(can_carry=True)
     client.post(reverse("move", args=[claim.uid]), {"node": "gpu2", "how": "carry"})
     assert fresh(claim).moves_by == "carry"

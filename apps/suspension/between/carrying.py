@@ -38,7 +38,7 @@ def find_lack(node: Node) -> str | None:
         return f"Node {node.name}: {check['detail']}. {check.get('cure') or ''}".strip()
     if "not wanted" in check["detail"]:
         return (
-            f"No operator has switched on that node {node.name} carries running programs: set GPUCLOUD_CARRY and "
+            f"Node {node.name} does not carry running programs: an operator has to set GPUCLOUD_CARRY and "
             "GPUCLOUD_CARRY_UIDS of its agent."
         )
     return f"The GPU driver of node {node.name} cannot suspend programs: it needs driver 570 or newer."
