@@ -10,7 +10,7 @@
  * GPUCLOUD_SIM_CHECKPOINT_RATE: MiB that move in a second, out; back it is twice as fast. Without it, as an H200 does it.
  * GPUCLOUD_SIM_CHECKPOINT_BREAKS: a restore breaks the process: FAILED. Calls that fail or hang: see faults.h.
  */
-#include "node.h"
+#include "mig.h"
 #include "process.h"
 
 #include <errno.h>
@@ -104,7 +104,7 @@ CUresult cuCheckpointProcessLock(int pid, CUcheckpointLock *args)
     CUresult result = find(pid, CU_PROCESS_RUNNING, &t);
     if (result)
         return result;
-    if (t.process->mps)
+    if (t.process->mps || sim_mig_carries(t.node, t.process))
         return CUDA_ERROR_NOT_SUPPORTED;
     uint64_t until = args && args->timeout_ms ? sim_now() + args->timeout_ms * 1000000ull : UINT64_MAX;
     if (!move(&t, CU_PROCESS_RUNNING, CU_PROCESS_LOCKED))

@@ -1,5 +1,6 @@
 /* Devices: what CUDA_VISIBLE_DEVICES leaves of the node's GPUs. */
 #include "faults.h"
+#include "mig.h"
 #include "pages.h"
 #include "process.h"
 
@@ -20,7 +21,8 @@ static volatile char *initialised_here;
 
 static void add_device(struct sim_node *node, uint32_t index)
 {
-    if (sim_process_sees(node) & 1u << index)
+    uint32_t physical = (uint32_t)(sim_mig_parent(node, &node->gpu[index]) - node->gpu);
+    if (sim_process_sees(node) & 1u << physical)
         devices[device_count++] = (struct sim_device){.gpu = &node->gpu[index], .index = index, .began_at = index};
 }
 
@@ -49,34 +51,51 @@ void sim_devices_follow(void)
     pthread_mutex_unlock(&sim_process_mutex);
 }
 
+/* Programs can use it: a GPU that is not in MIG mode, or an instance that has its compute instance. */
+static int is_usable(const struct sim_node *node, uint32_t index)
+{
+    const struct sim_mig *mig = &node->gpu[index].mig;
+    return index < node->gpus ? !mig->mode : mig->in_use && mig->compute;
+}
+
 static int find_gpu(const struct sim_node *node, const char *word, size_t length)
 {
     if (length && isdigit((unsigned char)*word)) {
         unsigned long index = strtoul(word, NULL, 10);
-        return index < node->gpus ? (int)index : -1;
+        return index < node->gpus && is_usable(node, (uint32_t)index) ? (int)index : -1;
     }
-    for (uint32_t i = 0; i < node->gpus && length > 4; i++) {
+    for (uint32_t i = 0; i < SIM_MAX_GPUS && length > 4; i++) {
         char text[48];
-        sim_uuid_text(node->gpu[i].uuid, text);
-        if (strncasecmp(text, word, length) == 0)
+        sim_uuid_text(&node->gpu[i], text);
+        if (is_usable(node, i) && strncasecmp(text, word, length) == 0)
             return (int)i;
     }
     return -1;
 }
 
-/* As the real driver reads it: the list ends at the first word that names no GPU. */
+/* Without a list: all GPUs that are not in MIG mode, else the first MIG device. */
+static void find_all(struct sim_node *node)
+{
+    for (uint32_t i = 0; i < SIM_MAX_GPUS && (i < node->gpus || !device_count); i++)
+        if (is_usable(node, i))
+            add_device(node, i);
+}
+
+/* As the real driver reads it: the list ends at the first word that names no GPU, and a process has one MIG device. */
 static void find_devices(struct sim_node *node)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     device_count = 0;
-    for (uint32_t i = 0; !visible && i < node->gpus; i++)
-        add_device(node, i);
+    if (!visible)
+        find_all(node);
     while (visible && *visible && device_count < SIM_MAX_GPUS) {
         size_t length = strcspn(visible, ",");
         int index = find_gpu(node, visible, length);
         if (index < 0)
             return;
         add_device(node, (uint32_t)index);
+        if (sim_is_instance(node, &node->gpu[index]))
+            return;
         visible += length + (visible[length] == ',');
     }
 }
@@ -85,8 +104,10 @@ static void find_devices(struct sim_node *node)
 static void clear_predecessor(struct sim_node *node)
 {
     uint64_t pidns = pages_pidns();
-    for (uint32_t i = 0; i < node->gpus; i++) {
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++) {
         struct sim_gpu *gpu = &node->gpu[i];
+        if (i >= node->gpus && !gpu->mig.in_use)
+            continue;
         sim_lock(gpu);
         for (int c = 0; c < SIM_MAX_CLIENTS; c++)
             if (gpu->client[c].pid == (uint32_t)getpid() && gpu->client[c].pidns == pidns)
@@ -193,8 +214,11 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
     CUresult result = cuDeviceGetUuid_v2(uuid, device);
-    if (!result && sim_is_mig())
+    struct sim_gpu *gpu = result ? NULL : sim_device(device)->gpu;
+    if (gpu && sim_is_mig())
         uuid->bytes[0] ^= 0xff;
+    else if (gpu && gpu->mig.in_use)
+        memcpy(uuid->bytes, sim_mig_parent(sim_node_open(NULL), gpu)->uuid, 16);
     return result;
 }
 
@@ -216,6 +240,12 @@ CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
     return result;
 }
 
+static int multiprocessors_of(const struct sim_gpu *gpu)
+{
+    const struct sim_mig_profile *profile = gpu->mig.in_use ? sim_mig_profile_of(gpu) : NULL;
+    return profile ? (int)profile->multiprocessors : 64;
+}
+
 /* Attributes by number: 16 multiprocessors, 39 threads on each, 75/76 capability, 10 warp, 1 threads per block, 115 pools; else 1. */
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
@@ -229,7 +259,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         *value = 32;
         break;
     case CU_ATTRIBUTE_MULTIPROCESSORS:
-        *value = 64;
+        *value = multiprocessors_of(sim_device(device)->gpu);
         break;
     case CU_ATTRIBUTE_THREADS_PER_MULTIPROCESSOR:
         *value = 2048;
@@ -259,6 +289,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
     struct sim_device *d = sim_device(device);
     if (!d || length < 13)
         return CUDA_ERROR_INVALID_VALUE;
-    snprintf(id, (size_t)length, "0000:%02X:00.0", 0x10 + d->index);
+    unsigned index = d->gpu->mig.in_use ? d->gpu->mig.parent : d->index;
+    snprintf(id, (size_t)length, "0000:%02X:00.0", 0x10 + index);
     return CUDA_SUCCESS;
 }

@@ -31,7 +31,7 @@ static void make_uuid(uint8_t uuid[16], const char *name, uint32_t index)
     uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
 }
 
-static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape *shape)
+static void make_mutex(struct sim_gpu *gpu)
 {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
@@ -39,12 +39,17 @@ static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&gpu->mutex, &attributes);
     pthread_mutexattr_destroy(&attributes);
+}
+
+static void make_gpu(struct sim_gpu *gpu, uint32_t index, const struct sim_shape *shape)
+{
     make_uuid(gpu->uuid, shape->name, index);
     snprintf(gpu->name, sizeof gpu->name, "%s", shape->model);
     gpu->memory_bytes = shape->memory_bytes;
     gpu->reserved_bytes = shape->reserved_bytes;
     gpu->switch_ns = shape->switch_ns;
     gpu->advanced_ns = sim_now();
+    gpu->mig.mode = shape->mig >> index & 1;
 }
 
 int sim_node_create(const char *path, const struct sim_shape *shape)
@@ -57,6 +62,8 @@ int sim_node_create(const char *path, const struct sim_shape *shape)
     node->gpus = shape->gpus;
     snprintf(node->name, sizeof node->name, "%s", shape->name);
     snprintf(node->driver, sizeof node->driver, "%s", shape->driver);
+    for (uint32_t i = 0; i < SIM_MAX_GPUS; i++)
+        make_mutex(&node->gpu[i]);
     for (uint32_t i = 0; i < shape->gpus; i++)
         make_gpu(&node->gpu[i], i, shape);
     int error = page_file_make(path, node, sizeof *node, 0600);
@@ -90,11 +97,12 @@ int sim_is_mig(void)
     return known == 2;
 }
 
-void sim_uuid_text(const uint8_t u[16], char text[48])
+void sim_uuid_text(const struct sim_gpu *gpu, char text[48])
 {
+    const uint8_t *u = gpu->uuid;
     snprintf(text, 48, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             sim_is_mig() ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11],
-             u[12], u[13], u[14], u[15]);
+             sim_is_mig() || gpu->mig.in_use ? "MIG" : "GPU", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8],
+             u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }
 
 void sim_clear_dead(struct sim_gpu *gpu)

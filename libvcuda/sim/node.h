@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x314d495355504347ull
-#define SIM_VERSION 11
+#define SIM_VERSION 12
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_CLIENTS 64
 #define SIM_MAX_PROCESSES 256
@@ -113,9 +113,20 @@ struct sim_faults {
     uint32_t xid[SIM_XIDS];
 };
 
+/* A GPU in MIG mode, or an instance (mig.h). */
+struct sim_mig {
+    uint32_t mode;   /* of a GPU: 1 in MIG mode */
+    uint32_t in_use; /* of a place for instances: it has one */
+    uint32_t
+        parent; /* of an instance: the index of its GPU; its number, its profile in the GPU's table, memory slices */
+    uint32_t id, profile, start, size;
+    uint32_t compute; /* it has a compute instance */
+};
+
 struct sim_gpu {
     uint8_t uuid[16];
     char name[64];
+    struct sim_mig mig;
     uint64_t memory_bytes;   /* what programs can have */
     uint64_t reserved_bytes; /* what the card keeps for itself, beside that */
     pthread_mutex_t mutex;
@@ -168,6 +179,7 @@ struct sim_shape {
     uint32_t gpus;
     uint64_t memory_bytes, reserved_bytes, switch_ns;
     const char *driver; /* empty: the usual one */
+    uint32_t mig;       /* GPUs in MIG mode, a bit each */
 };
 
 /* Make a node's file; 0 or -errno. */
@@ -259,6 +271,6 @@ uint32_t sim_pid_here(uint32_t pid, uint64_t pidns, uint64_t start_time);
 /* As sim_clear_dead, also of other pid namespaces, as far as they can be seen: walks through /proc. */
 void sim_clear_dead_everywhere(struct sim_gpu *gpu);
 void sim_find_self(uint32_t *pid, uint64_t *pidns, uint64_t *start_time);
-void sim_uuid_text(const uint8_t uuid[16], char text[48]); /* "GPU-...", or "MIG-..." */
+void sim_uuid_text(const struct sim_gpu *gpu, char text[48]); /* "GPU-...", or "MIG-..." */
 
 #endif

@@ -1,7 +1,7 @@
 /* The simulated NVML: the same virtual node, seen from outside. */
-#include "nvidia_ml.h"
+#include "nvidia_mig.h"
 
-#include "node.h"
+#include "mig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +69,10 @@ const char *nvmlErrorString(nvmlReturn_t result)
         return "Timeout";
     case NVML_ERROR_GPU_IS_LOST:
         return "GPU is lost";
+    case NVML_ERROR_IN_USE:
+        return "In use by another client";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES:
+        return "Insufficient Resources";
     default:
         return "Unknown Error";
     }
@@ -136,18 +140,21 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device)
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    for (unsigned i = 0; ready() && i < node->gpus; i++) {
+    for (unsigned i = 0; ready() && i < SIM_MAX_GPUS; i++) {
+        struct sim_gpu *gpu = &node->gpu[i];
         char text[48];
-        sim_uuid_text(node->gpu[i].uuid, text);
-        if (strcasecmp(text, uuid) == 0)
-            return nvmlDeviceGetHandleByIndex_v2(i, device);
+        sim_uuid_text(gpu, text);
+        if ((i >= node->gpus && !gpu->mig.compute) || strcasecmp(text, uuid) != 0)
+            continue;
+        *device = gpu;
+        return sim_mig_parent(node, gpu)->faults.lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
     }
     return ready() ? NVML_ERROR_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
 }
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
-    *index = (unsigned)(device - node->gpu);
+    *index = (unsigned)(sim_mig_parent(node, device) - node->gpu);
     return NVML_SUCCESS;
 }
 
@@ -159,7 +166,7 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *index)
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 {
     char uuid[48];
-    sim_uuid_text(device->uuid, uuid);
+    sim_uuid_text(device, uuid);
     return give_text(text, length, uuid);
 }
 
@@ -183,22 +190,6 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     (void)device;
     *major = 8;
     *minor = 0;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
-{
-    (void)device;
-    if (!sim_is_mig())
-        return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = 1;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *mig)
-{
-    (void)device;
-    *mig = (unsigned)sim_is_mig();
     return NVML_SUCCESS;
 }
 

@@ -36,7 +36,7 @@ static nvmlReturn_t check(nvmlDevice_t device, const char *path)
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     if (!device || !path)
         return NVML_ERROR_INVALID_ARGUMENT;
-    if (sim_is_mig())
+    if (sim_is_mig() || device->mig.mode || device->mig.in_use)
         return NVML_ERROR_NOT_SUPPORTED;
     return inode_of(path) ? NVML_SUCCESS : NVML_ERROR_OPERATING_SYSTEM;
 }

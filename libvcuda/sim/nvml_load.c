@@ -1,7 +1,22 @@
 /* The simulated NVML's readings of a GPU: memory, utilisation, power, temperature. */
 #include "nvidia_ml.h"
 
-#include "node.h"
+#include "mig.h"
+
+/* A GPU in MIG mode has what its instances use. */
+static uint64_t used_of(nvmlDevice_t device)
+{
+    struct sim_node *node = sim_node_open(NULL);
+    uint64_t used = 0;
+    for (struct sim_gpu *g = device; g;
+         g = device->mig.mode ? sim_mig_next(node, device, g == device ? NULL : g) : NULL) {
+        sim_lock(g);
+        sim_clear_dead_everywhere(g);
+        used += sim_memory_used(g);
+        sim_unlock(g);
+    }
+    return used;
+}
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
@@ -9,10 +24,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
-    sim_lock(device);
-    sim_clear_dead_everywhere(device);
-    uint64_t used = sim_memory_used(device);
-    sim_unlock(device);
+    uint64_t used = used_of(device);
     /* As on a real card, the first version counts what the card keeps for itself as used. */
     *memory = (nvmlMemory_t){device->memory_bytes + device->reserved_bytes, device->memory_bytes - used,
                              device->reserved_bytes + used};
@@ -38,6 +50,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 {
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
+    if (device->mig.mode || sim_is_instance(sim_node_open(NULL), device))
+        return NVML_ERROR_NOT_SUPPORTED;
     sim_lock(device);
     rates->gpu = sim_utilisation(device, -1);
     rates->memory = rates->gpu / 2;

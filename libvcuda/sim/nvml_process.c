@@ -1,7 +1,7 @@
 /* The simulated NVML's readings of processes, in every version of its functions. */
 #include "nvidia_ml.h"
 
-#include "node.h"
+#include "mig.h"
 
 #include <string.h>
 
@@ -18,13 +18,18 @@ static int is_client_of_mps(uint32_t pid)
     return process && process->mps;
 }
 
-/* Entries of `size` bytes; all versions begin with pid and memory. A process of another pid namespace has no number here,
- * and is not shown, unless this one is around it. */
-static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size, int of_mps)
+/* Where entries go: `size` bytes each; all versions begin with pid and memory. */
+struct entries {
+    void *infos;
+    size_t size;
+    unsigned room, found;
+};
+
+/* Add the processes on one device. A process of another pid namespace has no number here, and is not shown, unless this one
+ * is around it. */
+static void list_one(struct sim_gpu *device, int is_instance, int of_mps, struct entries *to)
 {
-    unsigned found = 0, room = infos ? *count : 0;
-    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
-        return NVML_ERROR_GPU_IS_LOST;
+    unsigned none = 0xffffffffu;
     sim_lock(device);
     sim_clear_dead_everywhere(device);
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {
@@ -33,14 +38,26 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size
         uint32_t pid = bytes ? sim_pid_here(c->pid, c->pidns, c->start_time) : 0;
         if (!pid || pid == SIM_PID_UNKNOWN || (of_mps && !is_client_of_mps(pid)))
             continue;
-        nvmlProcessInfo_t info = {pid, bytes, 0xffffffffu, 0xffffffffu};
-        if (found < room)
-            memcpy((char *)infos + found * size, &info, size < sizeof info ? size : sizeof info);
-        found++;
+        nvmlProcessInfo_t info = {pid, bytes, is_instance ? device->mig.id : none, is_instance ? 0 : none};
+        if (to->found < to->room)
+            memcpy((char *)to->infos + to->found * to->size, &info, to->size < sizeof info ? to->size : sizeof info);
+        to->found++;
     }
     sim_unlock(device);
-    *count = found;
-    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* A GPU in MIG mode shows the processes of all its instances. */
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, void *infos, size_t size, int of_mps)
+{
+    struct sim_node *node = sim_node_open(NULL);
+    struct entries to = {infos, size, infos ? *count : 0, 0};
+    if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
+        return NVML_ERROR_GPU_IS_LOST;
+    list_one(device, sim_is_instance(node, device), of_mps, &to);
+    for (struct sim_gpu *g = NULL; device->mig.mode && (g = sim_mig_next(node, device, g));)
+        list_one(g, 1, of_mps, &to);
+    *count = to.found;
+    return to.found > to.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 /* Nothing here draws. A client of MPS is in the list of all that compute, too, as on an H100. */
@@ -67,6 +84,8 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessSam
     unsigned found = 0, room = samples ? *count : 0;
     if (__atomic_load_n(&device->faults.lost, __ATOMIC_ACQUIRE))
         return NVML_ERROR_GPU_IS_LOST;
+    if (device->mig.mode || sim_is_instance(sim_node_open(NULL), device))
+        return NVML_ERROR_NOT_SUPPORTED;
     sim_lock(device);
     unsigned long long told_us = device->told_ns / 1000;
     for (int i = 0; i < SIM_MAX_CLIENTS; i++) {

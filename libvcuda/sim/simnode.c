@@ -1,5 +1,5 @@
 /* simnode: makes and shows virtual nodes for the simulated driver. */
-#include "node.h"
+#include "mig.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -10,7 +10,7 @@
 
 static const char usage[] =
     "usage: simnode create PATH [--name NAME] [--gpus N] [--memory SIZE] [--reserved SIZE] [--model MODEL]\n"
-    "                           [--switch-us N] [--driver VERSION] [--keep]\n"
+    "                           [--switch-us N] [--driver VERSION] [--mig GPU,GPU...] [--keep]\n"
     "       simnode show PATH\n"
     "       simnode fault PATH GPU NAME=NUMBER...\n"
     "       simnode driver PATH VERSION\n\n"
@@ -20,6 +20,9 @@ static const char usage[] =
     "  --memory SIZE   24GiB      --model MODEL 'NVIDIA SIM-24'\n"
     "  --reserved SIZE 615MiB: what the card keeps for itself, beside --memory; NVML's total is both\n"
     "  --keep          keep the node that is there, and make anew one of another version of this driver\n"
+    "  --mig 0,1: these GPUs are in MIG mode; of a model with A100, H100 or H200 in its name, whose profiles they "
+    "have.\n"
+    "    All GPUs then have that model's memory. A node has 16 places for GPUs and, of each in MIG mode, 7 instances.\n"
     "  --driver VERSION, see below: from 615 on, NVML can limit the memory of control groups\n"
     "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
     "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
@@ -48,6 +51,16 @@ static uint64_t parse_size(const char *text)
     }
 }
 
+static void show_instances(struct sim_node *node, struct sim_gpu *gpu)
+{
+    for (struct sim_gpu *g = NULL; (g = sim_mig_next(node, gpu, g));) {
+        char uuid[48];
+        sim_uuid_text(g, uuid);
+        printf("  instance %u %s %s at %u:%u%s\n", g->mig.id, g->mig.compute ? uuid : "-", g->name, g->mig.start,
+               g->mig.size, sim_mig_is_busy(g) ? " busy" : "");
+    }
+}
+
 static int show(const char *path)
 {
     struct sim_node *node = sim_node_open(path);
@@ -59,7 +72,7 @@ static int show(const char *path)
     for (uint32_t i = 0; i < node->gpus; i++) {
         struct sim_gpu *gpu = &node->gpu[i];
         char uuid[48];
-        sim_uuid_text(gpu->uuid, uuid);
+        sim_uuid_text(gpu, uuid);
         sim_lock(gpu);
         sim_clear_dead_everywhere(gpu);
         printf("%u %s %s %llu/%llu MiB %u%%\n", i, uuid, gpu->name, (unsigned long long)sim_memory_used(gpu) >> 20,
@@ -72,6 +85,7 @@ static int show(const char *path)
             if (gpu->limit[l].group && gpu->limit[l].hard_bytes != SIM_NO_LIMIT)
                 printf("  limit %llu MiB %s\n", (unsigned long long)gpu->limit[l].hard_bytes >> 20, gpu->limit[l].path);
         sim_unlock(gpu);
+        show_instances(node, gpu);
     }
     return 0;
 }
@@ -135,14 +149,35 @@ static int set_driver(const char *path, const char *version)
     return 0;
 }
 
+/* 0: the list names no GPUs of the node, or the model has no known profiles, or there are too few places. */
+static int set_mig(struct sim_shape *shape, const char *list, int has_memory)
+{
+    const struct sim_mig_table *table = sim_mig_table_of(shape->model);
+    uint32_t places = shape->gpus;
+    if (!*list)
+        return 1;
+    for (const char *word = list; *word; word += strcspn(word, ","), word += *word == ',') {
+        char *end;
+        unsigned long index = strtoul(word, &end, 10);
+        if (end == word || (*end && *end != ',') || index >= shape->gpus)
+            return 0;
+        places += shape->mig >> index & 1 ? 0 : SIM_MIG_MOST;
+        shape->mig |= 1u << index;
+    }
+    if (table && !has_memory)
+        shape->memory_bytes = sim_mig_whole_bytes(table);
+    return table && places <= SIM_MAX_GPUS;
+}
+
 static int create(const char *path, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"name", 1, NULL, 'n'},   {"gpus", 1, NULL, 'g'},      {"memory", 1, NULL, 'm'},
-        {"model", 1, NULL, 'o'},  {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'},
-        {"driver", 1, NULL, 'd'}, {"keep", 0, NULL, 'k'},      {NULL, 0, NULL, 0}};
-    int keep = 0;
-    struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_RESERVED_BYTES, SIM_SWITCH_NS, ""};
+        {"name", 1, NULL, 'n'},      {"gpus", 1, NULL, 'g'},     {"memory", 1, NULL, 'm'}, {"model", 1, NULL, 'o'},
+        {"switch-us", 1, NULL, 's'}, {"reserved", 1, NULL, 'r'}, {"driver", 1, NULL, 'd'}, {"keep", 0, NULL, 'k'},
+        {"mig", 1, NULL, 'i'},       {NULL, 0, NULL, 0}};
+    int keep = 0, has_memory = 0;
+    const char *mig = "";
+    struct sim_shape shape = {"sim-1", "NVIDIA SIM-24", 4, 24ull << 30, SIM_RESERVED_BYTES, SIM_SWITCH_NS, "", 0};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         switch (c) {
         case 'n':
@@ -153,6 +188,10 @@ static int create(const char *path, int argc, char **argv)
             break;
         case 'm':
             shape.memory_bytes = parse_size(optarg);
+            has_memory = 1;
+            break;
+        case 'i':
+            mig = optarg;
             break;
         case 'r':
             shape.reserved_bytes = parse_size(optarg);
@@ -175,6 +214,11 @@ static int create(const char *path, int argc, char **argv)
         }
     if (shape.gpus < 1 || shape.gpus > SIM_MAX_GPUS || shape.memory_bytes < (64ull << 20)) {
         fputs("simnode: 1 to 16 GPUs of at least 64 MiB\n", stderr);
+        return 2;
+    }
+    if (!set_mig(&shape, mig, has_memory)) {
+        fputs("simnode: --mig: GPUs of this node, a model with A100, H100 or H200 in its name, 16 places in all\n",
+              stderr);
         return 2;
     }
     if (keep && sim_node_open(path))

@@ -251,6 +251,16 @@ static int make_node(void)
     return 1;
 }
 
+int harness_use_node(const char *options)
+{
+    char path[300], command[2000];
+    snprintf(path, sizeof path, "%s/%s", work, *options ? "own-node" : "node");
+    unlink(*options ? path : "");
+    snprintf(command, sizeof command, "%s/simnode create %s %s", build, path, options);
+    setenv("GPUCLOUD_SIM_NODE", path, 1);
+    return !*options || system(command) == 0;
+}
+
 int harness_begin(void)
 {
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0)

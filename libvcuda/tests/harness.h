@@ -45,7 +45,9 @@ extern uint8_t gpu_uuid[16];
 extern uint64_t context_cost; /* bytes, of a process that has launched nothing */
 
 int harness_begin(void); /* 0: cannot test here */
-int harness_end(void);   /* the exit status */
+/* A node of its own for a chapter, made with these options, which processes use from then on; empty: the usual one. */
+int harness_use_node(const char *options);
+int harness_end(void); /* the exit status */
 void expect(int ok, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
 
 void claim_make(struct claim *claim, uint64_t memory_bytes, uint32_t core);
@@ -90,6 +92,7 @@ int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
 int role_mix(int argc, char **argv);     /* -1: not one of its roles */
 int role_suspend(int argc, char **argv); /* -1: not one of its roles */
+int role_mig(int argc, char **argv);     /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
@@ -120,6 +123,7 @@ void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 void test_suspend(void);
+void test_mig(void);
 void test_movable(void);
 void test_move(void); /* a part of the chapter about suspension */
 

@@ -24,6 +24,7 @@ static const struct chapter {
     {"memory", test_memory, SHORT, "each way to allocate, racing processes, limits that move"},
     {"legacy", test_legacy, TIMED, "old and rare entries: first versions, contexts for graphics, stacks, old launches"},
     {"views", test_views, SHORT, "what CUDA and NVML show"},
+    {"mig", test_mig, SHORT, "GPUs in MIG mode: instances made and removed, programs in them"},
     {"kernel", test_kernel, SHORT, "memory as the kernel gives it: every path, to the byte"},
     {"exports", test_exports, SHORT, "memory that several processes hold: exports, imports, deaths"},
     {"movable", test_movable, SHORT, "what keeps a process from being suspended, as its page says it"},
@@ -104,9 +105,9 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults, role_syscalls,
-                                                 role_lookup,     role_views,  role_legacy, role_shared, role_arbiter,
-                                                 role_namespaces, role_copies, role_mix,    role_suspend};
+    static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults,  role_syscalls,
+                                                 role_lookup,     role_views,  role_legacy, role_shared,  role_arbiter,
+                                                 role_namespaces, role_copies, role_mix,    role_suspend, role_mig};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

@@ -103,7 +103,7 @@ static void test_utilisation_shown(void)
 }
 
 /* An instance of a divided GPU has a slot of its own, named by its own UUID. */
-static void test_mig(void)
+static void test_every_gpu_an_instance(void)
 {
     struct claim claim;
     struct player p;
@@ -139,5 +139,5 @@ void test_views(void)
     test_memory_shown();
     test_processes_shown();
     test_utilisation_shown();
-    test_mig();
+    test_every_gpu_an_instance();
 }
