@@ -1,6 +1,7 @@
 /* Devices: what CUDA_VISIBLE_DEVICES leaves of the node's GPUs. */
 #include "faults.h"
 #include "mig.h"
+#include "mps.h"
 #include "pages.h"
 #include "process.h"
 
@@ -134,6 +135,7 @@ CUresult cuInit(unsigned flags)
     if (initialised_here)
         return sim_ready();
     struct sim_node *node = sim_node_open(NULL);
+    CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&sim_process_mutex);
     if (node && !initialised_here) {
         clear_predecessor(node);
@@ -142,10 +144,12 @@ CUresult cuInit(unsigned flags)
     }
     if (device_count && !initialised_here) {
         sim_process_register(node);
-        initialised_here = mark_process();
+        result = sim_mps_connect();
+        if (!result)
+            initialised_here = mark_process();
     }
     pthread_mutex_unlock(&sim_process_mutex);
-    return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+    return device_count ? result : CUDA_ERROR_NO_DEVICE;
 }
 
 CUresult sim_ready(void)
@@ -246,7 +250,8 @@ static int multiprocessors_of(const struct sim_gpu *gpu)
     return profile ? (int)profile->multiprocessors : 64;
 }
 
-/* Attributes by number: 16 multiprocessors, 39 threads on each, 75/76 capability, 10 warp, 1 threads per block, 115 pools; else 1. */
+/* Attributes by number: 16 multiprocessors, 39 threads on each, 75/76 capability, 10 warp, 1 threads per block, 115 pools,
+ * 133 MPS; else 1. */
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     if (!sim_device(device))
@@ -269,6 +274,9 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
         break;
     case 76:
         *value = 0;
+        break;
+    case CU_ATTRIBUTE_MPS_ENABLED:
+        *value = sim_mps_is_client();
         break;
     default:
         *value = 1;

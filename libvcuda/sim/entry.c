@@ -133,6 +133,7 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
     X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing")               \
     X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture")        \
     X(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream")    \
+    X(CUDA_ERROR_MPS_RPC_FAILURE, "MPS client failed to contact the MPS server") X(CUDA_ERROR_MPS_SERVER_NOT_READY, "MPS server is not ready to accept new MPS client requests") \
     X(CUDA_ERROR_UNKNOWN, "unknown error")
 /* clang-format on */
 

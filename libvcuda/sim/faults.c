@@ -1,6 +1,6 @@
 /* Calls that fail when a test wants them to: see faults.h. */
 #include "faults.h"
-#include "process.h"
+#include "mps.h"
 #include "process.h"
 
 #include <errno.h>
@@ -102,8 +102,10 @@ static CUresult apply(struct rule *rule, const struct sim_door *door, int counte
         return CUDA_SUCCESS;
     if (rule->delay_us)
         delay(rule->delay_us);
-    if (rule->lost)
+    if (rule->lost) {
         __atomic_store_n(&lost_with, rule->answer, __ATOMIC_RELAXED);
+        sim_mps_fault();
+    }
     return rule->answer;
 }
 
@@ -118,6 +120,9 @@ CUresult sim_door_open(struct sim_door *door)
             return CUDA_ERROR_UNKNOWN;
         sim_devices_follow();
     }
+    CUresult gone = counted && !orphan ? sim_mps_error() : CUDA_SUCCESS;
+    if (gone)
+        return gone;
     if (!rule_count && !orphan)
         return CUDA_SUCCESS;
     CUresult lost = __atomic_load_n(&lost_with, __ATOMIC_RELAXED), answer = CUDA_SUCCESS;
