@@ -125,7 +125,7 @@ static void refresh_terms(struct round *r, uint64_t now)
         }
         uint32_t ceiling = desk->limit.ceiling ? desk->limit.ceiling * 100 : SHARE_WHOLE;
         r->ceiling = ceiling < r->ceiling ? ceiling : r->ceiling;
-        r->native |= desk->limit.policy == VCUDA_POLICY_NATIVE;
+        r->native |= desk->limit.policy == VCUDA_POLICY_NATIVE || desk->limit.flags & VCUDA_FLAG_NO_TURNS;
     }
 }
 

@@ -78,6 +78,10 @@ enum {
     /* Of all slots of the claim: its programs are to give their GPUs up, or have done so. No turns are given to them, their
      * watchers leave the driver alone, and programs that have no slot yet wait before they take one. */
     VCUDA_FLAG_SUSPENDED = 2,
+    /* No turns are given on this GPU: each claim follows its own limit alone. The same for all claims of a GPU. */
+    VCUDA_FLAG_NO_TURNS = 4,
+    /* The claim's programs are clients of an MPS server, which gives each a part of the multiprocessors. */
+    VCUDA_FLAG_MPS = 8,
 };
 
 /* One assignment: the claim's share of one GPU. */
@@ -148,8 +152,10 @@ enum vcuda_accounting {
 struct vcuda_gpu_usage {
     uint64_t memory_bytes;  /* allocations, as the driver rounds them */
     uint64_t context_bytes; /* overhead: contexts, modules, stacks; trued up from NVML */
-    uint64_t gpu_time_ns;   /* time in which a kernel of this process was on the GPU, as charged */
-    uint64_t throttled_ns;  /* time that launches waited for credit, summed over threads */
+    /* Time in which a kernel of this process was on the GPU, as charged. Of a client of MPS: that part of it which is the
+     * client's part of the multiprocessors. */
+    uint64_t gpu_time_ns;
+    uint64_t throttled_ns; /* time that launches waited for credit, summed over threads */
     uint64_t launches;
     uint64_t refused; /* allocations refused for the limit */
     /* The assignment generation that this process last acted on: credit recomputed, waiting launches woken. */
@@ -178,8 +184,9 @@ struct vcuda_process {
     /* `clearings` when this process last found who pays for what it imported. While it is another, some of them may be gone,
      * and `imported_bytes` count as if nobody paid. */
     uint64_t imports_seen;
-    uint32_t exports; /* how often it has given memory of its own to other processes; never falls */
-    uint8_t reserved1[84];
+    uint32_t exports;     /* how often it has given memory of its own to other processes; never falls */
+    uint32_t mps_percent; /* of the multiprocessors, which an MPS server gives it; 0: it has not asked one for a part */
+    uint8_t reserved1[80];
     struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
 };
 

@@ -78,6 +78,7 @@ static const struct field layout[] = {
     FIELD(vcuda_process, attached_ns),
     FIELD(vcuda_process, imports_seen),
     FIELD(vcuda_process, exports),
+    FIELD(vcuda_process, mps_percent),
     FIELD(vcuda_process, gpu),
     SIZE(vcuda_gpu_usage),
     FIELD(vcuda_gpu_usage, memory_bytes),

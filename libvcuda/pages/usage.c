@@ -126,7 +126,7 @@ int pages_slot_take(struct vcuda_usage *page)
         raise_slots_used(page, i + 1);
         p->attached_ns = pages_clock(CLOCK_BOOTTIME);
         p->observed_gen = 0;
-        p->imports = p->exports = 0;
+        p->imports = p->exports = p->mps_percent = 0;
         p->imports_seen = __atomic_load_n(&page->clearings, __ATOMIC_SEQ_CST);
         memset(p->gpu, 0, sizeof p->gpu);
         __atomic_store_n(&p->start_time, begun == PAGES_NOT_KNOWN ? 0 : begun, __ATOMIC_SEQ_CST);

@@ -76,6 +76,7 @@ const struct shim_callbacks shim_callbacks = {
     .choose_mode = choose_mode,
     .start_watcher = watcher_start,
     .forget_parent = forget_parent,
+    .uses_mps = devices_use_mps,
     .cuda_entries = entries_cuda,
     .nvml_entries = entries_nvml,
 };

@@ -70,6 +70,15 @@ int shim_slot_of_current(CUcontext *context)
     return slot;
 }
 
+int devices_use_mps(void)
+{
+    int enabled = 1;
+    /* An older driver does not know the question. */
+    if (real.cuDeviceGetAttribute && real.cuDeviceGetAttribute(&enabled, CU_ATTRIBUTE_MPS_ENABLED, 0))
+        return 1;
+    return enabled;
+}
+
 void devices_forget(void)
 {
     memset(device_slot, 0, sizeof device_slot);

@@ -9,6 +9,9 @@ int shim_slot_of_device(CUdevice device);
 int shim_slot_of_current(CUcontext *context);
 /* Read a device's UUID, or its MIG instance's own; return 0 if the driver does not give it. */
 int shim_uuid_of_device(CUdevice device, uint8_t uuid[16]);
+/* Return 0 only if the driver says that this process is no client of an MPS server: it runs without one where no daemon
+ * answers. */
+int devices_use_mps(void);
 /* Forget all devices, in a forked child. */
 void devices_forget(void);
 

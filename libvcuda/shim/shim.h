@@ -15,8 +15,9 @@ enum shim_mode {
 
 /* One GPU of the claim, as this process last read it. */
 struct shim_gpu {
-    uint32_t state;      /* enum vcuda_slot_state */
-    uint32_t core_limit; /* percent while no turns are given: see vcuda_limit_alone */
+    uint32_t state;       /* enum vcuda_slot_state */
+    uint32_t core_limit;  /* percent while no turns are given: see vcuda_limit_alone */
+    uint32_t mps_percent; /* part of the multiprocessors that an MPS server gives this process; 0: no server does */
     uint64_t generation;
     uint64_t limited_since_ns; /* work from before this moment is exempt from the limit */
     uint64_t busy_since_ns;    /* when work was launched while nothing was in flight */

@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -136,6 +137,21 @@ static int is_suspended(const struct vcuda_limit *limit)
     return limit->state == VCUDA_SLOT_OPEN && limit->flags & VCUDA_FLAG_SUSPENDED;
 }
 
+/* Return the part of the multiprocessors that an MPS server gives this process, in whole percent, rounded up; 0: it is not
+ * started as a client of one. The driver reads the same variable when it connects, and cannot change the part later. */
+static uint32_t mps_percent(void)
+{
+    const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY"), *text = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    uint32_t percent = 0;
+    if (!pipe || !*pipe || !shim_callbacks.uses_mps())
+        return 0;
+    for (; text && *text >= '0' && *text <= '9' && percent < 100; text++)
+        percent = percent * 10 + (uint32_t)(*text - '0');
+    percent += text && *text == '.' && percent < 100;
+    /* Anything else is not a part that the driver knows either. */
+    return percent && percent <= 100 ? percent : 100;
+}
+
 /* A program that begins while the claim is suspended would take the room that the others come back to. */
 void shim_wait_for_resumption(void)
 {
@@ -170,6 +186,7 @@ int shim_attach(void)
             calibrate();
             shim.clock_ahead_ns = pages_clock_ahead(CLOCK_MONOTONIC);
             shim.seen_gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) - 1;
+            __atomic_store_n(&shim.usage->process[slot].mps_percent, mps_percent(), __ATOMIC_RELEASE);
             __atomic_store_n(&shim.self, &shim.usage->process[slot], __ATOMIC_RELEASE);
         }
     }
@@ -208,6 +225,9 @@ static void refresh(void)
         if (alone < 100 && before >= 100)
             __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
+        const struct vcuda_process *mine = __atomic_load_n(&shim.self, __ATOMIC_ACQUIRE);
+        __atomic_store_n(&gpu->mps_percent, mine && limit.flags & VCUDA_FLAG_MPS ? mine->mps_percent : 0,
+                         __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->generation, limit.generation, __ATOMIC_RELAXED);
         __atomic_store_n(&gpu->state, limit.state, __ATOMIC_RELEASE);
         closed |= limit.state == VCUDA_SLOT_CLOSED;

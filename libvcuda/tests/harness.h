@@ -103,6 +103,7 @@ void test_views(void);
 void test_compat(void);
 void test_legacy(void);
 void test_compute(void);
+void test_mps(void);
 void test_life(void);
 void test_damage(void);
 void test_bugs(void);

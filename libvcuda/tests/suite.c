@@ -32,6 +32,7 @@ static const struct chapter {
     {"drift", test_drift, LONG, "NVML's figure beside the kernel's: a look every ten seconds"},
     {"ioctls", test_ioctls, LONG, "no test: the driver's calls around exports and imports, written down"},
     {"compute", test_compute, TIMED, "shares, sharing within a claim, graphs and captures"},
+    {"mps", test_mps, TIMED, "clients of MPS: parts of the GPU, credit below them, no server"},
     {"copies", test_copies, TIMED, "copies within the GPU's memory: each entry is charged, a flood is held"},
     {"life", test_life, SHORT, "forks within a claim"},
     {"damage", test_damage, SHORT, "pages that a claim names and that cannot be used: no CUDA"},

@@ -44,6 +44,8 @@ static void test_sharing(void)
     node_set_limit(1, (struct vcuda_limit){.core_limit = 100, .policy = VCUDA_POLICY_WEIGHTED, .weight = 1});
     pause_s(0.1);
     expect_shares("another policy, live: equal weights", 50, 50, 0, 4);
+    node_set_limit(0, (struct vcuda_limit){.core_limit = 100, .flags = VCUDA_FLAG_NO_TURNS});
+    expect(becomes(all_free, 1), "a claim on a GPU without turns: none are given");
     node_set_limit(0, (struct vcuda_limit){.core_request = 20, .core_limit = 100});
     node_set_limit(1, (struct vcuda_limit){.core_request = 30, .core_limit = 100});
     node_add_claim(50, 100);

@@ -126,7 +126,7 @@ static void arbitrate(struct virtual_gpu *v)
         share_terms_of(&t->limit, &s->terms);
         if (memcmp(&before, &s->terms, sizeof before) != 0)
             round_disturb(r, v->now);
-        r->native |= t->limit.policy == VCUDA_POLICY_NATIVE;
+        r->native |= t->limit.policy == VCUDA_POLICY_NATIVE || t->limit.flags & VCUDA_FLAG_NO_TURNS;
         r->ceiling = ceiling < r->ceiling ? ceiling : r->ceiling;
         s->reading = (struct reading){.inflight_ns = t->stuck_ns ? t->stuck_ns : t->queued_ns,
                                       .last_end_ns = t->last_end_ns,

@@ -11,7 +11,7 @@ static const char usage[] =
     "usage: pagectl DIR create                            make a claim's pages\n"
     "       pagectl DIR set GPU-UUID MEMORY CORE [GEN]    memory in bytes, KiB, MiB, GiB or 'none'; core in percent\n"
     "                                                     (CORE: LIMIT, or REQUEST-LIMIT)\n"
-    "           [policy=NAME] [weight=N] [ceiling=PERCENT] [parts=N] [best-effort]\n"
+    "           [policy=NAME] [weight=N] [ceiling=PERCENT] [parts=N] [best-effort] [no-turns] [mps]\n"
     "           policies: burst fixed fair weighted average preempt native\n"
     "       pagectl DIR close GPU-UUID [GEN]\n"
     "       pagectl DIR move GPU-UUID GPU-UUID            give a slot to another GPU\n"
@@ -91,6 +91,10 @@ static int parse_option(struct vcuda_limit *limit, const char *text)
     uint32_t number = value ? (uint32_t)strtoul(value + 1, NULL, 10) : 0;
     if (!strcmp(text, "best-effort"))
         limit->flags |= VCUDA_FLAG_BEST_EFFORT;
+    else if (!strcmp(text, "no-turns"))
+        limit->flags |= VCUDA_FLAG_NO_TURNS;
+    else if (!strcmp(text, "mps"))
+        limit->flags |= VCUDA_FLAG_NO_TURNS | VCUDA_FLAG_MPS;
     else if (!strncmp(text, "policy=", 7) && parse_policy(value + 1) >= 0)
         limit->policy = (uint32_t)parse_policy(value + 1);
     else if (!strncmp(text, "weight=", 7))

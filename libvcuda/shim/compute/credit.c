@@ -4,7 +4,12 @@
  * counted as in flight. A launch may start while credit minus everything in flight is above zero. The measured time is
  * taken from the credit afterwards, below zero if need be: a kernel of 300 ms at 30 % is followed by 700 ms without
  * launches. Once the bucket was dry, launches wait until it holds a whole quantum (hysteresis), so that the GPU gets
- * work in pieces worth starting. */
+ * work in pieces worth starting.
+ *
+ * Clients of MPS run beside one another, each on a part of the multiprocessors that it was given when it connected. Their
+ * GPU time counts by that part: a client with 30 % of them that is busy all the time has used 30 % of the GPU. So the
+ * times of a claim's processes add up, where the times of processes that take turns on the whole GPU are a union; and
+ * processes whose parts together are within the limit need no credit. */
 #include "credit.h"
 
 /* 5 ms: the longest kernel for which a change must be in force within 100 ms; smaller quanta cost idle gaps. */
@@ -18,6 +23,27 @@
 static int64_t load(const int64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+/* Return the part of the whole GPU that this time of this process is. */
+static uint64_t part_of(int slot, uint64_t ns)
+{
+    uint32_t percent = __atomic_load_n(&shim.gpu[slot].mps_percent, __ATOMIC_RELAXED);
+    return percent ? ns * percent / 100 : ns;
+}
+
+int credit_is_held_by_parts(int slot, uint32_t limit)
+{
+    uint32_t sum = 0, n = __atomic_load_n(&shim.usage->slots_used, __ATOMIC_RELAXED);
+    if (!__atomic_load_n(&shim.gpu[slot].mps_percent, __ATOMIC_RELAXED))
+        return 0;
+    for (uint32_t i = 0; i < n && i < VCUDA_MAX_PROCESSES; i++) {
+        const struct vcuda_process *p = &shim.usage->process[i];
+        uint32_t percent = __atomic_load_n(&p->mps_percent, __ATOMIC_RELAXED);
+        if (pages_is_process(__atomic_load_n(&p->owner, __ATOMIC_RELAXED)))
+            sum += percent ? percent : 100;
+    }
+    return sum <= limit;
 }
 
 /* Give the credit of the time since the last refill. The process that advances `refilled_ns` gives it; if that process
@@ -84,7 +110,7 @@ int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *
     struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
     struct shim_gpu *gpu = &shim.gpu[slot];
     uint64_t all = credit_inflight(slot);
-    int64_t inflight = (int64_t)(all > beside_ns ? all - beside_ns : 0);
+    int64_t inflight = (int64_t)part_of(slot, all > beside_ns ? all - beside_ns : 0);
     refill(bucket, limit, inflight);
     int64_t own = load(&bucket->credit_ns), credit = own - inflight;
     int dry = __atomic_load_n(&gpu->dry, __ATOMIC_RELAXED);
@@ -164,7 +190,9 @@ static uint64_t take_from_hole(uint64_t *hole, uint64_t frontier, uint64_t start
  * before it: the long one, found later, is charged for that. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit)
 {
-    struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
+    static struct vcuda_bucket own[VCUDA_MAX_GPUS];
+    struct vcuda_bucket *shared = &shim.usage->bucket[slot];
+    struct vcuda_bucket *bucket = __atomic_load_n(&shim.gpu[slot].mps_percent, __ATOMIC_RELAXED) ? &own[slot] : shared;
     start_ns = shim_to_page(start_ns);
     end_ns = shim_to_page(end_ns);
     uint64_t frontier = __atomic_load_n(&bucket->busy_until_ns, __ATOMIC_SEQ_CST), begin, spent;
@@ -177,7 +205,8 @@ void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_
         add_hole(bucket, frontier, begin);
     for (unsigned i = 0; i < VCUDA_HOLES && spent < spent_ns && start_ns < frontier; i++)
         spent += take_from_hole(&bucket->holes[i], frontier, start_ns, end_ns, spent_ns - spent);
+    spent = part_of(slot, spent);
     __atomic_fetch_add(&shim_usage(slot)->gpu_time_ns, spent, __ATOMIC_RELAXED);
     if (debit)
-        __atomic_fetch_sub(&bucket->credit_ns, (int64_t)spent, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&shared->credit_ns, (int64_t)spent, __ATOMIC_SEQ_CST);
 }

@@ -8,6 +8,8 @@
 uint64_t credit_inflight(int slot);
 /* Return 1 if another live process of the claim has work in flight. */
 int credit_others_inflight(int slot);
+/* Return 1 if the parts of the GPU that an MPS server gives the claim's processes are together within the limit. */
+int credit_is_held_by_parts(int slot, uint32_t limit);
 /* Return the nanoseconds that may be launched now under a limit in percent. If the result is 0, `*missing` is the time
  * until there is a quantum. `beside_ns` is the part of the work in flight that is on other streams than the launch's,
  * and so takes no time from it. */

@@ -78,6 +78,8 @@ uint32_t gate_limit(int slot)
 {
     uint32_t limit = __atomic_load_n(&shim.gpu[slot].core_limit, __ATOMIC_RELAXED);
     const struct vcuda_turns *turns = turns_page();
+    if (limit && limit < 100 && credit_is_held_by_parts(slot, limit))
+        return 100;
     uint32_t cap = turns ? (__atomic_load_n(&turns->turn[slot].cap, __ATOMIC_RELAXED) + 50) / 100 : 0;
     return cap && cap < limit && arbiter_lives(slot) ? cap : limit;
 }
