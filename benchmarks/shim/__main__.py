@@ -28,6 +28,8 @@ from benchmarks.shim.parts import (
     gaia,
     matrix,
     memory,
+    mps,
+    mps_falls,
     nccl,
     observed,
     overhead,
@@ -58,6 +60,8 @@ PARTS = [
     foreign.PART,
     beside.PART,
     tail.PART,
+    mps.PART,
+    mps_falls.PART,
 ]
 # No part takes four minutes; one that hangs must not keep the others from running.
 PART_SECONDS = 400

@@ -7,9 +7,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-FLAG_BEST_EFFORT = 1
+FLAG_BEST_EFFORT, FLAG_NO_TURNS, FLAG_MPS = 1, 4, 8
 POLICIES = ("burst", "fixed", "fair", "weighted", "average", "preempt", "native")
 NO_MEMORY_LIMIT = 2**64 - 1
+BACK_ENDS = {"turns": 0, "native": FLAG_NO_TURNS, "mps": FLAG_NO_TURNS | FLAG_MPS}
 # `ends_ns` of a turn: closed, and no turns are given (vcuda_pages.h).
 TURN_CLOSED, TURN_FREE = 0, 2**64 - 1
 
@@ -82,8 +83,8 @@ class Claim:
         """Write the limits of one GPU (``GPU-…``); return its index in the pages.
 
         ``memory`` in bytes, ``request`` percent (the same as the limit unless given), ``policy`` by name, ``weight``,
-        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``). Raises :class:`PageRefused` if the library rejects
-        them.
+        ``ceiling``, ``parts``, ``best_effort`` (policy ``preempt``), ``backend``. Raises :class:`PageRefused` if the
+        library rejects them.
         """
         self._generation += 1
         values: dict[str, int | bytes] = {
@@ -94,7 +95,7 @@ class Claim:
             "core_request": other.get("request", percent),
             "core_limit": percent,
             "policy": POLICIES.index(other.get("policy", "burst")),
-            "flags": FLAG_BEST_EFFORT if other.get("best_effort") else 0,
+            "flags": BACK_ENDS[other.get("backend", "turns")] | FLAG_BEST_EFFORT * bool(other.get("best_effort")),
             **{name: other.get(name, 0) for name in ("weight", "ceiling", "parts")},
         }
         return self._library.call("vcuda_limits_set", self._limits, self._library.pack("vcuda_limit", values))
