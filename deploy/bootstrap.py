@@ -28,6 +28,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - older ones come here too
     )
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,14 +85,16 @@ def main() -> int:
     arguments = parser.parse_args()
     progress = Progress(steps=4)
     try:
-        with one_at_a_time():
+        with one_at_a_time(), ThreadPoolExecutor(1) as beside:
             progress.next("checking what the machine has")
             check_toolchain()
             progress.done(f"Python {sys.version.split()[0]}, a C compiler, make")
+            # No package is needed for it, and pip keeps one core busy.
+            built = beside.submit(build_libraries)
             progress.next("the environment .venv")
             make_environment(progress)
             install(progress, dev=arguments.dev)
-            build_library(progress)
+            wait_for_libraries(progress, built)
     except Missing as error:
         print(f"\ngpucloud cannot start here: {error}", file=sys.stderr)
         return 1
@@ -232,8 +235,14 @@ def follow_pip(command: list[str], progress: Progress) -> int:
     return count
 
 
-def build_library(progress: Progress) -> None:
+def wait_for_libraries(progress: Progress, built: Future[None]) -> None:
+    """Report the build that began beside the packages; raise its failure."""
     progress.next("building libvcuda, the simulated driver and the placement kernel")
+    built.result()
+    progress.done("up to date")
+
+
+def build_libraries() -> None:
     # With the variables of an outer make, the inner one would wait for the outer job server.
     environment = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
@@ -243,7 +252,6 @@ def build_library(progress: Progress) -> None:
         built = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if built.returncode != 0:
             raise Missing(f"{directory.name} did not build:\n{(built.stdout + built.stderr)[-3000:]}")
-    progress.done("up to date")
 
 
 def works(command: list[str]) -> bool:

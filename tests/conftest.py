@@ -16,10 +16,20 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from tests.platform import Platform, until
 from tests.services_plugin import TEMPLATE
 
-# The names under which distributions install it.
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# The names under which distributions install it. The shell is the same engine without windows, which the others draw
+# even if nobody sees them: it starts with a third of the processor time.
+CHROMIUMS = (
+    "chromium-headless-shell",
+    "chrome-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "chrome",
+)
 # Files that take minutes. Started last, one would keep one process busy when the others have nothing left to do.
 LONGEST = ("tests/e2e/", "tests/fuzz/", "tests/demo/")
+# Of these, the longest: a process that gets one begins with it.
+FIRST = ("tests/e2e/test_tutorial_moves.py", "tests/e2e/test_rotation.py", "tests/demo/")
 
 
 def chromium() -> str | None:
@@ -58,6 +68,23 @@ def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if first[item.nodeid.partition("[")[0]] is item]
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort long files first, and files with tests of the shared platform last.
+
+    A process's platform runs from the first test that asks for it until the end, so it would idle beside the others.
+    """
+    asking = {
+        item.path
+        for item in items
+        if item.get_closest_marker("serial") and "platform" in getattr(item, "fixturenames", ())
+    }
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        return not item.nodeid.startswith(FIRST), item.path in asking, not item.nodeid.startswith(LONGEST)
+
+    items.sort(key=place)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that commit, keep the first of each function where asked to; begin with what takes longest.
 
@@ -68,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.committed)
     if config.getoption("--once"):
         items[:] = first_of_each(items)
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    longest_first(items)
     if config.getoption("dist", "no") == "worksteal":
         # Tests that wait and tests that compute lie in different directories; each process begins with some of both.
         items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
