@@ -34,13 +34,14 @@ from agent.host.checkup import CheckupInputs
 from agent.host.exits import ExitWatcher
 from agent.host.gpus import Inventory, Nvml
 from agent.host.sampling import Schedule, pause
+from agent.instance_keeper import InstanceKeeper
 from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
 from agent.launch import authorization
 from agent.launch.methods import LaunchMethods
 from agent.local_api import report
 from agent.local_api.listener import Caller, Listener
-from agent.local_wire import Answer, Refusal, Request, Status
+from agent.local_wire import Answer, Refusal, Request
 from agent.logs import log
 from agent.metrics import Facts
 from agent.node import STEADY_SECONDS, Node
@@ -72,9 +73,11 @@ class Daemon:
             grace_seconds=settings.grace_seconds,
             hierarchy=cgroups.find() if settings.cgroups else None,
             suspensions=run_dir.suspensions,
+            instances=run_dir.instances,
         )
         self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
-        self._nvml = Nvml(settings.nvml_library)
+        instances = self._node.instances
+        self._nvml = Nvml(settings.nvml_library, own_instances=instances.own, own_devices=instances.devices)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
@@ -94,6 +97,7 @@ class Daemon:
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
         nvml = self._nvml, self._in_nvml_thread
+        self._keeper = InstanceKeeper(self._node, *nvml, changed=self._settle, renew=self._renew_link)
         self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
@@ -124,6 +128,7 @@ class Daemon:
             self._arbiter.run(),
             self._kernel_limits.run(),
             self._suspender.run(),
+            self._keeper.run(),
             self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
@@ -208,6 +213,7 @@ class Daemon:
             self._reported = observed
             self._outbox.mark_observed()
         self._launch_methods.keep(self._node, self._inventory.minors)
+        self._keeper.check()
         self._exits.watch({process for one in self._node.runtimes.values() for process in one.members.known})
 
     def _tell(self, code: str, words: str) -> None:
@@ -282,7 +288,8 @@ class Daemon:
         except TimeoutError:
             # The known GPUs stay; a hung driver must not block changes of limits.
             self._inventory = before._replace(problem=f"NVML has not answered within {NVML_SECONDS:g} s")
-        self._node.know_gpus(frozenset(gpu.uuid for gpu in self._inventory.gpus), self._inventory.problem)
+        found = self._inventory
+        self._node.know_gpus(frozenset(gpu.uuid for gpu in found.gpus), found.problem, divided=found.divided)
         if self._inventory.problem is not None and self._inventory.problem != before.problem:
             log.error("no-gpus", reason=self._inventory.problem)
         return self._inventory.problem is None
@@ -327,7 +334,8 @@ class Daemon:
             now = time.monotonic()
             self._node.step(now=now)
             suspended = self._node.suspensions.find_suspended()
-            assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended)
+            parts = self._node.parts_of_gpus()
+            assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended, parts_of_gpus=parts)
             self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
             self._outbox.keep(self._usage)
 
@@ -386,15 +394,7 @@ class Daemon:
     def _status(self, caller: Caller) -> Answer:
         if not authorization.is_operator(caller):
             return Refusal(code="not-allowed", detail="Only the agent's own user and root may see its status.")
-        return Status(
-            node=self._node_name,
-            server=self._settings.server,
-            connected=self._link is not None and self._link.connected,
-            frame=self._node.desired.frame if self._node.desired else None,
-            gpus=len(self._inventory.gpus),
-            gpu_problem=self._inventory.problem,
-            usage_unacknowledged=self._outbox.unacknowledged,
-            arbiter=self._arbiter.status,
-            audit=report.describe_audit(self._auditor.audit, self._auditor.mode),
-            assignments=report.list_assignments(self._node),
-        )
+        link = self._link is not None and self._link.connected, self._outbox.unacknowledged
+        server = report.Server(self._node_name, self._settings.server, *link)
+        audit = report.describe_audit(self._auditor.audit, self._auditor.mode)
+        return report.describe_status(self._node, self._inventory, server, arbiter=self._arbiter.status, audit=audit)

@@ -9,12 +9,15 @@ import contextlib
 import os
 from pathlib import Path
 
+import msgspec
+
 from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError, PagesLibrary
 from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.claims.group_file import write_groups
 from agent.claims.groups import Groups
+from agent.claims.instances import Instances
 from agent.claims.pages import LimitSlot
 from agent.claims.registry import Registry
 from agent.host import cgroups
@@ -43,6 +46,7 @@ class Node:
         grace_seconds: float,
         hierarchy: Hierarchy | None = None,
         suspensions: Path | None = None,
+        instances: Path | None = None,
     ) -> None:
         self._library = library
         # None: claims get no control groups of their own.
@@ -52,9 +56,12 @@ class Node:
         self._grace_seconds = grace_seconds
         # `suspensions`: the file of their journal; None: they are not remembered.
         self.suspensions = Suspensions(suspensions)
+        self.instances = Instances(instances)
         self.desired: wire.Desired | None = None
         self.runtimes: dict[str, ClaimRuntime] = {}
         self._gpus: frozenset[str] = frozenset()
+        # Those in MIG mode.
+        self._divided: frozenset[str] = frozenset()
         self._gpu_problem: str | None = None
         # The reason why an assignment is not in force, by its uid.
         self._failures: dict[str, str] = {}
@@ -77,6 +84,7 @@ class Node:
                 continue
             log.info("claim-adopted", claim=directory.name, assignments=len(runtime.slots))
         self.suspensions.adopt(self.runtimes)
+        self.instances.adopt()
         made = cgroups.find_claim_groups(self._hierarchy) if self._hierarchy is not None else {}
         for runtime in self.runtimes.values():
             runtime.members.adopt_groups(made)
@@ -141,9 +149,9 @@ class Node:
         """Return the directory of the claim's pages."""
         return self._claims / claim_uid
 
-    def know_gpus(self, uuids: frozenset[str], problem: str | None) -> None:
-        """Set the GPUs that the inventory found, and why it found none."""
-        self._gpus = uuids
+    def know_gpus(self, uuids: frozenset[str], problem: str | None, *, divided: frozenset[str] = frozenset()) -> None:
+        """Set the GPUs that the inventory found, those of them in MIG mode, and why it found none."""
+        self._gpus, self._divided = uuids, divided
         self._gpu_problem = problem
 
     def apply(self, desired: wire.Desired, *, now: float) -> bool:
@@ -213,6 +221,11 @@ class Node:
             return FALLING_SECONDS
         return STEADY_SECONDS
 
+    def parts_of_gpus(self) -> dict[str, int]:
+        """Return the percent of its GPU that each assignment's MIG device is."""
+        wanted = self.desired.assignments if self.desired else ()
+        return {one.uid: one.core_limit for one in wanted if one.mig is not None}
+
     def heartbeat(self) -> None:
         """Write the agent's heartbeat to every limits page."""
         for runtime in self.runtimes.values():
@@ -225,7 +238,7 @@ class Node:
             for slot in runtime.slots.values():
                 observations[slot.assignment_uid] = observe(runtime, slot, self.suspensions)
         for uid, generation in self._released.items():
-            observations.setdefault(uid, wire.Observation(uid=uid, generation=generation, state="released"))
+            observations.setdefault(uid, self._observe_released(uid, generation))
         for wanted in self.desired.assignments if self.desired else ():
             if not wanted.present and (wanted.uid not in observations or wanted.uid in self._released):
                 observations[wanted.uid] = self._observe_gone(wanted)
@@ -299,10 +312,13 @@ class Node:
     def _put(self, wanted: wire.Assignment, failures: dict[str, str]) -> bool:
         runtime = self.runtimes.get(wanted.claim_uid)
         held = runtime.slots.get(wanted.uid) if runtime is not None else None
-        gpu = gpu_key(wanted.gpu_uuid)
         if held is None and wanted.gpu_uuid not in self._gpus:
             failures[wanted.uid] = self._gpu_problem or f"{wanted.gpu_uuid} is not on this node"
             return False
+        on_device = self._on_device(wanted, failures)
+        if on_device is None:
+            return False
+        wanted, gpu = on_device, gpu_key(on_device.gpu_uuid)
         is_held = self.suspensions.is_held(wanted.claim_uid)
         # The slot of a suspended claim moves with its programs, when they resume.
         if held is not None and held.gpu != gpu and not is_held:
@@ -331,6 +347,23 @@ class Node:
     def _repairs_enabled(self) -> bool:
         return self.desired is not None and self.desired.mend is not False
 
+    def _on_device(self, wanted: wire.Assignment, failures: dict[str, str]) -> wire.Assignment | None:
+        """Return the assignment as its page has it: on a GPU in MIG mode it has the whole of its own device.
+
+        Return None if it cannot be in force now.
+        """
+        if wanted.mig is None:
+            if wanted.gpu_uuid in self._divided:
+                failures[wanted.uid] = f"{wanted.gpu_uuid} is in MIG mode, and this claim has no instance on it"
+                return None
+            return wanted
+        device, problem = self.instances.device(wanted.uid), self.instances.problems.get(wanted.uid)
+        if device is not None:
+            return msgspec.structs.replace(wanted, gpu_uuid=device, core_request=100, core_limit=100)
+        if problem is not None:
+            failures[wanted.uid] = problem
+        return None
+
     def _remake_pages(self, runtime: ClaimRuntime) -> ClaimRuntime:
         """Make new pages in the place of deleted ones, once no living process has the old ones mapped."""
         self._attribute_now(runtime)
@@ -346,8 +379,16 @@ class Node:
         runtime.forget(slot.assignment_uid)
         log.info("assignment-released", assignment=slot.assignment_uid)
 
+    def _observe_released(self, uid: str, generation: int) -> wire.Observation:
+        if not self.instances.holds(uid):
+            return wire.Observation(uid=uid, generation=generation, state="released")
+        words = self.instances.problems.get(uid)
+        return wire.Observation(uid=uid, generation=generation, state="releasing", reason=words)
+
     def _observe_gone(self, wanted: wire.Assignment) -> wire.Observation:
         # Its programs may still run; to call it released would promise the GPU twice.
+        if self.instances.holds(wanted.uid):
+            return self._observe_released(wanted.uid, wanted.generation)
         reason = self._unreadable.get(wanted.claim_uid)
         state: wire.AssignmentState = "released" if reason is None else "releasing"
         return wire.Observation(uid=wanted.uid, generation=wanted.generation, state=state, reason=reason)

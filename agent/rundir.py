@@ -5,6 +5,7 @@
 <run dir>/agent.sock            `agent exec` and `agent status` ask here
 <run dir>/processes.json        the registered processes by claim
 <run dir>/suspensions.json      the suspended claims, and those on the way there or back
+<run dir>/instances.json        the MIG instances that this agent made, or was about to make
 <run dir>/heartbeat             touched by the agent's loop; its age says when the agent last moved
 <run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages, its `env` file and its group's `group.json`; mounted into containers
@@ -47,6 +48,7 @@ class RunDir:
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
         self.suspensions = self.root / "suspensions.json"
+        self.instances = self.root / "instances.json"
         self.container = self.root / "container"
         self.heartbeat = self.root / "heartbeat"
         self._lock: int | None = None

@@ -22,6 +22,13 @@ from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC041
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
+from agent.wire_mig import MigPlace as MigPlace  # noqa: PLC0414 - likewise
+from agent.wire_mig import MigProfile as MigProfile  # noqa: PLC0414 - likewise
+from agent.wire_pods import LabelName as LabelName  # noqa: PLC0414 - likewise
+from agent.wire_pods import ObjectName as ObjectName  # noqa: PLC0414 - likewise
+from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
+from agent.wire_pods import ResourceClaim as ResourceClaim  # noqa: PLC0414 - likewise
 from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
 from agent.wire_words import DriftKind as DriftKind  # noqa: PLC0414 - likewise
 
@@ -50,8 +57,6 @@ Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 Celsius = Annotated[float, Meta(ge=-1000, le=1e5)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
-ObjectName = Annotated[str, Meta(min_length=1, max_length=253)]  # in Kubernetes: a DNS subdomain
-LabelName = Annotated[str, Meta(min_length=1, max_length=63)]  # a DNS label
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
 
 # How the claims of a GPU share its compute; docs/api.md describes each.
@@ -77,6 +82,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_bytes: DeviceBytes
     # The nearest common ancestor with each other GPU, by its uuid: "nvlink", "pcie", "numa", "system".
     links: dict[GpuUuid, Word] = {}
+    mig: Mig | UnsetType = UNSET  # left out unless it is in MIG mode
 
 
 class Check(Record, frozen=True, kw_only=True):
@@ -284,28 +290,6 @@ class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, om
     parts: Annotated[int, Meta(ge=1, le=16)] = 1
 
 
-class Pod(Record, forbid_unknown_fields=False, frozen=True, kw_only=True):
-    """The container of a cluster that a claim is for, by the names that the kubelet uses."""
-
-    namespace: LabelName
-    name: ObjectName
-    container: LabelName
-
-
-class ResourceClaim(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
-    """The ResourceClaim of a cluster that a claim is for, and the device of it that this assignment is."""
-
-    namespace: LabelName
-    name: ObjectName
-    uid: Uid
-    # The device's pool, its name in the node's ResourceSlices, and the request that it was allocated for.
-    pool: ObjectName
-    device: LabelName
-    request: Word
-    # The share of a device that several claims may have. Empty: the claim has the device alone.
-    share_id: Word = ""
-
-
 class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """One claim's share of one GPU, as wanted. Defaults are left out, so that an older agent can read it."""
 
@@ -334,6 +318,8 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     end_seconds: Annotated[int, Meta(ge=0, le=3600)] = 0
     # With `suspended` and after it, while running programs are carried to another node; None: they are not.
     carry: Carry | None = None
+    # On a GPU in MIG mode: the instance that the claim has alone. None: a share of the whole GPU.
+    mig: MigPlace | None = None
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

@@ -10,7 +10,7 @@ import pickle
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -40,6 +40,7 @@ MIB_BYTES: Final = 1 << 20
 MODEL: Final = "NVIDIA A10"
 PROBLEM: Final = "application/problem+json"
 UNSAID: Final = object()
+NOT_DIVIDED: Final[Mapping[int, wire.Mig]] = {}
 TICKET: Final = wire.Ticket(host="10.0.0.2", port=7000, fingerprint="0" * 64, secret="s" * 43)
 
 
@@ -266,8 +267,12 @@ def hello(
     model: str = MODEL,
     host_memory_mib: int | None = None,
     carry: bool = False,
+    mig: Mapping[int, wire.Mig] = NOT_DIVIDED,
 ) -> wire.Hello:
-    """Return the hello of this machine's agent; with host memory it can suspend claims, and carry them if wanted."""
+    """Return the hello of this machine's agent; with host memory it can suspend claims, and carry them if wanted.
+
+    `mig`: the GPUs in MIG mode, by index.
+    """
     can = host_memory_mib is not None
     return wire.Hello(
         agent_version="1",
@@ -277,7 +282,13 @@ def hello(
         library="/usr/lib/libvcuda.so",
         simulated=True,
         gpus=[
-            wire.Gpu(uuid=gpu_uuid(name, index), index=index, model=model, memory_bytes=memory_mib * MIB_BYTES)
+            wire.Gpu(
+                uuid=gpu_uuid(name, index),
+                index=index,
+                model=model,
+                memory_bytes=memory_mib * MIB_BYTES,
+                mig=mig.get(index, msgspec.UNSET),
+            )
             for index in range(gpus)
         ],
         suspend=True if can else msgspec.UNSET,

@@ -205,7 +205,7 @@ class Audit:
         facts = wire.GpuProcess(
             pid=process.pid,
             command=command,
-            gpu_uuid=one.gpu_uuid,
+            gpu_uuid=one.physical_gpu,
             memory_bytes=one.memory_bytes,
             claim_uid=claim_uid,
         )

@@ -36,7 +36,7 @@ class GpuProcesses:
         return wire.GpuProcess(
             pid=one.pid,
             command=(processes.command(process)[:200] if process is not None else "") or UNKNOWN,
-            gpu_uuid=one.gpu_uuid,
+            gpu_uuid=one.physical_gpu,
             memory_bytes=one.memory_bytes,
             claim_uid=self._attribution.claim(process, runtimes) if process is not None else None,
         )

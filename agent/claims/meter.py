@@ -1,8 +1,10 @@
 """The usage of each assignment since the last reading: differences of counters that only grow."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 from uuid import UUID
+
+from msgspec import structs
 
 from agent import wire
 from agent.claims.claim import ClaimRuntime
@@ -13,6 +15,7 @@ from agent.claims.usage import Totals
 MOST_PERCENT = 1000.0
 MOST_MS = 1e9
 MOST_RATE = 1e9
+NOTHING: Mapping[str, int] = {}
 
 
 class _Reading(NamedTuple):
@@ -27,12 +30,18 @@ class Meter:
         self._last: dict[str, _Reading] = {}
 
     def read(
-        self, runtimes: dict[str, ClaimRuntime], *, now: float, suspended: Container[str] = ()
+        self,
+        runtimes: dict[str, ClaimRuntime],
+        *,
+        now: float,
+        suspended: Container[str] = (),
+        parts_of_gpus: Mapping[str, int] = NOTHING,
     ) -> list[wire.AssignmentUsage]:
         """Return the usage of each assignment since the last call, by the runtimes' last refresh.
 
         `now` is the monotonic clock's. A new assignment's first usage is zero: its counters may be older than this
         agent. The claims `suspended` have nothing on their GPUs, though their programs' account stands.
+        `parts_of_gpus`: by assignment, the percent of its GPU that its MIG device is; usage is in percent of the GPU.
         """
         fresh: dict[str, _Reading] = {}
         spans = []
@@ -47,7 +56,8 @@ class Meter:
                 spans.append(_Span(slot, runtime.alone_percent(slot.assignment_uid), before, reading))
         self._last = fresh
         parts = _divide(spans)
-        return [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
+        usages = [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
+        return [_scale(one, parts_of_gpus[one.uid]) if one.uid in parts_of_gpus else one for one in usages]
 
 
 class _Span(NamedTuple):
@@ -100,6 +110,11 @@ def _usage(span: _Span, part: float) -> wire.AssignmentUsage:
         gpu_time_ms=round(min(gpu_time_ns / 1e6, MOST_MS), 3),
         launches_per_second=_rate(after.totals.launches - before.totals.launches, wall_ns),
     )
+
+
+def _scale(usage: wire.AssignmentUsage, part: int) -> wire.AssignmentUsage:
+    core = round(usage.core_percent * part / 100, 2)
+    return structs.replace(usage, core_percent=core, core_limit_percent=usage.core_limit_percent * part // 100)
 
 
 def _rate(count: int, wall_ns: float) -> float:

@@ -6,13 +6,15 @@ missing or broken NVML is a fact to report, never an error that ends the agent.
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pynvml as nvml
 
 from agent import wire
-from agent.host import memory_limits, numa
+from agent.host import memory_limits, mig, numa
 from agent.logs import log
 
 # Errors of the driver and not of one GPU: all of NVML is opened again.
@@ -46,15 +48,28 @@ class Inventory(NamedTuple):
     # True if the driver can limit control groups' memory (memory_limits.py).
     limits_memory: bool = False
 
+    @property
+    def divided(self) -> frozenset[str]:
+        """The GPUs in MIG mode."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.mig is not msgspec.UNSET)
+
 
 class Listed(NamedTuple):
     """A process that NVML lists on a GPU."""
 
+    # The GPU, or the MIG device.
     gpu_uuid: str
     # As the kernel's first pid namespace counts.
     pid: int
     # None if this driver does not say.
     memory_bytes: int | None
+    # The GPU of a MIG device; empty: `gpu_uuid` is the GPU.
+    divided_gpu: str = ""
+
+    @property
+    def physical_gpu(self) -> str:
+        """The GPU that the process is on, whether or not in a MIG device of it."""
+        return self.divided_gpu or self.gpu_uuid
 
 
 class Memory(NamedTuple):
@@ -79,10 +94,20 @@ class Nvml:
 
     `library` names the file to load before pynvml looks for one by name (the simulated driver's); None for the system's
     own.
+
+    `own_instances` returns the GPU instances that this agent made: GPU and first slice of each. `own_devices` returns
+    their devices by GPU and NVML's number of the instance.
     """
 
-    def __init__(self, library: Path | None = None) -> None:
+    def __init__(
+        self,
+        library: Path | None = None,
+        *,
+        own_instances: Callable[[], frozenset[tuple[str, int]]] = frozenset,
+        own_devices: Callable[[], dict[tuple[str, int], str]] = dict,
+    ) -> None:
         self._library = library
+        self._own_instances, self._own_devices = own_instances, own_devices
         self._open = False
         self._handles: dict[str, Any] = {}
         # As last described; also those that fell off the bus or stopped answering since.
@@ -157,11 +182,19 @@ class Nvml:
         return free
 
     def processes(self) -> list[Listed]:
-        """Return the computing processes on each GPU of the last inventory; leave out one that does not answer."""
+        """Return the computing processes on each GPU of the last inventory; leave out one that does not answer.
+
+        Of a GPU in MIG mode, they are those in the instances that this agent made.
+        """
         found: list[Listed] = []
+        devices, divided = self._own_devices(), self.latest.divided
         for uuid, handle in self._handles.items():
             running = optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-            found += [Listed(uuid, int(one.pid), one.usedGpuMemory) for one in running]
+            if uuid not in divided:
+                found += [Listed(uuid, int(one.pid), one.usedGpuMemory) for one in running]
+                continue
+            placed = ((one, devices.get((uuid, int(one.gpuInstanceId)))) for one in running)
+            found += [Listed(device, int(one.pid), one.usedGpuMemory, uuid) for one, device in placed if device]
         return found
 
     def mps_clients(self) -> set[int]:
@@ -237,6 +270,7 @@ class Nvml:
         return found, set(errors)
 
     def _describe(self, uuid: str, gpu: _Found) -> wire.Gpu:
+        own = frozenset(start for other, start in self._own_instances() if other == uuid)
         return wire.Gpu(
             uuid=uuid,
             index=gpu.number,
@@ -247,6 +281,7 @@ class Nvml:
                 for other, peer in self._handles.items()
                 if other != uuid and (link := _link(gpu.handle, peer)) is not None
             },
+            mig=mig.describe(gpu.handle, own) or msgspec.UNSET,
         )
 
 

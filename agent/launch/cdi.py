@@ -27,6 +27,9 @@ CONTAINER_FILES = {PRELOAD_FILE: "/etc/ld.so.preload", REQUIRE_FILE: "/etc/gpucl
 # it already; a usage page that cannot be written means no GPU.
 READ_ONLY = ("bind", "nosuid", "nodev", "ro")
 WRITABLE = (*READ_ONLY, "rw")
+# Where the driver says which device node gives access to each part of a GPU in MIG mode.
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+CAPABILITY_DEVICES = "/dev/nvidia-caps/nvidia-cap"
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
@@ -41,6 +44,25 @@ def device_nodes(minors: Sequence[int]) -> list[str]:
         return []
     paths = [f"/dev/nvidia{minor}" for minor in sorted(minors)]
     return [path for path in (*paths, *CONTROL_DEVICES) if Path(path).is_char_device()]
+
+
+def capability_nodes(
+    minor: int, gpu_instance: int, compute_instance: int, *, capabilities: Path = CAPABILITIES
+) -> list[str]:
+    """Return the device nodes that give access to one MIG device, as NVIDIA's own specification of it has them.
+
+    They are those of its GPU instance and of its compute instance; a driver without such files needs none.
+    """
+    instance = capabilities / f"gpu{minor}" / "mig" / f"gi{gpu_instance}"
+    found = []
+    for access in (instance / "access", instance / f"ci{compute_instance}" / "access"):
+        try:
+            lines = dict(line.split(": ", 1) for line in access.read_text().splitlines() if ": " in line)
+        except OSError:
+            continue
+        if (number := lines.get("DeviceFileMinor", "").strip()).isdecimal():
+            found.append(f"{CAPABILITY_DEVICES}{number}")
+    return found
 
 
 def spec(

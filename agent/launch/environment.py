@@ -20,7 +20,8 @@ class NotPlain(ValueError):
 
 def gpu_names(node: Node) -> Mapping[str, str]:
     """Return NVML's name of each assignment's GPU, which says whether it is a MIG instance."""
-    return {one.uid: one.gpu_uuid for one in node.desired.assignments} if node.desired else {}
+    wanted = node.desired.assignments if node.desired else ()
+    return {one.uid: node.instances.device(one.uid) or one.gpu_uuid for one in wanted}
 
 
 def gpus(runtime: ClaimRuntime, names: Mapping[str, str]) -> list[str]:

@@ -33,11 +33,26 @@ class _Written(NamedTuple):
     inode: int
 
 
+class _Device(NamedTuple):
+    """The driver's numbers of a GPU, and of the parts of it that are a MIG device."""
+
+    minor: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+    @property
+    def capabilities(self) -> list[str]:
+        """The device nodes of a MIG device beside its GPU's."""
+        if self.gpu_instance is None or self.compute_instance is None:
+            return []
+        return cdi.capability_nodes(self.minor, self.gpu_instance, self.compute_instance)
+
+
 class _Made(NamedTuple):
     """The files of one claim, and their inputs."""
 
     gpus: tuple[str, ...]
-    minors: tuple[int, ...]
+    devices: tuple[_Device, ...]
     name: str | None
     files: dict[Path, bytes]
 
@@ -77,7 +92,7 @@ class LaunchMethods:
             if runtime.ending_since is not None or not gpus or runtime.lost or node.suspensions.is_held(uid):
                 continue
             try:
-                made[uid] = self._build_files(runtime, gpus, names, minors)
+                made[uid] = self._build_files(runtime, gpus, names, _devices(node, gpus, minors))
                 wanted |= made[uid].files
             except environment.NotPlain as error:
                 problems.append(f"{error}.")
@@ -140,12 +155,11 @@ class LaunchMethods:
         self._written[path] = _Written(content, _inode(path))
 
     def _build_files(
-        self, runtime: ClaimRuntime, gpus: list[str], names: Mapping[str, str], minors: Mapping[str, int]
+        self, runtime: ClaimRuntime, gpus: list[str], names: Mapping[str, str], devices: tuple[_Device, ...]
     ) -> _Made:
-        numbers = tuple(minors[gpu] for gpu in gpus if gpu in minors)
         known = self._made.get(runtime.claim_uid)
         name = self._names.get(runtime.claim_uid)
-        if known is not None and known[:3] == (tuple(gpus), numbers, name):
+        if known is not None and known[:3] == (tuple(gpus), devices, name):
             return known
         values = environment.variables(runtime, self._library, names)
         files = {runtime.directory / "env": environment.file_text(values).encode()}
@@ -155,11 +169,14 @@ class LaunchMethods:
                 directory=runtime.directory,
                 files=self._run_dir.container,
                 library=self._library,
-                devices=cdi.device_nodes(numbers),
+                devices=[
+                    *cdi.device_nodes(sorted({device.minor for device in devices})),
+                    *(path for device in devices for path in device.capabilities),
+                ],
                 names=[name] if name is not None else [],
             )
             files[self._cdi_dir / cdi.file_name(runtime.claim_uid)] = msgspec.json.encode(made) + b"\n"
-        return _Made(tuple(gpus), numbers, name, files)
+        return _Made(tuple(gpus), devices, name, files)
 
     def _shared_files(self) -> dict[Path, bytes]:
         preload = f"{self._library.path}\n".encode()
@@ -177,6 +194,18 @@ class LaunchMethods:
             if claim is not None and claim not in claims:
                 path.unlink(missing_ok=True)
         self._swept = True
+
+
+def _devices(node: Node, gpus: Iterable[str], minors: Mapping[str, int]) -> tuple[_Device, ...]:
+    """Return the driver's numbers of these GPUs and MIG devices, as far as it has any."""
+    found = []
+    made = {record.device: record for record in node.instances.records.values()}
+    for gpu in gpus:
+        if (record := made.get(gpu)) is not None and record.gpu_uuid in minors:
+            found.append(_Device(minors[record.gpu_uuid], record.gpu_instance, record.compute_instance))
+        elif gpu in minors:
+            found.append(_Device(minors[gpu]))
+    return tuple(found)
 
 
 def _is_current(path: Path, content: bytes) -> bool:

@@ -1,9 +1,39 @@
 """The facts that `agent status` shows, read from the node."""
 
+from typing import NamedTuple
+
 from agent import wire
 from agent.claims.audit import Audit
-from agent.local_wire import AuditMode, AuditStatus, Found, Held
+from agent.host.gpus import Inventory
+from agent.local_wire import ArbiterStatus, AuditMode, AuditStatus, Found, Held, Status
 from agent.node import Node
+
+
+class Server(NamedTuple):
+    """The node's name at its server, the server's address, and the state of the connection."""
+
+    node: str
+    address: str
+    connected: bool
+    unacknowledged: int
+
+
+def describe_status(
+    node: Node, inventory: Inventory, server: Server, *, arbiter: ArbiterStatus, audit: AuditStatus
+) -> Status:
+    """Return the answer to `agent status`."""
+    return Status(
+        node=server.node,
+        server=server.address,
+        connected=server.connected,
+        frame=node.desired.frame if node.desired else None,
+        gpus=len(inventory.gpus),
+        gpu_problem=inventory.problem,
+        usage_unacknowledged=server.unacknowledged,
+        arbiter=arbiter,
+        audit=audit,
+        assignments=list_assignments(node),
+    )
 
 
 def list_assignments(node: Node) -> list[Held]:

@@ -213,6 +213,10 @@ def refuse_kind(claim: Claim) -> None:
         raise CannotSuspend(
             f"Its cluster decides when its {kind} runs: scale the workload down, or end the {kind}.", of=kind
         )
+    if claim.profile is not None:
+        raise CannotSuspend(
+            "The driver cannot suspend programs in a MIG instance: release the claim, and make it anew.", of="instance"
+        )
     if claim.reservation is not None:
         raise CannotSuspend(
             "Its room is reserved, so nobody else could use it: release the claim, or the reservation.",

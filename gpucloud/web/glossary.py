@@ -57,6 +57,13 @@ CHAPTERS: Final = (
                 _("Memory"),
                 _("Device memory on each GPU, in MiB. An allocation above it fails; nothing is moved to the host."),
             ),
+            "isolation": Word(
+                _("Isolation"),
+                _(
+                    "Shared: the claim has a share of a GPU, which libvcuda keeps. Hard: it has a MIG instance of its "
+                    "own, a part of the GPU with compute and memory that the hardware keeps apart."
+                ),
+            ),
             "request": Word(
                 _("Request"),
                 _("Guaranteed core, whatever other claims do. The quota is charged with this amount."),

@@ -66,15 +66,19 @@ class Stage:
         gpus: int = 4,
         agents: ForkServer | None = None,
         name: str = "sim-1",
+        shape: tuple[str, ...] = ("--memory", "24GiB"),
     ) -> None:
-        """Create the node; its name makes its GPUs' uuids. `agents`: forks them; else each is a program of its own."""
+        """Create the node; its name makes its GPUs' uuids. `agents`: forks them; else each is a program of its own.
+
+        `shape`: what its GPUs are like, as options of simnode.
+        """
         self._control, self._agents = control, agents
         self.state_dir = root / "state"
         self.run_dir = run_dir
         self.node_file = root / "node"
         self.log = root / "agent.log"
         subprocess.run(
-            [BUILD / "simnode", "create", self.node_file, "--name", name, "--gpus", str(gpus), "--memory", "24GiB"],
+            [BUILD / "simnode", "create", self.node_file, "--name", name, "--gpus", str(gpus), *shape],
             check=True,
             capture_output=True,
         )

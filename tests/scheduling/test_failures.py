@@ -145,8 +145,8 @@ def test_claims_over_which_the_commit_raises_are_found_among_many(
     claims = [ask(cast, core_request=core) for core in (10, 11, UNLUCKY, 12, 9)]
     write = commits._write_assignments
 
-    def raising(picks: list[commits.Pick]) -> None:
-        write(picks)
+    def raising(picks: list[commits.Pick], instances: dict[tuple[int, int], dict[str, int]]) -> None:
+        write(picks, instances)
         if any(pick.claim.core_request == UNLUCKY for pick in picks):
             raise IntegrityError("as if by a row that must not be")
 

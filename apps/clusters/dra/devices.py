@@ -42,7 +42,7 @@ FOUND = """
                coalesce(node.last_seen_at < %(fresh)s, true) AS silent, node.id AS node_id, gpu.links
         FROM nodes_gpu AS gpu JOIN nodes_node AS node ON node.id = gpu.node_id
         LEFT JOIN consumed ON consumed.uuid = gpu.uuid
-        WHERE node.pool_id = %(pool)s AND node.dra AND gpu.present AND node.kubernetes_node <> ''
+        WHERE node.pool_id = %(pool)s AND node.dra AND gpu.present AND gpu.mig IS NULL AND node.kubernetes_node <> ''
     )
 """
 # A hash of all that is read of the node's GPUs, whatever their order.

@@ -19,8 +19,8 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
-from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
-from apps.scheduling.models.claim import MOST_WEIGHT
+from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB, PROFILE
+from apps.scheduling.models.claim import MOST_WEIGHT, Isolation
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
 
@@ -72,6 +72,21 @@ class MoreForm(ServiceForm):
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
+    isolation = forms.ChoiceField(
+        label=_("Isolation"),
+        required=False,
+        choices=Isolation.choices,
+        help_text=_("A MIG instance is a boundary in hardware; it has at least the core request and the memory."),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
+    profile = forms.CharField(
+        label=_("MIG profile"),
+        required=False,
+        max_length=40,
+        validators=[RegexValidator(PROFILE, _("Name a profile, such as 2g.35gb."))],
+        help_text=_("The instance’s profile, such as 2g.35gb: then it decides core and memory."),
+        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
+    )
     movable = forms.BooleanField(
         label=_("May move to other nodes"),
         required=False,
@@ -110,7 +125,7 @@ class MoreForm(ServiceForm):
     @property
     def more_arguments(self) -> dict[str, Any]:
         """The given values for the service, so that the tenant's defaults apply to the rest."""
-        values = {name: self.cleaned_data[name] for name in MoreForm.base_fields if self.cleaned_data[name]}
+        values = {name: self.cleaned_data[name] for name in MoreForm.base_fields if self.cleaned_data.get(name)}
         if minutes := values.pop("time_limit_minutes", None):
             values["time_limit_seconds"] = 60 * minutes
         return values
@@ -141,6 +156,8 @@ class ClaimForm(MoreForm, TenantForm):
         super().__init__(*args, principal=principal, **kwargs)
         self._keep_where_used("weight", SharingPolicy.WEIGHTED)
         self._keep_where_used("best_effort", SharingPolicy.PREEMPT)
+        if not Gpu.objects.filter(mig__isnull=False, present=True).exists():
+            del self.fields["isolation"], self.fields["profile"]
 
     def _keep_where_used(self, name: str, policy: SharingPolicy) -> None:
         """Add the names of the pools whose policy uses the field to its help; remove it if there are none."""
@@ -157,7 +174,12 @@ class ClaimForm(MoreForm, TenantForm):
         """The arguments for the service."""
         values = {name: value for name, value in self.cleaned_data.items() if name not in MoreForm.base_fields}
         values["core_limit"] = values["core_limit"] or values["core_request"]
-        return values | self.more_arguments
+        more = self.more_arguments
+        if more.get("isolation") == Isolation.HARD or "profile" in more:
+            # The profile decides the limit, and if it is named, everything.
+            decided = {"core_limit"} | ({"core_request", "memory_mib"} if "profile" in more else set())
+            values = {name: value for name, value in values.items() if name not in decided}
+        return values | more
 
     def clean(self) -> dict[str, Any]:
         """Apply the API's own rule."""

@@ -122,7 +122,7 @@ def _read_gpus(troubled: list[Node]) -> tuple[list[tuple[Node, list[Cell]]], lis
 
 def _read_free() -> list[tuple[GpuRow, int]]:
     """Return the GPUs that take claims, equal ones once with their number."""
-    ready: Any = Gpu.objects.filter(WELL & _is_ready("node__")).order_by("model").values_list(*SIZES)
+    ready: Any = Gpu.objects.filter(WELL & _is_ready("node__"), mig__isnull=True).order_by("model").values_list(*SIZES)
     return [
         (
             GpuRow(

@@ -203,6 +203,33 @@ class GpuProcessesSerializer(Strict):
     processes = GpuProcessSerializer(many=True, read_only=True)
 
 
+class MigProfileSerializer(Strict):
+    """A MIG profile: a kind of instances that a GPU in MIG mode can be divided into."""
+
+    name = shown.text()
+    compute_slices = shown.integer()
+    memory_mib = shown.integer()
+    size = shown.integer("The memory slices of an instance.")
+    starts = serializers.ListField(
+        child=serializers.IntegerField(), read_only=True, help_text="The memory slices at which one may begin."
+    )
+
+
+class MigInstanceSerializer(Strict):
+    """A MIG instance that no claim has: somebody made it on the machine."""
+
+    profile = shown.text()
+    start = shown.integer()
+    size = shown.integer()
+
+
+class MigSerializer(Strict):
+    """A GPU in MIG mode. The instances of claims are their assignments."""
+
+    profiles = MigProfileSerializer(many=True, read_only=True)
+    foreign = MigInstanceSerializer(many=True, read_only=True)
+
+
 class GpuSerializer(Strict):
     """A GPU and its allocated share."""
 
@@ -216,6 +243,7 @@ class GpuSerializer(Strict):
     unhealthy = shown.text("Reason why it accepts no new claims; empty: healthy.")
     conditions = ConditionSerializer(many=True, read_only=True)
     health = GpuHealthSerializer(read_only=True, allow_null=True, help_text="Null: never reported.")
+    mig = MigSerializer(read_only=True, allow_null=True, help_text="Null: the GPU is not in MIG mode.")
     memory_mib = shown.integer()
     memory_used_mib = shown.integer("Allocated to assignments.")
     memory_free_mib = shown.integer()

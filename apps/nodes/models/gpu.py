@@ -66,7 +66,7 @@ class FreeCapacity:
 
 
 class Gpu(FreeCapacity, Row):
-    """One physical device (or MIG device) of a node."""
+    """One physical device of a node."""
 
     audited = ("gpu", "uuid")
     uuid = models.CharField(max_length=40, unique=True)
@@ -75,6 +75,9 @@ class Gpu(FreeCapacity, Row):
     model = models.CharField(max_length=200)
     memory_mib = models.PositiveBigIntegerField()
     links = models.JSONField(default=dict)
+    # Of a GPU in MIG mode: its profiles, and the instances on it that are not its agent's (`apps.nodes.services.mig`).
+    # Only claims with a profile are placed on it, each in an instance of its own. Null: not in MIG mode.
+    mig = models.JSONField(null=True)
     # False once the agent no longer reports the device: nothing new is placed on it.
     present = models.BooleanField(default=True)
     cordoned = models.BooleanField(default=False, db_default=False, help_text="Takes no new claims; those on it stay.")

@@ -12,10 +12,14 @@ from apps.quotas.models import Pool, Resource
 
 
 def take(*, gpu_id: int, core: int, memory_mib: int) -> bool:
-    """Allocate `core` percent and `memory_mib` of a present GPU, or return False and allocate nothing."""
+    """Allocate `core` percent and `memory_mib` of a present GPU, or return False and allocate nothing.
+
+    Of a GPU in MIG mode only whole instances are allocated, by `take_many`.
+    """
     room = Gpu.objects.filter(
         pk=gpu_id,
         present=True,
+        mig__isnull=True,
         core_used__lte=WHOLE - core - F("core_outside"),
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )
@@ -103,6 +107,7 @@ def borrow(*, gpu_id: int, core: int, memory_mib: int) -> bool:
     room = Gpu.objects.filter(
         pk=gpu_id,
         present=True,
+        mig__isnull=True,
         core_lent__gte=F("core_used") + F("core_borrowed") + F("core_outside") + core - WHOLE,
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - memory_mib,
     )

@@ -1,6 +1,6 @@
 """Lightweight GPU rows for bulk reads: building model instances takes longer than the query."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
@@ -24,6 +24,7 @@ class _Columns(NamedTuple):
     memory_used_mib: int
     core_outside: int
     memory_outside_mib: int
+    mig: dict[str, Any] | None = None
 
 
 class GpuRow(_Columns, FreeCapacity):

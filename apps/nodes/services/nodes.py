@@ -15,6 +15,7 @@ from django.utils import timezone
 from agent import wire
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import DrainMode
+from apps.nodes.services import mig
 from apps.nodes.services.kubernetes_names import require_own_name
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
@@ -245,8 +246,9 @@ def _take_gpu(node: Node, said: wire.Gpu, known: Gpu | None) -> None:
         "index": said.index,
         "model": said.model,
         # Never below the allocations: a driver that reserves more takes nothing from running claims.
-        "memory_mib": max(said.memory_bytes // MIB, known.memory_used_mib if known else 0),
+        "memory_mib": max(mig.memory_mib_of(said), known.memory_used_mib if known else 0),
         "links": said.links,
+        "mig": mig.facts_of(said),
         "present": True,
     }
     if known is None or any(getattr(known, name) != value for name, value in facts.items()):

@@ -14,7 +14,7 @@ from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota, SuspendedBy
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, Isolation, OverQuota, SuspendedBy
 from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -50,6 +50,17 @@ REBALANCE_HELP = _(
     "False: the rebalancer and the pool's idle_rule only report this claim and do not change it; what it lends is "
     "given back at once."
 )
+
+
+ISOLATION_HELP = _(
+    "`hard`: a MIG instance of its own on a GPU in MIG mode, a boundary in hardware. The claim then has the core and "
+    "memory of its profile."
+)
+PROFILE_HELP = _(
+    "The MIG profile of its instance, such as 2g.35gb; it means hard isolation. Left out with hard isolation: the "
+    "smallest one that has core_request and memory_mib."
+)
+PROFILE = r"^[0-9]{1,2}g\.[0-9]{1,5}gb\Z"
 
 
 class ClassField(serializers.ChoiceField):
@@ -112,7 +123,7 @@ class AssignmentSerializer(Strict):
     gpu_unhealthy = shown.text("The problem of the GPU; empty: it is healthy.", source="gpu.unhealthy")
     columns = Columns(
         Assignment,
-        "core_request core_limit memory_mib generation observed_generation state reason in_force_at "
+        "core_request core_limit memory_mib mig_start mig_size generation observed_generation state reason in_force_at "
         "created_at updated_at",
     )
     host_memory_mib = shown.integer(
@@ -182,6 +193,8 @@ class ClaimSerializer(Strict):
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
     schedule = schedule_field(required=False)
+    isolation = serializers.ChoiceField(choices=Isolation.choices, default=Isolation.SHARED, help_text=ISOLATION_HELP)
+    profile = serializers.RegexField(PROFILE, allow_null=True, default=None, help_text=PROFILE_HELP)
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,

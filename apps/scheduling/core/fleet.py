@@ -11,7 +11,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from apps.scheduling.core.placement import WHOLE, backends, machine
+from apps.scheduling.core.placement import WHOLE, backends, instances, machine
 from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
@@ -29,7 +29,7 @@ LEARNING = ("gpucloud", "fgd")
 # Prices are renewed when a twentieth of all core was taken or given back since.
 RENEWED = 20
 # For most requests only core and memory matter.
-_labels, UNLABELLED = attrgetter("affinity", "anti_affinity", "exclusion"), (None, None, None)
+_labels, UNLABELLED = attrgetter("affinity", "anti_affinity", "exclusion", "profile"), (None, None, None, None)
 _special = attrgetter("affinity", "anti_affinity", "exclusion", "cpu_milli", "ram_mib")
 ORDINARY = (None, None, None, 0, 0)
 
@@ -68,6 +68,9 @@ class Fleet:
         self._rows: Rows | None = None
         # GPUs that came with some room used twice: what is given back there is not all free.
         self._over: set[str] = set()
+        # GPUs in MIG mode; and the first slices of the instances that were taken here, last taken last.
+        self._divided: set[str] = set()
+        self._starts: dict[str, dict[Request, list[int]]] = {}
         for gpu in gpus:
             self.set_gpu(gpu)
 
@@ -76,6 +79,11 @@ class Fleet:
 
         `held` is withheld from the request, by GPU: (core, MiB).
         """
+        if request.profile is not None:
+            divided = [self._now(uuid) for uuid in self._divided]
+            divided.sort(key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
+            others = len(self._gpus) - len(divided)
+            return instances.decide(divided, request, nodes=self._nodes, others=others, held=held or {})
         rows = self._rows if self._prices is not None and self._rows is not None else self._prepare_rows()
         if rows is None:
             return decide(self._as_nodes(), request, self._policy, self._get_prices(), held or {})
@@ -83,8 +91,8 @@ class Fleet:
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
-        labelled = any(map(UNLABELLED.__ne__, map(_labels, requests)))
-        if not requests or labelled or (rows := self._prepare_rows()) is None:
+        special = any(map(UNLABELLED.__ne__, map(_labels, requests)))
+        if not requests or special or (rows := self._prepare_rows()) is None:
             return [self._place_and_take(request) for request in requests]
         answers = rows.place_many(requests)
         for request, answer in zip(requests, answers, strict=True):
@@ -105,7 +113,8 @@ class Fleet:
     def give_back_many(self, gone: Iterable[tuple[Sequence[str], Request]]) -> None:
         """Give back the room of each request; the GPUs of each are of one node."""
         gone = list(gone)
-        if self._rows is None or (self._over and any(self._over.intersection(gpus) for gpus, _ in gone)):
+        special = self._over | self._divided
+        if self._rows is None or (special and any(special.intersection(gpus) for gpus, _ in gone)):
             for gpus, request in gone:
                 self.give_back(gpus, request)
             return
@@ -128,6 +137,8 @@ class Fleet:
             insort(self._on.setdefault(state.node, []), (state.index, state.uuid))
         self._relabel(state.uuid, known.labels if known else (), state.labels)
         (self._over.add if state.core_over or state.memory_over_mib else self._over.discard)(state.uuid)
+        (self._divided.add if state.mig is not None else self._divided.discard)(state.uuid)
+        self._starts.pop(state.uuid, None)
         self._put(state)
 
     def _put(self, state: GpuState) -> None:
@@ -144,6 +155,7 @@ class Fleet:
         self._settle()
         self._prices = self._machines = None
         self._over.discard(uuid)
+        self._divided.discard(uuid)
         gone = self._gpus.pop(uuid)
         self._relabel(uuid, gone.labels, ())
         on = self._on[gone.node]
@@ -179,8 +191,8 @@ class Fleet:
         return [self._nodes[name] for name in sorted(self._nodes)]
 
     def learn(self, request: Request) -> None:
-        """Count one more arrival, for the mix of typical requests."""
-        if self._policy not in LEARNING:
+        """Count one more arrival, for the mix of typical requests for shares of GPUs."""
+        if self._policy not in LEARNING or request.profile is not None:
             return
         drifted = abs(self._drift) * RENEWED > self._whole * len(self._gpus)
         if self._mix.learn(request) or drifted:
@@ -240,6 +252,9 @@ class Fleet:
     def _move(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         self._drift += sign * len(gpus) * request.core_request
         self._beside(gpus, node, request, sign)
+        if request.profile is not None:
+            self._move_instances(gpus, request, request.profile, sign)
+            return
         if self._over and gpus:
             node = self._gpus[gpus[0]].node
             gpus = self._move_over(gpus, request, sign)
@@ -259,6 +274,25 @@ class Fleet:
         for uuid in self._over.intersection(gpus):
             self._put(self._now(uuid).with_more(-sign * request.core_request, -sign * request.memory_mib))
         return [uuid for uuid in gpus if uuid not in self._over]
+
+    def _move_instances(self, gpus: Sequence[str], request: Request, profile: str, sign: int) -> None:
+        """Make an instance on each of these GPUs, or remove it: the one that the request names, or was taken last.
+
+        If neither is known, its slices stay occupied.
+        """
+        for uuid in gpus:
+            gpu = self._now(uuid)
+            if gpu.mig is None:
+                continue
+            taken, mig, start = self._starts.setdefault(uuid, {}).setdefault(request, []), gpu.mig, request.start
+            if sign > 0:
+                if start is None and (start := mig.choose(profile)) is not None:
+                    taken.append(start)
+                mig = mig if start is None else mig.occupied(profile, start)
+            elif start is not None or taken:
+                mig = mig.vacated(profile, taken.pop() if start is None else start)
+            more = gpu.with_more(-sign * request.core_request, -sign * request.memory_mib)
+            self._put(replace(more, mig=mig))
 
     def _beside(self, gpus: Sequence[str], node: str, request: Request, sign: int) -> None:
         """Apply the parts of a move that rows do not keep: labels, and the nodes' CPU and RAM."""

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from apps.scheduling.core.mig import Mig
+
 # The problem of a GPU that an operator cordoned, in `GpuState.unhealthy`.
 CORDONED: Final = "cordoned"
+# The problem of a GPU in MIG mode for all requests that name no profile.
+MIG_MODE: Final = "in MIG mode"
 
 # Amounts withheld from a request, by GPU: (core, MiB).
 Held = Mapping[str, tuple[int, int]]
@@ -25,7 +29,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU as a round sees it. `schedulable` is false on cordoned or lost nodes and for absent devices."""
+    """One GPU as a round sees it. `schedulable` is false on cordoned or lost nodes and for absent devices.
+
+    It is false of a GPU in MIG mode, too: requests with a profile read its `mig` instead.
+    """
 
     uuid: str
     node: str
@@ -35,16 +42,25 @@ class GpuState:
     core_free: int
     memory_free_mib: int
     schedulable: bool = True
-    # Of a GPU that is unschedulable for this reason alone: its problem, in a few words, or CORDONED.
+    # Of a GPU that is unschedulable for this reason alone: its problem, in a few words, or CORDONED or MIG_MODE.
     unhealthy: str = ""
     labels: tuple[Label, ...] = ()
     # Amounts used twice, by claims and without one: this much must be given back before any of it is free.
     core_over: int = 0
     memory_over_mib: int = 0
+    # None: it is not in MIG mode.
+    mig: Mig | None = None
+
+    @property
+    def takes_claims(self) -> bool:
+        """True if new claims may come, of whatever kind the GPU is for."""
+        return self.mig.ready if self.mig is not None else self.schedulable
 
     def could_carry(self, request: "Request") -> bool:
         """Return True if the GPU, were it free, could carry its share of the request: right model, enough memory."""
         right_model = not request.models or self.model in request.models
+        if request.profile is not None:
+            return right_model and self.mig is not None and self.mig.ready and self.mig.has(request.profile)
         return self.schedulable and right_model and self.memory_mib >= request.memory_mib
 
     def could_help(self, request: "Request") -> bool:
@@ -54,6 +70,9 @@ class GpuState:
         """
         if request.labels or request.cpu_milli or request.ram_mib:
             return True
+        if request.profile is not None:
+            free_start = self.mig is not None and self.mig.choose(request.profile) is not None
+            return free_start and self.could_carry(request)
         free = self.core_free >= request.core_request and self.memory_free_mib >= request.memory_mib
         return free and self.could_carry(request)
 
@@ -91,7 +110,8 @@ class Request:
 
     `gpu_model` may name several models, joined by `|`. CPU and RAM are the node's, for the claim as a whole. `key` is
     the claim's own id: the policy `random` draws by it, nothing else reads it. Without GPUs: CPU and RAM of a node
-    alone.
+    alone. `profile`: an instance of this MIG profile, on a GPU in MIG mode; `start`, of a running claim: its first
+    slice.
     """
 
     gpu_count: int
@@ -106,6 +126,8 @@ class Request:
     cpu_milli: int = 0
     ram_mib: int = 0
     key: str = ""
+    profile: str | None = None
+    start: int | None = None
 
     @property
     def labels(self) -> tuple[Label, ...]:

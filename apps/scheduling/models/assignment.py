@@ -2,6 +2,8 @@
 
 import uuid
 
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import BigIntegerRangeField, RangeOperators
 from django.db import models
 from django.db.models import F, Q
 
@@ -29,6 +31,14 @@ class AssignmentState(models.TextChoices):
 
 # States in which the programs are to leave the GPU, or have left it.
 WANTED_SUSPENDED = (AssignmentState.SUSPENDING, AssignmentState.SUSPENDED)
+
+
+# The memory slices of a GPU, at most: a GPU's are numbered from this many times its key.
+MOST_SLICES = 16
+FIRST_SLICE = F("gpu") * MOST_SLICES + F("mig_start")
+SLICES = models.Func(
+    FIRST_SLICE, FIRST_SLICE + F("mig_size"), function="int8range", output_field=BigIntegerRangeField()
+)
 
 
 class AssignmentQuerySet(models.QuerySet["Assignment"]):
@@ -74,6 +84,9 @@ class Assignment(Row):
     # no core of its own.
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
+    # On a GPU in MIG mode: the memory slices of its instance, of the profile of its claim.
+    mig_start = models.PositiveSmallIntegerField(null=True)
+    mig_size = models.PositiveSmallIntegerField(null=True)
     generation = models.PositiveIntegerField(default=1)
     observed_generation = models.PositiveIntegerField(default=0)
     state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
@@ -91,6 +104,16 @@ class Assignment(Row):
                 | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0, other_gpu=None),
                 assignment_carried_or_restarted=Q(carry__isnull=True) | Q(end_seconds__isnull=True),
                 assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
+                assignment_mig_whole=(
+                    Q(mig_start__isnull=True, mig_size__isnull=True)
+                    | Q(mig_start__gte=0, mig_size__gte=1, mig_start__lte=MOST_SLICES - F("mig_size"))
+                ),
+            ),
+            # Two instances of a GPU never share a memory slice: GPU and slice are one number.
+            ExclusionConstraint(
+                name="assignment_mig_slices_once",
+                expressions=[(SLICES, RangeOperators.OVERLAPS)],
+                condition=Q(mig_start__isnull=False) & ~Q(state="released"),
             ),
             models.UniqueConstraint(
                 fields=["claim", "gpu"], condition=~Q(state="released"), name="assignment_once_per_gpu"

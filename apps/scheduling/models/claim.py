@@ -66,6 +66,13 @@ class OverQuota(models.TextChoices):
     WAIT = "wait"
 
 
+class Isolation(models.TextChoices):
+    """The boundary between a claim and the others on its GPU."""
+
+    SHARED = "shared", _("a share of a GPU")
+    HARD = "hard", _("a MIG instance of its own")
+
+
 class Idle(models.TextChoices):
     """Reasons for which a claim counts as idle."""
 
@@ -117,6 +124,9 @@ class Claim(Share):
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     rebalanced_at = models.DateTimeField(null=True)
+    isolation = models.CharField(max_length=6, choices=Isolation, default=Isolation.SHARED, db_default=Isolation.SHARED)
+    # Of a claim with hard isolation: the MIG profile of its instance, whose core and memory it has.
+    profile = models.CharField(max_length=40, null=True)
     # Labels among the tenant's own claims: on one GPU, on different ones, on GPUs without others.
     affinity = models.CharField(max_length=63, null=True)
     anti_affinity = models.CharField(max_length=63, null=True)
@@ -235,6 +245,10 @@ class Claim(Share):
             claim_core_in_range=Q(core_limit__gte=F("core_request"), core_limit__lte=100),
             claim_weight_in_range=Q(weight__gte=1, weight__lte=MOST_WEIGHT),
             claim_memory_positive=Q(memory_mib__gte=1),
+            claim_isolation_whole=(
+                Q(isolation="shared", profile__isnull=True)
+                | Q(isolation="hard", profile__isnull=False, gpu_count=1, core_limit=F("core_request"))
+            ),
             claim_lease_whole=(
                 Q(lease_seconds__isnull=True, lease_until__isnull=True)
                 | Q(lease_seconds__gte=1, lease_until__isnull=False)

@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-from apps.scheduling.core.values import CORDONED, GpuState, Label, NodeState, Reason, Request
+from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Label, NodeState, Reason, Request
 
 SINGULAR = {"have": "has", "are": "is", "carry": "carries"}
 NOTHING = (0, 0)
 # The reason of GPUs that would be schedulable if they were healthy.
 UNHEALTHY = "gpu-unhealthy"
 GPU_CORDONED = "gpu-cordoned"
+GPU_IN_MIG_MODE = "gpu-in-mig-mode"
 
 
 class Filter(IntEnum):
@@ -106,13 +107,16 @@ def reasons(
     """
     if not sum(removed):
         return (Reason("no-gpus", 0, "The pool has no GPUs"),)
-    ill = [problem for problem in sick if problem != CORDONED]
-    cordoned = len(sick) - len(ill)
-    told = [Reason(UNHEALTHY, len(ill), _sentence(len(ill), f"are unhealthy ({_ailments(ill)})"))] if ill else []
+    ill = [problem for problem in sick if problem not in (CORDONED, MIG_MODE)]
+    cordoned, divided = sick.count(CORDONED), sick.count(MIG_MODE)
+    told = [Reason(UNHEALTHY, len(ill), as_sentence(len(ill), f"are unhealthy ({_ailments(ill)})"))] if ill else []
     if cordoned:
-        told.append(Reason(GPU_CORDONED, cordoned, _sentence(cordoned, "are cordoned")))
+        told.append(Reason(GPU_CORDONED, cordoned, as_sentence(cordoned, "are cordoned")))
+    if divided:
+        detail = as_sentence(divided, "are in MIG mode, for claims with isolation hard only")
+        told.append(Reason(GPU_IN_MIG_MODE, divided, detail))
     told += [
-        Reason(kind.code, count, _sentence(count, _words(kind, request)))
+        Reason(kind.code, count, as_sentence(count, _words(kind, request)))
         for kind in Filter
         if kind is not Filter.NONE
         and kind < len(removed)
@@ -152,7 +156,7 @@ def _ailments(sick: Sequence[str]) -> str:
     return ", ".join(f"{count} × {words}" for words, count in counted)
 
 
-def _sentence(gpus: int, words: str) -> str:
+def as_sentence(gpus: int, words: str) -> str:
     """Return the sentence with the right verb: several GPUs *have* less, one GPU *has* less."""
     if gpus > 1:
         return f"{gpus} GPUs {words}"

@@ -45,7 +45,7 @@ COLUMNS = (
     "gpu__node_id", "uid", "claim__uid", "claim__tenant__slug", "gpu__uuid", "generation", "core_request", "core_limit",
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
-    "end_seconds", "claim__group_uid", "carry", "counterpart_id",
+    "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
 )  # fmt: skip
 
 
@@ -131,12 +131,14 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
-        sharing=None if sharing == wire.Sharing() else sharing,
+        # An instance is shared with nobody.
+        sharing=None if sharing == wire.Sharing() or row.mig_start is not None else sharing,
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,
         end_seconds=row.end_seconds or 0,
         carry=_carry(row),
+        mig=_instance(row),
         present=row.state != AssignmentState.RELEASING,
     )
 
@@ -147,6 +149,12 @@ def _carry(row: Any) -> wire.Carry | None:
         return None
     is_new = row.counterpart_id is not None or not row.carry
     return wire.Carry(ticket=None if is_new else msgspec.convert(row.carry, wire.Ticket))
+
+
+def _instance(row: Any) -> wire.MigPlace | None:
+    if row.mig_start is None:
+        return None
+    return wire.MigPlace(profile=row.claim__profile, start=row.mig_start, size=row.mig_size)
 
 
 def _of_cluster(row: Any) -> dict[str, Any]:

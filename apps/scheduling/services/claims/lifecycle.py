@@ -22,6 +22,7 @@ from apps.scheduling.models.claim import WAITING, OverQuota
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.charging.shortages import reasons_of
+from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.claims.spec import ClaimSpec
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
 from gpucloud import locks
@@ -74,7 +75,7 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
 
     The first claim of an elastic group brings the others with which the group starts. Raises OutOfRange, FieldMissing,
     QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim, LimitBelowRequest, GroupOfOtherSize,
-    GroupExists, RoleMissing, ReservationNotActive, ReservationFull.
+    GroupExists, RoleMissing, ReservationNotActive, ReservationFull, and what `isolation` raises.
     """
     claim = charge_new_claim(principal=principal, spec=spec)
     claim.save()
@@ -145,15 +146,20 @@ def _charge_first(claim: Claim, *, principal: Principal) -> None:
 
 def created_facts(claim: Claim) -> dict[str, Any]:
     """Return what the audit log says of a new claim."""
-    return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim)}
+    instance = {"isolation": claim.isolation, "profile": claim.profile} if claim.profile is not None else {}
+    return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim), **instance}
 
 
 def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     """Return the claim as it would be made, neither charged nor saved. Raises as `create_claim`, but of quotas."""
     principal.require_role(spec.tenant, "member")
-    filled = limit_ranges.fill(spec.tenant, spec.pool, spec.given())
+    given, hard = spec.given(), isolation.is_hard(spec.given())
+    filled = limit_ranges.fill(spec.tenant, spec.pool, isolation.with_profile(spec.pool, given) if hard else given)
+    if hard:
+        filled = isolation.with_smallest(spec.pool, filled)
+        limit_ranges.check(spec.tenant, spec.pool, filled)
     # What cannot be suspended needs no schedule.
-    if spec.pod is None and spec.group is None and spec.reservation is None:
+    if not hard and spec.pod is None and spec.group is None and spec.reservation is None:
         filled.setdefault("schedule", spec.pool.default_schedule)
     refuse_low_limit(filled["core_request"], filled["core_limit"])
     claim = Claim(tenant=spec.tenant, pool=spec.pool, created_by=principal.name, user_id=principal.user_id, **filled)
@@ -231,6 +237,7 @@ def request_of(claim: Claim) -> Request:
         anti_affinity=claim.anti_affinity,
         exclusion=claim.exclusion,
         node_selector=tuple(sorted(claim.node_selector.items())),
+        profile=claim.profile,
     )
 
 

@@ -16,6 +16,7 @@ from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import refuse_spent
+from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.claims.lifecycle import (
     WrongState,
     limits,
@@ -51,6 +52,7 @@ def resize_claim(
     after = _wanted(claim, before, changes.given())
     if after == before:
         return claim
+    isolation.refuse_change(claim, {name: after[name] for name in after if after[name] != before[name]})
     # What stays as it was may be outside of a range that was set later.
     limit_ranges.check(claim.tenant, claim.pool, {name: after[name] for name in after if after[name] != before[name]})
     for name, value in after.items():

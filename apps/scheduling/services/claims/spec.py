@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.models import Reservation
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.claim import Isolation, OverQuota
 
 
 class Unset(Enum):
@@ -51,6 +51,8 @@ class ClaimSpec(ClaimChanges):
     pool: Pool
     name: str = "unnamed"
     gpu_count: int | Unset = UNSET
+    isolation: str = Isolation.SHARED
+    profile: str | None = None
     gpu_model: str | None = None
     affinity: str | None = None
     anti_affinity: str | None = None

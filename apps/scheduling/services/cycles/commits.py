@@ -35,6 +35,7 @@ from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.cycles.resuming import grant_resume, may_have
 from apps.scheduling.services.failures import SESSION_LOST
+from apps.scheduling.services.fleet.devices import mig_state, slices_used
 from apps.scheduling.services.fleet.reserved import Guard
 
 TIMELINE = ArrayField(ArrayField(models.CharField(max_length=40), size=2))
@@ -154,6 +155,8 @@ class _Transaction:
         self.refused: list[tuple[Pick, Refused]] = []
         self.lost: list[Pick] = []
         self._picks = picks
+        # The slices of the instances that are made, by claim and GPU.
+        self._instances: dict[tuple[int, int], dict[str, int]] = {}
 
     def write(self) -> None:
         """Write every pick that still holds; a group all or none.
@@ -171,7 +174,7 @@ class _Transaction:
             transaction.set_rollback(bool(charged))
             return
         first = [pick for pick in self.placed if pick.claim.state != ClaimState.RESUMING]
-        _write_assignments(first)
+        _write_assignments(first, self._instances)
         _write_claims(first)
         for pick in self.placed:
             if pick.claim.state == ClaimState.RESUMING:
@@ -234,6 +237,7 @@ class _Transaction:
         nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
         ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
         takes: dict[int, tuple[int, int]] = {}
+        used = slices_used([gpu.pk for gpu in gpus.values() if gpu.mig is not None])
         guard = Guard(gpus, now=timezone.now())
 
         def fits(pick: Pick) -> bool:
@@ -247,7 +251,7 @@ class _Transaction:
                     return False
                 if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
                     return False
-            if not guard.admits(claim, pick.gpus):
+            if not guard.admits(claim, pick.gpus) or not self._find_instance(pick, gpus, used):
                 return False
             takes.update(more)
             return True
@@ -256,6 +260,23 @@ class _Transaction:
         if takes and not capacity.take_many(takes):
             raise AssertionError("A locked GPU has changed.")
         self._node_ids = {gpus[key].node_id for key in takes}
+
+    def _find_instance(self, pick: Pick, gpus: Mapping[int, Gpu], used: dict[int, int]) -> bool:
+        """Choose the place of the claim's instance on its locked GPU, and record it in `used`.
+
+        Return False if there is none, or if the claim is not of the GPU's kind.
+        """
+        found = [gpus[key] for key in pick.gpus]
+        if pick.claim.profile is None:
+            return all(gpu.mig is None for gpu in found)
+        for gpu in found:
+            mig = mig_state(gpu.mig, used.get(gpu.pk, 0), ready=True)
+            profile = mig.find(pick.claim.profile) if mig is not None else None
+            if mig is None or profile is None or (start := mig.choose(profile.name)) is None:
+                return False
+            self._instances[pick.claim.pk, gpu.pk] = {"mig_start": start, "mig_size": profile.size}
+            used[gpu.pk] = used.get(gpu.pk, 0) | profile.slices(start)
+        return True
 
     def _keep(self, picks: Iterable[Pick], holds: Callable[[Pick], bool]) -> list[Pick]:
         kept: list[Pick] = []
@@ -282,7 +303,7 @@ def _charge(pick: Pick) -> None:
     Claim.objects.filter(pk=claim.pk).update(**{name: getattr(claim, name) for name in states.CHARGED_FIELDS})
 
 
-def _write_assignments(picks: Iterable[Pick]) -> None:
+def _write_assignments(picks: Iterable[Pick], instances: Mapping[tuple[int, int], Mapping[str, int]]) -> None:
     rows = [
         Assignment(
             claim=pick.claim,
@@ -291,6 +312,7 @@ def _write_assignments(picks: Iterable[Pick]) -> None:
             held_core=pick.claim.core_request,
             held_memory_mib=pick.claim.memory_mib,
             generation=pick.claim.generation,
+            **instances.get((pick.claim.pk, key), {}),
         )
         for pick in picks
         for key in pick.gpus

@@ -29,12 +29,17 @@ def ending(pool: Pool, uuids: Collection[str], now: float) -> list[ExpectedRelea
         "gpu__uuid",
         "held_core",
         "held_memory_mib",
+        "claim__profile",
+        "mig_start",
     )
     found: list[ExpectedRelease] = []
-    for (key, state, begun, limit, tenant, core, memory), parts in groupby(rows, lambda row: (*row[:5], *row[6:])):
+    for (key, state, begun, limit, tenant, core, memory, profile, start), parts in groupby(
+        rows, lambda row: (*row[:5], *row[6:])
+    ):
         gpus = tuple(row[5] for row in parts)
         ends = now
         if state != ClaimState.RELEASING:
             ends = max(ends, begun.timestamp() + limit)
-        found.append(ExpectedRelease(ends, f"{key} {len(found)}", gpus, Request(len(gpus), core, memory), tenant))
+        request = Request(len(gpus), core, memory, profile=profile, start=start)
+        found.append(ExpectedRelease(ends, f"{key} {len(found)}", gpus, request, tenant))
     return found

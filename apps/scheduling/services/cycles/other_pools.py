@@ -16,13 +16,15 @@ MOST_POOLS = 3
 def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
     """Return the first few pools, by name, in which one node has the GPUs free. The tenant's quota there is not read.
 
-    Claims with labels get nothing: the labels of other pools' claims are not read.
+    Claims with labels get nothing, because the labels of other pools' claims are not read; nor do claims with a MIG
+    profile, which is one of their own pool.
     """
     request = request_of(claim)
-    if request.labels:
+    if request.labels or request.profile is not None:
         return ()
     gpus = Gpu.objects.filter(
         present=True,
+        mig__isnull=True,
         cordoned=False,
         core_used__lte=WHOLE - claim.core_request - F("core_outside"),
         memory_used_mib__lte=F("memory_mib") - F("memory_outside_mib") - claim.memory_mib,

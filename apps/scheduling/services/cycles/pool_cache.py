@@ -83,7 +83,8 @@ class PoolCache:
 
     def _begin(self, gpus: Iterable[GpuState], nodes: Iterable[NodeState] = ()) -> tuple[Fleet, Journal]:
         recent = list(Claim.objects.filter(pool=self.pool).order_by("-pk")[:MIX_OF])
-        mix = sorted(Counter(shape(request_of(claim)) for claim in recent).items(), key=repr)
+        shapes = (shape(request_of(claim)) for claim in recent if claim.profile is None)
+        mix = sorted(Counter(shapes).items(), key=repr)
         self._learned_to = max((claim.pk for claim in recent), default=0)
         fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
@@ -290,7 +291,7 @@ class PoolCache:
         Silence sends no notice. A node that comes back sends one; but its last sign of life may be by another machine's
         clock.
         """
-        kept = {key: any(self.devices[uuid].state.schedulable for uuid in on) for key, on in self._on_node.items()}
+        kept = {key: any(self.devices[uuid].state.takes_claims for uuid in on) for key, on in self._on_node.items()}
         since, nodes = timezone.now() - FRESH, Node.objects.filter(pool=self.pool)
         silent = set(nodes.filter(last_seen_at__lt=since).values_list("pk", flat=True))
         passed_over = [key for key, ready in kept.items() if not ready]
@@ -354,7 +355,7 @@ class PoolCache:
         self._on_node[device.node_id].discard(uuid)
         self.fleet.remove_gpu(uuid)
         self.journal.record_change({"gone": uuid})
-        self._may_help(replace(device.state, schedulable=False))
+        self._may_help(replace(device.state, schedulable=False, mig=None))
         self._forget_placement()
 
     def _may_help(self, gpu: GpuState) -> None:
@@ -395,4 +396,4 @@ class PoolCache:
 
 
 def _structure(gpu: GpuState) -> tuple[object, ...]:
-    return gpu.schedulable, gpu.unhealthy, gpu.model, gpu.memory_mib, gpu.node
+    return gpu.schedulable, gpu.unhealthy, gpu.model, gpu.memory_mib, gpu.node, gpu.mig and gpu.mig._replace(used=0)

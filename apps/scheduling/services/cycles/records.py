@@ -15,7 +15,7 @@ A cached fleet begins as a snapshot. The snapshot and the steps up to a round gi
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from django.db import transaction
 from apps.quotas.models import Pool
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import placing_order
+from apps.scheduling.core.mig import Mig, Profile
 from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import GpuState, Held, Label, NodeState, Placed, Refused, Request
 from apps.scheduling.models import FleetSnapshot, Round
@@ -45,7 +46,15 @@ def value_as_json(value: Value) -> dict[str, Any]:
 def gpu_of(row: Mapping[str, Any]) -> GpuState:
     """Return the GPU of a JSON object."""
     labels = tuple(Label(*label) for label in row.get("labels", ()))
-    return GpuState(**{**row, "labels": labels})
+    return GpuState(**{**row, "labels": labels, "mig": _mig_of(row.get("mig"))})
+
+
+def _mig_of(row: Sequence[Any] | None) -> Mig | None:
+    if row is None:
+        return None
+    profiles, used, ready = row
+    found = (Profile(name, compute, memory, size, tuple(starts)) for name, compute, memory, size, starts in profiles)
+    return Mig(tuple(found), used, ready)
 
 
 def node_of(row: Mapping[str, Any]) -> NodeState:

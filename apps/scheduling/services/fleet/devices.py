@@ -9,7 +9,8 @@ from django.db.models import Count, Q, QuerySet
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
-from apps.scheduling.core.values import CORDONED, GpuState, Label, NodeState, Placed, Request
+from apps.scheduling.core.mig import Mig, Profile
+from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment
 from gpucloud.fastpath.compiled_queries import compiled_query
 
@@ -27,9 +28,12 @@ def could_carry(pool: Pool, request: Request) -> bool:
 
     `never_fits` says the same for the whole fleet, and why; a claim that can be carried need not wait for that.
     """
-    if request.gpu_count == 1 and request.gpu_model is None and not request.node_selector:
+    if (request.gpu_count, request.gpu_model, request.profile) == (1, None, None) and not request.node_selector:
         return bool(_large_enough(pool.pk, request.memory_mib))
-    gpus = Gpu.objects.filter(node__pool=pool, memory_mib__gte=request.memory_mib)
+    if request.profile is not None:
+        # Few pools have GPUs in MIG mode: `never_fits` looks at each.
+        return False
+    gpus = Gpu.objects.filter(node__pool=pool, memory_mib__gte=request.memory_mib, mig__isnull=True)
     if request.models:
         gpus = gpus.filter(model__in=request.models)
     if request.node_selector:
@@ -41,7 +45,8 @@ def could_carry(pool: Pool, request: Request) -> bool:
 
 @compiled_query
 def _large_enough(pool: Any, memory_mib: Any) -> QuerySet[Gpu, tuple[int]]:
-    return Gpu.objects.filter(node__pool=pool, memory_mib__gte=memory_mib).values_list("pk")[:1]
+    found = Gpu.objects.filter(node__pool=pool, memory_mib__gte=memory_mib, mig__isnull=True)
+    return found.values_list("pk")[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,12 @@ class Device:
 
 def carrying(gpu: GpuState, request: Request) -> GpuState:
     """Return the GPU carrying the request too."""
+    mig = gpu.mig
+    if mig is not None and request.profile is not None and (start := mig.choose(request.profile)) is not None:
+        mig = mig.occupied(request.profile, start)
     return replace(
         gpu,
+        mig=mig,
         core_free=gpu.core_free - request.core_request,
         memory_free_mib=gpu.memory_free_mib - request.memory_mib,
         labels=tuple(sorted(gpu.labels + request.labels)),
@@ -81,6 +90,7 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """Read the pool's GPUs, all or those selected, ordered by node name and GPU index."""
     rows = gpu_rows(Gpu.objects.filter(which or Q(), node__pool=pool).order_by("node__name", "index"))
     labels = labels_on(pool, None if which is None else [gpu.pk for gpu in rows])
+    used = slices_used([gpu.pk for gpu in rows if gpu.mig is not None])
     nodes = Node.objects.only(*OF_NODE).in_bulk({gpu.node_id for gpu in rows})
     states = {pk: node.state for pk, node in nodes.items()}
     return [
@@ -95,11 +105,14 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.state == "ready" and states[gpu.node_id] == "ready",
+                schedulable=gpu.mig is None and gpu.state == "ready" and states[gpu.node_id] == "ready",
                 unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
                 labels=labels.get(gpu.pk, ()),
                 core_over=max(0, -gpu.core_left),
                 memory_over_mib=max(0, -gpu.memory_left_mib),
+                mig=mig_state(
+                    gpu.mig, used.get(gpu.pk, 0), ready=gpu.state == "ready" and states[gpu.node_id] == "ready"
+                ),
             ),
         )
         for gpu in rows
@@ -114,7 +127,32 @@ def _ails(gpu: GpuRow, node: Node, state: str) -> str:
         return CORDONED
     if node.fenced_at is not None:
         return "its node is fenced"
-    return ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)
+    found = ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)
+    return found or (MIG_MODE if gpu.mig is not None else "")
+
+
+def mig_state(facts: dict[str, Any] | None, used: int, *, ready: bool) -> Mig | None:
+    """Return the MIG state of a GPU from its row's `mig`; `used`: the slices that assignments have, a bit each."""
+    if facts is None:
+        return None
+    profiles = tuple(
+        Profile(row["name"], row["compute_slices"], row["memory_mib"], row["size"], tuple(row["starts"]))
+        for row in facts["profiles"]
+    )
+    for row in facts["foreign"]:
+        used |= ((1 << row["size"]) - 1) << row["start"]
+    return Mig(profiles, used, ready)
+
+
+def slices_used(gpus: Collection[int]) -> dict[int, int]:
+    """Read the memory slices that the instances of live assignments have, a bit each, by GPU."""
+    used: dict[int, int] = {}
+    if not gpus:
+        return used
+    rows = Assignment.objects.live().filter(gpu__in=gpus, mig_start__isnull=False)
+    for gpu, start, size in rows.values_list("gpu_id", "mig_start", "mig_size"):
+        used[gpu] = used.get(gpu, 0) | ((1 << (size or 0)) - 1) << (start or 0)
+    return used
 
 
 def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:

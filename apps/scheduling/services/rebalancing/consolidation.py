@@ -64,9 +64,9 @@ def proposals(*, principal: Principal, pool: Pool, bounds: MoveBounds) -> Search
     """
     principal.require_operator()
     sitting, claims = _sitting(pool)
-    waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED, reservation=None).select_related(
-        "tenant", "pool"
-    )
+    # Instances are not moved, and no move of another claim makes room for one.
+    waiting = Claim.objects.filter(pool=pool, state=ClaimState.QUEUED, reservation=None, profile=None)
+    waiting = waiting.select_related("tenant", "pool")
     fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
     head = list(waiting.order_by("-priority", "pk")[:MOST_WAITING])
     now = timezone.now()
@@ -96,8 +96,9 @@ def _nothing(pool: Pool, could_move: int, waiting: int, bounds: MoveBounds) -> s
 
 
 def _sitting(pool: Pool) -> tuple[list[PlacedClaim], dict[str, Claim]]:
-    """Return the active claims that could move: not those that borrow, are in a reservation, or end with a pod."""
-    rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None)
+    """Return the active claims that could move: not those that borrow, are in a reservation or a MIG
+    instance, or end with a pod."""
+    rows = Claim.objects.filter(pool=pool, state=ClaimState.ACTIVE, borrowed_core=0, reservation=None, profile=None)
     rows = rows.filter(Q(pod__isnull=True) | ~Q(pod__has_key="uid"))
     rows = rows.select_related("tenant", "pool")
     claims = {str(claim.uid): claim for claim in rows}

@@ -308,7 +308,11 @@ class _View:
         found: dict[int, list[tuple[str, Request]]] = defaultdict(list)
         for row in live.live().select_related("claim", "gpu").order_by("pk"):
             held = replace(
-                request_of(row.claim), gpu_count=1, core_request=row.held_core, memory_mib=row.held_memory_mib
+                request_of(row.claim),
+                gpu_count=1,
+                core_request=row.held_core,
+                memory_mib=row.held_memory_mib,
+                start=row.mig_start,
             )
             found[row.claim_id].append((row.gpu.uuid, held))
         return found

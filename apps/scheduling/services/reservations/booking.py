@@ -21,7 +21,7 @@ from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import Hold, Obstacle
 from apps.scheduling.core.placement import never_fits
-from apps.scheduling.core.values import CORDONED, GpuState, Placed, Refused, Request
+from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Placed, Refused, Request
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.fleet.devices import could_carry, read_fleet
 from apps.scheduling.services.fleet.reserved import holds_of, microseconds, moment
@@ -29,6 +29,8 @@ from gpucloud.errors import Busy, Conflict, Invalid
 
 # A claim may take a GPU between choice and lock; this many times in a row is no chance.
 ATTEMPTS = 5
+# The problems of GPUs that stay until an operator acts.
+KEPT = (CORDONED, MIG_MODE)
 MOST_WINDOWS = 3
 MOST_OBSTACLES = 20
 
@@ -103,9 +105,10 @@ def read(rows: Sequence[Reservation], *, ready: bool = False) -> PoolState:
     gpus = read_fleet(row.pool)
     if not ready:
         usable = Gpu.objects.filter(node__pool=row.pool, present=True, cordoned=False, node__cordoned=False)
+        usable = usable.filter(mig__isnull=True)
         uuids = set(usable.values_list("uuid", flat=True))
         gpus = [
-            replace(gpu, schedulable=gpu.uuid in uuids, unhealthy=CORDONED if gpu.unhealthy == CORDONED else "")
+            replace(gpu, schedulable=gpu.uuid in uuids, unhealthy=gpu.unhealthy if gpu.unhealthy in KEPT else "")
             for gpu in gpus
         ]
     return PoolState(gpus, holds_of(Q(node__pool=row.pool), now=timezone.now(), but=_itself(rows)))

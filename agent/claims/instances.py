@@ -1,0 +1,88 @@
+"""The MIG instances that this agent made for assignments, and their journal.
+
+The driver does not say who made an instance. So the journal does: a record is written before the first call that makes
+an instance, and dropped after the last that removes it. An instance without a record is somebody else's. The journal is
+in the run directory: a reboot removes both the instances and it.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agent import statefile
+from agent.logs import log
+from agent.wire_mig import MigPlace
+
+
+class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance, from before it is made until it is removed."""
+
+    assignment_uid: str
+    gpu_uuid: str
+    place: MigPlace
+    # `making`: it may be there in part, or not yet, or not any more.
+    phase: Literal["making", "made"] = "making"
+    # Of a made one: NVML's name of its device, and the driver's numbers of its two parts.
+    device: str = ""
+    gpu_instance: int = 0
+    compute_instance: int = 0
+
+
+class Instances:
+    """The records by assignment, as the file has them. `path` None: they are not remembered."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self.records: dict[str, InstanceRecord] = {}
+        # The reason why an assignment's instance is not made, or not removed.
+        self.problems: dict[str, str] = {}
+
+    def adopt(self) -> None:
+        """Read the records of an earlier agent. A damaged journal is put aside: its instances are nobody's then."""
+        if self._path is None:
+            return
+        try:
+            stored = statefile.read(self._path, list[InstanceRecord]) or []
+        except statefile.Damaged as error:
+            log.warning("instances-damaged", reason=str(error))
+            self._path.rename(self._path.with_suffix(".damaged"))
+            return
+        # A killed agent may have been at any step.
+        self.records = {one.assignment_uid: one for one in stored}
+
+    def put(self, record: InstanceRecord) -> None:
+        """Write the record, in the place of an earlier one of the assignment. Raises OSError."""
+        self._write({**self.records, record.assignment_uid: record})
+
+    def drop(self, assignment_uid: str) -> None:
+        """Remove the record of an instance that is gone. Raises OSError."""
+        self._write({uid: one for uid, one in self.records.items() if uid != assignment_uid})
+        self.problems.pop(assignment_uid, None)
+
+    def device(self, assignment_uid: str) -> str | None:
+        """Return NVML's name of the assignment's device; None if it is not made."""
+        record = self.records.get(assignment_uid)
+        return record.device if record is not None and record.phase == "made" else None
+
+    def holds(self, assignment_uid: str) -> bool:
+        """Return whether the assignment has an instance, or may have one."""
+        return assignment_uid in self.records
+
+    def own(self) -> frozenset[tuple[str, int]]:
+        """Return the GPU and the first slice of each instance."""
+        return frozenset((one.gpu_uuid, one.place.start) for one in self.records.values())
+
+    def gpu_of(self, device: str) -> str | None:
+        """Return the GPU of a MIG device of this agent's; None of any other name."""
+        return next((one.gpu_uuid for one in self.records.values() if one.device == device), None)
+
+    def devices(self) -> dict[tuple[str, int], str]:
+        """Return the devices by GPU and the driver's number of their GPU instance."""
+        made = (one for one in self.records.values() if one.phase == "made")
+        return {(one.gpu_uuid, one.gpu_instance): one.device for one in made}
+
+    def _write(self, records: dict[str, InstanceRecord]) -> None:
+        if self._path is not None:
+            statefile.write(self._path, list(records.values()))
+        self.records = records

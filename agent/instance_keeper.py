@@ -1,0 +1,182 @@
+"""The loop that makes and removes MIG instances: one for each assignment that is wanted on a GPU in MIG mode.
+
+Each step may be the last of this agent. 1. The record is written. 2. The GPU instance is made, 3. its compute instance,
+4. and the record is completed; only then does the assignment's page name the device. At the end no program is left
+before 5. the compute instance is removed, 6. the GPU instance, 7. and the record. Only then is the assignment released.
+The next agent finds the record and goes on from what the driver says is there. An instance that no record names is
+never touched, and one in which programs run is never removed.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pynvml as nvml
+from msgspec import structs
+
+from agent import wire
+from agent.claims.instances import InstanceRecord
+from agent.host import mig
+from agent.host.gpus import Nvml
+from agent.host.sampling import pause
+from agent.logs import log
+from agent.node import Node
+
+T = TypeVar("T")
+
+# Something is to be made or removed that could not be: a program that does not end, a foreign instance in the way.
+RETRY_SECONDS = 0.5
+# Instances that others make or remove on the machine are noticed after this time.
+STEADY_SECONDS = 10.0
+
+
+class InstanceKeeper:
+    """Makes the instances of a node as its desired state wants them.
+
+    `changed` is called with the time after an instance was made or removed, `renew` if foreign instances came or went.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        nvml_: Nvml,
+        in_nvml_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        *,
+        changed: Callable[[float], None],
+        renew: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._node, self._nvml, self._in_nvml_thread = node, nvml_, in_nvml_thread
+        self._changed, self._renew = changed, renew
+        self.check_now = asyncio.Event()
+        self._foreign: object = None
+        # What was to be done when it was last looked for.
+        self._seen: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+
+    def check(self) -> None:
+        """Look at once if anything new is to be made or removed."""
+        to_make, to_remove = self._find_work()
+        found = frozenset(one.uid for one in to_make), frozenset(one.assignment_uid for one in to_remove)
+        if found != self._seen:
+            self._seen = found
+            self.check_now.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            is_done = await self.step()
+            await self._watch_foreign()
+            await pause(self.check_now, STEADY_SECONDS if is_done else RETRY_SECONDS)
+
+    async def step(self) -> bool:
+        """Remove what is not wanted, then make what is; return True if nothing is left to do."""
+        is_done = True
+        for record in self._find_work()[1]:
+            is_done &= await self._remove(record)
+        for wanted in self._find_work()[0]:
+            is_done &= await self._make(wanted)
+        return is_done
+
+    def _find_work(self) -> tuple[list[wire.Assignment], list[InstanceRecord]]:
+        """Return the assignments that lack their instance, and the instances that no assignment needs.
+
+        Before the first desired state nothing is known to be needless.
+        """
+        desired, instances = self._node.desired, self._node.instances
+        if desired is None:
+            return [], []
+        wanted = [one for one in desired.assignments if one.present and one.mig is not None]
+        # What a page still names has programs, or may get some.
+        needed = {uid for runtime in self._node.runtimes.values() for uid in runtime.slots}
+        needed |= {one.uid for one in wanted}
+        to_make = [one for one in wanted if instances.device(one.uid) is None]
+        return to_make, [record for uid, record in instances.records.items() if uid not in needed]
+
+    async def _make(self, wanted: wire.Assignment) -> bool:
+        assert wanted.mig is not None
+        instances, place, handle = self._node.instances, wanted.mig, self._nvml.handles.get(wanted.gpu_uuid)
+        if handle is None:
+            return self._fail(wanted.uid, f"{wanted.gpu_uuid} is not on this node, or does not answer")
+        begun = instances.records.get(wanted.uid)
+        record = begun or InstanceRecord(assignment_uid=wanted.uid, gpu_uuid=wanted.gpu_uuid, place=place)
+        try:
+            if begun is None:
+                instances.put(record)
+            made = await self._in_nvml_thread(lambda: mig.make(handle, place, may_exist=begun is not None))
+            device, gpu_instance, compute_instance = made
+            instances.put(
+                structs.replace(
+                    record,
+                    phase="made",
+                    device=device,
+                    gpu_instance=gpu_instance,
+                    compute_instance=compute_instance,
+                )
+            )
+        except nvml.NVMLError as error:
+            # Nothing was made of an instance for which there is no room. Of any other, the record stays.
+            if begun is None and isinstance(error, nvml.NVMLError_InsufficientResources):
+                instances.drop(wanted.uid)
+            return self._fail(wanted.uid, _explain(error, place, wanted.gpu_uuid))
+        except (mig.NotOurs, OSError) as error:
+            return self._fail(wanted.uid, f"no MIG instance of {place.profile} on {wanted.gpu_uuid}: {error}")
+        log.info("instance-made", assignment=wanted.uid, device=device, profile=place.profile, start=place.start)
+        instances.problems.pop(wanted.uid, None)
+        self._report()
+        return True
+
+    async def _remove(self, record: InstanceRecord) -> bool:
+        uid, handle = record.assignment_uid, self._nvml.handles.get(record.gpu_uuid)
+        if handle is None:
+            return self._fail(uid, f"{record.gpu_uuid} does not answer, so its MIG instance cannot be removed")
+        try:
+            there = await self._in_nvml_thread(lambda: mig.is_enabled(handle) and mig.remove(handle, record.place))
+            self._node.instances.drop(uid)
+        except nvml.NVMLError as error:
+            return self._fail(uid, f"its MIG instance cannot be removed from {record.gpu_uuid}: {error}")
+        except (mig.NotOurs, OSError) as error:
+            return self._fail(uid, f"its MIG instance cannot be removed from {record.gpu_uuid}: {error}")
+        log.info("instance-removed", assignment=uid, device=record.device, was_there=there)
+        self._report()
+        return True
+
+    def _report(self) -> None:
+        """Put assignments in force whose instances were made, and report those whose were removed."""
+        now = time.monotonic()
+        self._node.step(now=now)
+        self._changed(now)
+
+    def _fail(self, assignment_uid: str, words: str) -> bool:
+        if self._node.instances.problems.get(assignment_uid) != words:
+            log.warning("instance-not-as-wanted", assignment=assignment_uid, reason=words)
+            self._node.instances.problems[assignment_uid] = words
+            self._report()
+        return False
+
+    async def _watch_foreign(self) -> None:
+        """Send the server the foreign instances anew if they changed since the last look."""
+        divided = {gpu.uuid for gpu in self._nvml.latest.gpus if isinstance(gpu.mig, wire.Mig)}
+        if not divided:
+            return
+        handles, own = dict(self._nvml.handles), self._node.instances.own()
+        found = await self._in_nvml_thread(
+            lambda: {
+                uuid: mig.describe(handle, frozenset(start for gpu, start in own if gpu == uuid))
+                for uuid, handle in handles.items()
+                if uuid in divided
+            }
+        )
+        if self._foreign not in (None, found):
+            await self._renew()
+        self._foreign = found
+
+
+def _explain(error: nvml.NVMLError, place: wire.MigPlace, gpu_uuid: str) -> str:
+    where = f"a MIG instance of {place.profile} at slice {place.start} of {gpu_uuid}"
+    if isinstance(error, nvml.NVMLError_InsufficientResources):
+        return f"no room for {where}: an instance that this agent did not make is in its place"
+    if isinstance(error, nvml.NVMLError_NotSupported):
+        return f"cannot make {where}: the GPU is not in MIG mode"
+    if isinstance(error, nvml.NVMLError_NoPermission):
+        return f"cannot make {where}: the agent must run as root"
+    return f"cannot make {where}: {error}"

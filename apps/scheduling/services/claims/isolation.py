@@ -1,0 +1,154 @@
+"""Claims with hard isolation: each has a MIG instance of its own, and the core and memory of its profile.
+
+The profile is settled when the claim is made, from the GPUs in MIG mode that its pool has then: the one that is named,
+or the smallest that has the core and memory that are asked for. A profile of one name has the same size on every GPU of
+a kind; where two kinds differ by a few MiB, the claim has the lesser amount.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from apps.nodes.models import Gpu
+from apps.quotas.models import Pool
+from apps.scheduling.core.mig import core_percent
+from apps.scheduling.models import Claim
+from apps.scheduling.models.claim import Isolation
+from apps.scheduling.services.fleet.devices import mig_state
+from gpucloud.errors import Conflict, Invalid
+
+# What each of these would mean for an instance is not built; the words say what to do instead.
+REFUSED: dict[str, str] = {
+    "core_limit": "An instance has the core of its profile and nothing else: leave core_limit out.",
+    "best_effort": "An instance is nobody's idle core: leave class out, or ask for isolation shared.",
+    "movable": "An instance cannot be moved while programs run in it: leave movable out.",
+    "schedule": "An instance cannot be suspended: leave schedule out, and release the claim when it need not run.",
+    "affinity": "An instance is shared with no other claim: leave affinity out.",
+    "anti_affinity": "An instance is shared with no other claim: leave anti_affinity out.",
+    "exclusion": "An instance is shared with no other claim: leave exclusion out.",
+    "group": "Claims of a group have no instances: make single claims.",
+    "reservation": "Reservations hold shares of whole GPUs: make the claim outside of the reservation.",
+    "pod": "Pods and ResourceClaims get shares of whole GPUs only: ask for one there.",
+}
+
+
+class NotWithHardIsolation(Invalid, code="not-with-hard-isolation", title="Not with hard isolation"):
+    """A field that a claim with a MIG instance cannot have."""
+
+
+class NoMigGpu(Invalid, code="no-mig-gpu", title="The pool has no GPU in MIG mode"):
+    """No GPU of the pool that the claim could be on is in MIG mode."""
+
+
+class UnknownProfile(Invalid, code="unknown-profile", title="The pool has no such MIG profile"):
+    """No GPU of the pool has a profile of this name."""
+
+
+class ProfileTooSmall(Invalid, code="profile-too-small", title="No MIG profile is large enough"):
+    """The profile that is named, or every one, has less core or memory than is asked for."""
+
+
+class FixedByProfile(Conflict, code="fixed-by-profile", title="The claim has the size of its MIG instance"):
+    """A live change of what the claim's profile decides."""
+
+
+def is_hard(given: Mapping[str, Any]) -> bool:
+    """Return True if the given fields ask for hard isolation; a profile alone does."""
+    return given.get("isolation") == Isolation.HARD or given.get("profile") is not None
+
+
+def with_profile(pool: Pool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given fields of a claim with hard isolation; a profile that is named gives core and memory.
+
+    Raises NotWithHardIsolation, NoMigGpu, UnknownProfile, ProfileTooSmall.
+    """
+    _refuse_fields(given)
+    values = {**given, "isolation": Isolation.HARD, "rebalance": False}
+    if (name := given.get("profile")) is None:
+        return values
+    kinds = profiles_of(pool, given.get("gpu_model"))
+    if name not in kinds:
+        raise UnknownProfile(
+            f"No GPU in MIG mode of pool {pool.name} has a profile {name}. There are: {', '.join(kinds)}.",
+            profile=name,
+            profiles=list(kinds),
+        )
+    core, memory_mib = kinds[name]
+    if given.get("core_request", 0) > core or given.get("memory_mib", 0) > memory_mib:
+        raise ProfileTooSmall(
+            f"Profile {name} has {core} % core and {memory_mib} MiB: name another one, or only core and memory.",
+            profile=name,
+            core=core,
+            memory_mib=memory_mib,
+        )
+    return {**values, "core_request": core, "memory_mib": memory_mib}
+
+
+def with_smallest(pool: Pool, filled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a claim with hard isolation with the smallest profile that has its core and memory.
+
+    Raises NoMigGpu, ProfileTooSmall.
+    """
+    if filled.get("profile") is not None:
+        return {**filled, "core_limit": filled["core_request"]}
+    kinds = profiles_of(pool, filled.get("gpu_model"))
+    core, memory_mib = filled["core_request"], filled["memory_mib"]
+    enough = [(size, name) for name, size in kinds.items() if size[0] >= core and size[1] >= memory_mib]
+    if not enough:
+        listed = ", ".join(f"{name} ({size[0]} %, {size[1]} MiB)" for name, size in kinds.items())
+        raise ProfileTooSmall(
+            f"No MIG profile of pool {pool.name} has {core} % core and {memory_mib} MiB. There are: {listed}.",
+            core=core,
+            memory_mib=memory_mib,
+        )
+    (core, memory_mib), name = min(enough, key=lambda one: (one[0][1], one[0][0], one[1]))
+    return {**filled, "profile": name, "core_request": core, "core_limit": core, "memory_mib": memory_mib}
+
+
+def profiles_of(pool: Pool, gpu_model: str | None) -> dict[str, tuple[int, int]]:
+    """Return the (core, MiB) of each profile of the pool's GPUs in MIG mode, by name, smallest first.
+
+    Raises NoMigGpu.
+    """
+    gpus = Gpu.objects.filter(node__pool=pool, present=True, mig__isnull=False)
+    if gpu_model:
+        gpus = gpus.filter(model__in=gpu_model.split("|"))
+    found: dict[str, tuple[int, int]] = {}
+    for facts in gpus.values_list("mig", flat=True):
+        mig = mig_state(facts, 0, ready=True)
+        if mig is None:
+            continue
+        for profile in mig.profiles:
+            size = (core_percent(profile, mig.profiles), profile.memory_mib)
+            known = found.get(profile.name, size)
+            found[profile.name] = (min(known[0], size[0]), min(known[1], size[1]))
+    if not found:
+        of_model = f" of model {gpu_model}" if gpu_model else ""
+        raise NoMigGpu(
+            f"Pool {pool.name} has no GPU{of_model} in MIG mode: ask for isolation shared, name another pool, or "
+            "ask an operator (docs/mig.md).",
+            pool=pool.name,
+        )
+    return dict(sorted(found.items(), key=lambda item: (item[1][1], item[1][0], item[0])))
+
+
+def refuse_change(claim: Claim, changed: Mapping[str, Any]) -> None:
+    """Refuse a live change of what an instance fixes. Raises FixedByProfile."""
+    if claim.profile is not None and (fixed := [name for name in changed if name != "weight"]):
+        name = fixed[0]
+        raise FixedByProfile(
+            f"The claim has a MIG instance of {claim.profile}, so its {name} stays: make another claim, and release "
+            "this one.",
+            field=name,
+            profile=claim.profile,
+        )
+
+
+def _refuse_fields(given: Mapping[str, Any]) -> None:
+    if given.get("gpu_count", 1) != 1:
+        raise NotWithHardIsolation(
+            "A program uses one MIG instance: leave gpu_count out, and make a claim for each instance.",
+            field="gpu_count",
+        )
+    for field, words in REFUSED.items():
+        if given.get(field):
+            raise NotWithHardIsolation(words, field=field)
