@@ -72,12 +72,10 @@ class Daemon:
             registry=Registry(run_dir.processes),
             grace_seconds=settings.grace_seconds,
             hierarchy=cgroups.find() if settings.cgroups else None,
-            suspensions=run_dir.suspensions,
-            instances=run_dir.instances,
+            journals=run_dir.journals,
         )
         self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
-        instances = self._node.instances
-        self._nvml = Nvml(settings.nvml_library, own_instances=instances.own, own_devices=instances.devices)
+        self._nvml = Nvml(settings.nvml_library, self._node.instances)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._inventory = Inventory()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
@@ -127,8 +125,7 @@ class Daemon:
             self._watch_nvml(),
             self._arbiter.run(),
             self._kernel_limits.run(),
-            self._suspender.run(),
-            self._keeper.run(),
+            *(self._suspender.run(), self._keeper.run()),
             self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]

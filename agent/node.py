@@ -24,6 +24,7 @@ from agent.host import cgroups
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
 from agent.logs import log
+from agent.rundir import NO_JOURNALS, Journals
 from agent.suspend.observing import is_over, observe
 from agent.suspend.records import Suspensions
 
@@ -45,8 +46,7 @@ class Node:
         registry: Registry,
         grace_seconds: float,
         hierarchy: Hierarchy | None = None,
-        suspensions: Path | None = None,
-        instances: Path | None = None,
+        journals: Journals = NO_JOURNALS,
     ) -> None:
         self._library = library
         # None: claims get no control groups of their own.
@@ -54,9 +54,8 @@ class Node:
         self._claims = claims
         self._registry = registry
         self._grace_seconds = grace_seconds
-        # `suspensions`: the file of their journal; None: they are not remembered.
-        self.suspensions = Suspensions(suspensions)
-        self.instances = Instances(instances)
+        self.suspensions = Suspensions(journals.suspensions)
+        self.instances = Instances(journals.instances)
         self.desired: wire.Desired | None = None
         self.runtimes: dict[str, ClaimRuntime] = {}
         self._gpus: frozenset[str] = frozenset()

@@ -19,6 +19,7 @@ import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 # sockaddr_un.sun_path holds 108 bytes with its final zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -39,6 +40,16 @@ def default(state_dir: Path) -> Path:
     return Path(f"/dev/shm/gpucloud-{os.getuid()}-{digest}")  # noqa: S108
 
 
+class Journals(NamedTuple):
+    """The files that remember suspensions and MIG instances; None: they are not remembered."""
+
+    suspensions: Path | None = None
+    instances: Path | None = None
+
+
+NO_JOURNALS = Journals()
+
+
 class RunDir:
     """One agent's run directory; made, checked and locked by `take()`."""
 
@@ -47,8 +58,7 @@ class RunDir:
         self.claims = self.root / "claims"
         self.socket = self.root / "agent.sock"
         self.processes = self.root / "processes.json"
-        self.suspensions = self.root / "suspensions.json"
-        self.instances = self.root / "instances.json"
+        self.journals = Journals(self.root / "suspensions.json", self.root / "instances.json")
         self.container = self.root / "container"
         self.heartbeat = self.root / "heartbeat"
         self._lock: int | None = None

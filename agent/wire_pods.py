@@ -1,4 +1,4 @@
-"""What a claim is for in a cluster, in the server's frames: a container of a pod, or a device of a ResourceClaim."""
+"""The container of a pod, or the device of a ResourceClaim, that an assignment is for."""
 
 from typing import Annotated
 

@@ -6,9 +6,8 @@ missing or broken NVML is a fact to report, never an error that ends the agent.
 
 import contextlib
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pynvml as nvml
@@ -89,25 +88,29 @@ class _Found(NamedTuple):
     memory_bytes: int
 
 
+class OwnInstances(Protocol):
+    """The MIG instances that an agent made."""
+
+    def own(self) -> frozenset[tuple[str, int]]:
+        """Return the GPU and the first slice of each instance."""
+
+    def devices(self) -> dict[tuple[str, int], str]:
+        """Return the devices by GPU and NVML's number of their GPU instance."""
+
+
 class Nvml:
     """NVML, opened when possible and opened again after a failure.
 
     `library` names the file to load before pynvml looks for one by name (the simulated driver's); None for the system's
     own.
 
-    `own_instances` returns the GPU instances that this agent made: GPU and first slice of each. `own_devices` returns
-    their devices by GPU and NVML's number of the instance.
+    `instances`: the MIG instances that this agent made; None: it makes none.
     """
 
-    def __init__(
-        self,
-        library: Path | None = None,
-        *,
-        own_instances: Callable[[], frozenset[tuple[str, int]]] = frozenset,
-        own_devices: Callable[[], dict[tuple[str, int], str]] = dict,
-    ) -> None:
+    def __init__(self, library: Path | None = None, instances: "OwnInstances | None" = None) -> None:
         self._library = library
-        self._own_instances, self._own_devices = own_instances, own_devices
+        self._own_instances = instances.own if instances is not None else frozenset[tuple[str, int]]
+        self._own_devices = instances.devices if instances is not None else dict[tuple[str, int], str]
         self._open = False
         self._handles: dict[str, Any] = {}
         # As last described; also those that fell off the bus or stopped answering since.

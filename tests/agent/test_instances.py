@@ -292,7 +292,7 @@ async def test_a_killed_agent_leaves_running_programs_and_their_instance(divided
 
 
 async def test_containers_get_the_device_nodes_of_their_instance_alone(tmp_path: Path) -> None:
-    """As the driver has them: /proc/driver/nvidia/capabilities/gpu0/mig/gi3/access says `DeviceFileMinor: 30`."""
+    """The driver names them: /proc/driver/nvidia/capabilities/gpu0/mig/gi3/access says `DeviceFileMinor: 30`."""
     for part, number in (("gi3", 30), ("gi3/ci0", 31), ("gi4", 39)):
         access = tmp_path / "gpu0" / "mig" / part / "access"
         access.parent.mkdir(parents=True, exist_ok=True)

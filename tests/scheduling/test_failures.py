@@ -164,7 +164,7 @@ def test_where_every_commit_raises_no_claim_is_to_blame(
 ) -> None:
     claims = [ask(cast, core_request=10) for _ in range(4)]
 
-    def raising(picks: list[commits.Pick]) -> None:
+    def raising(picks: list[commits.Pick], instances: object) -> None:
         raise IntegrityError("as if by a mistake in the commit")
 
     monkeypatch.setattr(commits, "_write_assignments", raising)

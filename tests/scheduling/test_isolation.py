@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
 from agent import wire
-from apps.nodes.models import Gpu
+from apps.nodes.models import Gpu, Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import create_pool
@@ -15,10 +16,12 @@ from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles import commits
 from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet import devices
+from apps.scheduling.services.reclaiming import draining, preemption
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 from tests.racing import race, without_constraint
 from tests.scheduling.divided import MEMORY_MIB, on_the_wire
@@ -122,6 +125,49 @@ def test_a_place_that_is_given_back_goes_to_the_claim_that_waits_for_it(cast: Ca
     run_round(cast.pool)
     waits.refresh_from_db()
     assert waits.state == "assigned"
+    assert_books_agree()
+
+
+def outlive_grace(cast: Cast, machine: Machine) -> None:
+    """Let what has notice leave, and what waits for its room come."""
+    for _ in range(2):
+        Node.objects.update(last_seen_at=timezone.now())
+        run_round(cast.pool)
+        draining.drive()
+        preemption.drive()
+        Claim.objects.filter(preempt_at__isnull=False).update(preempt_at=timezone.now())
+        preemption.drive()
+        machine.obey()
+    run_round(cast.pool)
+    machine.obey()
+
+
+def test_an_instance_is_preempted_for_one_of_higher_priority_whose_place_it_takes(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    machine = divided(cast)
+    change_pool(principal=SYSTEM, pool=cast.pool, preempt_by_priority=True)
+    low, other = hard(cast, profile="4g.71gb", priority=-1), hard(cast, profile="1g.18gb", priority=-1)
+    run_round(cast.pool)
+    machine.obey()
+    urgent = hard(cast, profile="4g.71gb", priority=5)
+    outlive_grace(cast, machine)
+    for claim in (low, other, urgent):
+        claim.refresh_from_db()
+    assert (low.state, other.state, urgent.state) == ("queued", "active", "active")
+    assert_books_agree()
+
+
+def test_a_drained_node_gives_its_instances_back_and_the_claim_gets_one_elsewhere(cast: Cast, machine: Machine) -> None:
+    claim = hard(cast, profile="2g.35gb")
+    run_round(cast.pool)
+    machine.obey()
+    other = divided(cast, "mig2")
+    assert cast.olga.post("nodes/mig1/drain/", {"grace_seconds": 0}).status == 200
+    outlive_grace(cast, machine)
+    other.obey()
+    claim.refresh_from_db()
+    (item,) = claim.present_assignments
+    assert (claim.state, item.gpu.node.name, item.mig_start) == ("active", "mig2", 4)
     assert_books_agree()
 
 

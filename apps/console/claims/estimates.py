@@ -142,7 +142,9 @@ class Estimate:
         fits = Q(core_used__lte=WHOLE - core - F("core_outside")) & Q(
             memory_mib__gte=memory + F("memory_used_mib") + F("memory_outside_mib")
         )
-        rows = Gpu.objects.filter(node__in=ready, present=True, unhealthy="").values("model", "memory_mib")
+        # Of shares: GPUs in MIG mode have instances only.
+        gpus = Gpu.objects.filter(node__in=ready, present=True, unhealthy="", mig__isnull=True)
+        rows = gpus.values("model", "memory_mib")
         counted = rows.annotate(gpus=Count("pk"), fitting=Count("pk", filter=fits)).order_by("model", "memory_mib")
         book, now = PriceBook(), microseconds(timezone.now())
         return [

@@ -1,0 +1,78 @@
+"""Claims with hard isolation on pages: asked for by the form, shown by claim and GPU."""
+
+from typing import Any
+
+import pytest
+
+from agent import wire
+from apps.scheduling.models import Claim
+from apps.scheduling.services.cycles.rounds import run_round
+from tests.cast import Cast, Machine, give_plenty
+from tests.pages.conftest import SignIn
+from tests.scheduling.divided import MEMORY_MIB, on_the_wire
+
+FORM = {"tenant": "acme", "pool": "default", "name": "x", "gpu_count": 1, "core_request": 25, "memory_mib": "20 GiB"}
+
+
+def text(answer: Any) -> str:
+    return " ".join(answer.content.decode().split())
+
+
+@pytest.fixture
+def divided(cast: Cast) -> Machine:
+    """Return a node with one GPU in MIG mode, on which somebody made an instance."""
+    give_plenty(cast.acme)
+    foreign = [wire.MigPlace(profile="1g.18gb", start=6, size=1)]
+    return Machine(
+        "mig1", cast.pool, gpus=1, memory_mib=MEMORY_MIB["H200"], model="NVIDIA H200",
+        mig={0: on_the_wire(foreign=foreign)},
+    )  # fmt: skip
+
+
+def test_the_form_offers_isolation_only_where_a_gpu_is_in_mig_mode(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    page = browser("max").get("/claims/new/")
+    assert page.status_code == 200
+    assert 'name="profile"' not in text(page)
+    Machine("mig1", cast.pool, gpus=1, mig={0: on_the_wire()})
+    page = browser("max").get("/claims/new/")
+    assert 'name="profile"' in text(page)
+    assert 'name="isolation"' in text(page)
+
+
+@pytest.mark.parametrize(
+    ("asked", "profile"),
+    [({"isolation": "hard"}, "2g.35gb"), ({"profile": "1g.18gb"}, "1g.18gb"), ({"isolation": "shared"}, None)],
+)
+def test_a_claim_is_made_by_the_form(
+    cast: Cast, divided: Machine, browser: SignIn, asked: dict[str, str], profile: str | None
+) -> None:
+    if profile is None:
+        Machine("gpu1", cast.pool)
+    answer = browser("max").post("/claims/new/", {**FORM, **asked})
+    assert answer.status_code == 302, text(answer)
+    assert Claim.objects.get().profile == profile
+
+
+def test_what_an_instance_cannot_have_is_said_on_the_form(divided: Machine, browser: SignIn) -> None:
+    answer = browser("max").post("/claims/new/", {**FORM, "isolation": "hard", "gpu_count": 2})
+    assert answer.status_code == 422
+    assert "A program uses one MIG instance: leave gpu_count out" in text(answer)
+    answer = browser("max").post("/claims/new/", {**FORM, "profile": "large"})
+    assert "Name a profile, such as 2g.35gb." in text(answer)
+
+
+def test_the_pages_show_the_instances_and_the_room_that_is_left(cast: Cast, divided: Machine, browser: SignIn) -> None:
+    browser("max").post("/claims/new/", {**FORM, "profile": "2g.35gb"})
+    run_round(cast.pool)
+    divided.obey()
+    claim = Claim.objects.get()
+    page = text(browser("max").get(f"/claims/{claim.uid}/"))
+    assert "hard, MIG profile 2g.35gb" in page
+    assert ", MIG instance 2g.35gb at slice 4" in page
+    page = text(browser("olga").get(f"/gpus/{divided.gpu().uuid}/"))
+    assert f'<td class="num">4–5</td> <td>2g.35gb</td> <td> <a href="/claims/{claim.uid}/">' in page
+    assert '<td class="num">6</td> <td>1g.18gb</td> <td> made on the machine; left alone </td>' in page
+    assert "69.5 GiB; room for 1 more" in page
+    assert "MIG mode" in text(browser("olga").get("/nodes/mig1/"))
