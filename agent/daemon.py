@@ -24,7 +24,7 @@ from agent.check.running import SelfCheck
 from agent.claims import audit, auditor
 from agent.claims.abi import PagesLibrary
 from agent.claims.failures import ClaimFailures, describe_processes
-from agent.claims.meter import Meter
+from agent.claims.meter import Meter, with_instances
 from agent.claims.registry import Registry
 from agent.drift import Drifts
 from agent.health_reports import HealthReports
@@ -34,7 +34,7 @@ from agent.host.checkup import CheckupInputs
 from agent.host.exits import ExitWatcher
 from agent.host.gpus import Inventory, Nvml
 from agent.host.sampling import Schedule, pause
-from agent.instance_keeper import InstanceKeeper
+from agent.instance_keeper import InstanceKeeper, News
 from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
 from agent.launch import authorization
@@ -95,7 +95,7 @@ class Daemon:
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
         nvml = self._nvml, self._in_nvml_thread
-        self._keeper = InstanceKeeper(self._node, *nvml, changed=self._settle, renew=self._renew_link)
+        self._keeper = InstanceKeeper(self._node, *nvml, News(self._settle, self._renew_link, self._tell))
         self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
@@ -333,6 +333,7 @@ class Daemon:
             suspended = self._node.suspensions.find_suspended()
             parts = self._node.parts_of_gpus()
             assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended, parts_of_gpus=parts)
+            gpus = with_instances(gpus, assignments, self._node.desired)
             self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
             self._outbox.keep(self._usage)
 

@@ -4,13 +4,14 @@ Each step may be the last of this agent. 1. The record is written. 2. The GPU in
 4. and the record is completed; only then does the assignment's page name the device. At the end no program is left
 before 5. the compute instance is removed, 6. the GPU instance, 7. and the record. Only then is the assignment released.
 The next agent finds the record and goes on from what the driver says is there. An instance that no record names is
-never touched, and one in which programs run is never removed.
+never touched, and one in which programs run is never removed. One that somebody else removed is made again.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import pynvml as nvml
 from msgspec import structs
@@ -31,25 +32,32 @@ RETRY_SECONDS = 0.5
 STEADY_SECONDS = 10.0
 
 
-class InstanceKeeper:
-    """Makes the instances of a node as its desired state wants them.
+class News(NamedTuple):
+    """Calls after something has happened."""
 
-    `changed` is called with the time after an instance was made or removed, `renew` if foreign instances came or went.
-    """
+    # An instance was made or removed, or could not be: with the time.
+    changed: Callable[[float], None]
+    # Foreign instances came or went.
+    renew: Callable[[], Awaitable[None]]
+    # An event for the server: its code, and words.
+    report: Callable[[str, str], None]
+
+
+class InstanceKeeper:
+    """Makes the instances of a node as its desired state wants them."""
 
     def __init__(
         self,
         node: Node,
         nvml_: Nvml,
         in_nvml_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        *,
-        changed: Callable[[float], None],
-        renew: Callable[[], Awaitable[None]],
+        news: News,
     ) -> None:
         self._node, self._nvml, self._in_nvml_thread = node, nvml_, in_nvml_thread
-        self._changed, self._renew = changed, renew
+        self._news = news
         self.check_now = asyncio.Event()
         self._foreign: object = None
+        self._verified_at = float("-inf")
         # What was to be done when it was last looked for.
         self._seen: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
@@ -71,6 +79,8 @@ class InstanceKeeper:
     async def step(self) -> bool:
         """Remove what is not wanted, then make what is; return True if nothing is left to do."""
         is_done = True
+        if time.monotonic() - self._verified_at >= STEADY_SECONDS:
+            await self._verify()
         for record in self._find_work()[1]:
             is_done &= await self._remove(record)
         for wanted in self._find_work()[0]:
@@ -91,6 +101,22 @@ class InstanceKeeper:
         needed |= {one.uid for one in wanted}
         to_make = [one for one in wanted if instances.device(one.uid) is None]
         return to_make, [record for uid, record in instances.records.items() if uid not in needed]
+
+    async def _verify(self) -> None:
+        """Begin anew with the instances that somebody else removed; programs in them have lost their GPU anyway."""
+        instances = self._node.instances
+        for record in [one for one in instances.records.values() if one.phase == "made"]:
+            if (handle := self._nvml.handles.get(record.gpu_uuid)) is None:
+                continue
+            try:
+                found = await self._in_nvml_thread(partial(mig.find_device, handle, record.place))
+                if found is None or found.device != record.device:
+                    instances.put(structs.replace(record, phase="making", device=""))
+                    words = f"The MIG instance of assignment {record.assignment_uid} on {record.gpu_uuid} was removed"
+                    self._news.report("instance-gone", f"{words} by somebody else: {record.device}. It is made again.")
+            except (nvml.NVMLError, OSError) as error:
+                log.warning("instance-not-verified", device=record.device, reason=str(error))
+        self._verified_at = time.monotonic()
 
     async def _make(self, wanted: wire.Assignment) -> bool:
         assert wanted.mig is not None
@@ -144,7 +170,7 @@ class InstanceKeeper:
         """Put assignments in force whose instances were made, and report those whose were removed."""
         now = time.monotonic()
         self._node.step(now=now)
-        self._changed(now)
+        self._news.changed(now)
 
     def _fail(self, assignment_uid: str, words: str) -> bool:
         if self._node.instances.problems.get(assignment_uid) != words:
@@ -167,7 +193,7 @@ class InstanceKeeper:
             }
         )
         if self._foreign not in (None, found):
-            await self._renew()
+            await self._news.renew()
         self._foreign = found
 
 

@@ -1,6 +1,6 @@
 """The usage of each assignment since the last reading: differences of counters that only grow."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -58,6 +58,18 @@ class Meter:
         parts = _divide(spans)
         usages = [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
         return [_scale(one, parts_of_gpus[one.uid]) if one.uid in parts_of_gpus else one for one in usages]
+
+
+def with_instances(
+    gpus: list[wire.GpuUsage], usages: Iterable[wire.AssignmentUsage], desired: wire.Desired | None
+) -> list[wire.GpuUsage]:
+    """Return the usage of the GPUs with that of MIG instances: NVML has no utilisation of a GPU in MIG mode."""
+    of = {one.uid: one.gpu_uuid for one in desired.assignments if one.mig is not None} if desired is not None else {}
+    sums: dict[str, float] = {}
+    for usage in usages:
+        if (gpu := of.get(usage.uid)) is not None:
+            sums[gpu] = sums.get(gpu, 0.0) + usage.core_percent
+    return [structs.replace(gpu, core_percent=sums[gpu.uuid]) if gpu.uuid in sums else gpu for gpu in gpus]
 
 
 class _Span(NamedTuple):

@@ -17,7 +17,7 @@ from agent import wire
 from agent.launch import cdi
 from tests.agent import forked
 from tests.agent.control import Connection, Control
-from tests.agent.stage import BUILD, GIB, Stage, eventually
+from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
 
@@ -99,18 +99,23 @@ def hard(stage: Stage, place: wire.MigPlace = SMALL, **more: Any) -> wire.Assign
     return stage.assignment(mig=place, core_request=14, core_limit=14, memory_bytes=16 * GIB, **more)
 
 
-def make_by_hand(stage: Stage, profile_id: int) -> None:
-    """Make an instance as an operator does with nvidia-smi."""
-    script = (
-        "import ctypes, pynvml as n, sys\n"
-        "ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); n.nvmlInit()\n"
-        "n.nvmlDeviceCreateGpuInstance(n.nvmlDeviceGetHandleByIndex(0), int(sys.argv[2]))\n"
-    )
+def run_nvml(stage: Stage, *lines: str) -> None:
+    """Call NVML as an operator does by nvidia-smi; `gpu` is the first GPU."""
+    script = [
+        "import ctypes, pynvml as n, sys",
+        "ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)",
+        "n.nvmlInit()",
+        "gpu = n.nvmlDeviceGetHandleByIndex(0)",
+        *lines,
+    ]
     library = str(BUILD / "sim" / "libnvidia-ml.so.1")
     environment = os.environ | {"GPUCLOUD_SIM_NODE": str(stage.node_file)}
-    subprocess.run(
-        [sys.executable, "-c", script, library, str(profile_id)], env=environment, check=True, capture_output=True
-    )
+    subprocess.run([sys.executable, "-c", "\n".join(script), library], env=environment, check=True, capture_output=True)
+
+
+def make_by_hand(stage: Stage, profile_id: int) -> None:
+    """Make an instance that is nobody's."""
+    run_nvml(stage, f"n.nvmlDeviceCreateGpuInstance(gpu, {profile_id})")
 
 
 async def test_the_hello_describes_a_gpu_in_mig_mode(divided: Stage) -> None:
@@ -170,6 +175,8 @@ async def test_usage_is_told_in_percent_of_the_gpu(divided: Stage, instances: Co
     (mine,) = usage.assignments
     assert mine.core_limit_percent == 14
     assert 5 < mine.core_percent <= 15
+    # NVML has no figure of the GPU itself.
+    assert usage.gpus[0].core_percent == mine.core_percent
 
 
 async def test_two_instances_are_made_side_by_side(divided: Stage, instances: Connection) -> None:
@@ -263,6 +270,24 @@ async def test_an_agent_killed_while_it_removes_an_instance_leaves_nothing_after
     await link.state(held.uid, "released", 2)
     assert instances_of(divided) == {}
     assert json.loads((divided.run_dir / "instances.json").read_text()) == []
+
+
+async def test_an_instance_that_somebody_removes_is_made_again_and_told(divided: Stage, instances: Connection) -> None:
+    held = hard(divided)
+    await put(instances, 1, held)
+    before = instances_of(divided)
+    run_nvml(
+        divided,
+        "instance = n.nvmlDeviceGetGpuInstanceById(gpu, 1)",
+        "n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(instance, 0))",
+        "n.nvmlGpuInstanceDestroy(instance)",
+    )
+    assert instances_of(divided) == {}
+    event = await instances.expect(wire.Event, lambda one: one.code == "instance-gone")
+    assert before["6:1"] in event.detail
+    await eventually(lambda: instances_of(divided) == before)
+    code, _, _ = await divided.executed(held.claim_uid, str(GPULOAD), "--memory", "1GiB", "--seconds", "0.2")
+    assert code == 0
 
 
 async def test_control_without_the_record_such_an_instance_is_nobodys_and_stays(divided: Stage) -> None:

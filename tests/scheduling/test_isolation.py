@@ -1,6 +1,7 @@
 """Claims with hard isolation: their profile, their instance, their quota; and what they are refused."""
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -126,6 +127,35 @@ def test_a_place_that_is_given_back_goes_to_the_claim_that_waits_for_it(cast: Ca
     waits.refresh_from_db()
     assert waits.state == "assigned"
     assert_books_agree()
+
+
+def test_a_dry_run_says_whether_an_instance_would_be_there(cast: Cast, machine: Machine) -> None:
+    body = {"tenant": "acme", "profile": "4g.71gb"}
+    first = cast.max.post("claims/?dry_run=true", body).body
+    assert (first["state"], first["gpus"], first["core_request"]) == ("assigned", [machine.gpu().uuid], 57)
+    hard(cast, profile="4g.71gb")
+    run_round(cast.pool)
+    second = cast.max.post("claims/?dry_run=true", body).body
+    assert (second["state"], [reason["code"] for reason in second["reasons"]]) == (
+        "queued",
+        ["gpu-not-mig", "mig-place"],
+    )
+    assert Claim.objects.count() == 1
+
+
+def test_the_start_of_a_waiting_claim_is_estimated_by_the_time_limits_of_instances(
+    cast: Cast, machine: Machine
+) -> None:
+    blocking, _ = hard(cast, profile="4g.71gb", time_limit_seconds=600), hard(cast, profile="1g.18gb")
+    run_round(cast.pool)
+    waits, never = hard(cast, profile="4g.71gb"), hard(cast, profile="7g.141gb")
+    run_round(cast.pool)
+    blocking.refresh_from_db()
+    assert blocking.assigned_at is not None
+    found = cast.max.get(f"claims/{waits.uid}/").body["estimated_start_at"]
+    assert datetime.fromisoformat(found) - blocking.assigned_at == timedelta(seconds=600)
+    # The 1g has no time limit.
+    assert cast.max.get(f"claims/{never.uid}/").body["estimated_start_at"] is None
 
 
 def outlive_grace(cast: Cast, machine: Machine) -> None:
