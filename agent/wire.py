@@ -22,6 +22,7 @@ from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC041
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_mig import MAX_SLICES as MAX_SLICES  # noqa: PLC0414 - likewise
 from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigPlace as MigPlace  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigProfile as MigProfile  # noqa: PLC0414 - likewise

@@ -9,6 +9,7 @@ from agent.check import devices, kernel, library, places, server
 from agent.check.carrying import carrying
 from agent.check.finding import warning
 from agent.check.memory_limits import memory_limits
+from agent.check.mig import mig
 from agent.check.suspension import suspension
 from agent.host import cgroups
 from agent.host.gpus import Inventory, Nvml
@@ -41,6 +42,8 @@ def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
         ("other-sharing", devices.others),
     ]
+    if inventory.divided:
+        checks.append(("mig", lambda: mig(inventory)))
     if not simulated:
         checks.insert(2, ("devices", devices.files))
     return [_run_check(name, check) for name, check in checks]

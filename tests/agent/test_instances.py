@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from msgspec import UNSET
 
 from agent import wire
+from agent.check.mig import mig
+from agent.host.gpus import Inventory
 from agent.launch import cdi
 from tests.agent import forked
 from tests.agent.control import Connection, Control
@@ -137,6 +140,23 @@ async def test_the_hello_describes_a_gpu_in_mig_mode(divided: Stage) -> None:
         "4g.71gb": (4, 71168, 4, [0]),
         "7g.141gb": (7, 143360, 8, [0]),
     }
+
+
+async def test_the_self_check_says_what_is_divided_and_by_whom(divided: Stage) -> None:
+    make_by_hand(divided, 5)
+    divided.start()
+    hello = await (await divided.control.connection()).expect(wire.Hello)
+    (found,) = [check for check in hello.checks if check.name == "mig"]
+    words = "GPU 0 in MIG mode, for claims with hard isolation; 1 instances that others made are left alone"
+    assert (found.state, found.detail) == ("ok", words)
+
+
+def test_an_agent_that_may_not_divide_gpus_says_what_to_do() -> None:
+    gpu = wire.Gpu(uuid=f"GPU-{uuid.uuid4()}", index=3, model="NVIDIA H200", memory_bytes=1, mig=wire.Mig(profiles=[]))
+    found = mig(Inventory(gpus=(gpu,)))
+    assert found.state == "warning"
+    assert found.detail.startswith("GPU 3 in MIG mode, but this agent may not make instances")
+    assert "as root" in (found.cure or "")
 
 
 async def test_a_claim_has_an_instance_while_it_lives_and_its_programs_run_in_it(

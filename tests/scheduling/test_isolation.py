@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -304,6 +305,26 @@ def test_the_gpu_tells_its_profiles(cast: Cast, machine: Machine) -> None:
         "name": "3g.71gb", "compute_slices": 3, "memory_mib": 71168, "size": 4, "starts": [0, 4],
     }  # fmt: skip
     assert cast.olga.get(f"gpus/{machine.gpu(1).uuid}/").body["mig"] is None
+
+
+def test_what_no_driver_says_is_left_out(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    honest = on_the_wire().profiles[0]
+    said = [
+        honest,
+        msgspec.structs.replace(honest, size=8),
+        msgspec.structs.replace(honest, name="2g.1gb", starts=[9, 15], size=8),
+        msgspec.structs.replace(honest, name="3g.0gb", memory_bytes=1),
+    ]
+    foreign = [wire.MigPlace(profile="7g.141gb", start=15, size=16)]
+    machine = divided(cast, mig={0: wire.Mig(profiles=said, foreign=foreign)})
+    facts = machine.gpu().mig
+    assert facts is not None
+    assert [(one["name"], one["size"]) for one in facts["profiles"]] == [("1g.18gb", 1)]
+    claim = hard(cast, core_request=1, memory_mib=1)
+    run_round(cast.pool)
+    claim.refresh_from_db()
+    assert (claim.state, claim.profile) == ("assigned", "1g.18gb")
 
 
 def test_the_database_refuses_two_instances_on_one_slice(cast: Cast, machine: Machine) -> None:

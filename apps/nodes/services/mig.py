@@ -26,17 +26,22 @@ def memory_mib_of(said: wire.Gpu) -> int:
 
 
 def facts_of(said: wire.Gpu) -> dict[str, Any] | None:
-    """Return what the agent says of the GPU's MIG mode, as the row keeps it; None: not in MIG mode."""
+    """Return what the agent says of the GPU's MIG mode, as the row keeps it; None: not in MIG mode.
+
+    What cannot be is left out: places beyond the last slice, profiles without a place or memory, a name's second use.
+    """
     if said.mig is msgspec.UNSET:
         return None
-    profiles = [
-        {
-            "name": profile.name,
-            "compute_slices": profile.compute_slices,
-            "memory_mib": profile.memory_bytes // MIB,
-            "size": profile.size,
-            "starts": sorted(set(profile.starts)),
-        }
-        for profile in said.mig.profiles
-    ]
-    return {"profiles": profiles, "foreign": msgspec.to_builtins(said.mig.foreign)}
+    profiles = {}
+    for profile in said.mig.profiles:
+        starts = sorted({start for start in profile.starts if start + profile.size <= wire.MAX_SLICES})
+        if starts and profile.memory_bytes >= MIB:
+            facts = {
+                "name": profile.name,
+                "compute_slices": profile.compute_slices,
+                "memory_mib": profile.memory_bytes // MIB,
+                "size": profile.size,
+                "starts": starts,
+            }
+            profiles.setdefault(profile.name, facts)
+    return {"profiles": list(profiles.values()), "foreign": msgspec.to_builtins(said.mig.foreign)}
