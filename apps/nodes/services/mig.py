@@ -32,7 +32,7 @@ def facts_of(said: wire.Gpu) -> dict[str, Any] | None:
     """
     if said.mig is msgspec.UNSET:
         return None
-    profiles = {}
+    profiles: dict[str, dict[str, Any]] = {}
     for profile in said.mig.profiles:
         starts = sorted({start for start in profile.starts if start + profile.size <= wire.MAX_SLICES})
         if starts and profile.memory_bytes >= MIB:
