@@ -55,6 +55,7 @@ extern struct shim {
     int closed;              /* some slot of the claim is closed */
     int gpus_open;           /* number of open slots */
     int suspended;           /* the claim's GPU memory is moved to host memory, or is to be */
+    int queries;             /* in progress; see shim_begin_query */
     uint64_t resumed_ns;     /* CLOCK_MONOTONIC at which that was last over; 0: it never was */
     uint64_t managed_blocks; /* number of live ones */
     struct shim_gpu gpu[VCUDA_MAX_GPUS];
@@ -87,6 +88,22 @@ static inline void shim_refresh(void)
 {
     if (__atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE) != __atomic_load_n(&shim.seen_gen, __ATOMIC_RELAXED))
         shim_refresh_slow();
+}
+/* Begin to ask the driver for the state or the time of an event or a stream; return 0 if this must wait for the
+ * resumption. The driver reads these from memory that it shares with the GPU, and its lock for a checkpoint does not hold
+ * such a call: one that comes in between ends the process by SIGSEGV (driver 580). So the process reports that it has seen
+ * the suspension only once no query is in progress, and begins none until it is resumed. */
+static inline void shim_end_query(void)
+{
+    __atomic_fetch_sub(&shim.queries, 1, __ATOMIC_SEQ_CST);
+}
+static inline int shim_begin_query(void)
+{
+    __atomic_fetch_add(&shim.queries, 1, __ATOMIC_SEQ_CST);
+    if (__builtin_expect(!__atomic_load_n(&shim.suspended, __ATOMIC_SEQ_CST), 1))
+        return 1;
+    shim_end_query();
+    return 0;
 }
 /* Return 1 if the process was suspended at or after that moment: a distance of two events across it means nothing. */
 static inline int shim_stood_still_since(uint64_t moment_ns)

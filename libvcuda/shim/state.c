@@ -110,6 +110,7 @@ static void forget_parent(void)
     shim.self = NULL;
     shim.seen_gen = 0;
     shim.captures = 0;
+    shim.queries = 0;
     shim.contexts_made = 0;
     memset(shim.gpu, 0, sizeof shim.gpu);
     shim.accounting = VCUDA_ACCOUNTING_UNKNOWN;
@@ -198,12 +199,19 @@ int shim_attach(void)
     return 1;
 }
 
+/* A query takes about a microsecond; its thread may have to wait for a processor. The agent waits for half a second. */
+#define QUERY_NS 20000
+#define QUERIES_NS 400000000ull
+
 /* The moment first: whoever sees the process as running again sees it, too. */
 static void set_suspended(int suspended)
 {
     if (!suspended && shim.suspended)
         __atomic_store_n(&shim.resumed_ns, shim_now(), __ATOMIC_RELEASE);
-    __atomic_store_n(&shim.suspended, suspended, __ATOMIC_RELEASE);
+    __atomic_store_n(&shim.suspended, suspended, __ATOMIC_SEQ_CST);
+    uint64_t end = shim_now() + QUERIES_NS;
+    while (suspended && __atomic_load_n(&shim.queries, __ATOMIC_SEQ_CST) > 0 && shim_now() < end)
+        nanosleep(&(struct timespec){0, QUERY_NS}, NULL);
 }
 
 static void refresh(void)

@@ -224,6 +224,7 @@ struct sim_process *sim_process_find(struct sim_node *node, uint32_t pid);
 /* Wait at the beginning of a call while the caller's process is locked; 0: it has failed. Each that returns 1 is left. */
 int sim_process_enter(void);
 void sim_process_leave(void);
+void sim_process_query(void); /* end the caller by SIGSEGV if it is checkpointed */
 void sim_process_count_managed(int more);
 void sim_process_count_opened(int more);
 void sim_process_count_imported(int more);

@@ -8,6 +8,7 @@
 #include "pages.h"
 
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -149,6 +150,13 @@ int sim_process_enter(void)
         }
     }
     return 1;
+}
+
+void sim_process_query(void)
+{
+    const struct sim_process *me = __atomic_load_n(&sim_saved.self, __ATOMIC_ACQUIRE);
+    if (me && __atomic_load_n(&me->state, __ATOMIC_SEQ_CST) == CU_PROCESS_CHECKPOINTED)
+        raise(SIGSEGV);
 }
 
 void sim_process_leave(void)

@@ -3,6 +3,7 @@
 #include "tenant.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +50,58 @@ static int work(uint64_t mib, uint64_t kernel_ns, int managed)
     return error != CUDA_SUCCESS;
 }
 
+static unsigned long queries;
+static struct tenant polled;
+
+/* Query a stream and two events without a pause, as programs do that wait for them in a thread of its own. */
+static void *poll_all(void *nothing)
+{
+    __typeof__(cuStreamQuery) *stream_query = tenant_find("cuStreamQuery");
+    __typeof__(cuEventQuery) *event_query = tenant_find("cuEventQuery");
+    __typeof__(cuEventElapsedTime) *elapsed = tenant_find("cuEventElapsedTime");
+    __typeof__(cuEventCreate) *create = tenant_find("cuEventCreate");
+    __typeof__(cuEventRecord) *record = tenant_find("cuEventRecord");
+    __typeof__(cuCtxSetCurrent) *set_current = tenant_find("cuCtxSetCurrent");
+    CUevent first = NULL, last = NULL;
+    float milliseconds;
+    CUresult error = set_current(polled.context);
+    error = error ? error : create(&first, 0);
+    error = error ? error : create(&last, 0);
+    error = error ? error : record(first, polled.stream);
+    error = error ? error : record(last, polled.stream);
+    while (!error && !ended) {
+        CUresult results[] = {stream_query(polled.stream), event_query(last), elapsed(&milliseconds, first, last)};
+        for (int i = 0; i < 3; i++)
+            error = error || results[i] == CUDA_ERROR_NOT_READY ? error : results[i];
+        __atomic_fetch_add(&queries, 3, __ATOMIC_RELAXED);
+    }
+    say("poll_error", error);
+    return nothing;
+}
+
+/* Launch and wait until SIGTERM, while another thread queries. */
+static int poll_and_work(void)
+{
+    pthread_t poller;
+    CUresult error = tenant_begin(&polled);
+    signal(SIGTERM, end);
+    if (error || pthread_create(&poller, NULL, poll_all, NULL) != 0)
+        return 1;
+    say("works", error);
+    while (!error && !ended) {
+        error = cuda_spin(polled.spin, 1, 1000000, polled.stream);
+        error = error ? error : cuda.cuStreamSynchronize(polled.stream);
+    }
+    pthread_join(poller, NULL);
+    say("error", error);
+    say("queries", (double)queries);
+    return error != CUDA_SUCCESS;
+}
+
 int role_suspend(int argc, char **argv)
 {
+    if (argc == 1 && !strcmp(argv[0], "suspend_poll"))
+        return poll_and_work();
     if (argc < 3 || strcmp(argv[0], "suspend_work") != 0)
         return -1;
     return work(strtoull(argv[1], NULL, 10), strtoull(argv[2], NULL, 10), argc > 3);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct {
@@ -285,6 +286,47 @@ static void test_newcomers(void)
     claim_end(&claim);
 }
 
+/* The driver's lock does not hold queries: one that comes in between ends the program. With `faults` each takes so long
+ * that one is always in progress. */
+static void test_queries(const char *faults)
+{
+    struct claim claim;
+    struct player p;
+    int echoed = 1;
+    CUresult error = CUDA_SUCCESS;
+    claim_make(&claim, 4 * GIB, 50);
+    if (faults)
+        setenv("GPUCLOUD_SIM_FAULTS", faults, 1);
+    play(&p, &claim, PRELOADED, "suspend_poll", NULL);
+    unsetenv("GPUCLOUD_SIM_FAULTS");
+    wait_for(&p, "works");
+    for (int i = 0; i < 5 && !error; i++) {
+        pause_s(0.1);
+        set_suspended(&claim, 1);
+        echoed &= has_echoed(&claim);
+        error = suspend(p.pid);
+        pause_s(0.1);
+        error = error ? error : resume(p.pid);
+        set_suspended(&claim, 0);
+    }
+    kill(p.pid, SIGTERM);
+    int whole = finish_within(&p, 10);
+    expect(whole && echoed && !error && !figure_of(&p, "error") && !figure_of(&p, "poll_error"),
+           "queries%s wait while the program is suspended: %.0f were made, error %d", faults ? " that take long" : "",
+           figure_of(&p, "queries"), error);
+    claim_end(&claim);
+}
+
+static void test_queries_alone(void)
+{
+    struct player p;
+    play(&p, NULL, BARE, "suspend_poll", NULL);
+    wait_for(&p, "works");
+    suspend(p.pid);
+    finish_within(&p, 10);
+    expect(WIFSIGNALED(p.status) && WTERMSIG(p.status) == SIGSEGV, "without libvcuda such a program ends by SIGSEGV");
+}
+
 static void set_turns(int i, int suspended)
 {
     node_set_limit(
@@ -341,6 +383,11 @@ void test_suspend(void)
     test_account("2000000");
     test_account("20000");
     test_newcomers();
+    test_queries(NULL);
+    if (!on_real_gpu) {
+        test_queries("cuEventQuery:1+=100000us");
+        test_queries_alone();
+    }
     test_turns_beside();
     test_move();
 }

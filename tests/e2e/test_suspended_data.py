@@ -16,9 +16,10 @@ from tests.platform import Platform, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
-# Keeps a hash chain in GPU memory: each link is read from there, hashed and written back.
+# Keeps a hash chain in GPU memory: each link is read from there, hashed and written back. Another thread polls a
+# stream, as those of JAX do: the driver ends a program that does so while it is suspended, unless libvcuda holds it.
 PROGRAM = """
-import ctypes, hashlib, json, signal, sys, time
+import ctypes, hashlib, json, signal, sys, threading, time
 size = int(sys.argv[1]) << 20
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context, block = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -32,6 +33,12 @@ check(cuda.cuInit(0))
 check(cuda.cuDeviceGet(ctypes.byref(device), 0))
 check(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device))
 check(cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(size)))
+def poll():
+    check(cuda.cuCtxSetCurrent(context))
+    while not over:
+        check(cuda.cuStreamQuery(None))
+        time.sleep(0.001)
+threading.Thread(target=poll, daemon=True).start()
 link, rounds = ctypes.create_string_buffer(b"seed", 32), 0
 check(cuda.cuMemcpyHtoD_v2(block, link, ctypes.c_size_t(32)))
 while not over:

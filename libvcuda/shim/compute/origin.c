@@ -200,6 +200,8 @@ int origin_times(struct origin *o, const struct meter_burst *burst, CUevent star
 /* Record an event and see it as it happens. Behind other work it takes too long, and is no evidence. */
 void origin_probe(struct origin *o, const struct meter_lane *lane)
 {
+    if (!shim_begin_query())
+        return;
     uint64_t begin = shim_now(), end = begin;
     double passed;
     CUevent event = o->base ? origin_record(o, lane) : NULL;
@@ -212,6 +214,7 @@ void origin_probe(struct origin *o, const struct meter_lane *lane)
         o->base_ns = ((double)begin + (double)end) / 2 - passed;
         o->probed_ns = end;
     }
+    shim_end_query();
     origin_return(o, event);
 }
 

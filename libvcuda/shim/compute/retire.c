@@ -143,13 +143,9 @@ static void note_proof(struct meter_lane *lane, const struct meter_burst *burst,
         __atomic_fetch_add(&lane->proven, 1, __ATOMIC_RELAXED);
 }
 
-/* Retire the oldest burst of the lane; return 0 if it is not finished. */
-static int retire_one(struct meter_lane *lane)
+/* Account for the oldest burst of the lane, which has ended. */
+static void account_for(struct meter_lane *lane, struct meter_burst *burst, CUresult result)
 {
-    struct meter_burst *burst = &lane->ring[lane->tail % METER_BURSTS];
-    CUresult result = real.cuEventQuery(burst->end);
-    if (result == CUDA_ERROR_NOT_READY)
-        return 0;
     struct origin *origin = origin_of(lane->context);
     struct finished done = {.counted_ns = burst->counted_ns, .slot = lane->slot};
     struct duration took;
@@ -173,7 +169,19 @@ static int retire_one(struct meter_lane *lane)
     }
     put_in_order(done);
     __atomic_store_n(&lane->tail, lane->tail + 1, __ATOMIC_RELEASE);
-    return 1;
+}
+
+/* Retire the oldest burst of the lane; return 0 if it is not finished, or if that cannot be asked now. */
+static int retire_one(struct meter_lane *lane)
+{
+    struct meter_burst *burst = &lane->ring[lane->tail % METER_BURSTS];
+    if (!shim_begin_query())
+        return 0;
+    CUresult result = real.cuEventQuery(burst->end);
+    if (result != CUDA_ERROR_NOT_READY)
+        account_for(lane, burst, result);
+    shim_end_query();
+    return result != CUDA_ERROR_NOT_READY;
 }
 
 /* Collect finished bursts, and repeat until there are no more: work that ended before a burst just found is then found,

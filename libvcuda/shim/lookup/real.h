@@ -61,6 +61,8 @@
     /* waits */                                                                                                 \
     X(cuCtxSynchronize) X(cuCtxSynchronize_v2) X(cuStreamSynchronize) X(cuStreamSynchronize_ptsz)               \
     X(cuEventSynchronize)                                                                                       \
+    /* queries */                                                                                               \
+    X(cuStreamQuery) X(cuStreamQuery_ptsz) X(cuEventQuery) X(cuEventElapsedTime) X(cuEventElapsedTime_v2)       \
     /* the ends of streams */                                                                                   \
     X(cuStreamDestroy) X(cuStreamDestroy_v2)                                                                    \
     /* captures */                                                                                              \
@@ -75,8 +77,7 @@
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxGetLimit)          \
     X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetAttribute) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)         \
     X(cuDevicePrimaryCtxGetState) X(cuStreamGetCtx)                                                             \
-    X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery)                                      \
-    X(cuEventElapsedTime) X(cuStreamIsCapturing)                                                                \
+    X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuStreamIsCapturing)                               \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
     X(cuDeviceGetDefaultMemPool) X(cuPointerGetAttribute)
 
