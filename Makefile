@@ -21,7 +21,7 @@ help: ## list the targets
 demo: ## start the whole platform on this machine (PORT=8000, DEMO_DIR=.demo, NODES=1); Ctrl-C ends it
 	@$(BOOTSTRAP) && exec $(RUN) -m deploy.demo --with-parent
 
-test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (18 minutes on two cores)
+test: ## every behaviour at small counts: PostgreSQL, Valkey, the simulated driver, real agents (times: docs/decisions/0101)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m tests.run
 
 test-fast: ## each Python test once, without platform, browser, pages, libvcuda or several connections

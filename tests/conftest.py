@@ -28,8 +28,6 @@ CHROMIUMS = (
 )
 # Files that take minutes. Started last, one would keep one process busy when the others have nothing left to do.
 LONGEST = ("tests/e2e/", "tests/fuzz/", "tests/demo/")
-# Of these, the longest: a process that gets one begins with it.
-FIRST = ("tests/e2e/test_tutorial_moves.py", "tests/e2e/test_rotation.py", "tests/demo/")
 
 
 def chromium() -> str | None:
@@ -68,21 +66,13 @@ def first_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if first[item.nodeid.partition("[")[0]] is item]
 
 
-def longest_first(items: list[pytest.Item]) -> None:
-    """Sort long files first, and files with tests of the shared platform last.
-
-    A process's platform runs from the first test that asks for it until the end, so it would idle beside the others.
-    """
-    asking = {
-        item.path
-        for item in items
-        if item.get_closest_marker("serial") and "platform" in getattr(item, "fixturenames", ())
-    }
-
-    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
-        return not item.nodeid.startswith(FIRST), item.path in asking, not item.nodeid.startswith(LONGEST)
-
-    items.sort(key=place)
+def mark_shared(items: list[pytest.Item]) -> None:
+    """Mark the tests of files in which one asks for the platform that a process's tests share."""
+    serial = [item for item in items if item.get_closest_marker("serial")]
+    files = {item.path for item in serial if "platform" in getattr(item, "fixturenames", ())}
+    for item in serial:
+        if item.path in files:
+            item.add_marker(pytest.mark.shared)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,9 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if commits(item):
             item.add_marker(pytest.mark.committed)
+    mark_shared(items)
     if config.getoption("--once"):
         items[:] = first_of_each(items)
-    longest_first(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if config.getoption("dist", "no") == "worksteal":
         # Tests that wait and tests that compute lie in different directories; each process begins with some of both.
         items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))

@@ -4,9 +4,9 @@
 
 Suites that measure shares by the clock come first: C chapters in lanes, because they wait for nine tenths of their
 time, and Python tests marked ``alone`` beside them. Everything else runs together afterwards: tests that start a whole
-platform (``serial``) wait more than they compute, the other Python tests compute more than they wait, and the remaining
-C chapters and the sanitizers' builds are short. A few failures of a crowded run are repeated once at the end, alone:
-the table says so, and a second failure counts (docs/decisions/0043, 0062, 0073).
+platform or servers (``serial``) and those of the agent wait more than they compute, the other Python tests compute more
+than they wait, and the remaining C chapters and the sanitizers' builds are short. A few failures of a crowded run are
+repeated once at the end, alone: the table says so, and a second failure counts (docs/decisions/0043, 0062, 0073, 0101).
 """
 
 import argparse
@@ -28,8 +28,9 @@ FAILURES, NO_TESTS = 1, 5
 # More failures than these are not due to a crowded machine: six were, on one with half the usual speed.
 FEW = 10
 AGAIN = ", again"
-# More together than the minimum of two cores: tests wait for agents, browsers and restarts.
-PROCESSES, PLATFORMS = "3", "3"
+# More together than the minimum of two cores: tests wait for agents, browsers and restarts. Each process that shares a
+# platform starts one, which idles when nobody asks it for anything.
+PROCESSES, AGENTS, PLATFORMS = "3", "2", "2"
 # Tests of platforms measure shares and delays, too: the tests beside them compute when these wait.
 AFTER_OTHERS = ("nice", "-n", "5")
 # The C suites and their targets in libvcuda/Makefile. Chapters by the clock use 2 to 22 % of a processor each, all of
@@ -46,7 +47,9 @@ C_SUITES = {
     "C, the rest": "test-untimed", "C, sanitizers": "sanitize", "C, long": "test-long",
 }  # fmt: skip
 TOGETHER = "not long and not serial and not alone and not containers and not kubelet"
-SERIAL = "serial and not long"
+# Those that share a platform, and those that start servers of their own.
+SHARED = "serial and shared and not long"
+SERVERS = "serial and not shared and not long"
 # What a change of Python is tried with first: each function once, and nothing that waits for other processes. Tests of
 # pages are a third of what is left, in processor time.
 FAST = f"{TOGETHER} and not committed and not browser and not slow"
@@ -57,7 +60,9 @@ MARKS = {
     "Python, kubelet": "kubelet",
     "Python, by the clock": "alone and not long",
     "Python": TOGETHER,
-    "Python, platforms": SERIAL,
+    "Python, agents": TOGETHER,
+    "Python, servers": SERVERS,
+    "Python, platforms": SHARED,
 }
 NOT_FAST = (
     "agent",
@@ -74,6 +79,7 @@ NOT_FAST = (
 )
 # Where the tests marked ``alone`` are, and those marked ``serial``: every process would read all files to find them.
 BY_THE_CLOCK = ("tests/benchmarks",)
+OF_AGENTS = "tests/agent"
 ON_PLATFORMS = tuple(f"tests/{name}" for name in ("e2e", "fuzz", "demo", "browser", "cli", "clusters"))
 # A module's tests stay together, with what they share, until a process has nothing left to do.
 STEALING = ("--dist", "worksteal")
@@ -103,7 +109,7 @@ class Row:
         return self.status == FAILURES and bool(self.passed) and 0 < (self.failed or 0) <= FEW
 
 
-def pytest_suite(suite: str, caches: Path, *arguments: str, before: Sequence[str] = ()) -> list[Row]:
+def pytest_suite(suite: str, *arguments: str, caches: Path, before: Sequence[str] = ()) -> list[Row]:
     """Run a suite of Python tests, or with `--last-failed` its repeat; pytest's cache says what failed."""
     name = suite.removesuffix(AGAIN)
     report, cache = caches / f"{suite}.xml", caches / name
@@ -161,7 +167,7 @@ def suites_again(rows: list[Row], caches: Path) -> list[Row]:
     for row in rows:
         if row.suite in MARKS and row.may_be_the_crowd:
             print(f"\n{row.suite}: what failed is asked once more, alone\n", flush=True)
-            repeated += pytest_suite(f"{row.suite}{AGAIN}", caches, "--last-failed")
+            repeated += pytest_suite(f"{row.suite}{AGAIN}", "--last-failed", caches=caches)
         elif row.suite in C_SUITES and not row.good:
             repeated += c_suite(f"{row.suite}{AGAIN}")
     return repeated
@@ -201,27 +207,35 @@ def main() -> int:
 
 def run_fast(caches: Path, extra: list[str]) -> list[Row]:
     without = [f"--ignore=tests/{name}" for name in NOT_FAST]
-    return pytest_suite("Python, fast", caches, "--once", *without, "-n", PROCESSES, *STEALING, *extra)
+    return pytest_suite("Python, fast", "--once", *without, "-n", PROCESSES, *STEALING, *extra, caches=caches)
 
 
 def run_long(caches: Path, extra: list[str]) -> list[Row]:
     return [
         *c_suite("C, long"),
-        *pytest_suite("Python, long", caches, "--timeout=3600", *extra),
-        *pytest_suite("Python, containers", caches, *(extra or ["tests/containers"])),
-        *pytest_suite("Python, kubelet", caches, *(extra or ["tests/kubelet"])),
+        *pytest_suite("Python, long", "--timeout=3600", *extra, caches=caches),
+        *pytest_suite("Python, containers", *(extra or ["tests/containers"]), caches=caches),
+        *pytest_suite("Python, kubelet", *(extra or ["tests/kubelet"]), caches=caches),
     ]
 
 
 def run_all(caches: Path, extra: list[str]) -> list[Row]:
-    clock = partial(pytest_suite, "Python, by the clock", caches, *(extra or BY_THE_CLOCK))
-    platforms = ("-n", PLATFORMS, *BY_FILES, *(extra or ON_PLATFORMS))
+    """Run what measures by the clock, then all else; pytest's arguments may say which tests."""
+    suite = partial(pytest_suite, caches=caches)
+    python = ["-n", PROCESSES, *STEALING, *(extra or [f"--ignore={OF_AGENTS}"])]
+    agents = ["-n", AGENTS, *STEALING, OF_AGENTS]
+    serial = extra or ON_PLATFORMS
     return [
-        *beside(*([partial(c_suite, suite, beside_others=True)] for suite in TIMED), [clock]),
         *beside(
-            [partial(c_suite, suite, beside_others=True) for suite in ("C, the rest", "C, sanitizers")],
-            [partial(pytest_suite, "Python", caches, "-n", PROCESSES, *STEALING, *extra, before=AFTER_OTHERS)],
-            [partial(pytest_suite, "Python, platforms", caches, *platforms)],
+            *([partial(c_suite, name, beside_others=True)] for name in TIMED),
+            [partial(suite, "Python, by the clock", *(extra or BY_THE_CLOCK))],
+        ),
+        *beside(
+            [partial(c_suite, name, beside_others=True) for name in ("C, the rest", "C, sanitizers")],
+            [partial(suite, "Python", *python, before=AFTER_OTHERS)],
+            [] if extra else [partial(suite, "Python, agents", *agents, before=AFTER_OTHERS)],
+            [partial(suite, "Python, servers", *serial)],
+            [partial(suite, "Python, platforms", "-n", PLATFORMS, *BY_FILES, *serial)],
         ),
     ]
 

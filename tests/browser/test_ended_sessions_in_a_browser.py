@@ -8,7 +8,7 @@ from playwright.sync_api import Error, Page, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.keyboard import press, write
-from tests.platform import Platform
+from tests.platform import PATIENCE_SECONDS, Platform, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.serial, pytest.mark.timeout(300)]
 
@@ -17,6 +17,19 @@ def sign_in_again(page: Page, platform: Platform) -> None:
     page.get_by_label("Name", exact=True).fill("operator")
     page.get_by_label("Password", exact=True).fill((platform.state / "operator.password").read_text().strip())
     page.get_by_role("button", name="Sign in").click()
+
+
+def press_until_signed_out(page: Page, button: str) -> None:
+    """Press a button. A refresh of the page may lead to the sign-in first, and nothing is left to be pressed."""
+
+    def signed_out() -> bool:
+        with suppress(Error):
+            press(page, page.get_by_role("button", name=button))
+        return page.get_by_label("Password", exact=True).is_visible()
+
+    page.set_default_timeout(2000)
+    until(signed_out, what="the sign-in")
+    page.set_default_timeout(1000 * PATIENCE_SECONDS)
 
 
 def open_claim(visitor: Visitor, platform: Platform, name: str) -> dict[str, Any]:
@@ -80,9 +93,7 @@ def test_new_limits_that_come_back_get_the_note_as_well(visitor: Visitor, platfo
     write(page, "Core limit", "30")
     platform.granted("PATCH", f"claims/{claim['uid']}/", {"core_limit": 45})
     page.context.clear_cookies(name="sessionid")
-    # A refresh of the page may lead to the sign-in before the button does.
-    with suppress(Error):
-        press(page, page.get_by_role("button", name="Apply"))
+    press_until_signed_out(page, "Apply")
     sign_in_again(page, platform)
     visitor.complaints.clear()  # of the answer 401, from which the sign-in follows
     expect(page.get_by_label("Core limit")).to_have_value("30")

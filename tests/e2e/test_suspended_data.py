@@ -147,7 +147,10 @@ def release_beside(claims: Claims, others: list[str], *, node: str, but: str) ->
     raise AssertionError("No other claim is on the node.")
 
 
-@pytest.mark.parametrize("part", ["server", "scheduler", "worker", "agent"])
+# tests/e2e/test_suspension_kills.py kills each part once per commit, under a program that checks its data, too.
+@pytest.mark.parametrize(
+    "part", [*(pytest.param(part, marks=pytest.mark.long) for part in ("server", "scheduler", "worker")), "agent"]
+)
 def test_a_part_that_is_killed_meanwhile_loses_nothing(claims: Claims, tmp_path: Path, part: str) -> None:
     """Killed right after each order: the claim is suspended and resumed all the same, and the program has its data."""
     platform = claims.platform

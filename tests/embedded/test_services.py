@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -29,6 +30,25 @@ with embedded.services(Path(sys.argv[1]), durable=True) as running:
 """
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the state of services that have run and ended: PostgreSQL's initialisation takes a second each time."""
+    state = tmp_path_factory.mktemp("ended") / "state"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DATABASE_URL", "REDIS_URL"):
+            patch.delenv(name, raising=False)
+        with embedded.services(state, durable=False) as running:
+            assert set(running.pids) == {"postgres", "valkey"}
+    yield state
+    shutil.rmtree(state)
+
+
+@pytest.fixture
+def state(tmp_path: Path, ended: Path) -> Path:
+    """Return a state of the test's own that was initialised before."""
+    return shutil.copytree(ended, tmp_path / "state", symlinks=True)
+
+
 def test_both_start_from_nothing_and_answer(tmp_path: Path) -> None:
     with embedded.services(tmp_path / "state", durable=False) as running:
         with psycopg.connect(running.database_url) as connection:
@@ -37,25 +57,24 @@ def test_both_start_from_nothing_and_answer(tmp_path: Path) -> None:
         assert set(running.pids) == {"postgres", "valkey"}
 
 
-def test_they_are_gone_afterwards(tmp_path: Path) -> None:
-    with embedded.services(tmp_path / "state", durable=False) as running:
+def test_they_are_gone_afterwards(state: Path) -> None:
+    with embedded.services(state, durable=False) as running:
         pids = list(running.pids.values())
         assert all(map(alive, pids))
     assert not any(map(alive, pids))
 
 
-def test_the_data_is_there_at_the_second_start(tmp_path: Path) -> None:
-    with embedded.services(tmp_path / "state", durable=True) as running, psycopg.connect(running.database_url) as first:
+def test_the_data_is_there_at_the_second_start(state: Path) -> None:
+    with embedded.services(state, durable=True) as running, psycopg.connect(running.database_url) as first:
         first.execute("CREATE TABLE kept AS SELECT 42 AS number")
     with (
-        embedded.services(tmp_path / "state", durable=True) as running,
+        embedded.services(state, durable=True) as running,
         psycopg.connect(running.database_url) as second,
     ):
         assert second.execute("SELECT number FROM kept").fetchone() == (42,)
 
 
-def test_they_die_with_a_launcher_that_is_killed_and_the_next_start_finds_the_data(tmp_path: Path) -> None:
-    state = tmp_path / "state"
+def test_they_die_with_a_launcher_that_is_killed_and_the_next_start_finds_the_data(state: Path) -> None:
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(state)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
     )
@@ -72,10 +91,7 @@ def test_they_die_with_a_launcher_that_is_killed_and_the_next_start_finds_the_da
     assert eventually(lambda: not any(map(alive, pids)), seconds=10)
 
 
-def test_a_lock_file_of_a_process_that_is_no_server_is_forgotten(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with embedded.services(state, durable=False):
-        pass
+def test_a_lock_file_of_a_process_that_is_no_server_is_forgotten(state: Path) -> None:
     # As after a reboot, when the number in the file is another process' pid.
     (state / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{state}/postgres\n1\n5432\n\n\n")
     with embedded.services(state, durable=False) as running, psycopg.connect(running.database_url) as connection:
@@ -101,17 +117,17 @@ def test_addresses_that_are_given_win(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not running.pids
 
 
-def test_nobody_else_may_enter_and_no_port_is_open(tmp_path: Path) -> None:
-    with embedded.services(tmp_path / "state", durable=False) as running:
-        for place in (tmp_path / "state", places.socket_directory(tmp_path / "state")):
+def test_nobody_else_may_enter_and_no_port_is_open(state: Path) -> None:
+    with embedded.services(state, durable=False) as running:
+        for place in (state, places.socket_directory(state)):
             assert stat.S_IMODE(place.stat().st_mode) == 0o700
         with psycopg.connect(running.database_url) as connection:
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
         assert redis.Redis.from_url(running.redis_url).config_get("port") == {"port": "0"}
 
 
-def test_a_state_whose_path_is_too_long_for_sockets_gets_a_short_place(tmp_path: Path) -> None:
-    state = tmp_path / ("long-" * 30)
+def test_a_state_whose_path_is_too_long_for_sockets_gets_a_short_place(tmp_path: Path, ended: Path) -> None:
+    state = shutil.copytree(ended, tmp_path / ("long-" * 30), symlinks=True)
     with embedded.services(state, durable=False) as running:
         assert redis.Redis.from_url(running.redis_url).ping()
         assert places.socket_directory(state) == places.socket_directory(state)
@@ -126,10 +142,7 @@ def test_a_link_in_the_place_of_a_private_directory_is_refused(tmp_path: Path) -
         places.private_directory(tmp_path / "state")
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with embedded.services(state, durable=False):
-        pass
+def test_a_server_that_cannot_start_says_why(state: Path) -> None:
     (state / "postgres" / "postgresql.conf").write_text("no_such_setting = on\n")
     with pytest.raises(embedded.StartFailed, match="no_such_setting"), embedded.services(state, durable=False):
         pass

@@ -32,7 +32,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rows_of(suite: Path) -> list[run.Row]:
     """Run the tests of the directory, and repeat what may have failed because of the crowd."""
-    rows = run.pytest_suite("Some", suite / "caches")
+    rows = run.pytest_suite("Some", caches=suite / "caches")
     return rows + run.suites_again(rows, suite / "caches")
 
 
