@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import pynvml as nvml
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from agent import wire
 from agent.claims.instances import InstanceRecord
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 # Something is to be made or removed that could not be: a program that does not end, a foreign instance in the way.
 RETRY_SECONDS = 0.5
-# Instances that others make or remove on the machine are noticed after this time.
+# Modes and instances that others change on the machine are noticed after this time.
 STEADY_SECONDS = 10.0
 
 
@@ -37,7 +37,7 @@ class News(NamedTuple):
 
     # An instance was made or removed, or could not be: with the time.
     changed: Callable[[float], None]
-    # Foreign instances came or went.
+    # A GPU's mode was changed, or foreign instances came or went.
     renew: Callable[[], Awaitable[None]]
     # An event for the server: its code, and words.
     report: Callable[[str, str], None]
@@ -56,7 +56,7 @@ class InstanceKeeper:
         self._node, self._nvml, self._in_nvml_thread = node, nvml_, in_nvml_thread
         self._news = news
         self.check_now = asyncio.Event()
-        self._foreign: object = None
+        self._renewed_for: object = None
         self._verified_at = float("-inf")
         # What was to be done when it was last looked for.
         self._seen: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
@@ -73,7 +73,7 @@ class InstanceKeeper:
         """Run until cancelled."""
         while True:
             is_done = await self.step()
-            await self._watch_foreign()
+            await self._watch_gpus()
             await pause(self.check_now, STEADY_SECONDS if is_done else RETRY_SECONDS)
 
     async def step(self) -> bool:
@@ -179,22 +179,20 @@ class InstanceKeeper:
             self._report()
         return False
 
-    async def _watch_foreign(self) -> None:
-        """Send the server the foreign instances anew if they changed since the last look."""
-        divided = {gpu.uuid for gpu in self._nvml.latest.gpus if isinstance(gpu.mig, wire.Mig)}
-        if not divided:
-            return
+    async def _watch_gpus(self) -> None:
+        """Send the server the GPUs anew if their mode or their foreign instances differ from what it was told."""
+        told = {gpu.uuid: gpu.mig for gpu in self._nvml.latest.gpus}
         handles, own = dict(self._nvml.handles), self._node.instances.own()
         found = await self._in_nvml_thread(
             lambda: {
-                uuid: mig.describe(handle, frozenset(start for gpu, start in own if gpu == uuid))
+                uuid: mig.describe(handle, frozenset(start for gpu, start in own if gpu == uuid)) or UNSET
                 for uuid, handle in handles.items()
-                if uuid in divided
             }
         )
-        if self._foreign not in (None, found):
+        # Once for each change: the hello may take a while.
+        if any(told.get(uuid, facts) != facts for uuid, facts in found.items()) and found != self._renewed_for:
+            self._renewed_for = found
             await self._news.renew()
-        self._foreign = found
 
 
 def _explain(error: nvml.NVMLError, place: wire.MigPlace, gpu_uuid: str) -> str:

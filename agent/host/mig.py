@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pynvml as nvml
 
-from agent.logs import log
 from agent.wire_mig import Mig, MigPlace, MigProfile
 
 MIB = 1 << 20
@@ -52,9 +51,8 @@ def describe(handle: Any, own: frozenset[int]) -> Mig | None:
     try:
         kinds = read_kinds(handle)
         foreign = [one.place for one in read_instances(handle, kinds) if one.place.start not in own]
-    except (nvml.NVMLError, AttributeError) as error:
-        # Not root, or a driver before 525, which does not name profiles.
-        log.warning("mig-not-managed", reason=str(error))
+    except (nvml.NVMLError, AttributeError):
+        # Not root, or a driver before 525, which does not name profiles: the check `mig` says so.
         return Mig(profiles=[])
     return Mig(profiles=[kind.profile for kind in kinds if VARIANT not in kind.profile.name], foreign=foreign)
 

@@ -88,7 +88,8 @@ def _create_device_plugin(kubelet: Kubelet, settings: Settings, sources: Sources
 
     def current_offer(resource: str) -> devices.Offer:
         there = sources.inventory()
-        unhealthy = devices.unhealthy_gpus(there.gpus, sources.health.conditions)
+        # Pods get shares of whole GPUs: one in MIG mode has none.
+        unhealthy = devices.unhealthy_gpus(there.gpus, sources.health.conditions) | there.divided
         return devices.offer(resource, there.gpus, unhealthy, there.memory_nodes)
 
     pods = Pods(

@@ -40,7 +40,7 @@ def find_hindrance(machine: Machine) -> str | None:
     """Return why no program can be moved between GPUs of this machine; None if the driver can do it."""
     if machine.cuda < LEAST_CUDA:
         return "Programs stay on their GPUs: to move them the driver must be 580 (CUDA 13.0) or newer."
-    if any(gpu.uuid.startswith("MIG-") for gpu in machine.inventory.gpus):
+    if machine.inventory.divided or any(gpu.uuid.startswith("MIG-") for gpu in machine.inventory.gpus):
         return "Programs stay on their GPUs: this driver moves whole GPUs, not MIG devices."
     models = [gpu.model for gpu in machine.inventory.gpus]
     if not any(models.count(model) > 1 for model in models):

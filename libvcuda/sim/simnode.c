@@ -13,7 +13,8 @@ static const char usage[] =
     "                           [--switch-us N] [--driver VERSION] [--mig GPU,GPU...] [--keep]\n"
     "       simnode show PATH\n"
     "       simnode fault PATH GPU NAME=NUMBER...\n"
-    "       simnode driver PATH VERSION\n\n"
+    "       simnode driver PATH VERSION\n"
+    "       simnode mig PATH GPU 0|1\n\n"
     "Makes (or shows) the file of a virtual node with simulated GPUs. Programs use it with\n"
     "LD_LIBRARY_PATH=.../build/sim and GPUCLOUD_SIM_NODE=PATH. The GPUs' UUIDs follow from the name.\n"
     "  --name NAME     sim-1      --gpus N      4 (at most 16)\n"
@@ -23,6 +24,7 @@ static const char usage[] =
     "  --mig 0,1: these GPUs are in MIG mode; of a model with A100, H100 or H200 in its name, whose profiles they "
     "have.\n"
     "    All GPUs then have that model's memory. A node has 16 places for GPUs and, of each in MIG mode, 7 instances.\n"
+    "    `simnode mig` changes the mode of one that has no instance and no program, as nvidia-smi does.\n"
     "  --driver VERSION, see below: from 615 on, NVML can limit the memory of control groups\n"
     "  --switch-us N   175: what giving the GPU from one process to another costs, in microseconds\n"
     "Faults, as NVML shows them: xid=79 (an error that is told once), lost=1, ecc=2 (uncorrected errors so far),\n"
@@ -49,6 +51,25 @@ static uint64_t parse_size(const char *text)
     default:
         return n;
     }
+}
+
+static int set_mode(const char *path, const char *index, const char *mode)
+{
+    struct sim_node *node = sim_node_open(path);
+    uint32_t gpu = (uint32_t)strtoul(index, NULL, 10);
+    if (!node || gpu >= node->gpus || !sim_mig_table_of(node->gpu[gpu].name)) {
+        fprintf(stderr, "simnode: %s is no virtual node with a GPU %s that has MIG\n", path, index);
+        return 1;
+    }
+    sim_lock(&node->gpu[0]);
+    int is_used = sim_mig_next(node, &node->gpu[gpu], NULL) != NULL;
+    sim_unlock(&node->gpu[0]);
+    if (is_used || sim_mig_is_busy(&node->gpu[gpu])) {
+        fprintf(stderr, "simnode: GPU %s is in use\n", index);
+        return 1;
+    }
+    __atomic_store_n(&node->gpu[gpu].mig.mode, *mode == '1', __ATOMIC_RELEASE);
+    return 0;
 }
 
 static void show_instances(struct sim_node *node, struct sim_gpu *gpu)
@@ -241,6 +262,8 @@ int main(int argc, char **argv)
         return show(argv[2]);
     if (argc >= 5 && !strcmp(argv[1], "fault"))
         return fault(argv[2], argv[3], argv + 4);
+    if (argc == 5 && !strcmp(argv[1], "mig"))
+        return set_mode(argv[2], argv[3], argv[4]);
     if (argc == 4 && !strcmp(argv[1], "driver"))
         return set_driver(argv[2], argv[3]);
     fputs(usage, stderr);

@@ -17,9 +17,11 @@ from msgspec import UNSET
 from agent import wire
 from agent.check.mig import mig
 from agent.host.gpus import Inventory
+from agent.kubelet.devices import CORE
 from agent.launch import cdi
 from tests.agent import forked
 from tests.agent.control import Connection, Control
+from tests.agent.kubelet import Kubelet
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
@@ -102,6 +104,12 @@ def hard(stage: Stage, place: wire.MigPlace = SMALL, **more: Any) -> wire.Assign
     return stage.assignment(mig=place, core_request=14, core_limit=14, memory_bytes=16 * GIB, **more)
 
 
+def set_mode(stage: Stage, *, gpu: int, mode: int) -> str:
+    """Change the mode of a GPU as an operator does; return why it was refused, empty if it was not."""
+    command = [str(BUILD / "simnode"), "mig", str(stage.node_file), str(gpu), str(mode)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def run_nvml(stage: Stage, *lines: str) -> None:
     """Call NVML as an operator does by nvidia-smi; `gpu` is the first GPU."""
     script = [
@@ -126,6 +134,8 @@ async def test_the_hello_describes_a_gpu_in_mig_mode(divided: Stage) -> None:
     hello = await (await divided.control.connection()).expect(wire.Hello)
     first, second = hello.gpus
     assert second.mig is UNSET
+    # The driver moves programs between whole GPUs only.
+    assert hello.move is UNSET
     assert isinstance(first.mig, wire.Mig)
     assert first.mig.foreign == []
     profiles = {
@@ -140,6 +150,15 @@ async def test_the_hello_describes_a_gpu_in_mig_mode(divided: Stage) -> None:
         "4g.71gb": (4, 71168, 4, [0]),
         "7g.141gb": (7, 143360, 8, [0]),
     }
+
+
+async def test_a_mode_that_an_operator_changes_is_told_by_a_new_hello(divided: Stage, instances: Connection) -> None:
+    held = hard(divided)
+    await put(instances, 1, held)
+    assert "in use" in set_mode(divided, gpu=0, mode=0)
+    assert not set_mode(divided, gpu=1, mode=1)
+    hello = await (await divided.control.connection()).expect(wire.Hello)
+    assert [isinstance(gpu.mig, wire.Mig) for gpu in hello.gpus] == [True, True]
 
 
 async def test_the_self_check_says_what_is_divided_and_by_whom(divided: Stage) -> None:
@@ -345,3 +364,12 @@ async def test_containers_get_the_device_nodes_of_their_instance_alone(tmp_path:
     found = cdi.capability_nodes(0, 3, 0, capabilities=tmp_path)
     assert found == ["/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
     assert cdi.capability_nodes(1, 3, 0, capabilities=tmp_path) == []
+
+
+async def test_the_kubelet_is_offered_no_share_of_a_gpu_in_mig_mode(divided: Stage, kubelet: Kubelet) -> None:
+    divided.start(**kubelet.settings)
+    await kubelet.knows_both()
+    offered = kubelet.plugins[CORE].devices
+    await eventually(lambda: {*offered.values()} == {"Healthy", "Unhealthy"})
+    closed = {int(one.rpartition("-")[2]) for one, health in offered.items() if health == "Unhealthy"}
+    assert closed == set(range(100))
