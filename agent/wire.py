@@ -31,7 +31,10 @@ from agent.wire_pods import ObjectName as ObjectName  # noqa: PLC0414 - likewise
 from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
 from agent.wire_pods import ResourceClaim as ResourceClaim  # noqa: PLC0414 - likewise
 from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
+from agent.wire_words import AuditPolicy as AuditPolicy  # noqa: PLC0414 - likewise
+from agent.wire_words import BackEnd as BackEnd  # noqa: PLC0414 - likewise
 from agent.wire_words import DriftKind as DriftKind  # noqa: PLC0414 - likewise
+from agent.wire_words import Policy as Policy  # noqa: PLC0414 - likewise
 
 VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
@@ -59,9 +62,6 @@ Celsius = Annotated[float, Meta(ge=-1000, le=1e5)]
 Word = Annotated[str, Meta(max_length=200)]
 Sentence = Annotated[str, Meta(max_length=2000)]
 CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
-
-# How the claims of a GPU share its compute; docs/api.md describes each.
-Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +122,8 @@ class Hello(Frame, frozen=True, kw_only=True):
     move: bool | UnsetType = UNSET
     # True: it can send and take running programs (`carry`). Left out if it cannot.
     carry: bool | UnsetType = UNSET
+    # The back ends that it can serve beside turns. Left out by an older agent, which gives turns only.
+    backends: Annotated[list[BackEnd], Meta(max_length=8)] | UnsetType = UNSET
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -306,6 +308,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     secret_digest: Digest
     # None: `Sharing()`.
     sharing: Sharing | None = None
+    backend: BackEnd = "turns"  # the same for all assignments of a GPU
     claim_name: Word = ""  # that its owner gave it
     # None: no cluster's container. Sent to agents that are a kubelet's device plugin; an older one could not read it.
     pod: Pod | None = None
@@ -325,14 +328,11 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     present: bool = True
 
 
-# The handling of a GPU process that no limit holds: report it; end it; or report it and take no new claims.
-AuditPolicy = Literal["warn", "kill", "fence"]
-
-
 class NodePolicy(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):
     """The policies of the node's pool and its operators for the agent, beside assignments."""
 
     audit: AuditPolicy = "warn"
+    backend: BackEnd = "turns"  # of claims that are still to come
     # By GPU: an operator declared errors cured that came up to this moment of the agent's clock.
     cleared: dict[GpuUuid, Seconds] = {}
 

@@ -11,3 +11,12 @@ AssignmentState = Literal[
 DriftKind = Literal[
     "files-lost", "usage-damaged", "limits-changed", "limits-unreadable", "directory-unknown", "library-other"
 ]
+
+# How the claims of a GPU share its compute; docs/api.md describes each.
+Policy = Literal["burst", "fixed", "fair", "weighted", "average", "preempt", "native"]
+
+# The mechanism by which several claims use one GPU; docs/backends.md compares them.
+BackEnd = Literal["turns", "mps", "native"]
+
+# The handling of a GPU process that no limit holds: report it; end it; or report it and take no new claims.
+AuditPolicy = Literal["warn", "kill", "fence"]

@@ -10,7 +10,7 @@ import pickle
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Self
@@ -268,6 +268,7 @@ def hello(
     host_memory_mib: int | None = None,
     carry: bool = False,
     mig: Mapping[int, wire.Mig] = NOT_DIVIDED,
+    backends: Sequence[wire.BackEnd] = (),
 ) -> wire.Hello:
     """Return the hello of this machine's agent; with host memory it can suspend claims, and carry them if wanted.
 
@@ -295,6 +296,7 @@ def hello(
         move=True if can else msgspec.UNSET,
         restart=True,
         carry=carry or msgspec.UNSET,
+        backends=list(backends) or msgspec.UNSET,
         host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,
     )
 

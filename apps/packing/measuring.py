@@ -13,6 +13,7 @@ from django.db.models import Avg, Count, Q
 from apps.nodes.models import Sample
 from apps.packing.planning import Device, Rates, Running
 from apps.quotas.models import Pool
+from apps.quotas.models.pool import BackEnd
 from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, PackProfile, Proposal, ProposalState
 from apps.scheduling.models.proposal import MOVES
@@ -63,7 +64,10 @@ def observe(pool: Pool, *, now: datetime) -> tuple[list[Device], list[Running]]:
             alone=Rates(profile.launches, profile.core) if profile else None,
             now=window.rates if window else None,
             wants=wants,
-            may_move=row.claim_id not in held_back and row.gpu.node.can_move and may_move(row.claim),
+            may_move=row.claim_id not in held_back
+            and row.gpu.node.can_move
+            and row.gpu.backend != BackEnd.MPS
+            and may_move(row.claim),
             apart=_apart(profile, now),
         )
         if profile is not None:

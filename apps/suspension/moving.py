@@ -26,7 +26,7 @@ from apps.scheduling.services.claims.suspension_reports import find_moves
 from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
 from apps.scheduling.services.previews.dry_runs import rehearse
-from apps.suspension.services import begin_suspension, refuse_kind, refuse_nodes, refuse_state
+from apps.suspension.services import begin_suspension, refuse_back_ends, refuse_kind, refuse_nodes, refuse_state
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -108,6 +108,7 @@ def _find_node(claim: Claim, assignments: Sequence[Assignment]) -> Node:
     if len(nodes) != 1:
         raise CannotMove(f"It is on {len(nodes)} nodes, and a move is within one.", nodes=len(nodes))
     (node,) = nodes.values()
+    refuse_back_ends(item.gpu for item in assignments)
     refuse_nodes([node])
     if not node.can_move:
         raise CannotMove(
@@ -152,6 +153,9 @@ def _chosen(claim: Claim, node: Node, assignments: Sequence[Assignment]) -> list
         for device in read_devices(claim.pool, Q(node=node))
         if device.state.uuid not in here and models == {device.state.model}
     }
+    alike = {item.gpu.backend for item in assignments}
+    fitting = Gpu.objects.filter(node=node, backend__in=alike).values_list("uuid", flat=True)
+    devices = {uuid: devices[uuid] for uuid in fitting if uuid in devices}
     fleet = [device.state for device in devices.values()]
     held = read_reserved(claim.pool, now=timezone.now()).withheld_from(claim, lambda: fleet)
     answer: Any = Fleet(fleet, read_nodes(claim.pool), policy=claim.pool.placement_policy).place(
@@ -169,6 +173,16 @@ def lock_gpus(keys: set[int]) -> dict[int, Gpu]:
     return {gpu.pk: gpu for gpu in Gpu.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk")}
 
 
+def refuse_other_back_end(source: Gpu, target: Gpu) -> None:
+    """Refuse a GPU whose claims share it in another way. Raises CannotMove."""
+    if source.backend != target.backend:
+        raise CannotMove(
+            f"GPU {target.index} has the back end {target.backend}, and its programs run with {source.backend}: a "
+            "claim keeps its back end until it ends.",
+            of="back end",
+        )
+
+
 def _take_targets(claim: Claim, node: Node, moving: Sequence[tuple[Assignment, Gpu]]) -> None:
     """Charge the claim's share on the GPUs to which it moves, too. Raises CannotMove, NoRoomToMove."""
     gpus = lock_gpus({gpu.pk for item, target in moving for gpu in (item.gpu, target)})
@@ -178,6 +192,7 @@ def _take_targets(claim: Claim, node: Node, moving: Sequence[tuple[Assignment, G
         if gpu.state != "ready" or node.state != "ready":
             where = f"GPU {gpu.index}" if node.state == "ready" else f"node {node.name}"
             raise CannotMove(f"{where[0].upper()}{where[1:]} takes no claims now: {gpu.state}.", node=node.name)
+        refuse_other_back_end(item.gpu, gpu)
         taken = guard.admits(claim, [target.pk]) and capacity.take(
             gpu_id=target.pk, core=item.held_core, memory_mib=item.held_memory_mib
         )

@@ -7,15 +7,16 @@ into the queue, uncharged but for its host memory, and a round charges it and gi
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from django.db import transaction
 from django.utils import timezone
 
-from apps.nodes.models import Node
+from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.models import Resource
+from apps.quotas.models.pool import BackEnd
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.charging import amount_in_words
@@ -38,7 +39,7 @@ ADVICE = {
 
 
 class CannotSuspend(Conflict, code="cannot-suspend", title="This kind of claim cannot be suspended"):
-    """The claim belongs to a cluster's pod or ResourceClaim, to a reservation, or to a group."""
+    """The claim belongs to a cluster's pod or ResourceClaim, to a reservation, or to a group, or it runs under MPS."""
 
 
 class SuspendUnsupported(Conflict, code="suspend-unsupported", title="The node cannot suspend claims"):
@@ -85,7 +86,7 @@ def suspend_claim(
     refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
     refuse_kind(claim)
     assignments = list(claim.assignments.live().select_related("gpu__node").order_by("gpu_id"))
-    refuse_nodes([item.gpu.node for item in assignments])
+    refuse_gpus([item.gpu for item in assignments])
     memory_mib = sum(item.held_memory_mib for item in assignments)
     # The order of locks: quotas, GPUs (of lent core), nodes.
     states.charge_to(claim, {**claim.charged, Resource.HOST_MEMORY_MIB: memory_mib}, principal=principal)
@@ -151,6 +152,7 @@ def find_obstacles(claims: Sequence[Claim]) -> dict[int, str]:
         try:
             refuse_state(claim, wanted=ClaimState.ACTIVE, what="suspended")
             refuse_kind(claim)
+            refuse_back_ends(item.gpu for item in held[claim.pk])
             refuse_nodes([nodes[key] for key in needed])
             for key, memory_mib in needed.items():
                 if memory_mib > nodes[key].host_memory_mib - nodes[key].host_memory_used_mib:
@@ -240,6 +242,22 @@ def refuse_nodes(nodes: Sequence[Node]) -> None:
                 node=node.name,
                 driver_version=node.driver_version,
             )
+
+
+def refuse_gpus(gpus: Sequence[Gpu]) -> None:
+    """Refuse GPUs whose programs cannot be suspended now. Raises CannotSuspend, NodeUnreachable, SuspendUnsupported."""
+    refuse_back_ends(gpus)
+    refuse_nodes([gpu.node for gpu in gpus])
+
+
+def refuse_back_ends(gpus: Iterable[Gpu]) -> None:
+    """Refuse what the driver would refuse: it cannot move the memory of clients of MPS. Raises CannotSuspend."""
+    if any(gpu.backend == BackEnd.MPS for gpu in gpus):
+        raise CannotSuspend(
+            "Its GPU has the back end mps, and the driver cannot move the memory of clients of MPS: programs there can "
+            "be neither suspended nor moved. Release the claim, or let it end.",
+            of="back end mps",
+        )
 
 
 def begin_suspension(claim: Claim, assignments: Sequence[Assignment], **values: object) -> None:

@@ -109,7 +109,15 @@ TABLE = (
         "pools/",
         "name",
         ("name", "sharing_policy", "placement_policy", "core_ceiling", "rebalance_mode", "description"),
-        wide=("patience_seconds", "idle_rule", "idle_seconds", "failover_policy", "audit_policy", "repair_drift"),
+        wide=(
+            "backend",
+            "patience_seconds",
+            "idle_rule",
+            "idle_seconds",
+            "failover_policy",
+            "audit_policy",
+            "repair_drift",
+        ),
         verbs=frozenset({"list", "show", "create", "change"}),
     ),
     Resource(

@@ -168,6 +168,10 @@ CHAPTERS: Final = (
                 _("Sharing policy"),
                 _("How claims of one GPU divide its compute: by fixed limits, by weight, or the first before others."),
             ),
+            "back-end": Word(
+                _("Back end"),
+                _("How several claims use one GPU: in turns, side by side under MPS, or by the driver's time slices."),
+            ),
         },
     ),
 )
@@ -187,4 +191,5 @@ FIELDS: Final = {
     "borrowing_limit": "borrowed",
     "lending_limit": "lent",
     "sharing_policy": "sharing-policy",
+    "backend": "back-end",
 }

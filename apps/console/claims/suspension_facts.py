@@ -3,6 +3,7 @@
 from typing import Any
 
 from apps.nodes.models import Node
+from apps.quotas.models.pool import BackEnd
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import PUT_ASIDE
 from apps.suspension.between import carrying
@@ -30,6 +31,7 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
         claim.state == ClaimState.ACTIVE
         and alone
         and bool(nodes)
+        and all(item.gpu.backend != BackEnd.MPS for item in live)
         and all(node.can_suspend and node.online for node in nodes.values())
     )
     return {

@@ -12,7 +12,7 @@ from apps.console.shell.amounts import AmountField
 from apps.console.shell.forms import Group, ServiceForm, VersionedForm, flatten, name_field
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
-from apps.quotas.models.pool import AuditPolicy, FailoverPolicy, IdleRule, PlacementPolicy, PreemptBy
+from apps.quotas.models.pool import AuditPolicy, BackEnd, FailoverPolicy, IdleRule, PlacementPolicy, PreemptBy
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
 from apps.scheduling.core.rebalancing.values import Bounds
@@ -21,7 +21,7 @@ from apps.scheduling.core.rebalancing.values import Bounds
 DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
-    "description", "sharing_policy", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
+    "description", "sharing_policy", "backend", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
     "pack_keep_percent", "default_schedule", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
@@ -41,6 +41,7 @@ GROUPS: Final = (
 SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group.names if name not in BOUNDS)
 CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
+    "backend": BackEnd,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
     "preempt_by": PreemptBy,
@@ -53,6 +54,7 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
 LABELS: Final = {
     "description": _("Description"),
     "sharing_policy": _("Sharing policy"),
+    "backend": _("Back end"),
     "core_ceiling": _("Core ceiling"),
     "parts": _("Parts"),
     "oversubscribe": _("Oversubscription"),

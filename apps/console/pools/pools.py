@@ -32,6 +32,7 @@ from apps.quotas.services.tenants import create_pool
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
+from apps.scheduling.services.fleet.back_ends import differing, unable
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.errors import GpucloudError
@@ -69,7 +70,7 @@ class PoolList(ListPage):
     ]
     file = ("pools", [
         "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
-        "sharing_policy", "audit_policy", "idle_rule", "rebalance_mode",
+        "sharing_policy", "backend", "audit_policy", "idle_rule", "rebalance_mode",
     ])  # fmt: skip
 
     def with_details(self, rows: Any) -> Any:
@@ -207,6 +208,8 @@ def preview(principal: Principal, pool: Pool, arguments: dict[str, Any], changes
         }
         if SHARING & changes.keys():
             shown["nodes"] = Node.objects.filter(pool=after).count()
+        if "backend" in changes:
+            shown |= {"backend": after.backend, "keeping": differing(after), "unable": unable(after)}
         if IDLE & changes.keys():
             shown["idle"] = _idle(after)
         if REBALANCING & changes.keys() and after.rebalance_mode != "off":

@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.nodes.models.node import Node
+from apps.quotas.models.pool import BackEnd
 from apps.quotas.models.row import Row, checks
 
 WHOLE = 100
@@ -85,6 +86,8 @@ class Gpu(FreeCapacity, Row):
     unhealthy = models.CharField(max_length=200, blank=True, default="", db_default="")
     # An operator marked all reports up to this time (by the agent's clock) as resolved.
     cleared_through_seconds = models.FloatField(default=0.0, db_default=0.0)
+    # How its claims share it: its pool's when the first of those that are on it was placed.
+    backend = models.CharField(max_length=10, choices=BackEnd, default=BackEnd.TURNS, db_default=BackEnd.TURNS)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
     # In use by pods without a claim, or before they have one.
@@ -99,6 +102,7 @@ class Gpu(FreeCapacity, Row):
         verbose_name = "GPU"
         ordering = ["node_id", "index"]
         constraints = checks(
+            gpu_backend_known=Q(backend__in=BackEnd.values),
             gpu_core_promised_once=Q(core_used__lte=WHOLE),
             gpu_lends_what_is_promised=Q(core_lent__lte=F("core_used")),
             gpu_memory_promised_once=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False),

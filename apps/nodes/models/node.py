@@ -102,6 +102,8 @@ class Node(Row):
     # True if the agent is the node's driver for Dynamic Resource Allocation.
     dra = models.BooleanField(default=False, db_default=False)
     arbiter = models.BooleanField(default=False, db_default=False)
+    # The back ends that its agent can serve beside turns.
+    backends = models.JSONField(default=list, db_default=[])
     # True if its driver can suspend processes; and its memory that suspended claims may take together, and do take.
     can_suspend = models.BooleanField(default=False, db_default=False)
     # True if suspended claims may resume on other GPUs of the node, of the same model.

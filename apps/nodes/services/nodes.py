@@ -185,7 +185,17 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         _take_gpu(node, gpu, known.get(gpu.uuid))
     if gone := [gpu.pk for gpu in known.values() if gpu.present and gpu.uuid not in said]:
         Gpu.objects.filter(pk__in=gone).update(present=False)
-    facts = {
+    facts = _facts_of(hello)
+    if any(getattr(node, name) != value for name, value in facts.items()):
+        return node.change(last_seen_at=timezone.now(), **facts)
+    # A reconnecting fleet mostly repeats known facts.
+    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())
+    return node
+
+
+def _facts_of(hello: wire.Hello) -> dict[str, Any]:
+    """Return the node's fields that the hello says."""
+    return {
         "agent_version": hello.agent_version,
         "driver_version": hello.driver_version,
         "hostname": hello.hostname,
@@ -195,6 +205,7 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "dra": hello.dra is True,
         "simulated": hello.simulated,
         "arbiter": hello.arbiter,
+        "backends": [] if hello.backends is msgspec.UNSET else sorted(hello.backends),
         "can_suspend": hello.suspend is True,
         "can_move": hello.move is True,
         "can_restart": hello.restart is True,
@@ -202,11 +213,6 @@ def take_hello(*, node: Node, hello: wire.Hello) -> Node:
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }
-    if any(getattr(node, name) != value for name, value in facts.items()):
-        return node.change(last_seen_at=timezone.now(), **facts)
-    # A reconnecting fleet mostly repeats known facts.
-    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now())
-    return node
 
 
 @compiled_query

@@ -16,6 +16,7 @@ from apps.quotas.models.pool import (
     MOST_PARTS,
     MOST_SLICE_SECONDS,
     AuditPolicy,
+    BackEnd,
     FailoverPolicy,
     IdleRule,
     PlacementPolicy,
@@ -109,6 +110,14 @@ class PoolSerializer(Strict):
         choices=SharingPolicy.choices,
         default=SharingPolicy.BURST,
         help_text=_("Distribution of a GPU's compute between competing claims."),
+    )
+    backend = serializers.ChoiceField(
+        choices=BackEnd.choices,
+        default=BackEnd.TURNS,
+        help_text=_(
+            "How several claims use one GPU. A change concerns claims that start later: a GPU with claims keeps its "
+            "back end until the last of them has left."
+        ),
     )
     core_ceiling = StrictInteger(
         min_value=1,

@@ -36,6 +36,14 @@ class SharingPolicy(models.TextChoices):
     NATIVE = "native", _("Native: the driver's own time slices, no limit of compute")
 
 
+class BackEnd(models.TextChoices):
+    """Mechanism by which several claims use one GPU; docs/backends.md compares them."""
+
+    TURNS = "turns", _("Turns: claims take turns, by the sharing policy")
+    MPS = "mps", _("MPS: claims run beside one another, each on its part of the multiprocessors")
+    NATIVE = "native", _("Native: the driver's own time slices, and each claim's limit")
+
+
 # Policies under which the arbiter lends idle compute and still guarantees requests.
 LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
@@ -111,6 +119,10 @@ class Pool(Row):
     sharing_policy = models.CharField(
         max_length=10, choices=SharingPolicy, default=SharingPolicy.BURST, db_default=SharingPolicy.BURST
     )
+    # A GPU follows a change when no claim is on it (`apps.scheduling.services.fleet.back_ends`).
+    backend = models.CharField(
+        max_length=10, choices=BackEnd, default=BackEnd.TURNS, db_default=BackEnd.TURNS, verbose_name=_("Back end")
+    )
     core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
     parts = models.PositiveSmallIntegerField(default=1, db_default=1)
     placement_policy = models.CharField(
@@ -174,6 +186,7 @@ class Pool(Row):
         ordering = ["name"]
         constraints = checks(
             pool_policy_known=Q(sharing_policy__in=SharingPolicy.values),
+            pool_backend_known=Q(backend__in=BackEnd.values),
             pool_placement_policy_known=Q(placement_policy__in=PlacementPolicy.values),
             pool_ceiling_in_range=Q(core_ceiling__gte=1, core_ceiling__lte=100),
             pool_failover_policy_known=Q(failover_policy__in=FailoverPolicy.values),

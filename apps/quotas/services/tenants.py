@@ -6,7 +6,7 @@ from django.db import transaction
 from django.db.models import ProtectedError
 
 from apps.quotas.models import Membership, Pool, Role, SharingPolicy, Tenant, User
-from apps.quotas.models.pool import LENDING_POLICIES, IdleRule
+from apps.quotas.models.pool import LENDING_POLICIES, BackEnd, IdleRule
 from apps.quotas.principals import ALL_SCOPES, RANK, Principal
 from apps.quotas.services import audit, cohorts
 from apps.quotas.services.names import NameTaken, refuse_taken
@@ -24,6 +24,10 @@ class PartsMissing(Invalid, code="parts-missing", title="parts is missing"):
 
 class ShrinkNeedsLending(Invalid, code="shrink-needs-lending", title="Nothing can be lent here"):
     """Under the pool's sharing policy no claim could use what an idle claim lends."""
+
+
+class BackEndCannotSuspend(Invalid, code="back-end-cannot-suspend", title="The back end cannot suspend claims"):
+    """Rotation and packing suspend or move claims, which the pool's back end cannot."""
 
 
 @transaction.atomic
@@ -78,6 +82,12 @@ def require_parts(pool: Pool) -> None:
 
 def require_lending(pool: Pool) -> None:
     """Require a policy that lends if idle claims are to lend. Raises ShrinkNeedsLending."""
+    if pool.idle_rule == IdleRule.SHRINK and pool.backend != BackEnd.TURNS:
+        raise ShrinkNeedsLending(
+            f"idle_rule shrink lends what is idle, which only turns give back at once: set idle_rule to report or "
+            f"release, or backend to turns instead of {pool.backend}.",
+            backend=pool.backend,
+        )
     if pool.idle_rule == IdleRule.SHRINK and pool.sharing_policy not in LENDING_POLICIES:
         raise ShrinkNeedsLending(
             f"idle_rule shrink lends what is idle, and {pool.sharing_policy} does not lend: set idle_rule to "
@@ -86,13 +96,25 @@ def require_lending(pool: Pool) -> None:
         )
 
 
+def require_suspension(pool: Pool) -> None:
+    """Refuse rotation and packing, which suspend claims, under MPS. Raises BackEndCannotSuspend."""
+    asked = [name for name in ("oversubscribe", "pack_keep_percent") if getattr(pool, name) is not None]
+    if asked and pool.backend == BackEnd.MPS:
+        raise BackEndCannotSuspend(
+            f"{' and '.join(asked)} suspend and move claims, and clients of MPS can be neither suspended nor moved: "
+            f"set {' and '.join(asked)} to null, or backend to turns or native.",
+            backend=pool.backend,
+        )
+
+
 @transaction.atomic
 def create_pool(*, principal: Principal, name: str, **facts: Any) -> Pool:
-    """Create an empty pool. Raises NameTaken, PartsMissing, ShrinkNeedsLending."""
+    """Create an empty pool. Raises NameTaken, PartsMissing, ShrinkNeedsLending, BackEndCannotSuspend."""
     principal.require_operator()
     pool = Pool(name=name, **facts)
     require_parts(pool)
     require_lending(pool)
+    require_suspension(pool)
     with refuse_taken(lambda: NameTaken(f"There is a pool {name} already.", name=name)):
         pool.save()
     audit.record(principal, "pool.create", audit.Named("pool", name), after={"name": name, **facts})

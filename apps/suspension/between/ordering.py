@@ -24,8 +24,8 @@ from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
 from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.suspension.between import carrying
-from apps.suspension.moving import CannotMove, NoRoomToMove, lock_gpus
-from apps.suspension.services import NodeUnreachable, refuse_kind, refuse_state
+from apps.suspension.moving import CannotMove, NoRoomToMove, lock_gpus, refuse_other_back_end
+from apps.suspension.services import NodeUnreachable, refuse_back_ends, refuse_kind, refuse_state
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -136,6 +136,7 @@ def _refuse(claim: Claim, rows: Sequence[Assignment]) -> None:
     if any(item.counterpart_id is not None for item in rows):
         raise WrongState("It has just moved, and its former node still ends: wait a moment.", state=claim.state)
     refuse_kind(claim)
+    refuse_back_ends(item.gpu for item in rows)
     if not claim.movable:
         raise CannotMove(
             "It is not declared movable: its owner does it with `gpucloud claim resize --movable true`.", of="movable"
@@ -239,6 +240,7 @@ def _take_targets(
         gpu = gpus[target.pk]
         if gpu.state != "ready":
             raise CannotMove(f"GPU {gpu.index} of node {target.node.name} takes no claims now: {gpu.state}.")
+        refuse_other_back_end(row.gpu, gpu)
         taken = guard.admits(claim, [gpu.pk]) and capacity.take(
             gpu_id=gpu.pk, core=row.core_request, memory_mib=row.memory_mib
         )

@@ -10,6 +10,7 @@ from django.db.models import Q
 from apps.nodes.models import Gpu
 from apps.nodes.services import latest
 from apps.quotas.models import Pool, Resource, ResourceQuota
+from apps.quotas.models.pool import BackEnd
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.claims.suspension_reports import SUSPEND_REFUSED
@@ -58,7 +59,7 @@ def picture(pool: Pool, *, now: datetime, barred: Collection[str] = ()) -> Pictu
     reader = _Reader(now, barred, {gpu.pk: gpu for gpu in gpus}, held)
     reader.places = read_resume_places(Q(claim__pool=pool, claim__state__in=OUT, claim__charged_vgpus=0))
     moving = reader.moving()
-    usable = [gpu for gpu in gpus if gpu.state == "ready" and gpu.node.state == "ready" and gpu.node.can_suspend]
+    usable = [gpu for gpu in gpus if gpu.state == gpu.node.state == "ready" and is_movable(gpu)]
     busy = moving | _withheld(usable)
     kept = {uuid: key for key, claim in claims.items() if is_nominated(claim) for uuid in claim.nominated_gpus or ()}
     shared = [reader.shared_gpu(gpu, busy=gpu.uuid in busy, kept_for=kept.get(gpu.uuid)) for gpu in usable]
@@ -66,6 +67,11 @@ def picture(pool: Pool, *, now: datetime, barred: Collection[str] = ()) -> Pictu
     new = [reader.newcomer(claim, usable) for claim in waiting]
     scene = core.Scene(shared, inside, [*out, *new], _budgets(pool, gpus, claims.values()), now.timestamp())
     return Pictured(scene, claims, frozenset(moving))
+
+
+def is_movable(gpu: Gpu) -> bool:
+    """Return True if programs on the GPU can be suspended."""
+    return gpu.node.can_suspend and gpu.backend != BackEnd.MPS
 
 
 def _read_held(gpus: Iterable[Gpu]) -> dict[str, list[Assignment]]:

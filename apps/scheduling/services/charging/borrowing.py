@@ -10,7 +10,7 @@ from django.db.models import F
 
 from apps.nodes.services import capacity
 from apps.quotas.models import Pool
-from apps.quotas.models.pool import LENDING_POLICIES
+from apps.quotas.models.pool import LENDING_POLICIES, BackEnd
 from apps.scheduling.models import Assignment, Claim, ClaimState
 
 # In these states a claim has its guarantee; a claim that leaves them no longer lends.
@@ -23,7 +23,8 @@ ON_A_GPU = frozenset(
 
 def lends(pool: Pool) -> bool:
     """Return True if lent core of this pool can be used by others, and is back at once."""
-    return pool.sharing_policy in LENDING_POLICIES
+    # Only turns give it back to its owner at once.
+    return pool.sharing_policy in LENDING_POLICIES and pool.backend == BackEnd.TURNS
 
 
 def lend(claim: Claim, core: int) -> None:

@@ -18,6 +18,7 @@ from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
 from apps.scheduling.services.claims.elastic import groups_on_the_wire
+from apps.scheduling.services.fleet.back_ends import back_end_of
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ COLUMNS = (
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
+    "gpu__backend", "claim__gpu_count",
 )  # fmt: skip
 
 
@@ -58,7 +60,9 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
 
     A frame's number is read before its contents, so contents are never older than the number says.
     """
-    of_nodes = "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy"
+    of_nodes = (
+        "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy", "pool__backend",
+    )  # fmt: skip
     nodes = list(Node.objects.filter(pk__in=node_ids).order_by("pk").values_list(*of_nodes))
     found = [pk for pk, *_ in nodes]
     wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in found}
@@ -74,12 +78,12 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
     return {
         pk: wire.Desired(
             frame=frame,
-            policy=_policy(audit, cleared.get(pk, {})),
+            policy=_policy(audit, backend, cleared.get(pk, {})),
             assignments=wanted[pk],
             mend=UNSET if all(mends) or asked_at is not None else False,
             groups=groups.get(pk, UNSET),
         )
-        for pk, frame, *mends, asked_at, audit in nodes
+        for pk, frame, *mends, asked_at, audit, backend in nodes
     }
 
 
@@ -106,9 +110,9 @@ def _cleared(node_ids: list[int]) -> dict[int, dict[str, float]]:
     return cleared
 
 
-def _policy(audit: str, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
+def _policy(audit: str, backend: str, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
     """Return the wishes of pool and operators beside assignments; left out if they are the default."""
-    policy = wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), cleared=cleared)
+    policy = wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), backend=cast(wire.BackEnd, backend), cleared=cleared)
     return UNSET if policy == wire.NodePolicy() else policy
 
 
@@ -133,6 +137,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         memory_bytes=row.memory_mib * MIB,
         # An instance is shared with nobody.
         sharing=None if sharing == wire.Sharing() or row.mig_start is not None else sharing,
+        backend=back_end_of(row.gpu__backend, row.claim__gpu_count) if row.mig_start is None else "turns",
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,

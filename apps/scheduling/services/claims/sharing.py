@@ -8,12 +8,12 @@ from apps.nodes.models import Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, overcommit
-from apps.quotas.services.tenants import require_lending, require_parts
+from apps.quotas.services.tenants import require_lending, require_parts, require_suspension
 from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
 # The settings that agents need.
-SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift"})
+SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend"})
 
 
 @transaction.atomic
@@ -21,7 +21,7 @@ def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = 
     """Change a pool's description and how its GPUs are shared.
 
     The new settings are pushed to every node of the pool. No claim's generation changes, as no claim's own limits do.
-    Raises PartsMissing, ShrinkNeedsLending, Overcommitted, PreconditionFailed.
+    Raises PartsMissing, ShrinkNeedsLending, BackEndCannotSuspend, Overcommitted, PreconditionFailed.
     """
     principal.require_operator()
     # Not FOR UPDATE: claims that are made meanwhile refer to the pool and must not wait.
@@ -33,6 +33,7 @@ def change_pool(*, principal: Principal, pool: Pool, versions: etags.Versions = 
     pool.change(**values)
     require_parts(pool)
     require_lending(pool)
+    require_suspension(pool)
     overcommit.refuse(pool, (name for name, ratio in overcommit.RATIOS.items() if ratio in values))
     audit.record(principal, "pool.change", pool, before=before, after=values)
     if any(values[name] != before[name] for name in SHARING & values.keys()):

@@ -35,6 +35,7 @@ from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.cycles.resuming import grant_resume, may_have
 from apps.scheduling.services.failures import SESSION_LOST
+from apps.scheduling.services.fleet.back_ends import follow_pools, serves
 from apps.scheduling.services.fleet.devices import mig_state, slices_used
 from apps.scheduling.services.fleet.reserved import Guard
 
@@ -231,11 +232,13 @@ class _Transaction:
 
     def _choose(self, picks: Iterable[Pick]) -> None:
         """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take that room."""
-        rows = Gpu.objects.select_for_update(no_key=True).filter(pk__in={key for pick in picks for key in pick.gpus})
+        rows = Gpu.objects.select_for_update(no_key=True, of=("self",)).select_related("node__pool")
+        rows = rows.filter(pk__in={key for pick in picks for key in pick.gpus})
         gpus = {gpu.pk: gpu for gpu in rows.order_by("pk")}
         node_ids = {gpu.node_id for gpu in gpus.values()}
         nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
-        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
+        wanted = {gpu.node_id: gpu.node.pool.backend for gpu in gpus.values()}
+        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready" and serves(node, wanted[node.pk])}
         takes: dict[int, tuple[int, int]] = {}
         used = slices_used([gpu.pk for gpu in gpus.values() if gpu.mig is not None])
         guard = Guard(gpus, now=timezone.now())
@@ -259,6 +262,9 @@ class _Transaction:
         self.placed = self._keep(picks, fits)
         if takes and not capacity.take_many(takes):
             raise AssertionError("A locked GPU has changed.")
+        # Programs that resume are used to the back end that they had.
+        kept = {key for pick in self.placed if pick.claim.state == ClaimState.RESUMING for key in pick.gpus}
+        follow_pools([gpus[key] for key in takes.keys() - kept])
         self._node_ids = {gpus[key].node_id for key in takes}
 
     def _find_instance(self, pick: Pick, gpus: Mapping[int, Gpu], used: dict[int, int]) -> bool:

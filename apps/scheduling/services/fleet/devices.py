@@ -12,12 +12,13 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.mig import Mig, Profile
 from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment
+from apps.scheduling.services.fleet.back_ends import serves
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The fields of a node on which the state of its GPUs depends.
-OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame")
+OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame", "backends")
 # A link between two GPUs: their uuids, and the kind of link.
 Pair = tuple[str, str, str]
 LABELLED = Q(claim__affinity__isnull=False) | Q(claim__anti_affinity__isnull=False) | Q(claim__exclusion__isnull=False)
@@ -105,8 +106,11 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 memory_mib=gpu.memory_mib,
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
-                schedulable=gpu.mig is None and gpu.state == "ready" and states[gpu.node_id] == "ready",
-                unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id]),
+                schedulable=gpu.mig is None
+                and gpu.state == "ready"
+                and states[gpu.node_id] == "ready"
+                and serves(nodes[gpu.node_id], pool.backend),
+                unhealthy=_ails(gpu, nodes[gpu.node_id], states[gpu.node_id], pool),
                 labels=labels.get(gpu.pk, ()),
                 core_over=max(0, -gpu.core_left),
                 memory_over_mib=max(0, -gpu.memory_left_mib),
@@ -119,7 +123,7 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     ]
 
 
-def _ails(gpu: GpuRow, node: Node, state: str) -> str:
+def _ails(gpu: GpuRow, node: Node, state: str, pool: Pool) -> str:
     """Return the problem that keeps claims off a GPU that is there, on a node that is there; empty if none."""
     if not gpu.present or state not in ("ready", "unhealthy", "fenced"):
         return ""
@@ -127,7 +131,8 @@ def _ails(gpu: GpuRow, node: Node, state: str) -> str:
         return CORDONED
     if node.fenced_at is not None:
         return "its node is fenced"
-    found = ", ".join(words for words in (gpu.unhealthy, node.unhealthy) if words)
+    lacking = "" if serves(node, pool.backend) else f"its node cannot serve back end {pool.backend}"
+    found = ", ".join(words for words in (gpu.unhealthy, node.unhealthy, lacking) if words)
     return found or (MIG_MODE if gpu.mig is not None else "")
 
 

@@ -18,7 +18,7 @@ from apps.nodes.models.node import FRESH
 from apps.nodes.services.telemetry.peaks import beginning, peaks
 from apps.nodes.services.telemetry.reading import Series
 from apps.quotas.models import EventKind, Pool
-from apps.quotas.models.pool import IdleRule
+from apps.quotas.models.pool import BackEnd, IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
@@ -116,7 +116,7 @@ def _seen(claim: Claim, found: dict[str, dict[int, list[Peak]]], rows: list[Assi
         opted_out=not claim.rebalance,
         reserved=claim.reservation_id is not None,
         lends=borrowing.lends(claim.pool) and not claim.borrowed_core,
-        can_suspend=alone and all(row.gpu.node.can_suspend for row in rows),
+        can_suspend=alone and all(row.gpu.node.can_suspend and row.gpu.backend != BackEnd.MPS for row in rows),
         release_at=None if release_at is None else int(release_at.timestamp()),
     )
 
