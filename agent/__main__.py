@@ -47,6 +47,7 @@ environment:
   GPUCLOUD_CARRY                  HOST:PORT at which other agents bring running programs to this one (off)
   GPUCLOUD_CARRY_UIDS             users whose programs it takes from them, like 1000,2000-2999 (none)
   GPUCLOUD_CRIU                   CRIU 4, which carries them (else criu of PATH)
+  GPUCLOUD_MPS_CONTROL            nvidia-cuda-mps-control (that of PATH); off: no back end mps
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from agent import VERSION, metrics, statefile, wire
+from agent import VERSION, hello, metrics, statefile, wire
 from agent.backoff import Backoff
 from agent.check.running import SelfCheck
 from agent.claims import audit, auditor
@@ -44,6 +44,7 @@ from agent.local_api.listener import Caller, Listener
 from agent.local_wire import Answer, Refusal, Request
 from agent.logs import log
 from agent.metrics import Facts
+from agent.mps import MpsServers
 from agent.node import STEADY_SECONDS, Node
 from agent.releases import Releases, Walk
 from agent.rundir import RunDir
@@ -77,9 +78,8 @@ class Daemon:
         self._releases = Releases(self._node, grace_seconds=settings.grace_seconds)
         self._nvml = Nvml(settings.nvml_library, self._node.instances)
         self._nvml_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
-        self._inventory = Inventory()
+        self._inventory, self._check_now = Inventory(), asyncio.Event()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
-        self._check_now = asyncio.Event()
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
         self._outbox = Outbox(self._observe, lambda: wire.Conditions(conditions=self._checkup.health.conditions))
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
@@ -97,6 +97,7 @@ class Daemon:
         nvml = self._nvml, self._in_nvml_thread
         self._keeper = InstanceKeeper(self._node, *nvml, News(self._settle, self._renew_link, self._tell))
         self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
+        self._node.mps = self._mps = MpsServers(self._node, settings, self._tell, self._check_now, self._renew_link)
         self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
         self._link: Link | None = None
         self._node_name = ""
@@ -131,7 +132,7 @@ class Daemon:
         ]
         if self._settings.audit != "off":
             loops.append(self._audits())
-        loops += [part.run() for part in self._kubelet]
+        loops += [part.run() for part in (*self._kubelet, self._mps)]
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -187,6 +188,7 @@ class Daemon:
         if self._node.pause_seconds(now=now) < STEADY_SECONDS:
             self._check_now.set()
         self._suspender.check_now.set()
+        self._mps.check_now.set()
 
     def _follow(self, desired: wire.Desired) -> None:
         """Apply the node policy of the desired state."""
@@ -253,23 +255,15 @@ class Daemon:
 
     async def _hello(self) -> wire.Hello:
         await self._take_inventory()
-        return wire.Hello(
-            agent_version=VERSION,
-            driver_version=self._inventory.driver_version,
-            hostname=socket.gethostname(),
-            run_dir=str(self._run_dir.root),
-            library=str(self._settings.library.path),
-            simulated=self._settings.library.simulated_node is not None,
+        checks = await self._self_check.check_machine(self._inventory)
+        return await hello.build(
+            self._settings,
+            self._inventory,
+            checks,
             arbiter=self._arbiter.installed,
-            gpus=list(self._inventory.gpus),
-            checks=await self._self_check.check_machine(self._inventory),
-            kubernetes_node=self._settings.kubelet.node if self._settings.kubelet is not None else msgspec.UNSET,
-            dra=await self._driver.tell() or msgspec.UNSET,
-            suspend=await self._suspender.is_able() or msgspec.UNSET,
-            host_memory_bytes=await self._suspender.offer_bytes(),
-            move=await self._suspender.can_move() or msgspec.UNSET,
-            carry=await self._suspender.can_carry() or msgspec.UNSET,
-            restart=True,
+            backends=self._mps.backends,
+            dra=await self._driver.tell(),
+            suspender=self._suspender,
         )
 
     async def _inventory_now(self) -> Inventory:
@@ -340,14 +334,15 @@ class Daemon:
     def _checkup_inputs(self) -> CheckupInputs:
         claims_run = any(runtime.members.living() for runtime in self._node.runtimes.values())
         more = [self._auditor.verdict()] if self._auditor.mode != "off" else []
-        more += self._kernel_limits.verdicts()
+        more += [*self._kernel_limits.verdicts(), *self._mps.verdicts()]
         return CheckupInputs(inventory=self._inventory, arbiter=self._arbiter.status, claims_run=claims_run, more=more)
 
     async def _audits(self) -> None:
         while True:
             await asyncio.sleep(audit.LOOK_SECONDS)
             listed, drawing, measured = await self._in_nvml_thread(self._nvml.list_processes)
-            now = time.monotonic()
+            now, own = time.monotonic(), self._mps.pids
+            listed = [one for one in listed if one.pid not in own]
             if listed:
                 # The audit must not compare the GPU's present processes with a page of a second ago.
                 self._node.step(now=now)

@@ -20,6 +20,7 @@ from agent.claims.groups import Groups
 from agent.claims.instances import Instances
 from agent.claims.pages import LimitSlot
 from agent.claims.registry import Registry
+from agent.claims.serving import Serving
 from agent.host import cgroups
 from agent.host.cgroups import Hierarchy
 from agent.host.processes import Process
@@ -54,6 +55,8 @@ class Node:
         self._claims = claims
         self._registry = registry
         self._grace_seconds = grace_seconds
+        # Set by the daemon; without it no claim has a server.
+        self.mps: Serving | None = None
         self.suspensions = Suspensions(journals.suspensions)
         self.instances = Instances(journals.instances)
         self.desired: wire.Desired | None = None

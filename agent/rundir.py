@@ -7,6 +7,7 @@
 <run dir>/suspensions.json      the suspended claims, and those on the way there or back
 <run dir>/instances.json        the MIG instances that this agent made, or was about to make
 <run dir>/heartbeat             touched by the agent's loop; its age says when the agent last moved
+<run dir>/mps/<group>/          sockets and logs of an MPS control daemon (agent/host/mps_places.py)
 <run dir>/kernel-limits.json    the control groups with a memory limit in the kernel
 <run dir>/claims/<claim uid>/   the claim's pages, its `env` file and its group's `group.json`; mounted into containers
 <run dir>/container/            small files that every container of a claim gets

@@ -32,6 +32,7 @@ SYSTEM_CDI_DIR = Path("/var/run/cdi")
 POD_METRICS = ("0.0.0.0", 5678)  # noqa: S104 - the cluster decides which of the pod's addresses it uses
 # The path in the DaemonSet's pods.
 CLUSTER_TOKEN = "/var/run/secrets/gpucloud/token"  # noqa: S105 - a path
+MPS_CONTROL = "nvidia-cuda-mps-control"
 LIBRARY_DIRECTORIES = (_BUILT, Path("/usr/local/lib/gpucloud"), Path("/usr/lib/gpucloud"))
 
 
@@ -128,6 +129,8 @@ class Settings(NamedTuple):
     carry_users: tuple[tuple[int, int], ...] = ()
     # The program; None: it is not on this machine.
     criu: str | None = None
+    # nvidia-cuda-mps-control; None: it is not on this machine, and no pool with the back end mps is served.
+    mps_control: str | None = None
 
     def may_carry(self, uid: int) -> bool:
         """Return whether this user's programs may come from other nodes."""
@@ -174,7 +177,19 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         carry=_carry(environment.get("GPUCLOUD_CARRY")),
         carry_users=_users(environment.get("GPUCLOUD_CARRY_UIDS") or ""),
         criu=environment.get("GPUCLOUD_CRIU") or shutil.which("criu"),
+        mps_control=find_mps_control(library, environment),
     )
+
+
+def find_mps_control(library: Library, environment: Mapping[str, str]) -> str | None:
+    """Return the path of nvidia-cuda-mps-control; None if there is none. The simulated driver has its own."""
+    named = environment.get("GPUCLOUD_MPS_CONTROL")
+    if named == "off":
+        return None
+    if named:
+        return named if Path(named).is_file() else None
+    path = str(library.simulated_driver) if library.simulated_driver is not None else environment.get("PATH")
+    return shutil.which(MPS_CONTROL, path=path)
 
 
 def _carry(text: str | None) -> str | None:

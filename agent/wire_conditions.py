@@ -14,6 +14,7 @@ class ConditionType(StrEnum):
     LIBRARY_PRESENT = "LibraryPresent"
     PROCESSES_LIMITED = "ProcessesLimited"
     KERNEL_LIMITS_SET = "KernelLimitsSet"
+    MPS_SERVING = "MpsServing"
     # Of a GPU.
     REACHABLE = "Reachable"
     NO_XID_ERRORS = "NoXidErrors"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from agent.check.finding import failed, ok, warning
@@ -66,10 +66,10 @@ def files(directory: Path = Path("/dev")) -> Check:
     return ok("devices", f"{len(found)} device files, readable and writable")
 
 
-def others(root: Path = Path("/")) -> Check:
-    """Check for other software on the machine that shares its GPUs."""
+def others(root: Path = Path("/"), *, own: Collection[int] = ()) -> Check:
+    """Check for other software on the machine that shares its GPUs. `own`: the pids of this agent's MPS daemons."""
     found = {name for path, name in FILES.items() if (root / path.lstrip("/")).exists()}
-    found |= {PROGRAMS[program] for program in _programs(root / "proc") if program in PROGRAMS}
+    found |= {PROGRAMS[program] for program in _programs(root / "proc", own) if program in PROGRAMS}
     preload = root / "etc/ld.so.preload"
     text = preload.read_text(errors="replace") if preload.is_file() else ""
     found |= {f"{match.group()} in {preload}" for match in PRELOADED.finditer(text)}
@@ -82,8 +82,10 @@ def others(root: Path = Path("/")) -> Check:
     )
 
 
-def _programs(proc: Path) -> Iterable[str]:
+def _programs(proc: Path, own: Collection[int]) -> Iterable[str]:
     for path in proc.glob("[0-9]*/comm"):
+        if int(path.parent.name) in own:
+            continue
         try:
             yield path.read_text(errors="replace").strip()
         except OSError:

@@ -10,9 +10,11 @@ from agent.check.carrying import carrying
 from agent.check.finding import warning
 from agent.check.memory_limits import memory_limits
 from agent.check.mig import mig
+from agent.check.mps import mps
 from agent.check.suspension import suspension
 from agent.host import cgroups
 from agent.host.gpus import Inventory, Nvml
+from agent.host.mps import find_all
 from agent.settings import Settings
 from agent.wire import Check
 
@@ -39,8 +41,9 @@ def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
         ),
         ("suspend", lambda: suspension(settings, inventory)),
         ("carry", lambda: carrying(settings)),
+        ("mps", lambda: mps(settings)),
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
-        ("other-sharing", devices.others),
+        ("other-sharing", lambda: devices.others(own=find_all(settings.run_dir / "mps"))),
     ]
     if inventory.divided:
         checks.append(("mig", lambda: mig(inventory)))

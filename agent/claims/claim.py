@@ -143,6 +143,7 @@ class ClaimRuntime:
             core_limit=wanted.core_limit,
             sharing=wanted.sharing or wire.Sharing(),
             suspended=suspended,
+            backend=wanted.backend,
         )
         if held == slot:
             return False

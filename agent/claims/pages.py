@@ -6,7 +6,7 @@ cut it; it is read by pread, which a cut in that moment does not end (SIGBUS).
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -22,6 +22,9 @@ SLOT_CLOSED = 2
 POLICIES: tuple[wire.Policy, ...] = get_args(wire.Policy)
 FLAG_BEST_EFFORT = 1
 FLAG_SUSPENDED = 2
+FLAG_NO_TURNS = 4
+FLAG_MPS = 8
+FLAGS_OF: Mapping[wire.BackEnd, int] = {"turns": 0, "native": FLAG_NO_TURNS, "mps": FLAG_NO_TURNS | FLAG_MPS}
 LARGEST = 2**63 - 1
 # The header's magic, version and size of the page, and the claim: constant for the life of the page.
 _CONSTANT = (slice(0, 16), slice(32, 48))
@@ -43,6 +46,7 @@ class LimitSlot(NamedTuple):
     sharing: wire.Sharing = wire.Sharing()
     # True: the claim's programs are suspended, or on the way there or back.
     suspended: bool = False
+    backend: wire.BackEnd = "turns"
 
 
 class LimitsPage:
@@ -82,6 +86,7 @@ class LimitsPage:
                         core_limit=limit.core_limit,
                         sharing=_sharing(limit),
                         suspended=bool(limit.flags & FLAG_SUSPENDED),
+                        backend=_back_end(limit.flags),
                     )
                 )
         return found
@@ -198,8 +203,14 @@ def _raw(slot: LimitSlot) -> RawLimit:
         weight=slot.sharing.weight,
         ceiling=slot.sharing.ceiling,
         parts=slot.sharing.parts,
-        flags=FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended,
+        flags=FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended | FLAGS_OF[slot.backend],
     )
+
+
+def _back_end(flags: int) -> wire.BackEnd:
+    if flags & FLAG_MPS:
+        return "mps"
+    return "native" if flags & FLAG_NO_TURNS else "turns"
 
 
 def _sharing(limit: RawLimit) -> wire.Sharing:

@@ -9,6 +9,7 @@ never changed.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +36,8 @@ SETTLED_SECONDS = 10.0
 READY_SECONDS = 10.0
 QUIT_SECONDS = 5.0
 STOP_SECONDS = 2.0
+# Of a directory in memory; thousands of clients.
+MOST_OUTPUT_BYTES = 4 << 20
 
 
 class Fall(NamedTuple):
@@ -75,7 +78,8 @@ class MpsDaemon:
         self.process: Process | None = None
         # The servers of the daemon at the last look.
         self.servers: set[Process] = set()
-        self.restarts = 0
+        # Starts in a row that failed.
+        self.failures = 0
         # The reason, in words, why no program can start under the group; None if one can.
         self.problem: str | None = "it is starting"
 
@@ -90,15 +94,16 @@ class MpsDaemon:
         while True:
             begun = time.monotonic()
             if self._adopt() or await self._start():
-                self.problem = None
+                self.problem, self.failures = None, 0
                 await self._watch()
+            else:
+                self.failures += 1
             settled = time.monotonic() - begun >= SETTLED_SECONDS
             if settled:
                 backoff.reset()
             pause = 0.0 if settled else backoff.next()
             log.warning("mps-daemon-ended", **self._names(), reason=self.problem, retry_seconds=round(pause, 2))
             await asyncio.sleep(pause)
-            self.restarts += 1
 
     async def end(self) -> None:
         """End the daemon and its servers, and remove their directories. Clients do not survive it."""
@@ -161,7 +166,7 @@ class MpsDaemon:
         # As root, for clients of all users: by default, a server serves the clients of one user, and those of another
         # wait until it has none left.
         options = ["-f", *(["-multiuser-server"] if os.getuid() == 0 else [])]
-        write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         files = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(self.places.log / "output"), write, 0o644),
@@ -191,6 +196,7 @@ class MpsDaemon:
                 words = f"The MPS server (process {server.pid}) of tenant {self.group.tenant} on {self.group.gpu_uuid}"
                 self._report(Fall(self.group, f"{words} has ended", is_daemon=False))
             self.servers = now
+            self._cut_output()
             await asyncio.sleep(LOOK_SECONDS)
         words = f"The MPS control daemon of tenant {self.group.tenant} on {self.group.gpu_uuid}"
         self.problem = self._how_it_ended()
@@ -198,6 +204,12 @@ class MpsDaemon:
         # They would serve old clients, unknown to the next daemon: who shares a server would no longer be the rule.
         await self._end_servers()
         self._report(Fall(self.group, f"{words} ended: {self.problem}", is_daemon=True))
+
+    def _cut_output(self) -> None:
+        """Begin the log anew when it is long: a daemon in the foreground writes some lines for every client."""
+        with contextlib.suppress(OSError):
+            if (self.places.log / "output").stat().st_size > MOST_OUTPUT_BYTES:
+                os.truncate(self.places.log / "output", 0)
 
     async def _has_ended(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -271,6 +283,11 @@ def _read_record(path: Path) -> tuple[TrustGroup, Process] | None:
         return TrustGroup(fields["gpu_uuid"], fields["tenant"]), Process(fields["pid"], fields["start_ticks"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def find_all(directory: Path) -> set[int]:
+    """Return the pids of all daemons and servers below the directory."""
+    return {one.pid for place in find_groups(directory).values() for one in find_left(place.pipe)}
 
 
 def find_servers(daemon: Process) -> set[Process]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.host import processes
+from agent.host.mps import find_groups, find_left
 from agent.install import systemd
 from agent.install.layout import Layout
 
@@ -37,6 +39,7 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
     else:
         layout.unit.unlink(missing_ok=True)
     _end_agent(layout)
+    _end_mps(layout)
     layout.command.unlink(missing_ok=True)
     _remove_specs(layout)
     own, used = (layout.own_run, layout.own_state), (layout.run, layout.state)
@@ -47,6 +50,14 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
         if directory not in own and directory.exists():
             say(f"{directory} stays, for the settings named it: others may have files there.")
     say("The agent is gone from this machine. In the control plane: `gpucloud node forget NAME`.")
+
+
+def _end_mps(layout: Layout) -> None:
+    """End the MPS control daemons, which outlive the agent, and their servers."""
+    for place in find_groups(layout.run / "mps").values():
+        for process in find_left(place.pipe):
+            processes.send(process, signal.SIGTERM)
+        place.remove()
 
 
 def _remove_specs(layout: Layout) -> None:

@@ -29,7 +29,9 @@ def admit(node: Node, library: Library, *, claim_uid: str, secret: str, caller: 
         return refusal
     runtime.register(caller.process)
     log.info("admitted", claim=claim_uid, pid=caller.process.pid, uid=caller.uid)
-    return environment.variables(runtime, library, environment.gpu_names(node))
+    return environment.variables(
+        runtime, library, environment.gpu_names(node), environment.mps_variables(node, runtime)
+    )
 
 
 def give_page(
@@ -47,7 +49,9 @@ def give_page(
     if refusal is not None:
         return refusal
     log.info("page-given", claim=claim_uid, uid=uid, by=caller.uid)
-    return environment.variables(runtime, library, environment.gpu_names(node))
+    return environment.variables(
+        runtime, library, environment.gpu_names(node), environment.mps_variables(node, runtime)
+    )
 
 
 def is_operator(caller: Caller) -> bool:
@@ -73,6 +77,9 @@ def find_obstacle(node: Node, library: Library, wanted: list[wire.Assignment]) -
     if refusal is None:
         node.repair_pages(claim_uid, now=time.monotonic())
         refusal = _not_in_force(node, wanted) or _unusable(node.runtimes[claim_uid])
+    if refusal is None and node.mps is not None:
+        # Without its server a program would not fail: the driver runs it without MPS.
+        refusal = node.mps.obstacle(claim_uid)
     if refusal is None and not library.path.is_file():
         # ld.so would only warn, and the program would run without limits.
         words = f"The library that enforces limits is not at {library.path}."

@@ -88,6 +88,9 @@ def spec(
     }
     if library.simulated_driver is not None and library.simulated_node is not None:
         edits["mounts"] += [_mount(library.simulated_driver), _mount(library.simulated_node, writable=True)]
+    if pipe := environment.set.get("CUDA_MPS_PIPE_DIRECTORY"):
+        # A socket can be connected to on a read-only mount, and nobody can remove it there.
+        edits["mounts"].append(_mount(Path(pipe)))
     if devices:
         edits["deviceNodes"] = [{"path": path, "permissions": "rw"} for path in devices]
     made = [{"name": name, "containerEdits": edits} for name in (environment.claim, *names)]

@@ -30,13 +30,19 @@ def gpus(runtime: ClaimRuntime, names: Mapping[str, str]) -> list[str]:
     return [names.get(slot.assignment_uid, f"GPU-{slot.gpu}") for slot in open_slots]
 
 
-def variables(runtime: ClaimRuntime, library: Library, names: Mapping[str, str]) -> Environment:
+def mps_variables(node: Node, runtime: ClaimRuntime) -> Mapping[str, str]:
+    """Return the variables by which the claim's programs find their MPS server; none without one."""
+    return node.mps.variables(runtime) if node.mps is not None else {}
+
+
+def variables(runtime: ClaimRuntime, library: Library, names: Mapping[str, str], mps: Mapping[str, str]) -> Environment:
     """Return the variables that `agent exec` sets, and those that it adds to the caller's lists."""
     visible = ",".join(gpus(runtime, names))
     values = {
         "GPUCLOUD_CLAIM_DIR": str(runtime.directory),
         "CUDA_VISIBLE_DEVICES": visible,
         "NVIDIA_VISIBLE_DEVICES": visible,
+        **mps,
     }
     if (group := runtime.directory / group_file.NAME).exists():
         values["GPUCLOUD_GROUP_FILE"] = str(group)

@@ -54,6 +54,7 @@ class _Made(NamedTuple):
     gpus: tuple[str, ...]
     devices: tuple[_Device, ...]
     name: str | None
+    mps: Mapping[str, str]
     files: dict[Path, bytes]
 
 
@@ -91,8 +92,10 @@ class LaunchMethods:
             gpus = environment.gpus(runtime, names)
             if runtime.ending_since is not None or not gpus or runtime.lost or node.suspensions.is_held(uid):
                 continue
+            if node.mps is not None and node.mps.obstacle(uid) is not None:
+                continue
             try:
-                made[uid] = self._build_files(runtime, gpus, names, _devices(node, gpus, minors))
+                made[uid] = self._build_files(node, runtime, gpus, _devices(node, gpus, minors))
                 wanted |= made[uid].files
             except environment.NotPlain as error:
                 problems.append(f"{error}.")
@@ -154,14 +157,13 @@ class LaunchMethods:
             statefile.replace(path, content, mode=MODE)
         self._written[path] = _Written(content, _inode(path))
 
-    def _build_files(
-        self, runtime: ClaimRuntime, gpus: list[str], names: Mapping[str, str], devices: tuple[_Device, ...]
-    ) -> _Made:
+    def _build_files(self, node: Node, runtime: ClaimRuntime, gpus: list[str], devices: tuple[_Device, ...]) -> _Made:
         known = self._made.get(runtime.claim_uid)
         name = self._names.get(runtime.claim_uid)
-        if known is not None and known[:3] == (tuple(gpus), devices, name):
+        mps = environment.mps_variables(node, runtime)
+        if known is not None and known[:4] == (tuple(gpus), devices, name, mps):
             return known
-        values = environment.variables(runtime, self._library, names)
+        values = environment.variables(runtime, self._library, environment.gpu_names(node), mps)
         files = {runtime.directory / "env": environment.file_text(values).encode()}
         if self._cdi_dir is not None:
             made = cdi.spec(
@@ -176,7 +178,7 @@ class LaunchMethods:
                 names=[name] if name is not None else [],
             )
             files[self._cdi_dir / cdi.file_name(runtime.claim_uid)] = msgspec.json.encode(made) + b"\n"
-        return _Made(tuple(gpus), devices, name, files)
+        return _Made(tuple(gpus), devices, name, mps, files)
 
     def _shared_files(self) -> dict[Path, bytes]:
         preload = f"{self._library.path}\n".encode()

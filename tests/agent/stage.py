@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from agent import wire
 from agent.claims.abi import PagesLibrary
 from agent.claims.pages import LimitSlot, LimitsPage
 from agent.claims.usage import Totals, UsagePage
-from agent.host import cgroups
+from agent.host import cgroups, processes
+from agent.host.mps import find_left
 from tests.agent.control import PATIENCE_SECONDS, Control
 from tests.agent.forked import Forked, ForkServer
 
@@ -250,6 +252,10 @@ class Stage:
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
+        for pipe_directory in (self.run_dir / "mps").glob("*/pipe"):
+            # MPS control daemons outlive their agent.
+            for daemon in find_left(pipe_directory):
+                processes.send(daemon, signal.SIGKILL)
         self._remove_groups()
 
     def _remove_groups(self) -> None:

@@ -62,11 +62,10 @@ class Scene:
         names = {"plain": ("plain",) * 2, "turns": ("free",) * 2, "native": ("free",) * 2, MODES[4]: ("MPS", "second")}
         owners = names.get(mode, ("MPS",) * 2)
         keys = {t: (owner, t, kind) for t, owner, kind in zip(SHARES, owners, kinds, strict=True)}
-        for tenant, key in keys.items():
-            if mode == "turns":
-                self.limit(key, 100, request=SHARES[tenant])
-            elif mode != "plain":
-                self.limit(key, SHARES[tenant], backend="native" if mode == "native" else "mps")
+        backend = mode if mode in ("turns", "native") else "mps"
+        for key in self.claims if mode != "plain" else ():
+            # Also of the idle ones: one claim without turns, and nobody on the GPU has any.
+            self.limit(key, 100 if mode == "turns" else SHARES[key[1]], request=SHARES[key[1]], backend=backend)
         return keys
 
 
