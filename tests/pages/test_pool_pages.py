@@ -88,6 +88,22 @@ def test_a_calendar_stays_though_the_form_has_none(cast: Cast, browser: SignIn) 
     assert cast.pool.rebalance_bounds == {"calendar": calendar, "step_percent": 7}
 
 
+def test_a_change_of_the_back_end_says_which_gpus_keep_theirs_and_which_nodes_cannot_serve_it(
+    cast: Cast, machine: Machine, browser: SignIn
+) -> None:
+    _, assignment = placed(cast, machine)
+    page = text(browser("olga").post("/pools/default/", form_data(cast.pool, backend="mps", act="preview")))
+    assert "1 GPU keeps its back end until its last claim has left" in page
+    assert f"Node {machine.name} cannot serve back end mps and would take no new claims" in page
+    cast.pool.refresh_from_db()
+    assert cast.pool.backend == "turns"
+    assert browser("olga").post("/pools/default/", form_data(cast.pool, backend="mps")).status_code == 302
+    assert "mps when its last claim has left" in text(browser("olga").get(f"/gpus/{assignment.gpu.uuid}/"))
+    rotates = form_data(Pool.objects.get(), oversubscribe=2, oversubscribe_unlimited=False)
+    refused = browser("olga").post("/pools/default/", rotates)
+    assert "can be neither suspended nor moved" in text(refused)
+
+
 def test_a_preview_says_what_would_be_and_changes_nothing(
     clock: Clock, cast: Cast, machine: Machine, browser: SignIn
 ) -> None:
