@@ -63,7 +63,7 @@ class Member:
         self.served = 0
         self.last_words = ""
 
-    def look(self) -> bool:
+    def read(self) -> bool:
         """Read the claim; return True while it is in. Start its program when it comes in for the first time."""
         try:
             self.claim = self.claims.read(self.uid)
@@ -130,7 +130,7 @@ class Rotation:
         end = time.monotonic() + PATIENCE * self.options.claims
         while not (all(one.program for one in self.members) and max(one.times_in() for one in self.members) > 1):
             assert time.monotonic() < end, "the claims do not rotate"
-            now = next((one for one in self.members if one.look()), None)
+            now = next((one for one in self.members if one.read()), None)
             if now is not None and now is not inside:
                 inside = now
                 self.wait_for_steps(now)
@@ -207,7 +207,7 @@ class Rotation:
         platform.granted("PATCH", "pools/default/", {"oversubscribe": None})
         left = list(self.members)
         while left:
-            inside = until(lambda: next((one for one in left if one.look()), None), seconds=300, what="a resumption")
+            inside = until(lambda: next((one for one in left if one.read()), None), seconds=300, what="a resumption")
             self.wait_for_steps(inside)
             assert inside.program is not None
             self.check(f"claim {self.members.index(inside)} goes on", inside.program.poll() is None)

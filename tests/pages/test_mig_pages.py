@@ -71,8 +71,12 @@ def test_the_pages_show_the_instances_and_the_room_that_is_left(cast: Cast, divi
     page = text(browser("max").get(f"/claims/{claim.uid}/"))
     assert "hard, MIG profile 2g.35gb" in page
     assert ", MIG instance 2g.35gb at slice 4" in page
+    assert "The claim has the size of its MIG instance. Create another claim, then release this one." in page
+    for refused in ("Suspend…", "Move…", "gpucloud claim resize", "Resize by API"):
+        assert refused not in page
     page = text(browser("olga").get(f"/gpus/{divided.gpu().uuid}/"))
-    assert f'<td class="num">4–5</td> <td>2g.35gb</td> <td> <a href="/claims/{claim.uid}/">' in page
-    assert '<td class="num">6</td> <td>1g.18gb</td> <td> made on the machine; left alone </td>' in page
-    assert "69.5 GiB; room for 1 more" in page
+    assert f"Reallocate {claim.name}" not in page
+    assert f'<td>4–5</td> <td>2g.35gb</td> <td> <a href="/claims/{claim.uid}/">' in page
+    assert "<td>6</td> <td>1g.18gb</td> <td> made on the machine; left alone </td>" in page
+    assert '<td>3g.71gb</td> <td class="num">42 %</td> <td class="num">69.5 GiB</td> <td class="num">1</td>' in page
     assert "MIG mode" in text(browser("olga").get("/nodes/mig1/"))

@@ -111,7 +111,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": find_place(claim),
         "round": placed_by(claim) if principal.is_operator else None,
-        "resizable": claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED),
+        "resizable": not claim.profile and (claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED)),
         "room": room(claim),
         "missed": find_missed(claim, live),
         "suspension": find_suspension_facts(claim),

@@ -28,7 +28,8 @@ def snippets(claim: Claim, *, server: str) -> list[tuple[str, list[Snippet]]]:
     resize = f"gpucloud claim resize {claim.uid} --limit {limit} --wait 10s"
     lines = {name: method.line.replace("COMMAND", PROGRAM) for name, method in methods.items()}
     commands = [
-        Snippet(_("Resize"), _("Waits until the program has the new limits."), resize),
+        # A MIG instance keeps its size.
+        *([] if claim.profile else [Snippet(_("Resize"), _("Waits until the program has the new limits."), resize)]),
         Snippet(_("Release"), _("Ends its programs."), f"gpucloud claim release {claim.uid}"),
     ]
     if methods:
@@ -57,13 +58,14 @@ def _api(claim: Claim, server: str, limit: int, *, placed: bool) -> list[Snippet
         _("Export lines for a shell on the node, with the claim's secret; then agent exec needs no token."),
         f"eval \"$(curl -sS {auth} '{url}env/?as=sh')\"",
     )
+    resize = Snippet(
+        _("Resize by API"),
+        _("Answers when the new limits are in force in the running process."),
+        f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
+        f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
+    )
     return [
         *([environment] if placed else []),
-        Snippet(
-            _("Resize by API"),
-            _("Answers when the new limits are in force in the running process."),
-            f"curl -sS -X PATCH {auth} -H 'Content-Type: application/json' \\\n"
-            f"  -d '{{\"core_limit\": {limit}}}' '{url}?wait=10'",
-        ),
+        *([] if claim.profile else [resize]),
         Snippet(_("Release by API"), _("Releases the claim."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]

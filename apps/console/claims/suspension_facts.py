@@ -26,7 +26,7 @@ def find_suspension_facts(claim: Claim) -> dict[str, Any]:
     }
     free = {node.pk: max(0, node.host_memory_mib - node.host_memory_used_mib) for node in nodes.values()}
     short = next((node for node in nodes.values() if needed[node.pk] > free[node.pk]), None)
-    alone = claim.pod is None and claim.reservation_id is None and claim.group is None
+    alone = claim.pod is None and claim.reservation_id is None and claim.group is None and not claim.profile
     may_suspend = (
         claim.state == ClaimState.ACTIVE
         and alone
