@@ -64,6 +64,9 @@ class MpsServers:
         self._ready: set[TrustGroup] = set()
         # The programs on each group's GPU at the last two looks, by claim: those that fall have ended soon after.
         self._seen: dict[TrustGroup, tuple[Clients, Clients]] = {}
+        # The assignments with MPS of this desired state, by claim.
+        self._indexed: wire.Desired | None = None
+        self._by_claim: dict[str, list[wire.Assignment]] = {}
         self.check_now = asyncio.Event()
 
     @property
@@ -105,11 +108,15 @@ class MpsServers:
         return None
 
     def variables(self, runtime: ClaimRuntime) -> dict[str, str]:
-        """Return the variables that make a program of the claim a client of its group's server."""
+        """Return the variables that make a program of the claim a client of its group's server, and let it connect."""
         for one in self._wanted_of(runtime.claim_uid):
             if one.uid not in runtime.slots:
                 continue
-            place = places(self._directory, TrustGroup(one.gpu_uuid, one.tenant))
+            group = TrustGroup(one.gpu_uuid, one.tenant)
+            place = places(self._directory, group)
+            if group in self._kept and runtime.owner_uid not in self._users.get(group, ()):
+                # Now: a user's program may connect before the next look, and would run without MPS if it could not.
+                self._admit(group, self._wanted().get(group, set()))
             return {
                 "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
                 "CUDA_MPS_LOG_DIRECTORY": str(place.log),
@@ -145,8 +152,14 @@ class MpsServers:
             await self._renew()
 
     def _wanted_of(self, claim_uid: str) -> list[wire.Assignment]:
-        wanted = self._node.desired.assignments if self._node.desired is not None else []
-        return [one for one in wanted if one.claim_uid == claim_uid and one.backend == "mps" and one.present]
+        desired = self._node.desired
+        if desired is not self._indexed:
+            # Once for each desired state: launches are asked for every claim, every second.
+            self._indexed, self._by_claim = desired, {}
+            for one in desired.assignments if desired is not None else ():
+                if one.backend == "mps" and one.present:
+                    self._by_claim.setdefault(one.claim_uid, []).append(one)
+        return self._by_claim.get(claim_uid, [])
 
     def _wanted(self) -> dict[TrustGroup, set[str]]:
         """Return the claims of each group, also those that are being released while their programs end."""
