@@ -109,6 +109,17 @@ def test_shares_go_to_the_other_gpu_and_wait_where_there_is_none(cast: Cast, mac
     assert [reason["code"] for reason in waits.reasons] == ["gpu-in-mig-mode", "gpu-core"]
 
 
+def test_an_instance_needs_no_back_end_of_its_pool(cast: Cast, machine: Machine) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, backend="mps")
+    cast.pool.refresh_from_db()
+    claim, share = hard(cast, profile="1g.18gb"), ask(cast, core_request=10, memory_mib=1024)
+    run_round(cast.pool)
+    for one in (claim, share):
+        one.refresh_from_db()
+    assert (claim.state, share.state) == ("assigned", "queued")
+    assert [one.backend for one in desired_state(machine.node).assignments] == ["turns"]
+
+
 def test_a_place_that_is_given_back_goes_to_the_claim_that_waits_for_it(cast: Cast, machine: Machine) -> None:
     large = hard(cast, profile="4g.71gb")
     run_round(cast.pool)

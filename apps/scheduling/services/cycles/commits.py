@@ -238,7 +238,8 @@ class _Transaction:
         node_ids = {gpu.node_id for gpu in gpus.values()}
         nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
         wanted = {gpu.node_id: gpu.node.pool.backend for gpu in gpus.values()}
-        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready" and serves(node, wanted[node.pk])}
+        ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
+        serving = {node.pk for node in nodes if serves(node, wanted[node.pk])}
         takes: dict[int, tuple[int, int]] = {}
         used = slices_used([gpu.pk for gpu in gpus.values() if gpu.mig is not None])
         guard = Guard(gpus, now=timezone.now())
@@ -251,6 +252,9 @@ class _Transaction:
                 more[key] = (core + claim.core_request, memory + claim.memory_mib)
                 gpu = gpus.get(key)
                 if gpu is None or gpu.state != "ready" or ready.get(gpu.node_id) != claim.pool_id:
+                    return False
+                # An instance is shared with nobody, by no back end.
+                if claim.profile is None and gpu.node_id not in serving:
                     return False
                 if more[key][0] > gpu.core_free or more[key][1] > gpu.memory_free_mib:
                     return False
