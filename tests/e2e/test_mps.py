@@ -18,9 +18,28 @@ from tests.platform import Json, Platform, until
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
 
+class MpsClaims(Claims):
+    """Claims, and the places of their control daemons."""
+
+    def __init__(self, platform: Platform, directory: Path) -> None:
+        super().__init__(platform, directory)
+        self.places: list[Places] = []
+
+    def place_of(self, claim: Json) -> Places:
+        """Return the place of the daemon of the claim's group."""
+        run_dir = Path(self.platform.granted("GET", f"claims/{claim['uid']}/env/")["agent_socket"]).parent
+        self.places.append(places(run_dir / "mps", TrustGroup(claim["assignments"][0]["gpu_uuid"], self.tenant)))
+        return self.places[-1]
+
+    def end(self) -> None:
+        """End everything; a daemon that its agent has not ended yet would outlive the platform."""
+        super().end()
+        until(lambda: not any(place.root.exists() for place in self.places), seconds=30, what="the daemons to end")
+
+
 @pytest.fixture
-def claims(platform: Platform, tmp_path: Path) -> Iterator[Claims]:
-    it = Claims(platform, tmp_path)
+def claims(platform: Platform, tmp_path: Path) -> Iterator[MpsClaims]:
+    it = MpsClaims(platform, tmp_path)
     assert platform.granted("PATCH", "pools/default/", {"backend": "mps"})["backend"] == "mps"
     try:
         yield it
@@ -36,16 +55,11 @@ def share(echo: Echo, seconds: float = 1.5) -> float:
     return (echo.gpu_time_ns() - before) / (time.monotonic() - begun) / 1e7
 
 
-def place_of(platform: Platform, claim: Json, tenant: str) -> Places:
-    run_dir = Path(platform.granted("GET", f"claims/{claim['uid']}/env/")["agent_socket"]).parent
-    return places(run_dir / "mps", TrustGroup(claim["assignments"][0]["gpu_uuid"], tenant))
-
-
-def test_a_claim_lives_under_mps_and_is_told_what_falls(platform: Platform, claims: Claims) -> None:
+def test_a_claim_lives_under_mps_and_is_told_what_falls(platform: Platform, claims: MpsClaims) -> None:
     claim = claims.ask(core_request=30, core_limit=30)
     uid, gpu = claim["uid"], claim["assignments"][0]["gpu_uuid"]
     assert platform.gpu(gpu)["backend"] == "mps"
-    place = place_of(platform, claim, claims.tenant)
+    place = claims.place_of(claim)
     program, echo = claims.run(uid)
     daemon = find_running(place)
     assert daemon is not None
