@@ -39,7 +39,7 @@ test-containers: ## the image, Compose, CDI, an upgrade, a dump, on this machine
 test-kubelet: ## pods on a real kubelet and containerd (skipped without KUBEBUILDER_ASSETS, GPUCLOUD_TEST_CRI and root)
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m pytest tests/kubelet -m kubelet -q
 
-check: ## format, lint, docstrings, types, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
+check: ## format, lint, docstrings, types, whether tests can be collected, arrows, migrations, OpenAPI, C warnings, templates, compose; needs no database
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m deploy.check
 
 format: ## rewrite Python and templates in the house's format

@@ -114,6 +114,12 @@ def docstrings() -> Outcome:
     return Outcome(not found, "\n".join(found))
 
 
+def tests() -> Outcome:
+    """Check that every test can be collected. Its processes need not compile all tests at once afterwards."""
+    collected = run(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    return Outcome(collected.passed, "" if collected.passed else collected.said[-3000:])
+
+
 def checks() -> dict[str, Check]:
     typed = [name for name in TYPED if (ROOT / name).exists()]
     return {
@@ -121,6 +127,7 @@ def checks() -> dict[str, Check]:
         "lint": tool("ruff", "check", "--quiet", "."),
         "docstrings": docstrings,
         "types": tool("mypy", *typed),
+        "tests": tests,
         "arrows": tool("lint-imports"),
         "django": manage("check", "--fail-level", "WARNING"),
         "migrations": migrations,
