@@ -85,7 +85,16 @@ class InstanceKeeper:
             is_done &= await self._remove(record)
         for wanted in self._find_work()[0]:
             is_done &= await self._make(wanted)
+        self._forget_problems()
         return is_done
+
+    def _forget_problems(self) -> None:
+        """Forget what was wrong with instances that nobody needs any more."""
+        to_make, to_remove = self._find_work()
+        needed = {one.uid for one in to_make} | {one.assignment_uid for one in to_remove}
+        problems = self._node.instances.problems
+        for uid in problems.keys() - needed:
+            del problems[uid]
 
     def _find_work(self) -> tuple[list[wire.Assignment], list[InstanceRecord]]:
         """Return the assignments that lack their instance, and the instances that no assignment needs.
@@ -147,7 +156,7 @@ class InstanceKeeper:
         except (mig.NotOurs, OSError) as error:
             return self._fail(wanted.uid, f"no MIG instance of {place.profile} on {wanted.gpu_uuid}: {error}")
         log.info("instance-made", assignment=wanted.uid, device=device, profile=place.profile, start=place.start)
-        instances.problems.pop(wanted.uid, None)
+        self._forget_problems()
         self._report()
         return True
 

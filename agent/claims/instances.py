@@ -58,7 +58,6 @@ class Instances:
     def drop(self, assignment_uid: str) -> None:
         """Remove the record of an instance that is gone. Raises OSError."""
         self._write({uid: one for uid, one in self.records.items() if uid != assignment_uid})
-        self.problems.pop(assignment_uid, None)
 
     def device(self, assignment_uid: str) -> str | None:
         """Return NVML's name of the assignment's device; None if it is not made."""

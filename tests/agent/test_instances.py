@@ -17,6 +17,7 @@ from msgspec import UNSET
 from agent import wire
 from agent.check.mig import mig
 from agent.host.gpus import Inventory
+from agent.instance_keeper import RETRY_SECONDS
 from agent.kubelet.devices import CORE
 from agent.launch import cdi
 from tests.agent import forked
@@ -244,6 +245,9 @@ async def test_an_instance_that_is_not_ours_is_told_kept_and_said_to_be_in_the_w
     seen = await link.state(held.uid, "failed")
     assert "an instance that this agent did not make is in its place" in (seen.reason or "")
     await link.state(beside.uid, "in_force")
+    # It is tried again and again, and logged once.
+    await asyncio.sleep(3 * RETRY_SECONDS)
+    assert divided.log_text().count("event=instance-not-as-wanted") == 1
     gone = [changed(one, generation=2, present=False) for one in (held, beside)]
     await link.send(wire.Desired(frame=2, assignments=gone))
     for one in gone:
