@@ -90,7 +90,7 @@ def make_pages() -> list[str]:
     """Create what the pages show; return their paths."""
     cast = recorded_cast()
     give_plenty(cast.acme, cast.globex)
-    machine = Machine("gpu1", cast.pool)
+    machine = Machine("gpu1", cast.pool).stay_online()
     for number in range(6):
         placed(cast, machine, name=f"train-{number}", core_request=15, memory_mib=1024)
     uid = Claim.objects.latest("pk").uid
