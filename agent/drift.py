@@ -24,6 +24,8 @@ from agent.node import Node
 
 # Per check: a node on which everything is wrong must not fill frames, or the log of the whole platform.
 MOST = wire.MAX_DRIFTS
+# Reads of the mappings of a program: the first may come before its libraries are loaded.
+LOOKS = 2
 
 
 class DriftFinding(NamedTuple):
@@ -41,6 +43,14 @@ class DriftFinding(NamedTuple):
         return self.kind, self.claim_uid
 
 
+class Loaded(NamedTuple):
+    """What a process runs, and the other library that it maps, if any."""
+
+    image: tuple[str, str]
+    other: str | None
+    looks: int
+
+
 class Drifts:
     """The drifts of one node. `report` sends each to the server once, and once more when it was repaired."""
 
@@ -49,8 +59,7 @@ class Drifts:
         self._library = library
         self._report = report
         self._since: dict[tuple[str, str], float] = {}
-        # The other library that each process maps, if any: mappings do not change.
-        self._loaded: dict[Process, str | None] = {}
+        self._loaded: dict[Process, Loaded] = {}
         self.found: list[DriftFinding] = []
 
     def check(self, *, at: float, repair: bool) -> bool:
@@ -105,7 +114,7 @@ class Drifts:
         for claim_uid, reason in self._node.unreadable().items():
             yield self._unreadable(claim_uid, reason)
         living = {process for runtime in self._node.runtimes.values() for process in runtime.members.living()}
-        self._loaded = {process: path for process, path in self._loaded.items() if process in living}
+        self._loaded = {process: loaded for process, loaded in self._loaded.items() if process in living}
 
     def _check_pages(self, runtime: ClaimRuntime) -> Iterator[DriftFinding]:
         claim = runtime.claim_uid
@@ -134,12 +143,23 @@ class Drifts:
             "limits-unreadable", claim_uid, words, None if runs else partial(self._node.make_anew, claim_uid)
         )
 
+    def _find_other_library(self, process: Process) -> str | None:
+        """Return the path of another library of this name that the process maps; None if it maps ours, or none.
+
+        A process that executes another program keeps its pid and its start.
+        """
+        image, known = processes.image_of(process), self._loaded.get(process)
+        if known is None or known.image != image:
+            known = Loaded(image, None, 0)
+        if known.looks < LOOKS:
+            known = Loaded(image, processes.other_file(process, self._library), known.looks + 1)
+        self._loaded[process] = known
+        return known.other
+
     def _check_processes(self, runtime: ClaimRuntime) -> Iterator[DriftFinding]:
         other: dict[str, list[int]] = {}
         for process in runtime.members.living():
-            if process not in self._loaded:
-                self._loaded[process] = processes.other_file(process, self._library)
-            if path := self._loaded[process]:
+            if path := self._find_other_library(process):
                 other.setdefault(path, []).append(process.pid)
         for path, pids in other.items():
             named = ", ".join(map(str, pids[:8]))

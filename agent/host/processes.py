@@ -135,6 +135,19 @@ def other_file(process: Process, path: Path) -> str | None:
     return found
 
 
+def image_of(process: Process) -> tuple[str, str]:
+    """Return the process's binary, and where its stack begins: both may change if it executes another program.
+
+    Empty if it is gone or of somebody whose processes we may not read.
+    """
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # Field 28 of proc(5); the first one after the name is the third.
+        return str(Path(f"/proc/{process.pid}/exe").readlink()), fields[25]
+    except (OSError, IndexError):
+        return "", ""
+
+
 def myself() -> Process:
     """Return this process."""
     process = find(os.getpid())

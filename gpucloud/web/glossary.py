@@ -170,7 +170,7 @@ CHAPTERS: Final = (
             ),
             "back-end": Word(
                 _("Back end"),
-                _("How several claims use one GPU: in turns, side by side under MPS, or by the driver's time slices."),
+                _("How several claims use one GPU: in turns, side by side under MPS, or by time slices of the driver."),
             ),
         },
     ),

@@ -87,6 +87,8 @@ static int poll_and_work(void)
     signal(SIGTERM, end);
     if (error || pthread_create(&poller, NULL, poll_all, NULL) != 0)
         return 1;
+    while (!__atomic_load_n(&queries, __ATOMIC_RELAXED) && !ended)
+        pause_s(0.01);
     say("works", error);
     while (!error && !ended) {
         error = cuda_spin(polled.spin, 1, 1000000, polled.stream);

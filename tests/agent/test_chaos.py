@@ -200,6 +200,10 @@ async def test_an_agent_that_could_not_store_a_change_does_not_take_it_back_afte
 async def test_two_agents_with_one_identity_do_not_throw_each_other_out_for_ever(
     stage: Stage, link: Connection, control: Control, tmp_path: Path
 ) -> None:
+    # A superseded agent waits for eight times the cap: longer than a busy machine takes to say so.
+    await stage.kill()
+    stage.start(GPUCLOUD_BACKOFF_CAP_SECONDS="1.5")
+    link = await control.connection()
     control.supersedes = True
     world = World(stage)
     steady, program = await settled(stage, link, world)

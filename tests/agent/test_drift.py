@@ -145,7 +145,8 @@ async def test_a_program_under_another_library_is_told_of_and_left_alone(
         held.claim_uid,
         "/bin/sh",
         "-c",
-        f"LD_PRELOAD={other} exec {GPULOAD} --seconds 60",
+        # The agent sees the shell first, which runs under its own library.
+        f"sleep 2; LD_PRELOAD={other} exec {GPULOAD} --seconds 60",
         LD_LIBRARY_PATH=str(BUILD / "sim"),
     )
     event = await told(link, "drift-found", str(other))

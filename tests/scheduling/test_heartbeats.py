@@ -19,11 +19,13 @@ from tests.scheduling.programs import program, sessions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 QUIET = ("--loglevel", "error")
+# As `make demo` starts it. Without these, a worker that loses Redis while it starts ends, and is started again.
+WITHOUT = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "scheduler": ("manage.py", "scheduler"),
     "clusters": ("manage.py", "clusters"),
     "sharepods": ("manage.py", "sharepods"),
-    "worker": ("-m", "celery", "-A", "gpucloud", "worker", *QUIET, "--concurrency", "1"),
+    "worker": ("-m", "celery", "-A", "gpucloud", "worker", *QUIET, "--concurrency", "1", *WITHOUT),
     "beat": ("-m", "celery", "-A", "gpucloud.beat", "beat", *QUIET, "--pidfile", ""),
 }
 # Which table each loop reads again and again.

@@ -90,10 +90,7 @@ def test_the_claim_is_placed_on_the_gpu_in_mig_mode_with_a_place_of_its_own(cast
     places = {item.claim_id: (item.gpu.index, item.mig_start, item.mig_size) for item in Assignment.objects.all()}
     assert places == {first.pk: (0, 6, 1), second.pk: (0, 5, 1)}
     wanted = desired_state(machine.node).assignments
-    assert [one.mig for one in wanted] == [
-        wire.MigPlace(profile="1g.18gb", start=6, size=1),
-        wire.MigPlace(profile="1g.18gb", start=5, size=1),
-    ]
+    assert [one.mig for one in wanted] == [wire.MigPlace(profile="1g.18gb", start=start, size=1) for start in (6, 5)]
     machine.obey()
     first.refresh_from_db()
     assert first.state == "active"
