@@ -44,7 +44,7 @@ class DriftFinding(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a process runs, and the other library that it maps, if any."""
+    """A process: its program, and the other library that it maps, if any."""
 
     image: tuple[str, str]
     other: str | None
