@@ -256,7 +256,8 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
         return fputs(usage, stdout) < 0;
-    if (argc >= 3 && !strcmp(argv[1], "create"))
+    /* An option in its place is no name of a file. */
+    if (argc >= 3 && !strcmp(argv[1], "create") && argv[2][0] != '-')
         return create(argv[2], argc - 2, argv + 2);
     if (argc == 3 && !strcmp(argv[1], "show"))
         return show(argv[2]);

@@ -73,6 +73,8 @@ def test_a_named_profile_needs_no_core_and_no_memory_and_means_hard_isolation(ca
     assert answer.status == 201
     shown = {name: answer.body[name] for name in ("isolation", "profile", "core_request", "memory_mib")}
     assert shown == {"isolation": "hard", "profile": "2g.35gb", "core_request": 28, "memory_mib": 33280}
+    wrong = cast.max.post("claims/", {"tenant": "acme", "profile": "1g.18gb+me"})
+    assert (wrong.status, wrong.body["errors"]["profile"]) == (400, ["Name a profile, such as 2g.35gb."])
 
 
 def test_quotas_count_the_core_and_memory_of_the_profile(cast: Cast) -> None:

@@ -19,7 +19,7 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
-from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB, PROFILE
+from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB, PROFILE, PROFILE_WRONG
 from apps.scheduling.models.claim import MOST_WEIGHT, Isolation
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
@@ -83,7 +83,7 @@ class MoreForm(ServiceForm):
         label=_("MIG profile"),
         required=False,
         max_length=40,
-        validators=[RegexValidator(PROFILE, _("Name a profile, such as 2g.35gb."))],
+        validators=[RegexValidator(PROFILE, PROFILE_WRONG)],
         help_text=_("The instance’s profile, such as 2g.35gb: then it decides core and memory."),
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
     )

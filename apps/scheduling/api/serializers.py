@@ -61,6 +61,7 @@ PROFILE_HELP = _(
     "smallest one that has core_request and memory_mib."
 )
 PROFILE = r"^[0-9]{1,2}g\.[0-9]{1,5}gb\Z"
+PROFILE_WRONG = _("Name a profile, such as 2g.35gb.")
 
 
 class ClassField(serializers.ChoiceField):
@@ -194,7 +195,9 @@ class ClaimSerializer(Strict):
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
     schedule = schedule_field(required=False)
     isolation = serializers.ChoiceField(choices=Isolation.choices, default=Isolation.SHARED, help_text=ISOLATION_HELP)
-    profile = serializers.RegexField(PROFILE, allow_null=True, default=None, help_text=PROFILE_HELP)
+    profile = serializers.RegexField(
+        PROFILE, allow_null=True, default=None, help_text=PROFILE_HELP, error_messages={"invalid": PROFILE_WRONG}
+    )
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,
