@@ -1,1 +1,1 @@
-"""Accounting: what claims used and cost, whether they had what they are promised, and whether the books are right."""
+"""Accounting: quotas, budgets and requests as the API shows them, usage reports, and checks of guarantees and books."""

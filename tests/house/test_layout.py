@@ -5,6 +5,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LINES_OF_A_FILE = 400
+LINES_OF_A_WING = 18_000
 LINES_OF_A_FUNCTION = 40
 LINES_OF_A_TEMPLATE = 120
 COLUMNS_OF_A_TEMPLATE = 160
@@ -57,6 +59,15 @@ def test_no_file_is_longer_than_can_be_read_at_once() -> None:
         if (count := lines(file)) > LINES_OF_A_FILE
     }
     assert not long
+
+
+def test_no_wing_is_larger_than_one_can_know() -> None:
+    wings: Counter[str] = Counter()
+    for file in list_files(".py"):
+        parts = file.relative_to(ROOT).parts
+        if parts[0] in {"apps", "agent", "cli", "deploy", "gpucloud"}:
+            wings["/".join(parts[:2] if parts[0] == "apps" else parts[:1])] += lines(file)
+    assert not {wing: count for wing, count in wings.items() if count > LINES_OF_A_WING}
 
 
 def test_no_line_of_a_template_is_wider_than_a_screen() -> None:

@@ -1,1 +1,1 @@
-"""Usage and cost: reports, roll-ups, utilization, and the comparison of ledger and claims."""
+"""Usage and cost, previews of changed quotas, and the comparison of ledger and claims."""

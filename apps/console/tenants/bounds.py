@@ -12,6 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
+from apps.accounting.services.quota_changes import preview_of_bounds
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import posted_versions
 from apps.console.shell.page_access import page
@@ -29,7 +30,6 @@ from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import Budget, LimitRange, MemberLimit, Role, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import budgets, limit_ranges, member_limits
-from apps.scheduling.services.previews.quota_changes import preview_of_bounds
 from gpucloud.errors import PreconditionFailed
 
 if TYPE_CHECKING:

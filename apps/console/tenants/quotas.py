@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from apps.accounting.services.quota_changes import preview
 from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import as_file, file_format
 from apps.console.shell.fields import choice, one_of
@@ -23,7 +24,6 @@ from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
-from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.web.keyset import keyset_page
 from gpucloud.web.tags import amount as format_amount
 

@@ -12,6 +12,7 @@ from django.shortcuts import get_object_or_404, redirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from apps.accounting.api.requests import granting
 from apps.console.shell.amounts import AmountField
 from apps.console.shell.export import facts_of
 from apps.console.shell.fields import choice, one_of
@@ -28,7 +29,6 @@ from apps.quotas.models.request import PERIODS as BUDGET_PERIODS
 from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
-from apps.scheduling.api.requests import granting
 from gpucloud.errors import GpucloudError
 from gpucloud.web.badges import badge
 

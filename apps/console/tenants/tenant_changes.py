@@ -8,6 +8,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from apps.accounting.services.quota_changes import preview
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.bound_labels import Effect
@@ -15,7 +16,6 @@ from apps.console.tenants.tenants import NewTenantForm
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import Tenant
 from apps.quotas.services import tenants
-from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.web.tags import percent
 
 SETTABLE = ("name", "weight", "cohort")

@@ -3,22 +3,17 @@
 from django.urls import path
 
 from apps.scheduling.api import (
-    budgets,
     claims,
     gpus,
     nodes,
     pools,
     proposals,
     queue,
-    quotas,
-    requests,
     reservations,
     rounds,
 )
 
 urlpatterns = [
-    path("budgets/", budgets.BudgetList.as_view()),
-    path("budgets/<int:pk>/", budgets.BudgetDetail.as_view()),
     path("claims/", claims.ClaimList.as_view()),
     path("claims/<uuid:uid>/", claims.ClaimDetail.as_view()),
     path("claims/<uuid:uid>/release/", claims.ClaimRelease.as_view()),
@@ -42,16 +37,6 @@ urlpatterns = [
     path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
     path("pools/<slug:name>/queue/", queue.PoolQueue.as_view()),
     path("pools/<slug:name>/calendar/", reservations.PoolCalendar.as_view()),
-    path("quotas/", quotas.QuotaList.as_view()),
-    path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
-    path("quota-requests/", requests.RequestList.as_view()),
-    path("quota-requests/<uuid:uid>/", requests.RequestDetail.as_view()),
-    path("quota-requests/<uuid:uid>/forward/", requests.RequestForward.as_view()),
-    path("quota-requests/<uuid:uid>/approve/", requests.RequestApprove.as_view()),
-    path("quota-requests/<uuid:uid>/deny/", requests.RequestDeny.as_view()),
-    path("quota-requests/<uuid:uid>/counter/", requests.RequestCounter.as_view()),
-    path("quota-requests/<uuid:uid>/accept/", requests.RequestAccept.as_view()),
-    path("quota-requests/<uuid:uid>/withdraw/", requests.RequestWithdraw.as_view()),
     path("reservations/", reservations.ReservationList.as_view()),
     path("reservations/<uuid:uid>/", reservations.ReservationDetail.as_view()),
     path("reservations/<uuid:uid>/release/", reservations.ReservationRelease.as_view()),

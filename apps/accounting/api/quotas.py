@@ -7,6 +7,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounting.services.quota_changes import preview
 from apps.quotas.api import quotas as routes
 from apps.quotas.api.serializers import QuotaChangeSerializer, QuotaSerializer
 from apps.quotas.idempotency import idempotent
@@ -14,7 +15,6 @@ from apps.quotas.models import QuotaRequest, ResourceQuota, Tenant
 from apps.quotas.services import quotas
 from apps.scheduling.api.claims import DRY_RUN, dry_run
 from apps.scheduling.api.serializers import ReasonSerializer
-from apps.scheduling.services.previews.quota_changes import preview
 from gpucloud.api import etags, shown
 from gpucloud.api.serializers import Strict, either
 

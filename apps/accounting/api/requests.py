@@ -8,6 +8,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.accounting.api.budgets import BudgetSerializer
+from apps.accounting.api.quotas import PreviewSerializer, quota_document
+from apps.accounting.services.quota_changes import preview, preview_of_bounds
 from apps.quotas.api.methods import creates, lists, order, shows
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
@@ -17,10 +20,7 @@ from apps.quotas.models.request import GPU_HOURS, PERIODS, REQUESTED, RequestSta
 from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
 from apps.quotas.principals import Principal
 from apps.quotas.services import requests
-from apps.scheduling.api.budgets import BudgetSerializer
 from apps.scheduling.api.claims import DRY_RUN, dry_run
-from apps.scheduling.api.quotas import PreviewSerializer, quota_document
-from apps.scheduling.services.previews.quota_changes import preview, preview_of_bounds
 from gpucloud.api import etags, shown
 from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Strict, StrictInteger, either
