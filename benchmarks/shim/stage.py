@@ -119,9 +119,10 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def gpuload(self, claim: Claim | None, *options: str, interval: float = 0.1) -> Process:
+    def gpuload(self, claim: Claim | None, *options: str, interval: float = 0.1, **how: Any) -> Process:
         """Start a program with a known load; it prints a row every so many seconds and runs until it is ended."""
-        return self.start([BUILD / "gpuload", "--json", "--interval", str(interval), *options], claim)
+        command: list[str | Path] = [BUILD / "gpuload", "--json", "--interval", str(interval), *options]
+        return self.start(command, claim, **how)
 
     def gpumix(self, claim: Claim | None, *options: str, interval: float = 0.01) -> Process:
         """Start a program of several kinds of kernels with waits.

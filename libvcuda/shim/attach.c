@@ -1,6 +1,7 @@
 /* The top layer: joining the claim. Chooses the mode, maps the pages, and connects the layers below to those above them. */
 #include "account.h"
 #include "compat.h"
+#include "credit.h"
 #include "devices.h"
 #include "entries.h"
 #include "kernel.h"
@@ -76,6 +77,7 @@ const struct shim_callbacks shim_callbacks = {
     .choose_mode = choose_mode,
     .start_watcher = watcher_start,
     .forget_parent = forget_parent,
+    .lower_credit = credit_lower,
     .uses_mps = devices_use_mps,
     .cuda_entries = entries_cuda,
     .nvml_entries = entries_nvml,

@@ -18,9 +18,10 @@
 extern const struct shim_callbacks {
     int (*choose_mode)(void); /* map the claim's pages; return enum shim_mode */
     void (*start_watcher)(void);
-    void (*forget_parent)(void); /* in a forked child */
-    int (*uses_mps)(void);       /* 0 only if the driver says that this process is no client of an MPS server */
-    void *const *cuda_entries;   /* ours, in the order of HOOKED_CUDA */
+    void (*forget_parent)(void);                     /* in a forked child */
+    void (*lower_credit)(int slot, uint32_t before); /* the limit of this GPU is about to become lower */
+    int (*uses_mps)(void);     /* 0 only if the driver says that this process is no client of an MPS server */
+    void *const *cuda_entries; /* ours, in the order of HOOKED_CUDA */
     void *const *nvml_entries;
 } shim_callbacks;
 

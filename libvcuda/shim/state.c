@@ -230,8 +230,8 @@ static void refresh(void)
         uint32_t alone = vcuda_limit_alone(&limit), before = __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED);
         if (before != alone)
             __atomic_store_n(&gpu->dry, 0, __ATOMIC_RELAXED);
-        if (alone < 100 && before >= 100)
-            __atomic_store_n(&gpu->limited_since_ns, shim_now(), __ATOMIC_RELAXED);
+        if (alone < before)
+            shim_callbacks.lower_credit((int)i, before);
         __atomic_store_n(&gpu->core_limit, alone, __ATOMIC_RELAXED);
         const struct vcuda_process *mine = __atomic_load_n(&shim.self, __ATOMIC_ACQUIRE);
         __atomic_store_n(&gpu->mps_percent, mine && limit.flags & VCUDA_FLAG_MPS ? mine->mps_percent : 0,

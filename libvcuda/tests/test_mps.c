@@ -107,6 +107,26 @@ static void test_two_clients(void)
     claim_end(&claim);
 }
 
+/* In 100 ms under 10 %: 10 ms of credit, one quantum of 5 ms and what was in flight; with all that a claim can save, 30. */
+static void test_lowered(void)
+{
+    struct claim claim;
+    struct player p;
+    make(&claim, 10);
+    play(&p, &claim, PRELOADED, "load", "1000000", "0", "1", "100", NULL);
+    pause_s(0.3);
+    set_limit(&claim, 30);
+    pause_s(0.3);
+    double before = page_time(&claim), spent;
+    set_limit(&claim, 10);
+    pause_s(0.1);
+    spent = (page_time(&claim) - before) * 1000;
+    finish(&p);
+    expect(before > 0 && spent < 22,
+           "a lowered limit leaves a client no more than one quantum of what it had saved: %.1f ms", spent);
+    claim_end(&claim);
+}
+
 static void test_without_server(void)
 {
     double page, share = measure(30, &page);
@@ -125,6 +145,7 @@ void test_mps(void)
     pid_t daemon = start_daemon();
     test_one_client();
     test_two_clients();
+    test_lowered();
     end_daemon(daemon);
     test_without_server();
     unsetenv("CUDA_MPS_PIPE_DIRECTORY");

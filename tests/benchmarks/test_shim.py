@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shim.gaps import Sampler
+from benchmarks.shim.parts import mps_live
 from benchmarks.shim.parts.matrix import Figures, judge
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -46,6 +48,27 @@ def test_no_way_to_allocate_that_the_simulated_driver_has_passes_the_limit(tmp_p
     assert not [row for row in [*ways["rows"], *race["rows"]] if row["over limit"]]
     assert race["rows"][0]["refused"] > 0
     assert {row["MiB"] for row in views["rows"] if "otal" in row["asked"]} == {4096.0}
+
+
+def test_clients_of_mps_are_measured_at_their_memory_limit_and_its_daemon_is_asked(tmp_path: Path) -> None:
+    found = measure_parts(tmp_path, "mps-memory", "mps-probe")
+    rows = found["mps-memory"]["tables"][0]["rows"]
+    assert [row["over limit"] for row in rows] == [0, 0, 0]
+    assert [row["page"] for row in rows if row["way"] != "none"] == [4096, 4096]
+    assert "ACTIVE" in {row["answer"] for row in found["mps-probe"]["tables"][0]["rows"]}
+
+
+def test_a_changed_limit_is_in_force_with_the_first_window_near_the_share_at_which_it_settles() -> None:
+    sampler = Sampler({})
+    sampler.times = [number * 0.002 for number in range(300)]
+    # 60 % for 20 ms, nothing for 40 ms, then 10 %.
+    shares = [60] * 10 + [0] * 20 + [10] * 270
+    sampler._read["it"] = [sum(shares[:number]) * 20_000 for number in range(300)]
+    change = mps_live.judge(sampler, 60, 10, 0.0)
+    assert round(change.settled) == 10
+    # The first window of 50 ms with no more than 7.5 ms at the old limit.
+    assert change.begins_ms == 8
+    assert change.ends_ms == change.begins_ms + 50
 
 
 def test_each_result_says_on_what_machine_it_was_measured(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.shim.pages import Claim
@@ -77,10 +78,10 @@ def claim_bytes(claim: Claim) -> tuple[int, int]:
     return usage["memory_bytes"], usage["context_bytes"]
 
 
-def hold(stage: Stage, claim: Claim | None, way: str) -> Row:
-    """Start one process that fills by this way and holds; return its MiB."""
+def hold(stage: Stage, claim: Claim | None, way: str, more: Mapping[str, str] | None = None) -> Row:
+    """Start one process that fills by this way and holds; return its MiB. ``more``: further variables of it."""
     before = stage.nvml.used(stage.gpu.uuid)
-    process = stage.start([BENCH, way, str(MOST_MIB)], claim)
+    process = stage.start([BENCH, way, str(MOST_MIB)], claim, more=more)
     said = process.wait(seconds=WAY_SECONDS)
     # NVML lags by a moment; the driver frees what a refused call had begun.
     time.sleep(0.1)

@@ -66,6 +66,22 @@ static void refill(struct vcuda_bucket *bucket, uint32_t limit, int64_t inflight
     } while (!__atomic_compare_exchange_n(&bucket->credit_ns, &old, new, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
 }
 
+/* What was saved under the higher limit would last for long at the lower one: 20 ms of credit are 200 ms at 10 %. One
+ * quantum remains, and what pays for work in flight. Work that was launched without a limit is not paid for. */
+void credit_lower(int slot, uint32_t before)
+{
+    struct vcuda_bucket *bucket = &shim.usage->bucket[slot];
+    int was_free = before >= 100 || credit_is_held_by_parts(slot, before);
+    int64_t inflight = was_free ? 0 : (int64_t)part_of(slot, credit_inflight(slot)), old;
+    if (was_free)
+        __atomic_store_n(&shim.gpu[slot].limited_since_ns, shim_now(), __ATOMIC_RELAXED);
+    refill(bucket, before, inflight);
+    old = load(&bucket->credit_ns);
+    while (old > QUANTUM_NS + inflight && !__atomic_compare_exchange_n(&bucket->credit_ns, &old, QUANTUM_NS + inflight,
+                                                                       0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
 uint64_t credit_inflight(int slot)
 {
     uint64_t sum = 0;

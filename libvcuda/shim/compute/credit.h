@@ -14,6 +14,8 @@ int credit_is_held_by_parts(int slot, uint32_t limit);
  * until there is a quantum. `beside_ns` is the part of the work in flight that is on other streams than the launch's,
  * and so takes no time from it. */
 int64_t credit_available(int slot, uint32_t limit, uint64_t beside_ns, int64_t *missing);
+/* The limit is about to be lowered from `before`. */
+void credit_lower(int slot, uint32_t before);
 /* Charge finished work: its interval, and the part of it that counts. `debit`: take it from the credit too. */
 void credit_charge(int slot, uint64_t start_ns, uint64_t end_ns, uint64_t spent_ns, int debit);
 
