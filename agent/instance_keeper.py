@@ -17,7 +17,7 @@ import pynvml as nvml
 from msgspec import UNSET, structs
 
 from agent import wire
-from agent.claims.instances import InstanceRecord
+from agent.claims.instances import InstanceRecord, holder_of
 from agent.host import mig
 from agent.host.gpus import Nvml
 from agent.host.sampling import pause
@@ -104,10 +104,12 @@ class InstanceKeeper:
         desired, instances = self._node.desired, self._node.instances
         if desired is None:
             return [], []
-        wanted = [one for one in desired.assignments if one.present and one.mig is not None]
-        # What a page still names has programs, or may get some.
-        needed = {uid for runtime in self._node.runtimes.values() for uid in runtime.slots}
-        needed |= {one.uid for one in wanted}
+        present = [one for one in desired.assignments if one.present and one.mig is not None]
+        needed = {holder_of(one) for one in present}
+        # What a page still names has programs, or may get some: those of the claim itself, or of others in it.
+        slots = [slot for runtime in self._node.runtimes.values() for slot in runtime.slots.values()]
+        needed |= {slot.assignment_uid for slot in slots} | instances.find_holders({slot.gpu for slot in slots})
+        wanted = [one for one in present if holder_of(one) == one.uid]
         to_make = [one for one in wanted if instances.device(one.uid) is None]
         return to_make, [record for uid, record in instances.records.items() if uid not in needed]
 

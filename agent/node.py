@@ -9,15 +9,13 @@ import contextlib
 import os
 from pathlib import Path
 
-import msgspec
-
 from agent import wire
 from agent.claims import attribution
 from agent.claims.abi import PageError, PagesLibrary
 from agent.claims.claim import ClaimRuntime, gpu_key
 from agent.claims.group_file import write_groups
 from agent.claims.groups import Groups
-from agent.claims.instances import Instances
+from agent.claims.instances import Instances, holder_of, on_device, part_of_gpu
 from agent.claims.pages import LimitSlot
 from agent.claims.registry import Registry
 from agent.claims.serving import Serving
@@ -226,7 +224,7 @@ class Node:
     def parts_of_gpus(self) -> dict[str, int]:
         """Return the percent of its GPU that each assignment's MIG device is."""
         wanted = self.desired.assignments if self.desired else ()
-        return {one.uid: one.core_limit for one in wanted if one.mig is not None}
+        return {one.uid: part_of_gpu(one) for one in wanted if one.mig is not None}
 
     def heartbeat(self) -> None:
         """Write the agent's heartbeat to every limits page."""
@@ -350,18 +348,16 @@ class Node:
         return self.desired is not None and self.desired.mend is not False
 
     def _on_device(self, wanted: wire.Assignment, failures: dict[str, str]) -> wire.Assignment | None:
-        """Return the assignment as its page has it: on a GPU in MIG mode it has the whole of its own device.
-
-        Return None if it cannot be in force now.
-        """
+        """Return the assignment as its page has it, on its own or a shared MIG device; None if it cannot be now."""
         if wanted.mig is None:
             if wanted.gpu_uuid in self._divided:
                 failures[wanted.uid] = f"{wanted.gpu_uuid} is in MIG mode, and this claim has no instance on it"
                 return None
             return wanted
-        device, problem = self.instances.device(wanted.uid), self.instances.problems.get(wanted.uid)
+        holder = holder_of(wanted)
+        device, problem = self.instances.device(holder), self.instances.problems.get(holder)
         if device is not None:
-            return msgspec.structs.replace(wanted, gpu_uuid=device, core_request=100, core_limit=100)
+            return on_device(wanted, device)
         if problem is not None:
             failures[wanted.uid] = problem
         return None

@@ -26,6 +26,7 @@ from agent.wire_mig import MAX_SLICES as MAX_SLICES  # noqa: PLC0414 - likewise
 from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigPlace as MigPlace  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigProfile as MigProfile  # noqa: PLC0414 - likewise
+from agent.wire_mig import SharedInstance as SharedInstance  # noqa: PLC0414 - likewise
 from agent.wire_pods import LabelName as LabelName  # noqa: PLC0414 - likewise
 from agent.wire_pods import ObjectName as ObjectName  # noqa: PLC0414 - likewise
 from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
@@ -322,8 +323,9 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     end_seconds: Annotated[int, Meta(ge=0, le=3600)] = 0
     # With `suspended` and after it, while running programs are carried to another node; None: they are not.
     carry: Carry | None = None
-    # On a GPU in MIG mode: the instance that the claim has alone. None: a share of the whole GPU.
+    # On a GPU in MIG mode: its instance. None: a share of the whole GPU.
     mig: MigPlace | None = None
+    shared: SharedInstance | None = None  # None: it has its instance alone
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

@@ -27,6 +27,15 @@ class MigPlace(msgspec.Struct, frozen=True, kw_only=True):
     size: _Slices
 
 
+class SharedInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance in which several claims of one tenant run, with limits and turns as on a whole GPU."""
+
+    # The assignment that has the instance; that of its own claim names itself.
+    holder: Annotated[str, Meta(pattern=r"^[0-9a-f-]{36}$")]
+    # The core of the instance: limits of assignments are in percent of the GPU.
+    core_percent: Annotated[int, Meta(ge=1, le=100)]
+
+
 class MigProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of instances that the GPU can be divided into."""
 

@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "apps.suspension",
     "apps.groups",
     "apps.packing",
+    "apps.instances",
     "apps.demo",
     "apps.clusters",
 ]
@@ -304,6 +305,7 @@ CELERY_BEAT_SCHEDULE = {
                 "apps.quotas.tasks.seal_audit",
                 "apps.suspension.tasks.rotate_claims",
                 "apps.groups.tasks.size_groups",
+                "apps.instances.tasks.drive_instances",
                 "apps.scheduling.tasks.drive_claims",
             ]
         ],

@@ -47,6 +47,15 @@ def one_moment() -> Iterator[None]:
         yield
 
 
+def assert_instance_agrees(item: Assignment) -> None:
+    """Check that the room of an opened instance, its own part and what claims have taken are the whole of it."""
+    inside = Assignment.objects.filter(claim__instance_of=item.claim.uid).live()
+    taken = [inside.filter(gpu=item.gpu_id).values_list(name, flat=True) for name in ("taken_core", "taken_memory_mib")]
+    core, memory_mib = (sum(column) for column in taken)
+    assert (item.room_core or 0) + (item.claim.own_core or 0) + core == item.core_request
+    assert (item.room_memory_mib or 0) + (item.claim.own_memory_mib or 0) + memory_mib == item.memory_mib
+
+
 def assert_agree() -> None:
     """Check that quotas, ledger, claims, assignments and GPUs agree."""
     assert_shares_agree()
@@ -55,6 +64,8 @@ def assert_agree() -> None:
         live = Assignment.objects.filter(Q(gpu=gpu) | Q(other_gpu=gpu)).live()
         assert sum(live.values_list("held_core", flat=True)) == gpu.core_used
         assert sum(live.values_list("held_memory_mib", flat=True)) == gpu.memory_used_mib
+    for item in Assignment.objects.live().filter(room_core__isnull=False).select_related("claim"):
+        assert_instance_agrees(item)
     for node in Node.objects.all():
         on_it = Assignment.objects.filter(gpu__node=node).live()
         assert sum(on_it.values_list("held_host_memory_mib", flat=True)) == node.host_memory_used_mib

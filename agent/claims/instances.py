@@ -5,14 +5,41 @@ an instance, and dropped after the last that removes it. An instance without a r
 in the run directory: a reboot removes both the instances and it.
 """
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
-from agent import statefile
+from agent import statefile, wire
 from agent.logs import log
 from agent.wire_mig import MigPlace
+
+
+def holder_of(wanted: wire.Assignment) -> str:
+    """Return the assignment for which the instance is made in which this one runs."""
+    return wanted.uid if wanted.shared is None else wanted.shared.holder
+
+
+def part_of_gpu(wanted: wire.Assignment) -> int:
+    """Return the percent of its GPU that the assignment's MIG device is."""
+    return wanted.core_limit if wanted.shared is None else wanted.shared.core_percent
+
+
+def on_device(wanted: wire.Assignment, device: str) -> wire.Assignment:
+    """Return the assignment as a share of the MIG device, of which libvcuda's percent are then; alone it has all."""
+    if wanted.shared is None:
+        return structs.replace(wanted, gpu_uuid=device, core_request=100, core_limit=100)
+    whole = wanted.shared.core_percent
+    return structs.replace(
+        wanted,
+        gpu_uuid=device,
+        # Guarantees are rounded down, so that together they never exceed the device.
+        core_request=min(100, wanted.core_request * 100 // whole),
+        core_limit=min(100, -(-wanted.core_limit * 100 // whole)),
+    )
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +98,11 @@ class Instances:
     def own(self) -> frozenset[tuple[str, int]]:
         """Return the GPU and the first slice of each instance."""
         return frozenset((one.gpu_uuid, one.place.start) for one in self.records.values())
+
+    def find_holders(self, gpus: Container[UUID]) -> set[str]:
+        """Return the assignments for which these devices were made, by the UUIDs that pages have of them."""
+        made = (one for one in self.records.values() if one.device)
+        return {one.assignment_uid for one in made if UUID(one.device.partition("-")[2]) in gpus}
 
     def gpu_of(self, device: str) -> str | None:
         """Return the GPU of a MIG device of this agent's; None of any other name."""

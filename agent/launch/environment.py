@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from agent.claims import group_file
 from agent.claims.claim import ClaimRuntime
+from agent.claims.instances import holder_of
 from agent.local_wire import Environment
 from agent.node import Node
 from agent.settings import Library
@@ -21,7 +22,7 @@ class NotPlain(ValueError):
 def gpu_names(node: Node) -> Mapping[str, str]:
     """Return NVML's name of each assignment's GPU, which says whether it is a MIG instance."""
     wanted = node.desired.assignments if node.desired else ()
-    return {one.uid: node.instances.device(one.uid) or one.gpu_uuid for one in wanted}
+    return {one.uid: node.instances.device(holder_of(one)) or one.gpu_uuid for one in wanted}
 
 
 def gpus(runtime: ClaimRuntime, names: Mapping[str, str]) -> list[str]:

@@ -78,3 +78,19 @@ class NodeMoves(Protocol):
 
 
 node_moves: Provider[NodeMoves] = Provider("scheduling.node_moves")
+
+
+class InstanceSeats(Protocol):
+    """Places of claims in the MIG instances of others; see `apps.instances.seats`."""
+
+    def seat(self, claim: Claim) -> bool:
+        """Place a new claim in the instance that it names; return False and record why it waits if there is no room."""
+
+    def resize(self, claim: Claim, assignments: Sequence[Assignment]) -> None:
+        """Take more of the instance for new limits of a claim in it. Raises Conflict if there is no room."""
+
+    def give_back(self, claim: Claim, *, core: int, memory_mib: int) -> None:
+        """Return to the instance what a claim in it no longer has."""
+
+
+instance_seats: Provider[InstanceSeats] = Provider("scheduling.instance_seats")

@@ -202,6 +202,7 @@ FLAGS = {
     "pool.idle_seconds": "idle-after",
     "pool.unused_seconds": "unused-after",
     "pool.slice_seconds": "slice",
+    "claim.own_memory_mib": "own-memory",
     "reservation.start_at": "start",
     "reservation.end_at": "end",
     "reservation.idle_seconds": "idle-for",
@@ -323,6 +324,11 @@ HELP = {
     "claim.group_most": "make the group elastic: it grows to this many claims where there is room",
     "claim.when_over_quota": "refuse it, or queue it until the quota has room",
     "claim.reservation": "the uid of an active reservation to run in; the claim ends with it",
+    "claim.own_core": "open its MIG instance to claims that name it (--instance-of): its own programs have this much "
+    "of the GPU, in percent",
+    "claim.own_memory_mib": "with --own-core: the memory of the instance that its own programs have, like 8GiB",
+    "claim.instance_of": "the uid of a claim that opened its MIG instance: run in there, charged with that claim, and "
+    "end with it",
     "reservation.tenant": "the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant",
     "reservation.pool": "a pool's name; default: `default`",
     "reservation.start_at": "a time in ISO 8601, or like 2h from now; default: now",

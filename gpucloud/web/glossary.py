@@ -61,7 +61,8 @@ CHAPTERS: Final = (
                 _("Isolation"),
                 _(
                     "Shared: the claim has a share of a GPU, which libvcuda keeps. Hard: it has a MIG instance of its "
-                    "own, a part of the GPU with compute and memory that the hardware keeps apart."
+                    "own, a part of the GPU with compute and memory that the hardware keeps apart. A claim that has "
+                    "opened its instance shares it with claims of its tenant."
                 ),
             ),
             "request": Word(

@@ -122,3 +122,33 @@ async def test_a_running_program_survives_its_agent(scene: Scene) -> None:
     assert scene.release(claim)["state"] == "released"
     await asyncio.to_thread(program.wait, 10)
     assert instances_of(scene.stage) == {}
+
+
+async def test_claims_of_one_tenant_share_an_instance_through_kills_and_it_ends_with_the_last(scene: Scene) -> None:
+    scene.start_agent()
+    await scene.online()
+    opener = scene.ask(profile="3g.71gb", own_core=12, own_memory_mib=16384)
+    inside = scene.ask(instance_of=opener["uid"], core_request=20, core_limit=42, memory_mib=20480)
+    waits = scene.ask(wait=2, instance_of=opener["uid"], core_request=20, memory_mib=20480)
+    assert [claim["state"] for claim in (opener, inside, waits)] == ["active", "active", "queued"]
+    assert [reason["code"] for reason in waits["reasons"]] == ["instance-full"]
+    assert list(instances_of(scene.stage)) == ["4:4"]
+    secret = scene.platform.granted("GET", f"claims/{inside['uid']}/env/")["secret"]
+    program = scene.stage.exec(inside["uid"], str(GPULOAD), "--memory", "15GiB", secret=secret)
+    await asyncio.sleep(1)
+    await scene.stage.kill()
+    scene.start_agent(code=KILLED_AT, arguments=REMOVES)
+    await scene.online()
+    assert program.poll() is None
+    grown = scene.platform.granted("PATCH", f"claims/{inside['uid']}/?wait=30", {"core_request": 30})
+    assert grown["observed_generation"] == grown["generation"]
+    # The agent is killed while it removes the instance, which is there until the next has done so.
+    assert scene.release(opener, wait=1)["state"] == "releasing"
+    assert await scene.stage.ended() == -9
+    assert list(instances_of(scene.stage)) == ["4:4"]
+    scene.start_agent()
+    for claim in (opener, inside, waits):
+        until(lambda: scene.read(claim)["state"] == "released", seconds=30, what="all to end")  # noqa: B023
+    await asyncio.to_thread(program.wait, 10)
+    assert instances_of(scene.stage) == {}
+    assert set(scene.platform.used(scene.tenant).values()) == {0}

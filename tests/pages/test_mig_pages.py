@@ -80,3 +80,26 @@ def test_the_pages_show_the_instances_and_the_room_that_is_left(cast: Cast, divi
     assert "<td>6</td> <td>1g.18gb</td> <td> made on the machine; left alone </td>" in page
     assert '<td>3g.71gb</td> <td class="num">42 %</td> <td class="num">69.5 GiB</td> <td class="num">1</td>' in page
     assert "MIG mode" in text(browser("olga").get("/nodes/mig1/"))
+
+
+def test_the_pages_show_who_shares_an_instance_and_the_room_in_it(
+    cast: Cast, divided: Machine, browser: SignIn
+) -> None:
+    body = {"tenant": "acme", "profile": "3g.71gb", "own_core": 12, "own_memory_mib": 16384, "name": "open"}
+    opener = cast.max.post("claims/", body).body["uid"]
+    run_round(cast.pool)
+    divided.obey()
+    body = {"tenant": "acme", "instance_of": opener, "core_request": 20, "memory_mib": 8192, "name": "inside"}
+    inside = cast.max.post("claims/", body).body["uid"]
+    divided.obey()
+    page = text(browser("max").get(f"/claims/{opener}/"))
+    assert "Own part of the instance</dt><dd>12 %, 16 GiB" in page
+    assert "Room for more claims in it</dt><dd>10 %, 45.5 GiB" in page
+    assert f'<a href="/claims/{inside}/">inside</a>' in page
+    page = text(browser("max").get(f"/claims/{inside}/"))
+    assert f'In the instance of</dt><dd><a href="/claims/{opener}/">' in page
+    assert "Available on this GPU: up to 30 % core, 53.5 GiB" in page
+    page = text(browser("olga").get(f"/gpus/{divided.gpu().uuid}/"))
+    assert f'<a href="/claims/{opener}/">acme/open</a>, <a href="/claims/{inside}/">acme/inside</a>' in page
+    assert "within opened instances" in page
+    assert "Back end" not in page

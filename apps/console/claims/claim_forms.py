@@ -19,7 +19,8 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
-from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB, PROFILE, PROFILE_WRONG
+from apps.scheduling.api.instance_fields import PROFILE, PROFILE_WRONG
+from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models.claim import MOST_WEIGHT, Isolation
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule

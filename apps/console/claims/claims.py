@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET
 from apps.accounting.services.guarantees import find_missed
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.group_facts import find_group_facts
+from apps.console.claims.instance_facts import find_instance_facts, room_in_instance
 from apps.console.claims.snippets import snippets
 from apps.console.claims.suspension_facts import find_suspension_facts
 from apps.console.queue.rounds import placed_by
@@ -111,11 +112,12 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "may_change": principal.is_operator or claim.tenant_id in principal.with_role("member"),
         "place": find_place(claim),
         "round": placed_by(claim) if principal.is_operator else None,
-        "resizable": not claim.profile and (claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED)),
+        "resizable": not claim.has_fixed_size and (claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED)),
         "room": room(claim),
         "missed": find_missed(claim, live),
         "suspension": find_suspension_facts(claim),
         "group": find_group_facts(claim),
+        "instance": find_instance_facts(claim, live),
         "sharers": len(sharing(item.gpu for item in live)) if hasattr(claim, "rotation") else 0,
         "refused": any(reason["code"] in REFUSALS for reason in claim.reasons),
     }
@@ -175,6 +177,8 @@ def room(claim: Claim) -> dict[str, int] | None:
     live = [item for item in claim.assignments.all() if item.state != "released"]
     if not live:
         return None
+    if claim.instance_of is not None:
+        return room_in_instance(claim, live[0])
     return {
         "core": min(item.held_core + item.gpu.core_free for item in live),
         "memory_mib": min(item.held_memory_mib + item.gpu.memory_free_mib for item in live),

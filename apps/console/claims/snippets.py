@@ -29,7 +29,11 @@ def snippets(claim: Claim, *, server: str) -> list[tuple[str, list[Snippet]]]:
     lines = {name: method.line.replace("COMMAND", PROGRAM) for name, method in methods.items()}
     commands = [
         # A MIG instance keeps its size.
-        *([] if claim.profile else [Snippet(_("Resize"), _("Waits until the program has the new limits."), resize)]),
+        *(
+            []
+            if claim.has_fixed_size
+            else [Snippet(_("Resize"), _("Waits until the program has the new limits."), resize)]
+        ),
         Snippet(_("Release"), _("Ends its programs."), f"gpucloud claim release {claim.uid}"),
     ]
     if methods:
@@ -66,6 +70,6 @@ def _api(claim: Claim, server: str, limit: int, *, placed: bool) -> list[Snippet
     )
     return [
         *([environment] if placed else []),
-        *([] if claim.profile else [resize]),
+        *([] if claim.has_fixed_size else [resize]),
         Snippet(_("Release by API"), _("Releases the claim."), f"curl -sS -X DELETE {auth} '{url}'"),
     ]

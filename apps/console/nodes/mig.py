@@ -17,14 +17,19 @@ def mig_of(gpu: Gpu, live: Iterable[Assignment]) -> dict[str, Any] | None:
     mig = mig_state(gpu.mig, slices_used([gpu.pk]).get(gpu.pk, 0), ready=True)
     if mig is None or gpu.mig is None:
         return None
+    live = list(live)
     instances = [
-        {"start": item.mig_start, "slices": _slices(item.mig_start, item.mig_size or 0), "profile": item.claim.profile,
-         "claim": item.claim}
+        {
+            "start": item.mig_start,
+            "slices": _slices(item.mig_start, item.mig_size or 0),
+            "profile": item.claim.profile,
+            "claims": [item.claim, *(one.claim for one in live if one.claim.instance_of == item.claim.uid)],
+        }
         for item in live
         if item.mig_start is not None
-    ]  # fmt: skip
+    ]
     instances += [
-        {"start": one["start"], "slices": _slices(one["start"], one["size"]), "profile": one["profile"], "claim": None}
+        {"start": one["start"], "slices": _slices(one["start"], one["size"]), "profile": one["profile"], "claims": []}
         for one in gpu.mig["foreign"]
     ]
     profiles = [
@@ -34,7 +39,7 @@ def mig_of(gpu: Gpu, live: Iterable[Assignment]) -> dict[str, Any] | None:
             "memory_mib": profile.memory_mib,
             "free": mig.room(profile),
         }
-        for profile in mig.profiles
+        for profile in sorted(mig.profiles, key=lambda one: (one.memory_mib, one.compute, one.name))
     ]
     return {"instances": sorted(instances, key=lambda one: one["start"]), "profiles": profiles}
 

@@ -169,12 +169,18 @@ class ClaimList(ClaimView, ListMixin):
         """Create a claim for pieces of GPUs. The quota is charged at once; a round then places the claim."""
         values = self.parse_body(request)
         reservation = values.get("reservation")
-        values["pool"] = values["pool"] or (reservation.pool if reservation else default_pool())
+        values["pool"] = values["pool"] or (reservation.pool if reservation else _pool_beside(values["instance_of"]))
 
         def act() -> Claim:
             return create_claim(principal=self.principal, spec=ClaimSpec(**values))
 
         return self.respond_preview(act, new=True) if dry_run(request) else self.respond(act(), status=201)
+
+
+def _pool_beside(opener_uid: uuid.UUID | None) -> Pool:
+    """Return the pool of the claim in whose instance a new one runs; without one, the default."""
+    opener = Claim.objects.select_related("pool").filter(uid=opener_uid).first() if opener_uid else None
+    return opener.pool if opener is not None else default_pool()
 
 
 def default_pool() -> Pool:

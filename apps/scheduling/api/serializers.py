@@ -12,9 +12,10 @@ from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
+from apps.scheduling.api import instance_fields
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, Isolation, OverQuota, SuspendedBy
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota, SuspendedBy
 from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
@@ -50,18 +51,6 @@ REBALANCE_HELP = _(
     "False: the rebalancer and the pool's idle_rule only report this claim and do not change it; what it lends is "
     "given back at once."
 )
-
-
-ISOLATION_HELP = _(
-    "`hard`: a MIG instance of its own on a GPU in MIG mode, a boundary in hardware. The claim then has the core and "
-    "memory of its profile."
-)
-PROFILE_HELP = _(
-    "The MIG profile of its instance, such as 2g.35gb; it means hard isolation. Left out with hard isolation: the "
-    "smallest one that has core_request and memory_mib."
-)
-PROFILE = r"^[0-9]{1,2}g\.[0-9]{1,5}gb\Z"
-PROFILE_WRONG = _("Name a profile, such as 2g.35gb.")
 
 
 class ClassField(serializers.ChoiceField):
@@ -194,10 +183,11 @@ class ClaimSerializer(Strict):
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
     schedule = schedule_field(required=False)
-    isolation = serializers.ChoiceField(choices=Isolation.choices, default=Isolation.SHARED, help_text=ISOLATION_HELP)
-    profile = serializers.RegexField(
-        PROFILE, allow_null=True, default=None, help_text=PROFILE_HELP, error_messages={"invalid": PROFILE_WRONG}
-    )
+    isolation = instance_fields.isolation()
+    profile = instance_fields.profile()
+    own_core = instance_fields.own_core()
+    own_memory_mib = instance_fields.own_memory_mib()
+    instance_of = instance_fields.instance_of()
     gpu_model = serializers.CharField(
         max_length=200,
         allow_null=True,
@@ -318,6 +308,7 @@ class ClaimSerializer(Strict):
         """Check limit against request, group against size, and the start; nothing is silently ignored."""
         if attrs.get("core_limit", 100) < attrs.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        instance_fields.check(attrs)
         if (attrs.get("group") is None) != (attrs.get("group_size") is None):
             raise serializers.ValidationError({"group_size": ["Give group and group_size together."]})
         _check_range(attrs)

@@ -87,6 +87,12 @@ class Assignment(Row):
     # On a GPU in MIG mode: the memory slices of its instance, of the profile of its claim.
     mig_start = models.PositiveSmallIntegerField(null=True)
     mig_size = models.PositiveSmallIntegerField(null=True)
+    # Of an instance that its claim opens: what claims in it may still take. The constraint refuses to give it twice.
+    room_core = models.PositiveSmallIntegerField(null=True)
+    room_memory_mib = models.PositiveBigIntegerField(null=True)
+    # What it has taken of the instance of another claim, instead of its GPU's core and memory: as `held_*`.
+    taken_core = models.PositiveSmallIntegerField(default=0, db_default=0)
+    taken_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     generation = models.PositiveIntegerField(default=1)
     observed_generation = models.PositiveIntegerField(default=0)
     state = models.CharField(max_length=12, choices=AssignmentState, default=AssignmentState.PENDING)
@@ -101,7 +107,14 @@ class Assignment(Row):
             *checks(
                 assignment_state_known=Q(state__in=AssignmentState.values),
                 assignment_released_holds_nothing=~Q(state="released")
-                | Q(held_core=0, held_memory_mib=0, held_host_memory_mib=0, other_gpu=None),
+                | Q(
+                    held_core=0,
+                    held_memory_mib=0,
+                    held_host_memory_mib=0,
+                    other_gpu=None,
+                    taken_core=0,
+                    taken_memory_mib=0,
+                ),
                 assignment_carried_or_restarted=Q(carry__isnull=True) | Q(end_seconds__isnull=True),
                 assignment_lends_what_it_holds=Q(lent_core__lte=F("held_core")),
                 assignment_mig_whole=(

@@ -51,7 +51,9 @@ CHARGED = Q(charged_vgpus__gt=0) | Q(charged_host_memory_mib__gt=0)
 MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
 # The claims of a queue: those that wait for a first place, and suspended ones that wait for GPUs of their node.
-IN_QUEUE = Q(state__in=WAITING) | Q(state=ClaimState.RESUMING, charged_vgpus=0)
+# Claims in another's instance are placed by `apps.instances`.
+IN_QUEUE = Q(Q(state__in=WAITING) | Q(state=ClaimState.RESUMING, charged_vgpus=0), instance_of__isnull=True)
+WHOLE_OR_INSIDE = Q(core_limit=F("core_request")) | Q(instance_of__isnull=False)
 # `kind` of the `pod` of a ResourceClaim's claim.
 RESOURCE_CLAIM = "ResourceClaim"
 # From its suspension until its programs have their GPU memory back.
@@ -127,6 +129,11 @@ class Claim(Share):
     isolation = models.CharField(max_length=6, choices=Isolation, default=Isolation.SHARED, db_default=Isolation.SHARED)
     # Of a claim with hard isolation: the MIG profile of its instance, whose core and memory it has.
     profile = models.CharField(max_length=40, null=True)
+    # Of a claim that opens its instance: the part that its own programs have; the rest is for claims that name it.
+    own_core = models.PositiveSmallIntegerField(null=True)
+    own_memory_mib = models.PositiveBigIntegerField(null=True)
+    # The uid of the claim in whose instance it runs. That claim is charged for the instance, and this one for nothing.
+    instance_of = models.UUIDField(null=True)
     # Labels among the tenant's own claims: on one GPU, on different ones, on GPUs without others.
     affinity = models.CharField(max_length=63, null=True)
     anti_affinity = models.CharField(max_length=63, null=True)
@@ -222,6 +229,11 @@ class Claim(Share):
             models.Index(fields=["tenant", "released_at"], name="claim_held"),
             models.Index(fields=["reservation"], name="claim_in", condition=Q(reservation__isnull=False)),
             models.Index(fields=["group_uid"], name="claim_in_group", condition=Q(group_uid__isnull=False)),
+            models.Index(
+                fields=["instance_of"],
+                name="claim_in_instance",
+                condition=Q(instance_of__isnull=False) & ~Q(state="released"),
+            ),
             models.Index(fields=["preempted_for"], name="claim_preempted", condition=Q(preempt_at__isnull=False)),
             models.Index(fields=["pool"], name="claim_idle", condition=Q(idle_since__isnull=False)),
             models.Index(fields=["pool"], name="claim_below", condition=Q(below_guarantee_since__isnull=False)),
@@ -246,8 +258,17 @@ class Claim(Share):
             claim_weight_in_range=Q(weight__gte=1, weight__lte=MOST_WEIGHT),
             claim_memory_positive=Q(memory_mib__gte=1),
             claim_isolation_whole=(
-                Q(isolation="shared", profile__isnull=True)
-                | Q(isolation="hard", profile__isnull=False, gpu_count=1, core_limit=F("core_request"))
+                Q(isolation="shared", profile__isnull=True, own_core__isnull=True, instance_of__isnull=True)
+                | Q(WHOLE_OR_INSIDE, isolation="hard", profile__isnull=False, gpu_count=1)
+            ),
+            claim_own_part_whole=(
+                Q(own_core__isnull=True, own_memory_mib__isnull=True)
+                | Q(
+                    instance_of__isnull=True,
+                    own_core__lte=F("core_request"),
+                    own_memory_mib__gte=1,
+                    own_memory_mib__lte=F("memory_mib"),
+                )
             ),
             claim_lease_whole=(
                 Q(lease_seconds__isnull=True, lease_until__isnull=True)
@@ -281,6 +302,11 @@ class Claim(Share):
     def begins_group(self) -> bool:
         """True if it is the first claim of an elastic group, which ends with it."""
         return self.group_uid == self.uid
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """True if it has a MIG instance, whose size it keeps."""
+        return self.profile is not None and self.instance_of is None
 
     @property
     def ends_with_its_pod(self) -> bool:

@@ -17,6 +17,7 @@ from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
+from apps.scheduling.services.claims import shared_instances
 from apps.scheduling.services.claims.elastic import groups_on_the_wire
 from apps.scheduling.services.fleet.back_ends import back_end_of
 from gpucloud.fastpath.compiled_queries import compiled_query
@@ -47,11 +48,11 @@ COLUMNS = (
     "memory_mib", "borrowed_core", "state", "claim__pool__sharing_policy", "claim__weight", "claim__best_effort",
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
-    "gpu__backend", "claim__gpu_count",
+    "gpu__backend", "claim__gpu_count", "claim__own_core", "claim__own_memory_mib", "claim__instance_of",
 )  # fmt: skip
 
 
-GROUP_UID = COLUMNS.index("claim__group_uid")
+GROUP_UID, OWN_CORE = COLUMNS.index("claim__group_uid"), COLUMNS.index("claim__own_core")
 Wanted: Any = NamedTuple("Wanted", [(name, Any) for name in COLUMNS])  # type: ignore[misc]  # the names are the query's
 
 
@@ -68,9 +69,11 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
     wanted: dict[int, list[wire.Assignment]] = {node_id: [] for node_id in found}
     # The claims of each elastic group on each node.
     grouped: dict[tuple[int, uuid.UUID], list[str]] = {}
-    for columns in _rows_of(found):
+    rows = list(_rows_of(found))
+    opened = shared_instances.find_opened(Wanted._make(columns) for columns in rows if columns[OWN_CORE] is not None)
+    for columns in rows:
         node_id, row = columns[0], Wanted._make(columns)
-        wanted[node_id].append(_on_the_wire(row))
+        wanted[node_id].append(shared_instances.with_limits(_on_the_wire(row), row, opened))
         if group_uid := columns[GROUP_UID]:
             grouped.setdefault((node_id, group_uid), []).append(wanted[node_id][-1].claim_uid)
     groups = groups_on_the_wire(grouped)
@@ -124,6 +127,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         ceiling=row.claim__pool__core_ceiling,
         parts=row.claim__pool__parts,
     )
+    is_alone = row.mig_start is not None and row.claim__own_core is None
     return wire.Assignment(
         uid=str(row.uid),
         claim_uid=str(row.claim__uid),
@@ -135,9 +139,8 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
         memory_bytes=row.memory_mib * MIB,
-        # An instance is shared with nobody.
-        sharing=None if sharing == wire.Sharing() or row.mig_start is not None else sharing,
-        backend=back_end_of(row.gpu__backend, row.claim__gpu_count) if row.mig_start is None else "turns",
+        sharing=None if sharing == wire.Sharing() or is_alone else sharing,
+        backend="turns" if row.claim__profile else back_end_of(row.gpu__backend, row.claim__gpu_count),
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,

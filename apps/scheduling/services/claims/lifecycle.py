@@ -19,6 +19,7 @@ from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ElasticGroup
 from apps.scheduling.models.claim import WAITING, OverQuota
+from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.charging.shortages import reasons_of
@@ -80,6 +81,9 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     claim = charge_new_claim(principal=principal, spec=spec)
     claim.save()
     events.claim_made_on_commit(claim)
+    if claim.instance_of is not None:
+        instance_seats.get().seat(claim)
+        claim.refresh_from_db()
     if claim.begins_group:
         least = claim.group_size or 1
         ElasticGroup.objects.create(first=claim, least=least)
@@ -128,7 +132,8 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
 
 def _charge_first(claim: Claim, *, principal: Principal) -> None:
     """Charge and audit a claim that is not saved yet, or let it wait for quota."""
-    target = claim.amounts
+    # What runs in another claim's instance is charged with that.
+    target = claim.amounts if claim.instance_of is None else claim.charged
     try:
         # A new claim is only charged, and a charge takes everything or nothing by itself; but of a reservation what it
         # gave back for the claim is its own again where the charge is refused.
@@ -146,7 +151,13 @@ def _charge_first(claim: Claim, *, principal: Principal) -> None:
 
 def created_facts(claim: Claim) -> dict[str, Any]:
     """Return what the audit log says of a new claim."""
-    instance = {"isolation": claim.isolation, "profile": claim.profile} if claim.profile is not None else {}
+    instance: dict[str, Any] = (
+        {"isolation": claim.isolation, "profile": claim.profile} if claim.profile is not None else {}
+    )
+    if claim.own_core is not None:
+        instance |= {"own_core": claim.own_core, "own_memory_mib": claim.own_memory_mib}
+    if claim.instance_of is not None:
+        instance["instance_of"] = str(claim.instance_of)
     return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim), **instance}
 
 
@@ -156,7 +167,7 @@ def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     given, hard = spec.given(), isolation.is_hard(spec.given())
     filled = limit_ranges.fill(spec.tenant, spec.pool, isolation.with_profile(spec.pool, given) if hard else given)
     if hard:
-        filled = isolation.with_smallest(spec.pool, filled)
+        filled = _with_instance(spec, filled)
         limit_ranges.check(spec.tenant, spec.pool, filled)
     # What cannot be suspended needs no schedule.
     if not hard and spec.pod is None and spec.group is None and spec.reservation is None:
@@ -167,10 +178,18 @@ def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     if claim.group_most is not None:
         claim.group_uid = claim.uid
-    refuse_impossible(claim)
+    if claim.instance_of is None:
+        refuse_impossible(claim)
     _refuse_other_size(claim)
     refuse_spent(spec.tenant)
     return claim
+
+
+def _with_instance(spec: ClaimSpec, filled: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a claim with hard isolation: of its own instance, or of the one that it runs in."""
+    if spec.instance_of is None:
+        return isolation.with_smallest(spec.pool, filled)
+    return isolation.inside(isolation.find_opener(spec.tenant, spec.pool, spec.instance_of), filled)
 
 
 def _wait_for_quota(claim: Claim, error: QuotaExceeded) -> None:

@@ -16,7 +16,7 @@ from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import SuspendedBy
-from apps.scheduling.providers import Progress, node_moves
+from apps.scheduling.providers import Progress, instance_seats, node_moves
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports
 from apps.scheduling.services.claims.drift import take_drifts
@@ -63,6 +63,8 @@ class _Known(NamedTuple):
     held_core: int
     memory_mib: int
     held_memory_mib: int
+    taken_core: int
+    taken_memory_mib: int
     state: str
     reason: str | None
 
@@ -76,7 +78,8 @@ def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
 def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
     if not row.observed_generation <= said.generation <= row.generation:
         return False  # older than the last report, or of a generation that was never wanted
-    shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
+    core, memory_mib = max(row.held_core, row.taken_core), max(row.held_memory_mib, row.taken_memory_mib)
+    shrunk = core > row.core_request or memory_mib > row.memory_mib
     same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
     return not same or shrunk
 
@@ -97,7 +100,7 @@ def take_for_claim(claim: Claim, said: Mapping[str, wire.Observation]) -> None:
     # Quotas before GPUs: the order of locks.
     states.charge_to(claim, states.amounts_held(assignments))
     nodes = {item.gpu.node_id for item in changed}
-    freed = _write_all(changed)
+    freed = _write_all(claim, changed)
     if state == ClaimState.RELEASED and claim.preempt_at is not None:
         states.move(claim, ClaimState.QUEUED, assigned_at=None, **states.NOT_PREEMPTED)
     elif state == ClaimState.SUSPENDED:
@@ -143,9 +146,11 @@ def _take_all(claim: Claim, assignments: list[Assignment], said: Mapping[str, wi
     return Progress(_state_of(claim, assignments, queued=queued), values, moves)
 
 
+TAKEN = ("taken_core", "taken_memory_mib")
 FIELDS = (
     "gpu_id", "other_gpu_id", "return_gpu_id", "state", "held_core", "held_memory_mib", "held_host_memory_mib",
     "generation", "observed_generation", "in_force_at", "reason", "counterpart_id", "end_seconds", "carry",
+    *TAKEN,
 )  # fmt: skip
 
 
@@ -164,6 +169,7 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> None:
     if assignment.state == AssignmentState.RELEASING:
         if current and said.state == "released":
             assignment.state, assignment.held_core, assignment.held_memory_mib = AssignmentState.RELEASED, 0, 0
+            assignment.taken_core = assignment.taken_memory_mib = 0
     elif assignment.state in suspension_reports.PUT_ASIDE_STATES:
         suspension_reports.take_report(assignment, said)
         return
@@ -186,19 +192,24 @@ def _take_one(assignment: Assignment, said: wire.Observation) -> None:
 HELD = ("held_core", "held_memory_mib")
 
 
-def _write_all(assignments: list[Assignment]) -> dict[int, int]:
+def _write_all(claim: Claim, assignments: list[Assignment]) -> dict[int, int]:
     """Save the rows, and free what they no longer hold of GPUs; return the host memory that comes free, by node."""
+    core = memory_mib = 0
     # By GPU: core, memory.
     freed: dict[int, list[int]] = {}
     host: Counter[int] = Counter()
     for item in assignments:
         before = Assignment.objects.get(pk=item.pk)
         item.change(**{name: getattr(item, name) for name in FIELDS})
+        core += before.taken_core - item.taken_core
+        memory_mib += before.taken_memory_mib - item.taken_memory_mib
         for row, sign in ((before, 1), (item, -1)):
             host[item.gpu.node_id] += sign * row.held_host_memory_mib
             for key in row.gpus_held:
                 amounts = freed.setdefault(key, [0, 0])
                 freed[key] = [one + sign * getattr(row, name) for one, name in zip(amounts, HELD, strict=True)]
+    if core or memory_mib:
+        instance_seats.get().give_back(claim, core=core, memory_mib=memory_mib)
     # In key order, as every change of several GPUs.
     for key, (core, memory_mib) in sorted(freed.items()):
         if core or memory_mib:
@@ -210,8 +221,11 @@ def _shrink(assignment: Assignment, memory_bytes: int) -> None:
     """Free core as soon as the smaller share is in force, and memory when the use measured is small enough."""
     # Borrowed core is not held.
     assignment.held_core = min(assignment.held_core, assignment.core_request)
+    assignment.taken_core = min(assignment.taken_core, assignment.core_request)
     if memory_bytes <= assignment.memory_mib * MIB:
-        assignment.held_memory_mib = assignment.memory_mib
+        # One in another's instance holds nothing of its GPU itself.
+        holds = "taken_memory_mib" if assignment.taken_memory_mib else "held_memory_mib"
+        setattr(assignment, holds, assignment.memory_mib)
 
 
 def _state_of(claim: Claim, assignments: list[Assignment], *, queued: bool) -> str:

@@ -5,6 +5,7 @@ the agent has confirmed it (`observation`): until then somebody else's memory wo
 """
 
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
@@ -14,6 +15,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
+from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.claims import isolation
@@ -52,16 +54,20 @@ def resize_claim(
     after = _wanted(claim, before, changes.given())
     if after == before:
         return claim
-    isolation.refuse_change(claim, {name: after[name] for name in after if after[name] != before[name]})
+    changed = {name: after[name] for name in after if after[name] != before[name]}
+    isolation.refuse_change(claim, changed)
     # What stays as it was may be outside of a range that was set later.
-    limit_ranges.check(claim.tenant, claim.pool, {name: after[name] for name in after if after[name] != before[name]})
+    limit_ranges.check(claim.tenant, claim.pool, changed)
     for name, value in after.items():
         setattr(claim, name, value)
-    if after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]:
+    grows = after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]
+    if grows and claim.instance_of is None:
         refuse_impossible(claim)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
-    if aside:
+    if claim.instance_of is not None:
+        _resize_inside(claim, claim.instance_of)
+    elif aside:
         _resize_suspended(claim)
     elif claim.waiting:
         _charge_waiting(claim, principal)
@@ -83,6 +89,21 @@ def _wanted(claim: Claim, before: dict[str, Any], values: dict[str, Any]) -> dic
         wanted["core_limit"] = wanted["core_request"]
     refuse_low_limit(wanted["core_request"], wanted["core_limit"])
     return wanted
+
+
+def _resize_inside(claim: Claim, opener_uid: UUID) -> None:
+    """Want other limits of a claim in another's instance: it takes more of that now, and less when that is in force."""
+    isolation.refuse_beyond(Claim.objects.get(uid=opener_uid), limits(claim))
+    assignments = list(claim.assignments.live().select_related("gpu"))
+    instance_seats.get().resize(claim, assignments)
+    for assignment in assignments:
+        assignment.change(
+            **limits(claim),
+            taken_core=assignment.taken_core,
+            taken_memory_mib=assignment.taken_memory_mib,
+            generation=assignment.generation + 1,
+        )
+    raise_frames({assignment.gpu.node_id for assignment in assignments})
 
 
 def _charge_waiting(claim: Claim, principal: Principal) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final
+from uuid import UUID
 
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.models import Reservation
@@ -53,6 +54,9 @@ class ClaimSpec(ClaimChanges):
     gpu_count: int | Unset = UNSET
     isolation: str = Isolation.SHARED
     profile: str | None = None
+    own_core: int | None = None
+    own_memory_mib: int | None = None
+    instance_of: UUID | None = None
     gpu_model: str | None = None
     affinity: str | None = None
     anti_affinity: str | None = None

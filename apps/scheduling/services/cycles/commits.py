@@ -31,6 +31,7 @@ from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.charging.shortages import reasons_of
+from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.cycles.resuming import grant_resume, may_have
@@ -284,7 +285,9 @@ class _Transaction:
             profile = mig.find(pick.claim.profile) if mig is not None else None
             if mig is None or profile is None or (start := mig.choose(profile.name)) is None:
                 return False
-            self._instances[pick.claim.pk, gpu.pk] = {"mig_start": start, "mig_size": profile.size}
+            self._instances[pick.claim.pk, gpu.pk] = {
+                "mig_start": start, "mig_size": profile.size, **isolation.room_for_others(pick.claim),
+            }  # fmt: skip
             used[gpu.pk] = used.get(gpu.pk, 0) | profile.slices(start)
         return True
 

@@ -34,8 +34,11 @@ def rehearse(
     with transaction.atomic():
         claim = act()
         shown = {**show(claim), "dry_run": True}
+        if claim.instance_of is not None:
+            # Its one place was tried by `act`.
+            shown["gpus"] = list(claim.assignments.live().values_list("gpu__uuid", flat=True))
         transaction.set_rollback(True)
-    if claim.waiting:
+    if claim.waiting and claim.instance_of is None:
         pool, gpus = claim.pool, read_fleet(claim.pool)
         reserved = read_reserved(pool, now=timezone.now())
         places = reserved.resume_places(claim) if claim.waits_to_resume else None

@@ -25,11 +25,12 @@ from apps.quotas.models.pool import FailoverPolicy
 from apps.quotas.services import charging
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
-from apps.scheduling.providers import node_moves
+from apps.scheduling.providers import instance_seats, node_moves
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import end_assignments, locked
 from apps.scheduling.services.failures import each
 
+HOLDINGS = ("held_core", "held_memory_mib", "held_host_memory_mib", "taken_core", "taken_memory_mib")
 ENDED = "its node was lost, and the claim was moved away"
 MOVABLE = Q(state__in=(*PLACED, ClaimState.RELEASING), pod__isnull=True, reservation__isnull=True)
 
@@ -91,14 +92,17 @@ def _locked_if_silent(seen: Node) -> Node | None:
 def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
     """Release these assignments, whose node will not confirm it, and free what they hold of their GPUs."""
     saved: Counter[int] = Counter()
-    rows = list(live.select_related("gpu").order_by("gpu_id", "pk"))
+    rows = list(live.select_related("gpu", "claim").order_by("gpu_id", "pk"))
     for key, core, memory_mib in sorted(
         (key, item.held_core, item.held_memory_mib) for item in rows for key in item.gpus_held
     ):
         capacity.give_back(gpu_id=key, core=core, memory_mib=memory_mib)
     for item in rows:
         saved[item.gpu.node_id] += item.held_host_memory_mib
-        nothing = {"held_core": 0, "held_memory_mib": 0, "held_host_memory_mib": 0}
+        if item.taken_memory_mib:
+            taken = {"core": item.taken_core, "memory_mib": item.taken_memory_mib}
+            instance_seats.get().give_back(item.claim, **taken)
+        nothing = dict.fromkeys(HOLDINGS, 0)
         item.change(state=AssignmentState.RELEASED, reason=reason, other_gpu=None, carry=None, **nothing)
     for node_id, memory_mib in sorted(saved.items()):
         if memory_mib:

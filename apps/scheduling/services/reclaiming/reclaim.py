@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # The claims of the queue that one run plans for: they stay the first until they run, so others wait for their grace.
 MOST_ASKING = 256
+# Claims in the instance of another: nothing is freed by their end, and nobody else's end frees room for them.
+OWN = Q(instance_of=None)
 # Reasons that no other claim's end would change.
 NOT_BY_OTHERS = ("budget-exceeded", "member-limit-exceeded", SET_ASIDE)
 
@@ -56,7 +58,7 @@ class Plan:
 def asking(pool: Pool, *, now: datetime) -> list[Claim]:
     """Return the refused claims that may reclaim: those for which room is being made, then in the queue's order."""
     rows = Claim.objects.filter(Q(start_at=None) | Q(start_at__lte=now), pool=pool, state=ClaimState.QUEUED)
-    rows = rows.filter(best_effort=False, group=None, reservation=None, rotation__nominated_at=None)
+    rows = rows.filter(OWN, best_effort=False, group=None, reservation=None, rotation__nominated_at=None)
     # If nobody borrows, or runs at a lower priority, nothing can be reclaimed, and the pool need not be read.
     borrowed = ResourceQuota.objects.filter(share__isnull=False, borrowed__gt=0)
     # Nor for who has all of its own: those that wait again since they were preempted must not crowd the lender out.
@@ -77,7 +79,8 @@ def would_reclaim(claim: Claim, *, principal: Principal) -> dict[str, Any] | Non
     None if nothing would go: it fits, or nothing may be reclaimed for it.
     """
     waits = claim.start_at is not None and claim.start_at > timezone.now()
-    own_way = claim.best_effort or claim.group is not None or claim.reservation_id is not None
+    elsewhere = claim.reservation_id is not None or claim.instance_of is not None
+    own_way = claim.best_effort or claim.group is not None or elsewhere
     nobody = claim.tenant.cohort is None and not claim.pool.preempt_by_priority
     if nobody or own_way or waits or claim.pool.preemption_grace_seconds is None:
         return None
@@ -260,7 +263,7 @@ class _View:
         whose = Q(tenant__in=map(int, tenants))
         if self.pool.preempt_by_priority:
             whose |= Q(tenant__in=self.asking, pool=self.pool)
-        rows = Claim.objects.filter(whose, HOLDS, reservation=None).select_related("tenant", "pool").order_by("pk")
+        rows = Claim.objects.filter(whose, HOLDS, OWN, reservation=None).select_related("tenant", "pool").order_by("pk")
         parts = self._parts(rows)
         spare = find_spare(rows)
         for claim in rows:
@@ -294,7 +297,7 @@ class _View:
     def _leaving(self) -> list[Holder]:
         """Return the claims, of any tenant, that are being released or suspended on nodes that are online."""
         whose = Q(pool=self.pool) | Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)
-        rows = Claim.objects.filter(whose, state__in=(ClaimState.RELEASING, ClaimState.SUSPENDING))
+        rows = Claim.objects.filter(whose, OWN, state__in=(ClaimState.RELEASING, ClaimState.SUSPENDING))
         # One that moves to other GPUs of its node takes their room instead.
         stays = Q(gpu__node__last_seen_at__lt=self.now - FRESH) | Q(other_gpu__isnull=False, state="suspending")
         away = Assignment.objects.filter(stays, claim__in=rows)
