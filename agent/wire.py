@@ -19,9 +19,34 @@ from msgspec import UNSET, Meta, UnsetType
 from agent.wire_carry import Carry as Carry  # noqa: PLC0414 - both sides import this module only
 from agent.wire_carry import Ticket as Ticket  # noqa: PLC0414 - likewise
 from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - likewise
+from agent.wire_frames import VERSION as VERSION  # noqa: PLC0414 - likewise
+from agent.wire_frames import Bytes as Bytes  # noqa: PLC0414 - likewise
+from agent.wire_frames import CamelCase as CamelCase  # noqa: PLC0414 - likewise
+from agent.wire_frames import Celsius as Celsius  # noqa: PLC0414 - likewise
+from agent.wire_frames import Count as Count  # noqa: PLC0414 - likewise
+from agent.wire_frames import DeviceBytes as DeviceBytes  # noqa: PLC0414 - likewise
+from agent.wire_frames import Digest as Digest  # noqa: PLC0414 - likewise
+from agent.wire_frames import Frame as Frame  # noqa: PLC0414 - likewise
+from agent.wire_frames import GpuUuid as GpuUuid  # noqa: PLC0414 - likewise
+from agent.wire_frames import MeasuredPercent as MeasuredPercent  # noqa: PLC0414 - likewise
+from agent.wire_frames import Percent as Percent  # noqa: PLC0414 - likewise
+from agent.wire_frames import Record as Record  # noqa: PLC0414 - likewise
+from agent.wire_frames import Seconds as Seconds  # noqa: PLC0414 - likewise
+from agent.wire_frames import Sentence as Sentence  # noqa: PLC0414 - likewise
+from agent.wire_frames import Uid as Uid  # noqa: PLC0414 - likewise
+from agent.wire_frames import Word as Word  # noqa: PLC0414 - likewise
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_jobs import LEAST_OUTPUT_BYTES as LEAST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import MAX_RUN_BYTES as MAX_RUN_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import MAX_RUNS as MAX_RUNS  # noqa: PLC0414 - likewise
+from agent.wire_jobs import MOST_OUTPUT_BYTES as MOST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import JobRun as JobRun  # noqa: PLC0414 - likewise
+from agent.wire_jobs import JobState as JobState  # noqa: PLC0414 - likewise
+from agent.wire_jobs import Output as Output  # noqa: PLC0414 - likewise
+from agent.wire_jobs import Stored as Stored  # noqa: PLC0414 - likewise
 from agent.wire_mig import MAX_SLICES as MAX_SLICES  # noqa: PLC0414 - likewise
 from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigPlace as MigPlace  # noqa: PLC0414 - likewise
@@ -37,7 +62,6 @@ from agent.wire_words import BackEnd as BackEnd  # noqa: PLC0414 - likewise
 from agent.wire_words import DriftKind as DriftKind  # noqa: PLC0414 - likewise
 from agent.wire_words import Policy as Policy  # noqa: PLC0414 - likewise
 
-VERSION: Final = 1
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
 MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS, MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 64, 4096, 1024, 32, 64, 512
@@ -48,31 +72,6 @@ DRA_DRIVER: Final = "gpucloud.io"
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
 CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED, CLOSE_TOO_LARGE, CLOSE_BUSY = 4400, 4401, 4409, 4413, 4429
-
-Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
-GpuUuid = Annotated[str, Meta(pattern=r"^(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-DeviceBytes = Annotated[int, Meta(ge=0, le=2**44)]  # of one GPU: 16 TiB, some fifty times the largest there is
-Percent = Annotated[int, Meta(ge=0, le=100)]
-# Measured shares may pass 100 a little: the window's ends do not fall on a kernel's ends.
-MeasuredPercent = Annotated[float, Meta(ge=0, le=1000)]
-Seconds = Annotated[float, Meta(ge=0, le=1e11)]
-Celsius = Annotated[float, Meta(ge=-1000, le=1e5)]
-Word = Annotated[str, Meta(max_length=200)]
-Sentence = Annotated[str, Meta(max_length=2000)]
-CamelCase = Annotated[str, Meta(pattern=r"^[A-Z][A-Za-z0-9]{0,62}$")]  # in Kubernetes: a reason or type
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value inside a frame."""
-
-
-class Frame(Record, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
-    """A message; its ``type`` on the wire is the class's name in lower case."""
-
-    v: Literal[1] = VERSION
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -125,6 +124,7 @@ class Hello(Frame, frozen=True, kw_only=True):
     carry: bool | UnsetType = UNSET
     # The back ends that it can serve beside turns. Left out by an older agent, which gives turns only.
     backends: Annotated[list[BackEnd], Meta(max_length=8)] | UnsetType = UNSET
+    jobs: bool | UnsetType = UNSET  # True: it can start the programs of jobs. Left out if it cannot.
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -163,6 +163,7 @@ class Observed(Frame, frozen=True, kw_only=True):
     assignments: Annotated[list[Observation], Meta(max_length=MAX_ASSIGNMENTS)]
     # Left out if there is none: an older server does not know the field.
     drifts: Annotated[list[Drift], Meta(max_length=MAX_DRIFTS)] | UnsetType = UNSET
+    jobs: Annotated[list[JobState], Meta(max_length=MAX_RUNS)] | UnsetType = UNSET  # left out if there is none
 
 
 class GpuUsage(Record, frozen=True, kw_only=True, gc=False):
@@ -348,6 +349,7 @@ class Desired(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     assignments: Annotated[list[Assignment], Meta(max_length=MAX_ASSIGNMENTS)]
     mend: bool | UnsetType = UNSET  # False: changes made on the machine are only reported, not repaired
     groups: Annotated[list[Group], Meta(max_length=MAX_GROUPS)] | UnsetType = UNSET  # left out if there is none
+    jobs: Annotated[list[JobRun], Meta(max_length=MAX_RUNS)] | UnsetType = UNSET  # likewise; others are ended, removed
 
 
 class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -356,8 +358,8 @@ class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     seq: Annotated[int, Meta(ge=1)]
 
 
-FromAgent = Hello | Observed | Usage | Event | Conditions | Health
-FromServer = Welcome | Desired | Ack
+FromAgent = Hello | Observed | Usage | Event | Conditions | Health | Output
+FromServer = Welcome | Desired | Ack | Stored
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from agent import wire_groups
+from agent import wire_groups, wire_jobs
 from agent.wire import MAX_ASSIGNMENTS, MAX_FRAME_BYTES, Assignment, Carry, Pod, ResourceClaim, Sharing, Ticket
 
 # The longest values: in every word the character whose JSON is longest.
@@ -21,7 +21,9 @@ LONGEST = Assignment(
         share_id=_WORD,
     ),
 )  # fmt: skip
-# So many assignments and groups, and for each GPU a moment within a frame.
+# So many assignments, groups and runs of jobs, and for each GPU a moment within a frame.
 MAX_DESIRED_BYTES: Final = (
-    MAX_ASSIGNMENTS * (len(msgspec.json.encode(LONGEST)) + 1) + wire_groups.MAX_BYTES + MAX_FRAME_BYTES
+    MAX_ASSIGNMENTS * (len(msgspec.json.encode(LONGEST)) + 1)
+    + (wire_groups.MAX_BYTES + wire_jobs.MAX_BYTES)
+    + MAX_FRAME_BYTES
 )

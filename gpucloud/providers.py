@@ -21,6 +21,10 @@ class Provider(Generic[T]):
         """Set the implementation; a later one replaces it."""
         self._implementation = implementation
 
+    def find(self) -> T | None:
+        """Return the implementation; None if no app provides one."""
+        return self._implementation
+
     def get(self) -> T:
         """Return the implementation. Raises LookupError before it is set."""
         if self._implementation is None:

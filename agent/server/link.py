@@ -44,6 +44,8 @@ class Callbacks(NamedTuple):
     desired: Callable[[wire.Desired, bool], None]
     # The server's time, just received.
     server_time: Callable[[float], None]
+    # The server has so many bytes of this run's output.
+    stored: Callable[[str, int], None] = lambda _uid, _length: None
 
 
 class Link:
@@ -154,6 +156,8 @@ class Link:
                     first = False
                 case wire.Ack():
                     self._outbox.acknowledge(frame.seq)
+                case wire.Stored():
+                    self._callbacks.stored(frame.uid, frame.bytes)
                 case wire.Welcome():
                     raise wire.MalformedFrame("a second welcome")
                 case _:

@@ -36,6 +36,9 @@ class NodeClaims(Protocol):
     def health(self, node: Node, frame: wire.Health) -> None:
         """Record the health of the node's GPUs."""
 
+    def output(self, node: Node, frame: wire.Output) -> int | None:
+        """Store a piece of a run's output; return the run's stored bytes, None if the node has no such run."""
+
     def event(self, node: Node, frame: wire.Event) -> None:
         """Record an event that an operator should know."""
 

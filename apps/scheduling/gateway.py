@@ -18,6 +18,7 @@ from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.providers import jobs
 from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
 from apps.scheduling.services.claims.observation import take_observed
@@ -80,6 +81,11 @@ class Gateway:
             {str(uid): tenant for uid, tenant in live.values_list("claim__uid", "claim__tenant_id")} if uids else {}
         )
         take_health(node=node, frame=frame, claims=claims)
+
+    def output(self, node: Node, frame: wire.Output) -> int | None:
+        """Store a piece of the output of a job's run."""
+        orders = jobs.find()
+        return orders.output(node, frame) if orders is not None else None
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Store an event for operators; if a claim's process caused it, its tenant's admins see it too."""

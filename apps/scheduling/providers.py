@@ -94,3 +94,19 @@ class InstanceSeats(Protocol):
 
 
 instance_seats: Provider[InstanceSeats] = Provider("scheduling.instance_seats")
+
+
+class Jobs(Protocol):
+    """Jobs, whose programs the nodes' agents start under claims. While no app provides them, there are none."""
+
+    def orders(self, node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
+        """Return the runs that each of these nodes is to have; nodes without one are left out."""
+
+    def observed(self, node: Node, states: Sequence[wire.JobState]) -> None:
+        """Record the runs on the node, as its agent sees them."""
+
+    def output(self, node: Node, frame: wire.Output) -> int | None:
+        """Store a piece of a run's output; return the run's stored bytes, None if the node has no such run."""
+
+
+jobs: Provider[Jobs] = Provider("scheduling.jobs")

@@ -14,10 +14,12 @@ ASSIGNMENT = {
     "uid": UID, "claim_uid": UID, "tenant": "acme", "gpu_uuid": f"GPU-{UID}", "generation": 1, "core_request": 30,
     "core_limit": 50, "memory_bytes": 1, "secret_digest": "0" * 64, "sharing": {"policy": "fair"},
 }  # fmt: skip
+RUN = {"uid": UID, "claim_uid": UID, "command": ["true"]}
 OF_SERVERS: list[dict[str, Any]] = [
     {"type": "welcome", "v": 1, "node_uid": UID, "node_name": "gpu1", "server_time": 1.0},
-    {"type": "desired", "v": 1, "frame": 1, "policy": {"audit": "kill"}, "assignments": [ASSIGNMENT]},
+    {"type": "desired", "v": 1, "frame": 1, "policy": {"audit": "kill"}, "assignments": [ASSIGNMENT], "jobs": [RUN]},
     {"type": "ack", "v": 1, "seq": 1},
+    {"type": "stored", "v": 1, "uid": UID, "bytes": 5},
 ]
 
 
@@ -61,7 +63,8 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     policy = wire.NodePolicy(audit="fence", cleared=cleared)
     groups = [wire_groups.LONGEST] * wire_groups.MAX_GROUPS
     assignments = known.assignments * wire.MAX_ASSIGNMENTS
-    full = wire.Desired(frame=2**31 - 1, policy=policy, mend=False, assignments=assignments, groups=groups)
+    jobs = [longest_run()] * wire.MAX_RUNS
+    full = wire.Desired(frame=2**31 - 1, policy=policy, mend=False, assignments=assignments, groups=groups, jobs=jobs)
     assert wire.decode_from_server(wire.encode(full)) == full
     assert 0.9 * MAX_DESIRED_BYTES < len(wire.encode(full)) <= MAX_DESIRED_BYTES
     for name in words:
@@ -87,6 +90,15 @@ def test_an_agent_says_only_of_suspended_claims_what_they_keep() -> None:
     assert wire.decode_from_agent(wire.encode(one)) == one
     held = wire.Observation(uid=UID, generation=2, state="suspended", saved_bytes=5, suspend_refused="no room")
     assert wire.decode_from_agent(wire.encode(two := observed(held))) == two
+
+
+def longest_run() -> wire.JobRun:
+    """Return a run of exactly the most bytes that a server sends."""
+    run = wire.JobRun(uid=UID, claim_uid=UID, command=["x" * 32_700, ""])
+    rest = wire.MAX_RUN_BYTES - len(msgspec.json.encode(run))
+    run = msgspec.structs.replace(run, command=["x" * 32_700, "x" * (rest - 3), ""])
+    assert len(msgspec.json.encode(run)) == wire.MAX_RUN_BYTES
+    return run
 
 
 def observed(one: wire.Observation) -> wire.Observed:

@@ -136,6 +136,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     await self._hello(node, frame)
                 case wire.Usage():
                     self._usage(frame)
+                case wire.Output():
+                    await self._output(node, frame)
                 case _:
                     await database_sync_to_async(_store)(node, frame)
         except nodes.CredentialRevoked as error:
@@ -189,6 +191,12 @@ class AgentConsumer(AsyncWebsocketConsumer):
         except intake.NoRoom as error:
             logger.warning("node %s: a frame was not accepted: %s", self.source.node_name, error)
             self.outgoing.end(wire.CLOSE_BUSY, str(error))
+
+    async def _output(self, node: Node, frame: wire.Output) -> None:
+        """Store a piece of a run's output and confirm it; one of an unknown run is dropped."""
+        length = await database_sync_to_async(node_claims.get().output)(node, frame)
+        if length is not None:
+            self.outgoing.stored(frame.uid, length)
 
     def _acknowledge(self, seq: int | None) -> None:
         """Acknowledge every frame up to this number, or end the connection if one was not stored."""

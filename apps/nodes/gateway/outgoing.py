@@ -27,6 +27,8 @@ class Outgoing:
         self._welcome: tuple[str, str] | None = None
         self._desired: str | None = None
         self._ack: int | None = None
+        # The stored length of each run's output that was not confirmed yet.
+        self._stored: dict[str, int] = {}
         self._end: tuple[int, str] | None = None
 
     @property
@@ -47,6 +49,11 @@ class Outgoing:
     def ack(self, seq: int) -> None:
         """Acknowledge all frames up to this one."""
         self._ack = seq
+        self._news.set()
+
+    def stored(self, uid: str, length: int) -> None:
+        """Confirm that this run's output is stored up to this length."""
+        self._stored[uid] = length
         self._news.set()
 
     def end(self, code: int, why: str) -> None:
@@ -79,5 +86,7 @@ class Outgoing:
             texts.append(self._desired)
         if self._ack is not None:
             texts.append(wire.encode(wire.Ack(seq=self._ack)))
+        texts += [wire.encode(wire.Stored(uid=uid, bytes=length)) for uid, length in self._stored.items()]
         self._welcome = self._desired = self._ack = None
+        self._stored = {}
         return [{"type": "websocket.send", "text": text} for text in texts]

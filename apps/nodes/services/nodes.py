@@ -210,6 +210,7 @@ def _facts_of(hello: wire.Hello) -> dict[str, Any]:
         "can_move": hello.move is True,
         "can_restart": hello.restart is True,
         "can_carry": hello.carry is True,
+        "jobs": hello.jobs is True,
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }

@@ -17,6 +17,7 @@ from apps.nodes.models import Gpu, Node
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
+from apps.scheduling.providers import jobs
 from apps.scheduling.services.claims import shared_instances
 from apps.scheduling.services.claims.elastic import groups_on_the_wire
 from apps.scheduling.services.fleet.back_ends import back_end_of
@@ -77,6 +78,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
         if group_uid := columns[GROUP_UID]:
             grouped.setdefault((node_id, group_uid), []).append(wanted[node_id][-1].claim_uid)
     groups = groups_on_the_wire(grouped)
+    runs = provided.orders(found) if (provided := jobs.find()) is not None else {}
     cleared = _cleared(found)
     return {
         pk: wire.Desired(
@@ -85,6 +87,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
             assignments=wanted[pk],
             mend=UNSET if all(mends) or asked_at is not None else False,
             groups=groups.get(pk, UNSET),
+            jobs=runs.get(pk) or UNSET,
         )
         for pk, frame, *mends, asked_at, audit, backend in nodes
     }

@@ -16,7 +16,7 @@ from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import SuspendedBy
-from apps.scheduling.providers import Progress, instance_seats, node_moves
+from apps.scheduling.providers import Progress, instance_seats, jobs, node_moves
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports
 from apps.scheduling.services.claims.drift import take_drifts
@@ -38,6 +38,8 @@ def take_observed(*, node: Node, frame: wire.Observed) -> None:
     Node.objects.filter(pk=node.pk, observed_frame__lt=frame.frame).update(observed_frame=frame.frame)
     _take_return(node, frame)
     take_drifts(node=node, frame=frame)
+    if frame.jobs and (provided := jobs.find()) is not None:
+        provided.observed(node, frame.jobs)
 
 
 @transaction.atomic

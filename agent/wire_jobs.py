@@ -1,0 +1,80 @@
+"""Jobs in the frames of both sides: commands that a node's agent starts under claims.
+
+A *job* is a command. One *run* is one attempt to start it on one node; its uid names it everywhere. The server orders
+runs by `JobRun` in its desired state; the agent reports each of them by `JobState`, and sends its output in pieces.
+"""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from agent.wire_frames import Bytes, Count, Frame, Record, Seconds, Sentence, Uid
+
+# Of one node at a time: also those that have ended and whose output the server does not have yet.
+MAX_RUNS: Final = 256
+MAX_WORDS, MAX_WORD, MAX_VARIABLES = 256, 32 << 10, 256
+# Of one run's order as JSON: command and environment together are bounded by it. A server sends no larger one.
+MAX_RUN_BYTES: Final = 64 << 10
+LEAST_OUTPUT_BYTES, OUTPUT_BYTES, MOST_OUTPUT_BYTES = 1 << 10, 16 << 20, 64 << 20
+MAX_CHUNK_BYTES: Final = 64 << 10
+# The bound of the runs of a frame.
+MAX_BYTES: Final = MAX_RUNS * (MAX_RUN_BYTES + 1)
+
+# No program can have a word with a NUL.
+Argument = Annotated[str, Meta(max_length=MAX_WORD, pattern=r"^[^\x00]*$")]
+VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+RunState = Literal["waiting", "running", "ended", "refused"]
+
+
+class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """One run, as wanted. It starts once, when all assignments of its claim are in force on the node."""
+
+    uid: Uid
+    claim_uid: Uid
+    # The program and its arguments.
+    command: Annotated[list[Argument], Meta(min_length=1, max_length=MAX_WORDS)]
+    # Variables that the launch under the claim sets win.
+    environment: Annotated[dict[VariableName, Argument], Meta(max_length=MAX_VARIABLES)] = {}
+    # Its time limit; 0: none.
+    seconds: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    # The most output that is kept.
+    output_bytes: Annotated[int, Meta(ge=LEAST_OUTPUT_BYTES, le=MOST_OUTPUT_BYTES)] = OUTPUT_BYTES
+    # The tenant's number, from which the user is derived as which it runs.
+    owner: Count = 0
+    # End it: SIGTERM, and SIGKILL 10 s later.
+    stop: bool = False
+    # The server has seen it running: an agent that does not know it must not start it again.
+    started: bool = False
+    # Bytes of its output that the server has.
+    stored: Bytes = 0
+
+
+class JobState(Record, frozen=True, kw_only=True):
+    """One run, as the agent sees it."""
+
+    uid: Uid
+    state: RunState
+    # Of an ended one: 128 + the signal if a signal ended it, None if it is not known.
+    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
+    # `refused`: why, and what to do; `ended`: why, unless it ended by itself; `waiting`: what it waits for.
+    reason: Sentence | None = None
+    started_at: Seconds | None = None
+    ended_at: Seconds | None = None
+    # The length of its kept output so far, and of that which was not kept.
+    output_bytes: Bytes = 0
+    dropped_bytes: Bytes = 0
+
+
+class Output(Frame, frozen=True, kw_only=True):
+    """Agent → server: a piece of a run's kept output, from this offset on. The server answers by `Stored`."""
+
+    uid: Uid
+    offset: Bytes
+    data: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+
+
+class Stored(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Server → agent, only as an answer to `Output`: all of the run's output before this offset is stored."""
+
+    uid: Uid
+    bytes: Bytes
