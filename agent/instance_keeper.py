@@ -5,6 +5,8 @@ Each step may be the last of this agent. 1. The record is written. 2. The GPU in
 before 5. the compute instance is removed, 6. the GPU instance, 7. and the record. Only then is the assignment released.
 The next agent finds the record and goes on from what the driver says is there. An instance that no record names is
 never touched, and one in which programs run is never removed. One that somebody else removed is made again.
+
+In a pool with static instances an assignment gets one that an operator made: then only the record comes and goes.
 """
 
 import asyncio
@@ -124,7 +126,8 @@ class InstanceKeeper:
                 if found is None or found.device != record.device:
                     instances.put(structs.replace(record, phase="making", device=""))
                     words = f"The MIG instance of assignment {record.assignment_uid} on {record.gpu_uuid} was removed"
-                    self._news.report("instance-gone", f"{words} by somebody else: {record.device}. It is made again.")
+                    then = "It was prepared by an operator." if record.prepared else "It is made again."
+                    self._news.report("instance-gone", f"{words} by somebody else: {record.device}. {then}")
             except (nvml.NVMLError, OSError) as error:
                 log.warning("instance-not-verified", device=record.device, reason=str(error))
         self._verified_at = time.monotonic()
@@ -135,11 +138,16 @@ class InstanceKeeper:
         if handle is None:
             return self._fail(wanted.uid, f"{wanted.gpu_uuid} is not on this node, or does not answer")
         begun = instances.records.get(wanted.uid)
-        record = begun or InstanceRecord(assignment_uid=wanted.uid, gpu_uuid=wanted.gpu_uuid, place=place)
+        record = begun or InstanceRecord(
+            assignment_uid=wanted.uid, gpu_uuid=wanted.gpu_uuid, place=place, prepared=wanted.prepared
+        )
         try:
             if begun is None:
                 instances.put(record)
-            made = await self._in_nvml_thread(lambda: mig.make(handle, place, may_exist=begun is not None))
+            if record.prepared:
+                made = await self._in_nvml_thread(partial(mig.use, handle, place))
+            else:
+                made = await self._in_nvml_thread(partial(mig.make, handle, place, may_exist=begun is not None))
             device, gpu_instance, compute_instance = made
             instances.put(
                 structs.replace(
@@ -156,8 +164,11 @@ class InstanceKeeper:
                 instances.drop(wanted.uid)
             return self._fail(wanted.uid, _explain(error, place, wanted.gpu_uuid))
         except (mig.NotOurs, OSError) as error:
+            if record.prepared:
+                instances.drop(wanted.uid)
             return self._fail(wanted.uid, f"no MIG instance of {place.profile} on {wanted.gpu_uuid}: {error}")
-        log.info("instance-made", assignment=wanted.uid, device=device, profile=place.profile, start=place.start)
+        event = "instance-used" if record.prepared else "instance-made"
+        log.info(event, assignment=wanted.uid, device=device, profile=place.profile, start=place.start)
         self._forget_problems()
         self._report()
         return True
@@ -167,7 +178,9 @@ class InstanceKeeper:
         if handle is None:
             return self._fail(uid, f"{record.gpu_uuid} does not answer, so its MIG instance cannot be removed")
         try:
-            there = await self._in_nvml_thread(lambda: mig.is_enabled(handle) and mig.remove(handle, record.place))
+            there = not record.prepared and await self._in_nvml_thread(
+                lambda: mig.is_enabled(handle) and mig.remove(handle, record.place)
+            )
             self._node.instances.drop(uid)
         except nvml.NVMLError as error:
             return self._fail(uid, f"its MIG instance cannot be removed from {record.gpu_uuid}: {error}")

@@ -327,6 +327,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     # On a GPU in MIG mode: its instance. None: a share of the whole GPU.
     mig: MigPlace | None = None
     shared: SharedInstance | None = None  # None: it has its instance alone
+    prepared: bool = False  # its instance is one that an operator made: nothing is made or removed
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

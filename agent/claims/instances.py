@@ -1,4 +1,4 @@
-"""The MIG instances that this agent made for assignments, and their journal.
+"""The MIG instances that assignments have, and the journal of those that this agent made for them.
 
 The driver does not say who made an instance. So the journal does: a record is written before the first call that makes
 an instance, and dropped after the last that removes it. An instance without a record is somebody else's. The journal is
@@ -50,6 +50,8 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     place: MigPlace
     # `making`: it may be there in part, or not yet, or not any more.
     phase: Literal["making", "made"] = "making"
+    # True: an operator made it, and it is never removed; the record is that a claim has it.
+    prepared: bool = False
     # Of a made one: NVML's name of its device, and the driver's numbers of its two parts.
     device: str = ""
     gpu_instance: int = 0
@@ -96,8 +98,8 @@ class Instances:
         return assignment_uid in self.records
 
     def own(self) -> frozenset[tuple[str, int]]:
-        """Return the GPU and the first slice of each instance."""
-        return frozenset((one.gpu_uuid, one.place.start) for one in self.records.values())
+        """Return the GPU and the first slice of each instance that this agent made."""
+        return frozenset((one.gpu_uuid, one.place.start) for one in self.records.values() if not one.prepared)
 
     def find_holders(self, gpus: Container[UUID]) -> set[str]:
         """Return the assignments for which these devices were made, by the UUIDs that pages have of them."""

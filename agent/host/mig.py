@@ -137,6 +137,17 @@ def make(handle: Any, place: MigPlace, *, may_exist: bool) -> Made:
     return _device_of(handle, nvml.nvmlGpuInstanceGetInfo(instance).id)
 
 
+def use(handle: Any, place: MigPlace) -> Made:
+    """Return the device of the instance that an operator made at this place. Raises NVMLError, NotOurs."""
+    found = _find(handle, kinds := read_kinds(handle), place)
+    if found is None:
+        raise NotOurs(f"none is at slice {place.start}, and the pool's are static: an operator makes them")
+    slices = next(kind.profile.compute_slices for kind in kinds if kind.profile.name == place.profile)
+    if not _compute_instances(found.handle, _whole_compute(found.handle, slices)):
+        raise NotOurs("the one that is there has no compute instance with all of its slices (nvidia-smi mig -cci)")
+    return _device_of(handle, found.id)
+
+
 def remove(handle: Any, place: MigPlace) -> bool:
     """Remove the instance at this place, its compute instance first; return False if there is none.
 

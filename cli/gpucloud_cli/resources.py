@@ -111,6 +111,7 @@ TABLE = (
         ("name", "sharing_policy", "placement_policy", "core_ceiling", "rebalance_mode", "description"),
         wide=(
             "backend",
+            "mig",
             "patience_seconds",
             "idle_rule",
             "idle_seconds",

@@ -277,6 +277,7 @@ HELP = {
     "limit-range.default": "the value of claims that do not set it; or none",
     "member-limit.member": "a username; default: every other member",
     "pool.sharing_policy": "how claims share a GPU under contention",
+    "pool.mig": "who makes MIG instances: the agent for each claim, or an operator",
     "pool.backend": "how claims use one GPU; a GPU with claims follows a change when the last of them has left",
     "pool.core_ceiling": "the most of each GPU, in percent, that its claims may use together",
     "pool.parts": "parts of each GPU, for the policy average",

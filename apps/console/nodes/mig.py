@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from apps.nodes.models import Gpu
+from apps.quotas.models.pool import MigInstances
 from apps.scheduling.core.mig import core_percent
 from apps.scheduling.models import Assignment
 from apps.scheduling.services.fleet.devices import mig_state, slices_used
@@ -14,7 +15,9 @@ def mig_of(gpu: Gpu, live: Iterable[Assignment]) -> dict[str, Any] | None:
 
     None: it is not in MIG mode.
     """
-    mig = mig_state(gpu.mig, slices_used([gpu.pk]).get(gpu.pk, 0), ready=True)
+    static = gpu.node.pool.mig == MigInstances.STATIC
+    used = slices_used([gpu.pk]).get(gpu.pk, 0)
+    mig = mig_state(gpu.mig, used, ready=True, static=static)
     if mig is None or gpu.mig is None:
         return None
     live = list(live)
@@ -31,6 +34,8 @@ def mig_of(gpu: Gpu, live: Iterable[Assignment]) -> dict[str, Any] | None:
     instances += [
         {"start": one["start"], "slices": _slices(one["start"], one["size"]), "profile": one["profile"], "claims": []}
         for one in gpu.mig["foreign"]
+        # A static instance with a claim is listed with that.
+        if not any(one["start"] == of_claim["start"] for of_claim in instances)
     ]
     profiles = [
         {
@@ -41,7 +46,7 @@ def mig_of(gpu: Gpu, live: Iterable[Assignment]) -> dict[str, Any] | None:
         }
         for profile in sorted(mig.profiles, key=lambda one: (one.memory_mib, one.compute, one.name))
     ]
-    return {"instances": sorted(instances, key=lambda one: one["start"]), "profiles": profiles}
+    return {"static": static, "instances": sorted(instances, key=lambda one: one["start"]), "profiles": profiles}
 
 
 def _slices(start: int, size: int) -> str:

@@ -12,7 +12,15 @@ from apps.console.shell.amounts import AmountField
 from apps.console.shell.forms import Group, ServiceForm, VersionedForm, flatten, name_field
 from apps.quotas.api.pool_serializers import PoolChangeSerializer, RebalanceBoundsSerializer
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
-from apps.quotas.models.pool import AuditPolicy, BackEnd, FailoverPolicy, IdleRule, PlacementPolicy, PreemptBy
+from apps.quotas.models.pool import (
+    AuditPolicy,
+    BackEnd,
+    FailoverPolicy,
+    IdleRule,
+    MigInstances,
+    PlacementPolicy,
+    PreemptBy,
+)
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
 from apps.scheduling.core.rebalancing.values import Bounds
@@ -28,7 +36,7 @@ GROUPS: Final = (
     Group(_("Basics"), BASICS),
     Group(
         _("Advanced: placement and violations"),
-        ("placement_policy", "preempt_by", "audit_policy", "repair_drift"),
+        ("placement_policy", "preempt_by", "audit_policy", "repair_drift", "mig"),
         folded=True,
     ),
     Group(
@@ -42,6 +50,7 @@ SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in gr
 CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "backend": BackEnd,
+    "mig": MigInstances,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
     "preempt_by": PreemptBy,
@@ -55,6 +64,7 @@ LABELS: Final = {
     "description": _("Description"),
     "sharing_policy": _("Sharing policy"),
     "backend": _("Back end"),
+    "mig": _("MIG instances"),
     "core_ceiling": _("Core ceiling"),
     "parts": _("Parts"),
     "oversubscribe": _("Oversubscription"),

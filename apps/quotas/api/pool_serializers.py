@@ -19,6 +19,7 @@ from apps.quotas.models.pool import (
     BackEnd,
     FailoverPolicy,
     IdleRule,
+    MigInstances,
     PlacementPolicy,
     Pool,
     PreemptBy,
@@ -117,6 +118,14 @@ class PoolSerializer(Strict):
         help_text=_(
             "How several claims use one GPU. A change concerns claims that start later: a GPU with claims keeps its "
             "back end until the last of them has left."
+        ),
+    )
+    mig = serializers.ChoiceField(
+        choices=MigInstances.choices,
+        default=MigInstances.ON_DEMAND,
+        help_text=_(
+            "Who makes the MIG instances on GPUs in MIG mode: the agent for each claim, or an operator, whose "
+            "instances claims then get. Instances in use stay as they are until their claim has left."
         ),
     )
     core_ceiling = StrictInteger(

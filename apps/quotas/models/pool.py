@@ -44,6 +44,13 @@ class BackEnd(models.TextChoices):
     NATIVE = "native", _("Native: the driver's own time slices, and each claim's limit")
 
 
+class MigInstances(models.TextChoices):
+    """Maker of the MIG instances on a pool's GPUs in MIG mode."""
+
+    ON_DEMAND = "on-demand", _("On demand: the agent makes an instance for each claim, and removes it")
+    STATIC = "static", _("Static: claims get the instances that operators made, and those stay")
+
+
 # Policies under which the arbiter lends idle compute and still guarantees requests.
 LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
@@ -123,6 +130,13 @@ class Pool(Row):
     backend = models.CharField(
         max_length=10, choices=BackEnd, default=BackEnd.TURNS, db_default=BackEnd.TURNS, verbose_name=_("Back end")
     )
+    mig = models.CharField(
+        max_length=10,
+        choices=MigInstances,
+        default=MigInstances.ON_DEMAND,
+        db_default=MigInstances.ON_DEMAND,
+        verbose_name=_("MIG instances"),
+    )
     core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
     parts = models.PositiveSmallIntegerField(default=1, db_default=1)
     placement_policy = models.CharField(
@@ -187,6 +201,7 @@ class Pool(Row):
         constraints = checks(
             pool_policy_known=Q(sharing_policy__in=SharingPolicy.values),
             pool_backend_known=Q(backend__in=BackEnd.values),
+            pool_mig_known=Q(mig__in=MigInstances.values),
             pool_placement_policy_known=Q(placement_policy__in=PlacementPolicy.values),
             pool_ceiling_in_range=Q(core_ceiling__gte=1, core_ceiling__lte=100),
             pool_failover_policy_known=Q(failover_policy__in=FailoverPolicy.values),

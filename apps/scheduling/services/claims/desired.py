@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from agent import wire
 from apps.nodes.models import Gpu, Node
+from apps.quotas.models.pool import MigInstances
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import RESOURCE_CLAIM
@@ -50,6 +51,7 @@ COLUMNS = (
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
     "gpu__backend", "claim__gpu_count", "claim__own_core", "claim__own_memory_mib", "claim__instance_of",
+    "gpu__node__pool__mig",
 )  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         end_seconds=row.end_seconds or 0,
         carry=_carry(row),
         mig=_instance(row),
+        prepared=row.mig_start is not None and row.gpu__node__pool__mig == MigInstances.STATIC,
         present=row.state != AssignmentState.RELEASING,
     )
 

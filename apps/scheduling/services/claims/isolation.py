@@ -14,6 +14,7 @@ from uuid import UUID
 
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.pool import MigInstances
 from apps.scheduling.core.mig import core_percent
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import Isolation
@@ -200,14 +201,21 @@ def profiles_of(pool: Pool, gpu_model: str | None) -> dict[str, tuple[int, int]]
     if gpu_model:
         gpus = gpus.filter(model__in=gpu_model.split("|"))
     found: dict[str, tuple[int, int]] = {}
+    static = pool.mig == MigInstances.STATIC
     for facts in gpus.values_list("mig", flat=True):
-        mig = mig_state(facts, 0, ready=True)
+        mig = mig_state(facts, 0, ready=True, static=static)
         if mig is None:
             continue
-        for profile in mig.profiles:
+        for profile in (one for one in mig.profiles if one.starts):
             size = (core_percent(profile, mig.profiles), profile.memory_mib)
             known = found.get(profile.name, size)
             found[profile.name] = (min(known[0], size[0]), min(known[1], size[1]))
+    if not found and static and gpus.exists():
+        raise NoMigGpu(
+            f"Pool {pool.name} has static MIG instances, and none is there: ask an operator to make some, or to set "
+            "the pool's mig to on-demand (docs/mig.md).",
+            pool=pool.name,
+        )
     if not found:
         of_model = f" of model {gpu_model}" if gpu_model else ""
         raise NoMigGpu(

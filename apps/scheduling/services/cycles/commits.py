@@ -20,6 +20,7 @@ from django.utils import timezone
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.models import Budget, Resource, Tenant
+from apps.quotas.models.pool import MigInstances
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, member_limits
 from apps.quotas.services.charging import QuotaExceeded
@@ -281,7 +282,7 @@ class _Transaction:
         if pick.claim.profile is None:
             return all(gpu.mig is None for gpu in found)
         for gpu in found:
-            mig = mig_state(gpu.mig, used.get(gpu.pk, 0), ready=True)
+            mig = mig_state(gpu.mig, used.get(gpu.pk, 0), ready=True, static=gpu.node.pool.mig == MigInstances.STATIC)
             profile = mig.find(pick.claim.profile) if mig is not None else None
             if mig is None or profile is None or (start := mig.choose(profile.name)) is None:
                 return False

@@ -9,6 +9,7 @@ from django.db.models import Count, Q, QuerySet
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
+from apps.quotas.models.pool import MigInstances
 from apps.scheduling.core.mig import Mig, Profile
 from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment
@@ -115,7 +116,10 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
                 core_over=max(0, -gpu.core_left),
                 memory_over_mib=max(0, -gpu.memory_left_mib),
                 mig=mig_state(
-                    gpu.mig, used.get(gpu.pk, 0), ready=gpu.state == "ready" and states[gpu.node_id] == "ready"
+                    gpu.mig,
+                    used.get(gpu.pk, 0),
+                    ready=gpu.state == "ready" and states[gpu.node_id] == "ready",
+                    static=pool.mig == MigInstances.STATIC,
                 ),
             ),
         )
@@ -136,10 +140,15 @@ def _ails(gpu: GpuRow, node: Node, state: str, pool: Pool) -> str:
     return found or (MIG_MODE if gpu.mig is not None else "")
 
 
-def mig_state(facts: dict[str, Any] | None, used: int, *, ready: bool) -> Mig | None:
-    """Return the MIG state of a GPU from its row's `mig`; `used`: the slices that assignments have, a bit each."""
+def mig_state(facts: dict[str, Any] | None, used: int, *, ready: bool, static: bool = False) -> Mig | None:
+    """Return the MIG state of a GPU from its row's `mig`; `used`: the slices that assignments have, a bit each.
+
+    `static`: claims get the instances that others made; else the places of these are not for claims.
+    """
     if facts is None:
         return None
+    if static:
+        return Mig(_prepared(facts), used, ready)
     profiles = tuple(
         Profile(row["name"], row["compute_slices"], row["memory_mib"], row["size"], tuple(row["starts"]))
         for row in facts["profiles"]
@@ -147,6 +156,17 @@ def mig_state(facts: dict[str, Any] | None, used: int, *, ready: bool) -> Mig | 
     for row in facts["foreign"]:
         used |= ((1 << row["size"]) - 1) << row["start"]
     return Mig(profiles, used, ready)
+
+
+def _prepared(facts: dict[str, Any]) -> tuple[Profile, ...]:
+    """Return the profiles of the GPU with the instances that it has as their only places."""
+    starts: dict[str, list[int]] = {}
+    for row in facts["foreign"]:
+        starts.setdefault(row["profile"], []).append(row["start"])
+    return tuple(
+        Profile(row["name"], row["compute_slices"], row["memory_mib"], row["size"], tuple(starts.get(row["name"], ())))
+        for row in facts["profiles"]
+    )
 
 
 def slices_used(gpus: Collection[int]) -> dict[int, int]:
