@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "apps.groups",
     "apps.packing",
     "apps.instances",
+    "apps.whatif",
     "apps.demo",
     "apps.clusters",
 ]
@@ -268,6 +269,7 @@ SPECTACULAR_SETTINGS = {
         "ClusterState": "apps.clusters.models.ClusterState",
         "ClusterPlacement": "apps.clusters.models.Placement",
         "DeliveryState": "apps.quotas.models.webhook.DeliveryState",
+        "SharingKind": "apps.whatif.values.KINDS",
     },
 }
 

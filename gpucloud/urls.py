@@ -22,6 +22,7 @@ urlpatterns = [
     path("api/v1/", include("apps.nodes.api.urls")),
     path("api/v1/", include("apps.scheduling.api.urls")),
     path("api/v1/", include("apps.accounting.api.urls")),
+    path("api/v1/", include("apps.whatif.api.urls")),
     path("api/v1/", include("apps.suspension.api.urls")),
     path("api/v1/", include("apps.groups.api.urls")),
     path("api/v1/", include("apps.clusters.api.urls")),

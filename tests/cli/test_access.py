@@ -223,6 +223,8 @@ COMMANDS = OF_THE_TABLE | {
     "POST nodes/{}/lift-fence/": "node lift-fence",
     "POST nodes/{}/repair/": "node repair",
     "GET pools/{}/calendar/": "reservation calendar",
+    "GET pools/{}/what-if/": "pool what-if",
+    "POST pools/{}/what-if/": "pool what-if",
     "GET pools/{}/consolidation/": "pool consolidate",
     "POST pools/{}/consolidation/accept/": "pool consolidate",
     "POST pools/{}/rebalance/": "pool rebalance",

@@ -42,6 +42,15 @@ def test_a_pool_is_rebalanced_and_consolidated_and_an_empty_answer_says_why(olga
     assert olga.run("proposal", "dismiss", "00000000-0000-0000-0000-000000000000", "--words", "no").code == 1
 
 
+def test_a_what_if_of_a_pool_without_gpus_or_without_an_order_says_so(olga: Shell) -> None:
+    name = new_name("p")
+    olga.data("pool", "create", name)
+    ended = olga.run("pool", "what-if", name, "--days", "7", "--kind", "turns", "--kind", "mig")
+    assert (ended.code != 0, "has no GPUs" in ended.err) == (True, True)
+    assert "none: 0 %" in olga.run("pool", "what-if", name, "--last").err
+    assert olga.data("pool", "what-if", name, "--last")["state"] == "none"
+
+
 def test_the_queue_of_every_pool_says_when_and_why(olga: Shell, tenant: str) -> None:
     later = (datetime.now(UTC) + timedelta(days=30)).isoformat()
     claim = olga.data(

@@ -70,6 +70,7 @@ OPERATORS = {
     "rounds/<int:pk>/",
     "pools/<slug:name>/consolidation/",
     "pools/<slug:name>/consolidation/accept/",
+    "pools/<slug:name>/what-if/",
 }
 # Enrolment: its token is its idempotency, a repeat with the same key is allowed. An import: existing objects stay, and
 # new ones are made pod by pod, not in one transaction.
@@ -222,6 +223,7 @@ def make_proposal(claim: Claim) -> dict[str, str]:
         "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
         "pools/<slug:name>/consolidation/accept/": "pools/default/consolidation/accept/",
         "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
+        "pools/<slug:name>/what-if/": "pools/default/what-if/",
         **{f"proposals/<uuid:uid>/{verb}": f"proposals/{proposal.uid}/{verb}" for verb in ("", "accept/", "dismiss/")},
     }
 

@@ -1,5 +1,6 @@
-"""`pool rebalance|consolidate`, and `queue list` over all pools."""
+"""`pool rebalance|consolidate|what-if`, and `queue list` over all pools."""
 
+import time
 from typing import Any
 
 import click
@@ -22,6 +23,9 @@ WAITING = (
 )  # fmt: skip
 
 
+KINDS = ("turns", "mps", "mps-per-tenant", "mig")
+# Seconds between two looks at a what-if that runs.
+LOOK_SECONDS = 1.0
 WIDE = ("gpu_model", "group", "time_limit_seconds", "created_at")
 
 
@@ -79,6 +83,49 @@ def _explain(
         output.say(found["explanation"])
 
 
+@click.command("what-if")
+@click.argument("name")
+@click.option("--days", type=click.IntRange(1, 90), help="days up to now; default: 30")
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="a kind to compare; default: all")
+@click.option("--no-wait", is_flag=True, help="order it, and do not wait for its figures")
+@click.option("--last", is_flag=True, help="show the last one; order nothing")
+@output_options
+@pass_invocation
+def what_if(invocation: Invocation, /, name: str, no_wait: bool, last: bool, **given: Any) -> None:
+    """Replay a pool's last days under other kinds of sharing, and compare what they allocate (operators).
+
+    Example: gpucloud pool what-if default --days 7 --kind turns --kind mig
+    """
+    path = f"{path_of(POOL, None, name)}what-if/"
+    wanted = {key: value for key, value in given.items() if value}
+    with invocation.api() as api:
+        found = api.get(path).body if last else api.post(path, wanted).body
+        while not (no_wait or last) and found["state"] in ("pending", "running"):
+            time.sleep(LOOK_SECONDS)
+            found = api.get(path).body
+    if invocation.structured:
+        invocation.show(found)
+    elif found["state"] != "done":
+        output.say(found["words"] or f"{found['state']}: {found['progress_percent']} %")
+    elif not found["claims"]:
+        output.say(f"no claims in the last {found['days']} days")
+    else:
+        invocation.show(_by_figure(found["results"]), columns=("figure", *found["kinds"]))
+    if found["state"] == "failed":
+        raise SystemExit(1)
+
+
+def _by_figure(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each figure, with a column for each kind."""
+    names = [name for name in results[0] if name not in ("kind", "unfit")]
+    reasons = sorted({reason for one in results for reason in one["unfit"]})
+    rows = [{"figure": name, **{one["kind"]: one[name] for one in results}} for name in names]
+    return rows + [
+        {"figure": f"unfit: {reason}", **{one["kind"]: one["unfit"].get(reason, 0) for one in results}}
+        for reason in reasons
+    ]
+
+
 @click.command("list")
 @click.option("--pool", help="a pool's name; default: all pools, one after the other")
 @click.option("--tenant", help="a tenant's slug")
@@ -109,4 +156,4 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "starts": estimate.get("at"), "reason": reasons[0]["detail"] if reasons else None}
 
 
-COMMANDS = {"pool": (rebalance, consolidate), "queue": (list_queue,)}
+COMMANDS = {"pool": (rebalance, consolidate, what_if), "queue": (list_queue,)}
