@@ -10,7 +10,7 @@ WHOLE = 100
 
 
 class Allocation:
-    """What claims are given, and what they asked for, from moment to moment; and its sums over time.
+    """Amounts given to claims and asked for by them, from moment to moment, and their sums over time.
 
     `move` changes the present, `pass_to` lets time pass. Sums are in percent-seconds and MiB-seconds of single GPUs.
     """
