@@ -28,6 +28,7 @@ TELEMETRY_RAW_HOURS = environment.number("TELEMETRY_RAW_HOURS", 24, least=3)
 TELEMETRY_TENS_DAYS = environment.number("TELEMETRY_TENS_DAYS", 3, least=1)
 TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=1)
 TELEMETRY_HOURS_DAYS = environment.number("TELEMETRY_HOURS_DAYS", 400, least=1)
+JOB_OUTPUT_DAYS = environment.number("JOB_OUTPUT_DAYS", 14, least=1)
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -51,6 +52,7 @@ INSTALLED_APPS = [
     "apps.packing",
     "apps.instances",
     "apps.whatif",
+    "apps.jobs",
     "apps.demo",
     "apps.clusters",
 ]
@@ -252,6 +254,7 @@ SPECTACULAR_SETTINGS = {
         "HolderKind": "apps.scheduling.api.reservation_serializers.HOLDERS",
         "ReservationState": "apps.scheduling.models.ReservationState",
         "ReservationEnding": "apps.scheduling.models.reservation.Ending",
+        "JobState": "apps.jobs.models.JobState",
         "ClaimState": "apps.scheduling.models.ClaimState",
         "AssignmentState": "apps.scheduling.models.AssignmentState",
         "ProposalKind": "apps.scheduling.models.proposal.ProposalKind",
@@ -316,7 +319,13 @@ CELERY_BEAT_SCHEDULE = {
     },
     "every-five-seconds": {
         "task": "gpucloud.celery.run_together",
-        "args": [["apps.suspension.tasks.keep_schedules", "apps.scheduling.tasks.watch_claims"]],
+        "args": [
+            [
+                "apps.suspension.tasks.keep_schedules",
+                "apps.scheduling.tasks.watch_claims",
+                "apps.jobs.tasks.follow_jobs",
+            ]
+        ],
         "schedule": 5.0,
         "options": {"expires": 10},
     },
@@ -361,6 +370,7 @@ CELERY_BEAT_SCHEDULE = {
     },
     "pack-claims": {"task": "apps.packing.tasks.pack_claims", "schedule": 15.0, "options": {"expires": 15}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
+    "forget-job-output": {"task": "apps.jobs.tasks.forget_job_output", "schedule": 3600.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }

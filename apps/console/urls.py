@@ -6,6 +6,7 @@ from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
+from apps.console.jobs import job_list, jobs, new_job
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals
@@ -126,6 +127,11 @@ urlpatterns = [
     path("help/", glossary.glossary, name="help"),
     path("audit/", audit.AuditLog.as_view(), name="audit"),
     path("queue/", queue.queue_page, name="queue"),
+    path("jobs/", job_list.JobList.as_view(), name="jobs"),
+    path("jobs/new/", new_job.NewJob.as_view(), name="new-job"),
+    path("jobs/<uuid:uid>/", jobs.job_detail, name="job"),
+    path("jobs/<uuid:uid>/output/", jobs.job_output, name="job-output"),
+    path("jobs/<uuid:uid>/stop/", jobs.job_stop, name="job-stop"),
     path("reservations/", reservation_list.ReservationList.as_view(), name="reservations"),
     path("reservations/new/", reservations.NewReservation.as_view(), name="new-reservation"),
     path("reservations/<uuid:uid>/", reservations.reservation_detail, name="reservation"),

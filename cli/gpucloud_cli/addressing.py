@@ -1,4 +1,4 @@
-"""Objects that a command names: claims by name or UID, and tenants, pools and nodes that do not exist."""
+"""Objects that a command names: claims and jobs by name or UID, and tenants, pools and nodes that do not exist."""
 
 import re
 from collections.abc import Mapping
@@ -33,11 +33,27 @@ def find_claim(api: Api, text: str) -> str:
     raise Failure(f"There is no claim {text!r} that you may see: give a name, or at least 4 digits of a UID.")
 
 
-def _ambiguous(text: str, rows: list[dict[str, Any]]) -> str:
+def find_job(api: Api, text: str) -> dict[str, Any]:
+    """Return the job that the text names: by UID, or by name a live one, or the newest that has ended.
+
+    Raises Usage with the candidates if several live ones have the name, Failure if there is none.
+    """
+    if WHOLE.fullmatch(text):
+        found: dict[str, Any] = api.get(f"jobs/{text}/").body
+        return found
+    live = list(api.rows("jobs/", most=MOST_CANDIDATES + 1, name=text, live=True))
+    if len(live) > 1:
+        raise Usage(_ambiguous(text, live, "jobs"))
+    for row in live or api.rows("jobs/", most=1, name=text, live=False):
+        return dict(row)
+    raise Failure(f"There is no job {text!r} that you may see: give a name or a UID.")
+
+
+def _ambiguous(text: str, rows: list[dict[str, Any]], what: str = "claims") -> str:
     lines = [f"  {row['uid']}  {row['tenant']}/{row['name']}  {row['state']}" for row in rows[:MOST_CANDIDATES]]
     if len(rows) > MOST_CANDIDATES:
         lines.append("  …")
-    return "\n".join([f"{text!r} names several claims; give the UID of one, or more of its digits:", *lines])
+    return "\n".join([f"{text!r} names several {what}; give the UID of one, or more of its digits:", *lines])
 
 
 def refuse_unknown(api: Api, named: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from gpucloud_cli.commands import (
     claims,
     describe,
     groups,
+    jobs,
     nodes,
     pools,
     reports,
@@ -30,8 +31,8 @@ from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
 PARTS = (
-    acts, session, claims, describe, groups, nodes, pools, tokens, requests, reservations, reports, run, top, users,
-    webhooks, apply,
+    acts, session, claims, describe, groups, jobs, nodes, pools, tokens, requests, reservations, reports, run, top,
+    users, webhooks, apply,
 )  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b
@@ -44,7 +45,7 @@ Also read: GPUCLOUD_TENANT, GPUCLOUD_PATIENCE (how long a lost request is tried 
 \b
 Exit codes:
 {CODES}
-`run` and `claim exec` end with their program's own."""
+`run`, `claim exec` and `job run --wait` end with their program's own."""
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -147,6 +147,14 @@ TABLE = (
         history=True,
     ),
     Resource(
+        "job",
+        "jobs/",
+        "uid",
+        ("uid", "tenant", "name", "state", "exit_code", "node", "started_at", "ended_at", "created_by"),
+        wide=("pool", "claim", "command", "runs", "reason"),
+        history=True,
+    ),
+    Resource(
         "group",
         "groups/",
         "name",

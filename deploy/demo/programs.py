@@ -83,6 +83,7 @@ CONTROL_PLANE = frozenset(
         "SESSION_IDLE_MINUTES",
         "STATIC_ROOT",
         "TELEMETRY_HOURS_DAYS",
+        "JOB_OUTPUT_DAYS",
         "TELEMETRY_MINUTES_DAYS",
         "TELEMETRY_RAW_HOURS",
         "TELEMETRY_TENS_DAYS",
@@ -153,7 +154,8 @@ class Commands:
     def agent(self, node: Node) -> Program:
         directory = self.state.node(node.name)
         run_directory = self.state.run_directory(node.name)
-        more = {"GPUCLOUD_RUN_DIR": str(run_directory)}
+        # Jobs run as whoever runs the demo.
+        more = {"GPUCLOUD_RUN_DIR": str(run_directory), "GPUCLOUD_JOBS": "self"}
         if token := self.state.enrol_token(node.name):
             more["GPUCLOUD_ENROL_TOKEN"] = token
         if node.simulated:

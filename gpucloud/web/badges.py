@@ -34,6 +34,10 @@ BADGES: Final = {
     "unknown": Badge(_("Unknown"), "plug-connected-x", "bad"),
     "in_force": Badge(_("Applied"), "circle-check", "good"),
     "over_limit": Badge(_("Over its limit"), "alert-triangle", "bad"),
+    # Jobs; a waiting one is `queued`, a failed one `failed`.
+    "running": Badge(_("Running"), "circle-check", "good"),
+    "succeeded": Badge(_("Succeeded"), "circle-check", "good"),
+    "job-stopped": Badge(_("Stopped"), "x", "quiet"),
     # Reservations.
     "booked": Badge(_("Booked"), "calendar", "busy"),
     "unclaimed": Badge(_("Nobody claims"), "alert-triangle", "warn"),

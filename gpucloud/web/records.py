@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 else:  # generic for the type checker only
     Rows = admin.ModelAdmin
 
-# Names of fields that are never shown: credentials, sealed or hashed ones too; a webhook address' path may be one, and
-# the ticket of a carry has one.
-UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url", "carry")
+# Names of fields that are never shown: credentials, sealed or hashed ones too; a webhook address' path may be one,
+# the ticket of a carry has one, and so may a job's variables.
+UNREADABLE: Final = ("digest", "secret", "password", "sealed", "url", "carry", "environment")
 
 
 class Records(admin.AdminSite):

@@ -17,7 +17,8 @@ LEFT_OUT = {
     "FleetSnapshot",
     # Stored answers, and counts of attempts.
     "IdempotencyRecord", "Attempts",
-    # Parts of another row.
+    # Parts of another row; the output of jobs is read on their page.
+    "JobOutput",
     "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode", "RotationMember", "PackProfile",
     "ElasticGroup",
     # Links and sessions: the pages of users and accounts show and end them.

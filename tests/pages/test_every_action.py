@@ -65,6 +65,8 @@ PAGES: dict[str, str] = {
     "POST quotas/": "new-quota",
     "PATCH quotas/<int:pk>/": "quota",
     "DELETE quotas/<int:pk>/": "remove-quota",
+    "POST jobs/": "new-job",
+    "POST jobs/<uuid:uid>/stop/": "job-stop",
     "POST reservations/": "new-reservation",
     "PATCH reservations/<uuid:uid>/": "change-reservation",
     "DELETE reservations/<uuid:uid>/": "give-back",

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from apps.clusters.models import Cluster, DeviceClaim, NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, clusters
+from apps.jobs.models import Job, JobOutput
 from apps.nodes.models import Condition, Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
@@ -47,6 +48,7 @@ from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.emptying import empty
+from tests.jobs.routes import make_job
 
 # Any signed-in user may see that the object exists; the other routes answer 404 to a foreign tenant.
 SHARED = {
@@ -119,6 +121,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "clusters/join/"): {"cluster": "gpu-k8s", "token": "a.b.c", "key_digest": "0" * 64},
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
     ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
+    ("POST", "jobs/"): {"tenant": "acme", "command": ["true"], "core_request": 5, "memory_mib": 100},
     ("POST", "reservations/"): {"tenant": "acme", "core_request": 5, "memory_mib": 100, "end_at": END},
     ("PATCH", "reservations/<uuid:uid>/"): {"name": "later"},
     ("POST", "webhooks/"): {"tenant": "acme", "url": "https://hooks.example.org/x", "events": ["claim.active"]},
@@ -341,7 +344,7 @@ def make_platform(cast: Cast) -> Platform:
         "groups/<str:key>/": "groups/wide/",
         "assignments/<uuid:uid>/": f"assignments/{assignment.uid}/",
         "rounds/<int:pk>/": f"rounds/{done.pk}/",
-        **make_reservation(cast),
+        **make_reservation(cast) | make_job(cast, machine),
         **make_webhook(cast),
         **make_cluster(cast, claim),
         **make_people(cast),
@@ -372,7 +375,7 @@ STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
-    Invitation, User,
+    Invitation, Job, JobOutput, User,
 ]  # fmt: skip
 
 

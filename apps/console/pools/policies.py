@@ -16,7 +16,7 @@ COLUMNS = [
     "idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds", "rebalance_mode", "rebalance_policy",
     "rebalance_bounds", "preemption_grace_seconds", "preempt_by_priority", "preempt_by", "patience_seconds",
     "failover_policy", "failover_after_seconds", "oversubscribe", "slice_seconds", "pack_keep_percent",
-    "default_schedule",
+    "default_schedule", "jobs",
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
     "description", "sharing_policy", "backend", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
-    "pack_keep_percent", "default_schedule", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
+    "pack_keep_percent", "default_schedule", "jobs", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
@@ -70,6 +70,7 @@ LABELS: Final = {
     "oversubscribe": _("Oversubscription"),
     "slice_seconds": _("Slice seconds"),
     "default_schedule": _("Schedule of new claims"),
+    "jobs": _("Jobs"),
     "pack_keep_percent": _("Packing: rate kept"),
     "placement_policy": _("Placement policy"),
     "preempt_by": _("Preempt by"),

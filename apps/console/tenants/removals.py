@@ -29,6 +29,7 @@ HISTORY: Final = {
     "ledger": _("changes of its quotas"),
     "claims": _("claims"),
     "reservations": _("reservations"),
+    "jobs": _("jobs"),
     "used_hours": _("hours of use"),
     "quota_requests": _("requests"),
 }

@@ -204,6 +204,13 @@ class PoolSerializer(Strict):
             "suspended. Empty: no window."
         ),
     )
+    jobs = serializers.BooleanField(
+        default=False,
+        help_text=_(
+            "Members of tenants may run jobs: commands that the agents of its nodes start, on nodes that are set up "
+            "for it."
+        ),
+    )
     pack_keep_percent = StrictInteger(
         min_value=LEAST_KEPT_PERCENT,
         max_value=100,

@@ -176,6 +176,8 @@ class Pool(Row):
     default_schedule = models.CharField(
         max_length=MOST_LETTERS, blank=True, default="", db_default="", validators=[validate_schedule]
     )
+    # Tenants may have commands started on its nodes, where the nodes' agents do that (`apps.jobs`).
+    jobs = models.BooleanField(default=False, db_default=False)
     # Reservations with idle claims are released, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 

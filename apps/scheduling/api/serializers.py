@@ -57,8 +57,8 @@ class ClassField(serializers.ChoiceField):
     """`guaranteed` or `best-effort`; stored as `best_effort`."""
 
     def __init__(self, **kwargs: Any) -> None:
-        choices = ["guaranteed", "best-effort"]
-        super().__init__(choices=choices, source="best_effort", help_text=CLASS_HELP, **kwargs)
+        kwargs = {"source": "best_effort", **kwargs}
+        super().__init__(choices=["guaranteed", "best-effort"], help_text=CLASS_HELP, **kwargs)
 
     def to_internal_value(self, data: Any) -> bool:  # type: ignore[override]
         return bool(super().to_internal_value(data) == "best-effort")
@@ -121,9 +121,9 @@ class AssignmentSerializer(Strict):
     )
 
 
-def share_field(name: ClaimField, help_text: str | None = None) -> StrictInteger:
+def share_field(name: ClaimField, help_text: str | None = None, **more: Any) -> StrictInteger:
     """Return a field for one amount of a share; what is left out is the tenant's default, or stays."""
-    return StrictInteger(min_value=1, max_value=MOST[name], required=False, help_text=help_text)
+    return StrictInteger(min_value=1, max_value=MOST[name], required=False, help_text=help_text, **more)
 
 
 def label_field(help_text: str) -> serializers.RegexField:

@@ -9,6 +9,7 @@ from apps.nodes.models.node import FRESH
 from apps.scheduling.core.nearest import Suggestion
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import request_of
+from apps.scheduling.services.fleet.devices import on_nodes_with
 
 MOST_POOLS = 3
 
@@ -38,7 +39,7 @@ def pools_with_room(claim: Claim) -> tuple[Suggestion, ...]:
     if request.models:
         gpus = gpus.filter(model__in=request.models)
     if request.node_selector:
-        gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
+        gpus = gpus.filter(on_nodes_with(dict(request.node_selector)))
     nodes = gpus.values("node", "node__pool__name").annotate(free=Count("pk")).filter(free__gte=claim.gpu_count)
     names = sorted(set(nodes.order_by().values_list("node__pool__name", flat=True)))[:MOST_POOLS]
     return tuple(Suggestion("pool", name, f"Create it in pool {name} to start now") for name in names)

@@ -19,6 +19,8 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The fields of a node on which the state of its GPUs depends.
+# The label that nodes have by themselves while their agents run jobs; jobs' claims select it.
+RUNS_JOBS = {"gpucloud.io/jobs": "true"}
 OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame", "backends")
 # A link between two GPUs: their uuids, and the kind of link.
 Pair = tuple[str, str, str]
@@ -39,10 +41,17 @@ def could_carry(pool: Pool, request: Request) -> bool:
     if request.models:
         gpus = gpus.filter(model__in=request.models)
     if request.node_selector:
-        gpus = gpus.filter(node__labels__contains=dict(request.node_selector))
+        gpus = gpus.filter(on_nodes_with(dict(request.node_selector)))
     if request.gpu_count == 1:
         return gpus.exists()
     return gpus.order_by("node").values("node").annotate(gpus=Count("pk")).filter(gpus__gte=request.gpu_count).exists()
+
+
+def on_nodes_with(selector: dict[str, str]) -> Q:
+    """Return the condition of GPUs whose node has these labels, of which one is the node's own (`RUNS_JOBS`)."""
+    given = {name: value for name, value in selector.items() if name not in RUNS_JOBS}
+    own = Q(node__jobs=True) if RUNS_JOBS.items() <= selector.items() else Q()
+    return own & Q(node__labels__contains=given)
 
 
 @compiled_query
@@ -189,9 +198,14 @@ def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
         # Each pair once, from the row of the smaller uuid.
         pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
     return [
-        NodeState(node.name, tuple(sorted(node.labels.items())), tuple(sorted(pairs.get(node.pk, ()))))
-        for node in nodes.only("name", "labels").order_by("name")
+        NodeState(node.name, tuple(sorted(labels_of(node).items())), tuple(sorted(pairs.get(node.pk, ()))))
+        for node in nodes.only("name", "labels", "jobs").order_by("name")
     ]
+
+
+def labels_of(node: Node) -> dict[str, str]:
+    """Return the labels that selectors of claims see: those that operators gave, and the node's own."""
+    return {**node.labels, **(RUNS_JOBS if node.jobs else {})}
 
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:

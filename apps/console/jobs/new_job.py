@@ -1,0 +1,109 @@
+"""The form of a new job."""
+
+import shlex
+from typing import Any
+
+from django import forms
+from django.http import HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from rest_framework.exceptions import ValidationError
+
+from apps.console.shell.form_page import FormPage
+from apps.console.shell.forms import TenantForm, flatten, memory, number
+from apps.jobs.api.serializers import JobSerializer
+from apps.jobs.models import MOST_RETRIES, Job
+from apps.jobs.services.lifecycle import claim_of_job, run_job
+from apps.quotas.models.limits import MOST, ClaimField
+
+TEXT = {"class": "form-control", "autocomplete": "off", "spellcheck": "false"}
+
+
+class JobForm(TenantForm):
+    """A new job."""
+
+    command = forms.CharField(
+        label=_("Command"),
+        max_length=10_000,
+        help_text=_("The program and its arguments, quoted as in a shell; no shell runs it. For a script: sh -c '…'."),
+        widget=forms.Textarea(attrs={**TEXT, "rows": 2, "placeholder": "python train.py --epochs 3"}),
+    )
+    environment = forms.CharField(
+        label=_("Variables"),
+        required=False,
+        max_length=20_000,
+        help_text=_("NAME=VALUE, one in each line. Only their names are shown later."),
+        widget=forms.Textarea(attrs={**TEXT, "rows": 2, "placeholder": "EPOCHS=3"}),
+    )
+    core_request = number(_("Core"), most=100, help_text=_("Percent of a GPU, guaranteed."), initial=25)
+    memory_mib = memory(initial=4096)
+    time_limit_minutes = number(
+        _("Time limit"),
+        most=MOST[ClaimField.TIME_LIMIT_SECONDS] // 60 // (MOST_RETRIES + 1) - 1,
+        required=False,
+        help_text=_("Minutes after which a run is ended. With one it may start before claims that wait for more room."),
+    )
+    retries = number(
+        _("Retries"), least=0, most=MOST_RETRIES, initial=0, help_text=_("How often it runs again after a failure.")
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["pool"].queryset = self.fields["pool"].queryset.filter(jobs=True)  # type: ignore[attr-defined]
+        self.order_fields(["tenant", "name", "pool", "command"])
+
+    def clean_command(self) -> list[str]:
+        """Split the command as a shell would."""
+        try:
+            words = shlex.split(self.cleaned_data["command"])
+        except ValueError as error:
+            raise forms.ValidationError(_("A quotation mark is missing.")) from error
+        checked: list[str] = self._as_api("command", words)
+        return checked
+
+    def clean_environment(self) -> dict[str, str]:
+        """Return the variables by name."""
+        lines = [line.partition("=") for line in self.cleaned_data["environment"].splitlines() if line.strip()]
+        if not all(equals for _, equals, _ in lines):
+            raise forms.ValidationError(gettext("Write NAME=VALUE, one in each line."))
+        named: dict[str, str] = self._as_api("environment", {name.strip(): value for name, _, value in lines})
+        return named
+
+    def _as_api(self, name: str, value: Any) -> Any:
+        """Return the value as the API's own field takes it."""
+        serializer = JobSerializer()
+        try:
+            return getattr(serializer, f"validate_{name}")(serializer.fields[name].run_validation(value))
+        except ValidationError as error:
+            raise forms.ValidationError(list(flatten(error.detail))) from error
+
+
+class NewJob(FormPage):
+    """A new job."""
+
+    title, form_class = _("New job"), JobForm
+    subtitle = _("Runs on a node of the pool as soon as its share is free; its claim ends with it")
+    submit = _("Run job")
+    parent = ("jobs", _("Jobs"))
+    template_name = "jobs/new.html"
+
+    def form(self, data: Any = None) -> JobForm:
+        """Return the form with the tenant of the URL."""
+        return JobForm(data, principal=self.principal, initial={"tenant": self.request.GET.get("tenant")})
+
+    def act(self, form: JobForm) -> Job:
+        """Make the job."""
+        values = dict(form.cleaned_data)
+        minutes = values.pop("time_limit_minutes")
+        common = {
+            "time_limit_seconds": None if minutes is None else 60 * minutes,
+            "retries": values.pop("retries"),
+        }
+        of_job = {name: values.pop(name) for name in ("command", "environment")}
+        return run_job(principal=self.principal, claim=claim_of_job(**values, **common), **of_job, **common)
+
+    def finish(self, form: JobForm, done: Job) -> HttpResponse:
+        """Lead to the job."""
+        self.say(gettext("{0} is created.").format(done))
+        return redirect("job", uid=done.uid)

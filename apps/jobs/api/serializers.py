@@ -1,0 +1,155 @@
+"""Serializers of jobs."""
+
+import re
+from typing import Any
+
+from rest_framework import serializers
+
+from apps.jobs.models import (
+    MOST_ARGUMENTS,
+    MOST_LETTERS_OF_ARGUMENT,
+    MOST_RETRIES,
+    MOST_VARIABLES,
+    Job,
+    JobState,
+)
+from apps.nodes.api.serializers import LabelsField
+from apps.quotas.api.serializers import PoolByName, TenantBySlug
+from apps.quotas.models.limits import MOST, ClaimField
+from apps.quotas.models.row import MOST_NAME
+from apps.scheduling.api.serializers import NEEDED_HELP, ClassField, ReasonSerializer, share_field
+from apps.scheduling.models import ClaimState
+from apps.scheduling.models.claim import OverQuota
+from gpucloud.api import shown
+from gpucloud.api.serializers import Strict, StrictInteger
+from gpucloud.api.shown import Columns
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# The launch sets these, so that the claim's limits hold; it would overwrite what a job says.
+OURS = re.compile(r"GPUCLOUD_.*|LD_PRELOAD|CUDA_VISIBLE_DEVICES|CUDA_MPS_.*|NVIDIA_VISIBLE_DEVICES")
+
+
+class Argument(serializers.CharField):
+    """A text of a command or of its environment, as it is."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_blank=True, trim_whitespace=False, max_length=MOST_LETTERS_OF_ARGUMENT, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the text. Numbers are refused: 1.0 and 1 would be the same to the framework."""
+        if not isinstance(data, str):
+            raise serializers.ValidationError("Must be a string.")
+        return super().to_internal_value(data)
+
+
+class JobSerializer(Strict):
+    """A job: a command that a node's agent starts under a claim of its own."""
+
+    uid = shown.uid()
+    tenant = TenantBySlug()
+    name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
+    command = serializers.ListField(
+        child=Argument(),
+        min_length=1,
+        max_length=MOST_ARGUMENTS,
+        help_text="The program and its arguments; no shell reads them.",
+    )
+    environment = serializers.DictField(
+        child=Argument(),
+        default=dict,
+        write_only=True,
+        help_text="Variables beside those of the claim. Answers show their names only.",
+    )
+    environment_names = serializers.SerializerMethodField(help_text="The names of the variables.")
+    time_limit_seconds = StrictInteger(
+        min_value=1,
+        max_value=MOST[ClaimField.TIME_LIMIT_SECONDS] // (MOST_RETRIES + 1) - 60,
+        allow_null=True,
+        default=None,
+        help_text="Each run ends after this time: SIGTERM, ten seconds later SIGKILL. Null: no limit.",
+    )
+    retries = StrictInteger(
+        min_value=0,
+        max_value=MOST_RETRIES,
+        default=0,
+        help_text="How often it runs again after a failure. A preempted run is repeated in any case.",
+    )
+    pool = PoolByName(source="claim.pool", allow_null=True, default=None, help_text="Null: the pool `default`.")
+    gpu_count = share_field(ClaimField.GPU_COUNT, "1 unless given.", source="claim.gpu_count")
+    core_request = share_field(
+        ClaimField.CORE_REQUEST, f"Percent of each GPU, guaranteed. {NEEDED_HELP}", source="claim.core_request"
+    )
+    core_limit = share_field(
+        ClaimField.CORE_LIMIT, "Percent, the ceiling; core_request unless given.", source="claim.core_limit"
+    )
+    memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}", source="claim.memory_mib")
+    gpu_model = serializers.CharField(
+        source="claim.gpu_model",
+        max_length=200,
+        allow_null=True,
+        default=None,
+        help_text="The model as NVML names it; several joined by `|`: any of them.",
+    )
+    node_selector = LabelsField(
+        source="claim.node_selector", required=False, help_text="Labels that its node must have, all of them."
+    )
+    priority = StrictInteger(
+        source="claim.priority", min_value=-1000, max_value=1000, default=0, help_text="Higher goes first."
+    )
+    when_over_quota = serializers.ChoiceField(
+        source="claim.when_over_quota", choices=OverQuota.choices, default=OverQuota.REFUSE
+    )
+    claim = shown.uid("The claim under which it runs; it is released with the job's end.", source="claim.uid")
+    claim_state = shown.choice(ClaimState.choices, source="claim.state")
+    reasons = ReasonSerializer(
+        source="claim.reasons", many=True, read_only=True, help_text="Why its claim waits, or how it ended."
+    )
+    state = shown.choice(JobState.choices)
+    exit_code = shown.integer("Of its last run; 128 and the signal if one ended it. Null: none is known.", null=True)
+    columns_1 = Columns(Job, "reason stop_requested_at")
+    node = shown.text("The node of its present or last run.", null=True, source="run_node")
+    attempt = shown.integer("1, and 1 more for each retry.")
+    runs = shown.integer("How often it was started, with runs that were preempted.")
+    output_bytes = shown.integer("The output of its present or last run that is stored.")
+    dropped_bytes = shown.integer("The output of this run that was not kept.")
+    columns_2 = Columns(Job, "started_at ended_at created_by created_at updated_at version")
+    class_ = ClassField(source="claim.best_effort", required=False)
+
+    def get_environment_names(self, job: Any) -> list[str]:
+        """Return the names of its variables."""
+        return sorted(job.environment)
+
+    def validate_command(self, value: list[str]) -> list[str]:
+        """Refuse a command that names no program."""
+        if not value[0].strip():
+            raise serializers.ValidationError("The first argument names the program: it must not be empty.")
+        return value
+
+    def validate_environment(self, value: dict[str, str]) -> dict[str, str]:
+        """Refuse wrong names, and those that the launch sets."""
+        if len(value) > MOST_VARIABLES:
+            raise serializers.ValidationError(f"{MOST_VARIABLES} variables at most.")
+        for name in value:
+            if not VARIABLE.fullmatch(name):
+                raise serializers.ValidationError(f"{name!r} is no name of a variable.")
+            if OURS.fullmatch(name):
+                raise serializers.ValidationError(f"{name} is set by the launch: the claim's limits need it.")
+        return value
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Check limit against request."""
+        claim = attrs["claim"]
+        if claim.get("core_limit", 100) < claim.get("core_request", 0):
+            raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        return attrs
+
+
+class OutputSerializer(Strict):
+    """A part of the output of a run: standard output and standard error as they came."""
+
+    run = shown.integer("Which run of the job, from 1.")
+    offset = shown.integer("Where this part begins, in bytes.")
+    next_offset = shown.integer("Where the next part begins: the `offset` of the next request.")
+    text = shown.text("Bytes that are no UTF-8 are replaced.")
+    complete = shown.flag("True: the run has ended, and this is the end of its output.")
+    dropped_bytes = shown.integer("Output of the run that was not kept.")

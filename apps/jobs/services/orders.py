@@ -1,0 +1,40 @@
+"""The runs that a node is to have, as its agent is told."""
+
+from collections.abc import Sequence
+
+from agent import wire
+from apps.jobs.models import MOST_OUTPUT_BYTES, OPEN, Job
+from apps.scheduling.models import Assignment
+
+COLUMNS = (
+    "run_uid", "claim__uid", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
+    "run_started_at", "output_bytes",
+)  # fmt: skip
+
+
+def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
+    """Return the runs of each of these nodes: those whose claim has GPUs there."""
+    placed = dict(
+        Assignment.objects.live()
+        .filter(gpu__node__in=node_ids, claim__job__state__in=OPEN)
+        .exclude(state="releasing")
+        .values_list("claim__job", "gpu__node_id")
+    )
+    found: dict[int, list[wire.JobRun]] = {}
+    for pk, *values in Job.objects.filter(pk__in=placed).values_list("pk", *COLUMNS) if placed else ():
+        run, claim, command, environment, seconds, owner, stop, started, stored = values
+        found.setdefault(placed[pk], []).append(
+            wire.JobRun(
+                uid=str(run),
+                claim_uid=str(claim),
+                command=command,
+                environment=environment,
+                seconds=seconds or 0,
+                output_bytes=MOST_OUTPUT_BYTES,
+                owner=owner,
+                stop=stop is not None,
+                started=started is not None,
+                stored=stored,
+            )
+        )
+    return found

@@ -1,0 +1,126 @@
+"""Reports of agents about the runs of their nodes, and the output of these."""
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from agent import wire
+from apps.jobs.models import Job, JobOutput, JobState
+from apps.jobs.services.lifecycle import begin_again, end_job, end_run
+from apps.nodes.models import Node
+from apps.scheduling.models import Assignment, ClaimState
+from apps.scheduling.models.claim import WAITING
+
+logger = logging.getLogger(__name__)
+
+PREEMPTED = "its claim was preempted"
+
+
+def observe(node: Node, states: Sequence[wire.JobState]) -> None:
+    """Record what runs on the node, and what has ended."""
+    for state in states:
+        with transaction.atomic():
+            job = _lock_run(node, state.uid)
+            if job is not None:
+                _take(job, node, state)
+
+
+def _lock_run(node: Node, run_uid: str) -> Job | None:
+    """Return the locked job of a run on this node; None if it has none, or has another one by now."""
+    there = Assignment.objects.filter(gpu__node=node).values("claim")
+    jobs = Job.objects.open().select_for_update(of=("self",)).select_related("tenant", "claim")
+    return jobs.filter(run_uid=run_uid, claim__in=there).first()
+
+
+def _take(job: Job, node: Node, state: wire.JobState) -> None:
+    if state.state == "refused":
+        end_job(job, JobState.FAILED, reason=state.reason or "the node refused it")
+    elif state.state in ("running", "ended"):
+        _note_start(job, node, state)
+    if state.state == "ended" and job.run_result is None:
+        job.change(
+            run_result={"exit_code": state.exit_code, "reason": state.reason, "output_bytes": state.output_bytes},
+            dropped_bytes=state.dropped_bytes,
+        )
+    _end_if_complete(job)
+
+
+def _note_start(job: Job, node: Node, state: wire.JobState) -> None:
+    """Record that the run began, once."""
+    if job.run_started_at is None:
+        # By the node's clock; a wrong one may not put the start into the future.
+        begun = datetime.fromtimestamp(state.started_at or 0, tz=UTC) if state.started_at else timezone.now()
+        begun = min(begun, timezone.now())
+        job.change(state=JobState.RUNNING, run_started_at=begun, run_node=node.name, started_at=job.started_at or begun)
+
+
+def _end_if_complete(job: Job) -> None:
+    """End the run once its whole output is here."""
+    result = job.run_result
+    if job.is_open and result is not None and job.output_bytes >= result["output_bytes"]:
+        end_run(job, exit_code=result["exit_code"], reason=result["reason"])
+
+
+@transaction.atomic
+def take_output(node: Node, frame: wire.Output) -> int | None:
+    """Store a piece of output; return how much of the run's output is stored, or None if nobody wants it.
+
+    A piece that was sent twice is stored once; a piece after a gap is not stored, and the agent goes back.
+    """
+    job = _lock_run(node, frame.uid)
+    if job is None:
+        return None
+    known = job.output_bytes - frame.offset
+    if 0 <= known < len(frame.data):
+        data = frame.data[known:]
+        JobOutput.objects.create(job=job, run=job.runs, offset=job.output_bytes, data=data)
+        job.change(output_bytes=job.output_bytes + len(data))
+        _end_if_complete(job)
+    return job.output_bytes
+
+
+def follow() -> int:
+    """End or repeat the runs whose claim is not there any more; return how many."""
+    gone = Q(claim__state__in=(ClaimState.RELEASED, ClaimState.FAILED))
+    preempted = Q(claim__state__in=WAITING, run_started_at__isnull=False)
+    pks = list(Job.objects.open().filter(gone | preempted).values_list("pk", flat=True))
+    return sum(_follow_one(pk) for pk in pks)
+
+
+@transaction.atomic
+def _follow_one(pk: int) -> bool:
+    job = Job.objects.select_for_update(of=("self",)).select_related("tenant", "claim").get(pk=pk)
+    claim = job.claim
+    if not job.is_open:
+        return False
+    why = "; ".join(reason["detail"] for reason in claim.reasons) or claim.state
+    if claim.state == ClaimState.FAILED:
+        end_job(job, JobState.FAILED, reason=f"its claim failed: {why}")
+    elif claim.state == ClaimState.RELEASED or job.run_result is not None:
+        _end_without_claim(job, why)
+    elif claim.state in WAITING and job.run_started_at is not None:
+        begin_again(job, reason=PREEMPTED, counts=False)
+    else:
+        return False
+    return True
+
+
+def _end_without_claim(job: Job, why: str) -> None:
+    """End a job whose claim is over: as it ended by itself, if that is known, else as stopped."""
+    result = job.run_result
+    if result is None:
+        end_job(job, JobState.STOPPED, reason=f"its claim has ended: {why}")
+        return
+    lost = max(0, result["output_bytes"] - job.output_bytes)
+    job.change(dropped_bytes=job.dropped_bytes + lost)
+    end_run(job, exit_code=result["exit_code"], reason=result["reason"])
+
+
+def forget_output(days: int) -> int:
+    """Delete the output of jobs that ended so many days ago; return the number of pieces."""
+    old = timezone.now() - timedelta(days=days)
+    return JobOutput.objects.filter(job__ended_at__lt=old).delete()[0]

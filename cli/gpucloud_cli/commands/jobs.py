@@ -1,0 +1,189 @@
+"""`job run|logs|stop`."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpucloud_cli import output
+from gpucloud_cli.addressing import find_job
+from gpucloud_cli.api import Api
+from gpucloud_cli.failures import Exit, Unreachable, Usage
+from gpucloud_cli.fields import body_fields
+from gpucloud_cli.options import (
+    Invocation,
+    body,
+    connection_options,
+    field_options,
+    output_options,
+    pass_invocation,
+    tenant_of,
+)
+
+OF_COMMAND = frozenset({"command", "environment"})
+FIELDS = tuple(
+    replace(field, required=False) for field in body_fields("POST jobs/", "job") if field.name not in OF_COMMAND
+)
+OVER = ("succeeded", "failed", "stopped")
+# A follower asks again so often; a job that waits for GPUs is looked at less often.
+FOLLOW_SECONDS, WAITING_SECONDS = 0.5, 2.0
+# Arguments after the command belong to the command.
+WORDS = {"allow_interspersed_args": False}
+JOB_ARGUMENT = click.argument("name", metavar="JOB")
+
+
+@click.command(context_settings=WORDS, options_metavar="OPTIONS --")
+@field_options(FIELDS)
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="a variable of the command; repeatable")
+@click.option("--wait", is_flag=True, help="follow its output, and exit with its code")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@output_options
+@pass_invocation
+def run(
+    invocation: Invocation, /, command: tuple[str, ...], variables: tuple[str, ...], wait: bool, **given: Any
+) -> None:
+    """Run COMMAND as a job: a node's agent starts it under a claim of its own, which ends with it.
+
+    Unlike `gpucloud run`, this needs no shell on the node, and the job goes on when this client ends. With --wait its
+    output comes here, and the exit code is the job's own; Ctrl-C then only stops following.
+
+    Example: gpucloud job run --core 33 --memory 8GiB --wait -- python train.py
+    """
+    wanted = body(FIELDS, given) | {"command": list(command)}
+    if variables:
+        wanted["environment"] = dict(map(_variable, variables))
+    if name := Path(command[0]).name[:63].strip():
+        wanted.setdefault("name", name)
+    with invocation.api() as api:
+        wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
+        job = api.post("jobs/", wanted).body
+        if not wait:
+            invocation.show(job)
+            return
+        output.say(f"job {job['uid']} is created; Ctrl-C leaves it running, `gpucloud job stop` ends it")
+        job = follow(api, job)
+    raise click.exceptions.Exit(code_of(job))
+
+
+@click.command()
+@JOB_ARGUMENT
+@click.option("-f", "--follow", "follows", is_flag=True, help="go on until the job has ended; exit with its code")
+@click.option("--run", "run_", type=click.IntRange(1), metavar="N", help="the output of its Nth run; default: the last")
+@connection_options
+@pass_invocation
+def logs(invocation: Invocation, /, name: str, follows: bool, run_: int | None) -> None:
+    """Print the output of a job.
+
+    Example: gpucloud job logs train.py --follow
+    """
+    if follows and run_ is not None:
+        raise Usage("--follow prints the last run, and those after it: leave --run out.")
+    with invocation.api() as api:
+        job = find_job(api, name)
+        if follows:
+            raise click.exceptions.Exit(code_of(follow(api, job)))
+        for text in _read(api, job["uid"], run=run_):
+            _print(text)
+
+
+@click.command()
+@JOB_ARGUMENT
+@output_options
+@pass_invocation
+def stop(invocation: Invocation, /, name: str) -> None:
+    """Stop a job: SIGTERM, and SIGKILL ten seconds later; may be repeated.
+
+    Example: gpucloud job stop train.py
+    """
+    with invocation.api() as api:
+        invocation.show(api.post(f"jobs/{find_job(api, name)['uid']}/stop/", {}).body)
+
+
+def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+    """Print the output of the job's runs as it comes, and why it waits; return the job once it has ended."""
+    run, offset, said, lost = job["runs"], 0, "", ""
+    while True:
+        try:
+            job = api.get(f"jobs/{job['uid']}/").body
+            said = _tell(job, said)
+            if job["runs"] > run:
+                # What the run before still had to say comes first.
+                offset = _print_from(api, job["uid"], run, offset)
+                run, offset = run + 1, 0
+                continue
+            offset = _print_from(api, job["uid"], run, offset)
+        except Unreachable as error:
+            # The job goes on without the server.
+            if str(error) != lost:
+                output.say(str(error))
+            lost = str(error)
+        else:
+            lost = ""
+            if job["state"] in OVER:
+                return job
+        time.sleep(WAITING_SECONDS if job["state"] == "queued" else FOLLOW_SECONDS)
+
+
+def code_of(job: dict[str, Any]) -> int:
+    """Return the exit code of a job that has ended, and say how it ended if not by itself."""
+    if job["dropped_bytes"]:
+        output.say(f"{job['dropped_bytes']} bytes of its output were not kept")
+    if job["state"] == "succeeded":
+        return Exit.DONE
+    output.say(f"job {job['uid']} {job['state']}: {job['reason'] or 'no reason is known'}")
+    code = job["exit_code"]
+    return Exit.FAILED if code in (None, 0) else int(code)
+
+
+def _print_from(api: Api, uid: str, run: int, offset: int) -> int:
+    for text, following in _parts(api, uid, run=run, offset=offset):
+        _print(text)
+        offset = following
+    return offset
+
+
+def _read(api: Api, uid: str, **wanted: Any) -> Iterator[str]:
+    return (text for text, _ in _parts(api, uid, **wanted))
+
+
+def _parts(api: Api, uid: str, *, run: int | None = None, offset: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield what is stored from the offset on, each part with the offset of the next one."""
+    while True:
+        part = api.get(f"jobs/{uid}/output/", run=run, offset=offset).body
+        if part["next_offset"] == offset:
+            return
+        offset = part["next_offset"]
+        yield part["text"], offset
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _tell(job: dict[str, Any], said: str) -> str:
+    """Say on stderr what the job does, if that is news; return it."""
+    if job["state"] == "queued":
+        why = job["reason"] or "; ".join(reason["detail"] for reason in job["reasons"]) or "its turn has not come yet"
+        words = f"job {job['uid']} waits: {why}"
+    elif job["state"] == "running":
+        words = f"job {job['uid']} runs on {job['node']}" + (f", run {job['runs']}" if job["runs"] > 1 else "")
+    else:
+        return said
+    if words != said:
+        output.say(words)
+    return words
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise Usage(f"--env {text}: give NAME=VALUE.")
+    return name, value
+
+
+COMMANDS = {"job": (run, logs, stop)}

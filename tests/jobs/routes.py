@@ -1,0 +1,21 @@
+"""A job behind the routes of jobs."""
+
+from apps.jobs.services.lifecycle import claim_of_job, run_job
+from apps.nodes.models import Node
+from apps.quotas.principals import SYSTEM
+from apps.scheduling.services.claims.sharing import change_pool
+from apps.scheduling.services.cycles.rounds import run_round
+from tests.cast import Cast, Machine
+
+
+def make_job(cast: Cast, machine: Machine) -> dict[str, str]:
+    """Create a job of acme's, in a pool that allows jobs. Return its paths, by route."""
+    change_pool(principal=SYSTEM, pool=cast.pool, jobs=True)
+    cast.pool.refresh_from_db()
+    Node.objects.filter(pk=machine.node.pk).update(jobs=True)
+    spec = claim_of_job(
+        tenant=cast.acme, pool=cast.pool, core_request=5, memory_mib=100, time_limit_seconds=None, retries=0
+    )
+    job = run_job(principal=SYSTEM, claim=spec, command=["true"], environment={}, time_limit_seconds=None, retries=0)
+    run_round(cast.pool)
+    return {f"jobs/<uuid:uid>/{verb}": f"jobs/{job.uid}/{verb}" for verb in ("", "output/", "stop/")}
