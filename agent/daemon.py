@@ -35,6 +35,7 @@ from agent.host.exits import ExitWatcher
 from agent.host.gpus import Inventory, Nvml
 from agent.host.sampling import Schedule, pause
 from agent.instance_keeper import InstanceKeeper, News
+from agent.jobs.runs import Runs
 from agent.kernel_limits import KernelLimits
 from agent.kubelet import part as kubelet
 from agent.launch import authorization
@@ -81,10 +82,10 @@ class Daemon:
         self._inventory, self._check_now = Inventory(), asyncio.Event()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._outbox = Outbox(self._observe, lambda: wire.Conditions(conditions=self._checkup.health.conditions))
+        self._jobs = Runs(self._node, settings, lambda: self._outbox)
+        self._outbox = Outbox(self._observe, self._checkup.health.to_wire, self._jobs.sender)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
-        self._meter = Meter()
-        self._schedule = Schedule(now=time.monotonic())
+        self._meter, self._schedule = Meter(), Schedule(now=time.monotonic())
         self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)
@@ -126,7 +127,7 @@ class Daemon:
             self._watch_nvml(),
             self._arbiter.run(),
             self._kernel_limits.run(),
-            *(self._suspender.run(), self._keeper.run()),
+            *(self._suspender.run(), self._keeper.run(), self._jobs.run()),
             self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
@@ -187,8 +188,9 @@ class Daemon:
         self._outbox.mark_observed()
         if self._node.pause_seconds(now=now) < STEADY_SECONDS:
             self._check_now.set()
-        self._suspender.check_now.set()
-        self._mps.check_now.set()
+        for part in (self._suspender, self._mps):
+            part.check_now.set()
+        self._jobs.take_order()
 
     def _follow(self, desired: wire.Desired) -> None:
         """Apply the node policy of the desired state."""
@@ -221,7 +223,8 @@ class Daemon:
 
     def _observe(self) -> wire.Observed:
         drifts = self._drifts.to_wire()
-        return structs.replace(self._node.observe(), drifts=drifts) if drifts else self._node.observe()
+        observed = self._jobs.add_to(self._node.observe())
+        return structs.replace(observed, drifts=drifts) if drifts else observed
 
     async def _watch_drift(self) -> None:
         while True:
@@ -243,12 +246,12 @@ class Daemon:
             cluster=self._settings.cluster,
             backoff=Backoff(self._settings.backoff_cap_seconds),
         )
-        self._node_name = me.node_name or ""
+        self._node_name, set_clock = me.node_name or "", self._checkup.clock.record_server_time
         self._link = Link(
             server=self._settings.server,
             credential=me.credential,
             outbox=self._outbox,
-            callbacks=Callbacks(self._hello, self._apply_desired, self._checkup.clock.record_server_time),
+            callbacks=Callbacks(self._hello, self._apply_desired, set_clock, self._jobs.sender.take_answer),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
         await self._link.run()

@@ -40,4 +40,5 @@ async def build(
         carry=await suspender.can_carry() or UNSET,
         restart=True,
         backends=list(backends),
+        jobs=settings.jobs is not None or UNSET,
     )

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from agent import backoff, rundir, wire
+from agent import backoff, job_users, rundir, wire
+from agent.job_users import JobUsers
 from agent.local_wire import AuditMode
 
 # Container runtimes give a program ten seconds to end, and programs are written for that.
@@ -131,6 +132,10 @@ class Settings(NamedTuple):
     criu: str | None = None
     # nvidia-cuda-mps-control; None: it is not on this machine, and no pool with the back end mps is served.
     mps_control: str | None = None
+    # The users as which programs of jobs run; None: the agent starts none.
+    jobs: JobUsers | None = None
+    # The directory of their runs.
+    jobs_dir: Path = Path("/var/lib/gpucloud-agent-jobs")
 
     def may_carry(self, uid: int) -> bool:
         """Return whether this user's programs may come from other nodes."""
@@ -178,6 +183,8 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         carry_users=_users(environment.get("GPUCLOUD_CARRY_UIDS") or ""),
         criu=environment.get("GPUCLOUD_CRIU") or shutil.which("criu"),
         mps_control=find_mps_control(library, environment),
+        jobs=_jobs(environment.get("GPUCLOUD_JOBS")),
+        jobs_dir=Path(environment.get("GPUCLOUD_JOBS_DIR") or state.with_name(f"{state.name}-jobs")).absolute(),
     )
 
 
@@ -190,6 +197,13 @@ def find_mps_control(library: Library, environment: Mapping[str, str]) -> str | 
         return named if Path(named).is_file() else None
     path = str(library.simulated_driver) if library.simulated_driver is not None else environment.get("PATH")
     return shutil.which(MPS_CONTROL, path=path)
+
+
+def _jobs(text: str | None) -> JobUsers | None:
+    try:
+        return job_users.parse(text)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _carry(text: str | None) -> str | None:

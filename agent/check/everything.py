@@ -8,6 +8,7 @@ from pathlib import Path
 from agent.check import devices, kernel, library, places, server
 from agent.check.carrying import carrying
 from agent.check.finding import warning
+from agent.check.jobs import jobs
 from agent.check.memory_limits import memory_limits
 from agent.check.mig import mig
 from agent.check.mps import mps
@@ -42,6 +43,7 @@ def check_machine(settings: Settings, inventory: Inventory) -> list[Check]:
         ("suspend", lambda: suspension(settings, inventory)),
         ("carry", lambda: carrying(settings)),
         ("mps", lambda: mps(settings)),
+        ("jobs", lambda: jobs(settings)),
         ("processes", lambda: kernel.visibility(pids_are_ours=simulated)),
         ("other-sharing", lambda: devices.others(own=find_all(settings.run_dir / "mps"))),
     ]

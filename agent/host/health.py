@@ -96,6 +96,10 @@ class Health:
             self._states = {key: state for key, state in self._states.items() if key in seen}
         return any(changed)
 
+    def to_wire(self) -> wire.Conditions:
+        """Return the frame of all conditions."""
+        return wire.Conditions(conditions=self.conditions)
+
     @property
     def conditions(self) -> list[wire.Condition]:
         """The reported conditions, the node's own first."""

@@ -59,6 +59,16 @@ class Layout(NamedTuple):
         return self.root / "var/lib/gpucloud-agent"
 
     @property
+    def jobs(self) -> Path:
+        """The runs of jobs; the settings may name another directory."""
+        return self._read_setting("GPUCLOUD_JOBS_DIR") or self.own_jobs
+
+    @property
+    def own_jobs(self) -> Path:
+        """The default directory of the runs of jobs."""
+        return self.root / "var/lib/gpucloud-agent-jobs"
+
+    @property
     def own_run(self) -> Path:
         """The default run directory."""
         return self.root / "run/gpucloud"

@@ -14,8 +14,11 @@ from agent.host import processes
 from agent.host.mps import find_groups, find_left
 from agent.install import systemd
 from agent.install.layout import Layout
+from agent.jobs.run_directory import RunDirectory
 
 END_SECONDS = 10.0
+# Beside the time between SIGTERM and SIGKILL: what programs of jobs leave behind is given some, too.
+JOBS_SECONDS = 10.0
 _UCRED = struct.Struct("3i")
 
 
@@ -42,7 +45,9 @@ def uninstall(layout: Layout, *, force: bool, say: Callable[[str], None]) -> Non
     _end_mps(layout)
     layout.command.unlink(missing_ok=True)
     _remove_specs(layout)
-    own, used = (layout.own_run, layout.own_state), (layout.run, layout.state)
+    _end_keepers(layout.jobs)
+    own = (layout.own_run, layout.own_state, layout.own_jobs)
+    used = (layout.run, layout.state, layout.jobs)
     layout.settings.unlink(missing_ok=True)
     for directory in (*own, layout.home):
         shutil.rmtree(directory, ignore_errors=True)
@@ -58,6 +63,16 @@ def _end_mps(layout: Layout) -> None:
         for process in find_left(place.pipe):
             processes.send(process, signal.SIGTERM)
         place.remove()
+
+
+def _end_keepers(directory: Path) -> None:
+    """End the programs of jobs, whose keepers outlive the agent."""
+    kept = [run for run in map(RunDirectory, directory.glob("*-*-*-*-*")) if run.exists and run.is_kept()]
+    for run in kept:
+        run.stop()
+    end = time.monotonic() + END_SECONDS + JOBS_SECONDS
+    while any(run.is_kept() for run in kept) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _remove_specs(layout: Layout) -> None:

@@ -8,6 +8,7 @@ import time
 from agent import wire
 from agent.claims.claim import ClaimRuntime
 from agent.claims.failures import describe_processes
+from agent.host.processes import Process
 from agent.launch import environment
 from agent.local_api.listener import Caller
 from agent.local_wire import Environment, Refusal
@@ -49,6 +50,29 @@ def give_page(
     if refusal is not None:
         return refusal
     log.info("page-given", claim=claim_uid, uid=uid, by=caller.uid)
+    return environment.variables(
+        runtime, library, environment.gpu_names(node), environment.mps_variables(node, runtime)
+    )
+
+
+def find_job_obstacle(node: Node, library: Library, claim_uid: str, uid: int | None) -> Refusal | None:
+    """Return why no job's program of this user may start under the claim; None if one may."""
+    wanted = [one for one in node.desired.assignments if one.claim_uid == claim_uid] if node.desired else []
+    if not wanted:
+        return Refusal(code="unknown-claim", detail=f"Claim {claim_uid} is not on this node.")
+    refusal = find_obstacle(node, library, wanted)
+    return refusal or _give_page(node.runtimes[claim_uid], *((os.getuid(), os.getgid()) if uid is None else (uid, uid)))
+
+
+def admit_job(
+    node: Node, library: Library, *, claim_uid: str, process: Process, uid: int | None
+) -> Environment | Refusal:
+    """Register a job's program, which waits, under the claim and return its environment, or return why not."""
+    refusal = find_job_obstacle(node, library, claim_uid, uid)
+    if refusal is not None:
+        return refusal
+    runtime = node.runtimes[claim_uid]
+    runtime.register(process)
     return environment.variables(
         runtime, library, environment.gpu_names(node), environment.mps_variables(node, runtime)
     )

@@ -1,16 +1,17 @@
 """The frames that wait to be sent to the server, by priority; the connection's one writer takes from here.
 
-Five kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
+Six kinds, each with its own guarantee. An event is sent once, on this connection or the next. `observed` is a level:
 only the newest matters, so it is a mark here and is read from the node when its turn comes; conditions likewise. Of
 health reports, only the newest is sent, once, and to a server that takes them. Usage is a history: each frame has a
 sequence number and is kept, and sent again on every new connection, until the server acknowledges that it is stored.
+Pieces of jobs' output come last (agent/jobs/sender.py).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agent import statefile, wire
 from agent.logs import log
@@ -59,11 +60,27 @@ class _Kept(NamedTuple):
     text: str
 
 
+class OutputSource(Protocol):
+    """The output of jobs' programs, in pieces."""
+
+    def restart(self) -> None:
+        """Begin a new connection."""
+
+    def next(self) -> wire.Output | None:
+        """Return the next piece; None if none may be sent now."""
+
+
 class Outbox:
     """Frames on their way to the server. Not thread-safe: the event loop's."""
 
-    def __init__(self, observe: Callable[[], wire.Observed], conditions: Callable[[], wire.Conditions]) -> None:
+    def __init__(
+        self,
+        observe: Callable[[], wire.Observed],
+        conditions: Callable[[], wire.Conditions],
+        output: OutputSource | None = None,
+    ) -> None:
         self._observe = observe
+        self._output = output
         self._observed_waits = False
         self._conditions = conditions
         self._conditions_wait = False
@@ -124,8 +141,14 @@ class Outbox:
         """Begin a new connection, on which nothing was sent yet, to a server that takes health reports or does not."""
         self._takes_health = health
         self._usage_sent = 0
+        if self._output is not None:
+            self._output.restart()
         self.mark_observed()
         self.mark_conditions()
+
+    def offer_output(self) -> None:
+        """Ask for a piece of output when nothing else waits."""
+        self._filled.set()
 
     async def take(self) -> str:
         """Return the next frame's text, as soon as there is one."""
@@ -153,7 +176,8 @@ class Outbox:
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
             return self._usage[self._usage_sent - 1].text
-        return None
+        piece = self._output.next() if self._output is not None else None
+        return _encode(piece) if piece is not None else None
 
     def _forget_oldest(self) -> None:
         self._usage_bytes -= len(self._usage.popleft().text)

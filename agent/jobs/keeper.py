@@ -1,0 +1,228 @@
+"""`python agent/jobs/keeper.py DIRECTORY`: start the program of one run, keep its output, and write how it ended.
+
+One keeper for each run, in a session of its own. It outlives the agent, so neither an upgrade nor a crash of the agent
+ends a run. The two talk through files of the run's directory, which the program cannot enter; a lock on one of them,
+held for the keeper's life, says whether a keeper lives. All that the program starts is the keeper's descendant, also
+what leaves its session or its parents: the keeper is their subreaper, and ends them after the program. Standard library
+only, so that an upgrade of the agent does not matter to it and it starts in milliseconds.
+
+1. Take the lock. 2. Fork the program, which waits. 3. Name its process. 4. Wait until the agent has put it under its
+claim. 5. Let it execute. 6. Keep its output until it ends, is stopped, or its time is over. 7. End what it has left
+behind. 8. Write the result.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agent.host import processes
+from agent.host.processes import Process
+from agent.jobs import descendants, program
+from agent.jobs.files import ADMITTED, LOCK, ORDER, PROGRAM, RESULT, STOP, read, write
+from agent.jobs.kept_output import KeptOutput
+
+PR_SET_CHILD_SUBREAPER = 36
+# The agent may just be restarted, or wait for a claim that was shut in this moment.
+ADMISSION_SECONDS = 300.0
+POLL_SECONDS, TICK_SECONDS = 0.02, 0.1
+# SIGKILL ends everything within a moment, but what waits in the kernel for a disk or a driver.
+KILL_SECONDS = 10.0
+# The agent looks at the lock by taking it for a moment.
+LOCK_SECONDS = 2.0
+RESULT_SECONDS = 60.0
+CHUNK_BYTES, CHUNKS = 64 << 10, 16
+
+
+class Keeper:
+    """The program of one run."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
+        self._output = KeptOutput(order["output_bytes"])
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._signalled = False
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._take_signal)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._pid, self._pipe, self._go = program.start(order)
+        os.set_blocking(self._pipe, False)
+        self._open = True
+        self._status: int | None = None
+        self._ended_at: float | None = None
+        self._reason: str | None = None
+
+    def keep(self) -> None:
+        """Keep the program to its end, and write the result."""
+        write(PROGRAM, processes.find(self._pid) or (self._pid, 0))
+        admitted = self._await_admission()
+        if admitted is not None:
+            with os.fdopen(self._go, "wb") as go, contextlib.suppress(BrokenPipeError):
+                go.write(json.dumps(admitted["environment"]).encode())
+            self._watch()
+        self._end_descendants()
+        self._read()
+        if admitted is None and self._reason is None:
+            self._reason = "its program could not be started: its output says why"
+        self._output.close()
+        code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
+        self._write_result(
+            {
+                "exit_code": 128 - code if code is not None and code < 0 else code,
+                "reason": self._reason,
+                "started_at": admitted["at"] if admitted is not None else None,
+                "ended_at": self._ended_at or time.time(),
+                "dropped": self._output.dropped,
+            }
+        )
+
+    def _await_admission(self) -> dict[str, Any] | None:
+        """Return what the agent sends the program; None if it is not to execute any more."""
+        until = time.monotonic() + ADMISSION_SECONDS
+        while self._status is None:
+            found = read(ADMITTED)
+            if found is not None:
+                return dict(found)
+            if self._is_stopped():
+                self._reason = "stopped"
+                return None
+            if time.monotonic() > until:
+                self._reason = "lost: no agent has put it under its claim"
+                return None
+            if not Path(ORDER).exists():
+                self._leave()
+            time.sleep(POLL_SECONDS)
+            self._reap()
+        return None
+
+    def _watch(self) -> None:
+        """Return after the program's end, when nothing of it is left or has had its time."""
+        seconds = self._order["seconds"]
+        over = time.monotonic() + seconds if seconds else float("inf")
+        kill_at = linger_until = float("inf")
+        while True:
+            watched = [self._woken, *([self._pipe] if self._open else [])]
+            ready, _, _ = select.select(watched, [], [], TICK_SECONDS)
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+            self._read()
+            self._reap()
+            self._output.tell()
+            if not Path(ORDER).exists():
+                self._leave()
+            now = time.monotonic()
+            if self._status is None:
+                if kill_at == float("inf") and (now >= over or self._is_stopped()):
+                    self._reason = f"time limit of {seconds} s" if now >= over else "stopped"
+                    self._signal_all(signal.SIGTERM)
+                    kill_at = now + self._order["stop_seconds"]
+                elif now >= kill_at:
+                    self._end_descendants()
+            elif linger_until == float("inf"):
+                linger_until = now + self._order["linger_seconds"]
+                self._signal_all(signal.SIGTERM)
+            elif now >= linger_until or not (self._open or descendants.find()):
+                return
+
+    def _leave(self) -> NoReturn:
+        """End with everything of the program: somebody removed the directory, so nobody knows of the run any more."""
+        self._end_descendants()
+        sys.exit(0)
+
+    def _is_stopped(self) -> bool:
+        return self._signalled or os.path.lexists(STOP)
+
+    def _take_signal(self, *_: object) -> None:
+        self._signalled = True
+
+    def _read(self) -> None:
+        """Read what the program has written, up to a bound: its time and orders are looked at in between."""
+        for _ in range(CHUNKS if self._open else 0):
+            try:
+                data = os.read(self._pipe, CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._open = False
+                return
+            self._output.put(data)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._pid:
+                self._status, self._ended_at = status, time.time()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in descendants.find():
+            processes.send(process, number)
+
+    def _end_descendants(self) -> None:
+        """End the program and all that it started: first stop them, so that none can start another, then kill."""
+        stopped: set[Process] = set()
+        until = time.monotonic() + KILL_SECONDS
+        while (found := descendants.find()) and time.monotonic() < until:
+            fresh = found - stopped
+            for process in fresh or found:
+                processes.send(process, signal.SIGSTOP if fresh else signal.SIGKILL)
+            stopped |= fresh
+            if not fresh:
+                time.sleep(POLL_SECONDS)
+            self._reap()
+        self._reap()
+
+    def _write_result(self, result: dict[str, Any]) -> None:
+        """Write the result; on a full disk, try for a while."""
+        until = time.monotonic() + RESULT_SECONDS
+        while True:
+            try:
+                return write(RESULT, result)
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(1)
+
+
+def take_lock() -> bool:
+    """Lock the run for this process's life; return False if another keeper has it."""
+    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+
+
+def main(directory: str) -> int:
+    """Keep the run of this directory; return 1 if it has a keeper."""
+    os.chdir(directory)
+    os.umask(0o077)
+    if not take_lock():
+        return 1
+    if read(RESULT) is not None or read(PROGRAM) is not None:
+        return 0
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    Keeper(read(ORDER)).keep()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,185 @@
+"""One run on disk: its directory, its keeper, and what both say about it.
+
+`<jobs>/<run uid>/` belongs to the agent and cannot be listed by others. Its files are those of `agent.jobs.files`;
+`home/` and `tmp/` in it belong to the user as which the program runs.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from agent import statefile, wire
+from agent.host import processes
+from agent.host.processes import Process
+from agent.jobs import files, removal
+
+# The directory that holds the package `agent`.
+CODE = Path(__file__).resolve().parents[2]
+LOG, KEEPER_LOG_BYTES = "keeper.log", 1000
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The order to a keeper."""
+
+    command: list[str]
+    seconds: int
+    output_bytes: int
+    # None: the keeper's own.
+    uid: int | None
+    home: str
+    # The most processes and threads of its user, and open files of each process.
+    processes: int
+    files: int
+    # Between SIGTERM and SIGKILL, and for what the program has left behind.
+    stop_seconds: float
+    linger_seconds: float
+    # The machine's present start.
+    boot: str
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The program may execute."""
+
+    environment: dict[str, str]
+    at: float
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The end of the run."""
+
+    exit_code: int | None
+    reason: str | None
+    started_at: float | None
+    ended_at: float
+    dropped: int = 0
+
+
+class RunDirectory:
+    """The directory of one run. All methods may raise OSError, and statefile.Damaged where they read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home, self.temporary, self.output = root / "home", root / "tmp", root / files.OUTPUT
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """True if the run has begun; half of a directory is none."""
+        return (self.root / files.ORDER).exists()
+
+    def begin(self, order: Order) -> None:
+        """Write the order to disk, and start the keeper."""
+        self.remove()
+        self.root.mkdir(mode=0o700)
+        for directory in (self.home, self.temporary):
+            directory.mkdir(mode=0o700)
+            if order.uid is not None:
+                os.chown(directory, order.uid, order.uid)
+        # Others may pass through, and not list it.
+        self.root.chmod(0o711)
+        statefile.write(self.root / files.ORDER, order, durable=True)
+        self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        with (self.root / LOG).open("wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-S", "-P", "-m", "agent.jobs.keeper", str(self.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={"PYTHONPATH": str(CODE), "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+            )
+
+    def is_kept(self) -> bool:
+        """Return whether a keeper lives."""
+        if self._keeper is not None:
+            # One that has just been started may not have the lock yet.
+            return self._keeper.poll() is None
+        try:
+            lock = os.open(self.root / files.LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def program(self) -> Process | None:
+        """Return the program's first process; None before it was forked."""
+        return statefile.read(self.root / files.PROGRAM, Process)
+
+    def order(self) -> Order | None:
+        """Return the order; None if there is none."""
+        return statefile.read(self.root / files.ORDER, Order)
+
+    def admit(self, environment: dict[str, str]) -> None:
+        """Let the program execute, with this environment."""
+        admitted = Admitted(environment=environment, at=time.time())
+        statefile.write(self.root / files.ADMITTED, admitted, durable=True)
+
+    def admitted_at(self) -> float | None:
+        """Return when the program was let execute; None if it was not."""
+        found = statefile.read(self.root / files.ADMITTED, Admitted)
+        return found.at if found is not None else None
+
+    def stop(self) -> None:
+        """Have the keeper end the program."""
+        (self.root / files.STOP).touch()
+
+    def result(self) -> Result | None:
+        """Return how it ended; None if it has not."""
+        return statefile.read(self.root / files.RESULT, Result)
+
+    def give_up(self, reason: str) -> Result:
+        """Record the end of a run whose keeper is gone, and end what is left of its program."""
+        with contextlib.suppress(statefile.Damaged):
+            if (program := self.program()) is not None:
+                processes.send(program, signal.SIGKILL)
+        result = Result(None, reason, self.admitted_at(), time.time(), self.dropped_bytes())
+        statefile.write(self.root / files.RESULT, result, durable=True)
+        return result
+
+    def output_bytes(self) -> int:
+        """Return the length of the kept output so far."""
+        try:
+            return self.output.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def dropped_bytes(self) -> int:
+        """Return how much output was not kept so far."""
+        return statefile.read(self.root / files.DROPPED, int) or 0
+
+    def keeper_words(self) -> str:
+        """Return the last words of a keeper that failed."""
+        try:
+            return (self.root / LOG).read_bytes()[-KEEPER_LOG_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def read_output(self, offset: int) -> bytes:
+        """Return the next piece of the kept output."""
+        try:
+            descriptor = os.open(self.output, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        try:
+            return os.pread(descriptor, wire.MAX_CHUNK_BYTES, offset)
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove it with everything in it."""
+        removal.remove_tree(self.root)
+        self._keeper = None

@@ -1,0 +1,264 @@
+"""The runs of this node: begun once, admitted under their claims, watched, stopped, removed.
+
+Level-triggered, like the node: each step compares the runs that the server wants with those on disk and does what is
+next for each. A run begins by its order on disk, so that an agent that is killed at any moment finds it; whether its
+program may have executed is said by the file that lets it (`RunDirectory.admit`). Before the first desired state,
+nothing is begun and nothing removed.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from msgspec import structs
+
+from agent import statefile, wire
+from agent.host import processes
+from agent.host.sampling import pause
+from agent.jobs.run_directory import Order, Result, RunDirectory
+from agent.jobs.sender import OutputSender
+from agent.launch import authorization, execution
+from agent.local_wire import Environment, Refusal
+from agent.logs import log
+from agent.node import UID_CHARACTERS, Node
+from agent.server.outbox import Outbox
+from agent.settings import Settings
+
+BUSY_SECONDS, WATCH_SECONDS, IDLE_SECONDS = 0.05, 0.2, 5.0
+# After the program's end, for what it has left behind.
+LINGER_SECONDS = 5.0
+# A keeper that ends before its program has executed is started again so often.
+MAX_STARTS = 3
+# What one user may have at a time, and each of its processes.
+PROCESSES, OPEN_FILES = 1024, 4096
+PATH = "/usr/local/bin:/usr/bin:/bin"
+LOST_RECORD = "lost: this node has no record of the run, though it was started here"
+OFF = "This node starts no programs of jobs: an operator sets GPUCLOUD_JOBS for its agent."
+
+
+class Runs:
+    """The runs of one node. The event loop's."""
+
+    def __init__(self, node: Node, settings: Settings, outbox: Callable[[], Outbox]) -> None:
+        self._node, self._settings, self._outbox = node, settings, outbox
+        self._directories: dict[str, RunDirectory] = {}
+        self._starts: dict[str, int] = {}
+        self._states: dict[str, wire.JobState] = {}
+        # The exit of runs is read once.
+        self._results: dict[str, Result] = {}
+        self.sender = OutputSender()
+        self.check_now = asyncio.Event()
+        self._boot = processes.boot_id()
+        # The stored desired state may be older than a start of which this node has lost the record.
+        self._may_begin = False
+
+    def take_order(self) -> None:
+        """Follow a desired state that has just come from the server: only these begin runs."""
+        self._may_begin = True
+        self.check_now.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except OSError as error:
+                log.warning("runs-not-checked", reason=str(error))
+            if self.sender.has_piece():
+                self._outbox().offer_output()
+            await pause(self.check_now, self._pause_seconds())
+
+    def add_to(self, observed: wire.Observed) -> wire.Observed:
+        """Return the report with the states of the runs."""
+        return structs.replace(observed, jobs=list(self._states.values())) if self._states else observed
+
+    async def step(self) -> None:
+        """Do what is next for each run."""
+        desired = self._node.desired
+        if desired is None:
+            return
+        runs = desired.jobs if isinstance(desired.jobs, list) else []
+        wanted = {run.uid: run for run in runs}
+        # 1. Find the runs on disk, end and remove those that nobody wants.
+        for uid in self._find_on_disk() - wanted.keys():
+            await self._discard(uid)
+        # 2. Do what is next for each of the others.
+        states = {uid: self._advance_safely(run) for uid, run in wanted.items()}
+        # 3. Report what has changed; the length of the output is no news.
+        news = {uid: _news_of(state) for uid, state in states.items()}
+        is_news = news != {uid: _news_of(state) for uid, state in self._states.items()}
+        self._states = states
+        self.sender.know_runs({uid: (run, self._directory(uid)) for uid, run in wanted.items()})
+        if is_news:
+            self._outbox().mark_observed()
+
+    def _find_on_disk(self) -> set[str]:
+        root = self._settings.jobs_dir
+        found = os.listdir(root) if root.is_dir() else []  # noqa: PTH208 - five times a second
+        return {name for name in found if len(name) == 36 and UID_CHARACTERS.issuperset(name)}
+
+    def _directory(self, uid: str) -> RunDirectory:
+        return self._directories.setdefault(uid, RunDirectory(self._settings.jobs_dir / uid))
+
+    async def _discard(self, uid: str) -> None:
+        """End a run that is not wanted any more, and remove it when it has ended."""
+        directory = self._directory(uid)
+        if directory.is_kept():
+            directory.stop()
+            return
+        try:
+            await asyncio.to_thread(directory.remove)
+        except OSError as error:
+            log.warning("run-not-removed", run=uid, reason=str(error))
+            return
+        log.info("run-removed", run=uid)
+        for known in (self._directories, self._starts, self._results):
+            known.pop(uid, None)
+
+    def _advance_safely(self, run: wire.JobRun) -> wire.JobState:
+        try:
+            return self._advance(run)
+        except (OSError, statefile.Damaged) as error:
+            before = self._states.get(run.uid)
+            if before is not None and before.state in ("running", "ended"):
+                return before
+            return wire.JobState(uid=run.uid, state="waiting", reason=f"This node cannot start it: {error}")
+
+    def _advance(self, run: wire.JobRun) -> wire.JobState:
+        """Do what is next for a wanted run; return its state."""
+        directory = self._directory(run.uid)
+        if not directory.exists:
+            return self._begin(run, directory)
+        result = self._results.get(run.uid) or directory.result()
+        admitted_at = directory.admitted_at()
+        if result is None and not directory.is_kept():
+            # The keeper may have written it in the last moment.
+            result = directory.result()
+            if result is None and admitted_at is None and not run.started:
+                return self._begin(run, directory)
+            result = result or self._lose(directory)
+        if result is not None:
+            return self._end(run.uid, directory, result)
+        if run.stop:
+            directory.stop()
+        if admitted_at is None:
+            return self._admit(run, directory)
+        return self._running(run.uid, directory, admitted_at)
+
+    def _running(self, uid: str, directory: RunDirectory, started_at: float) -> wire.JobState:
+        return wire.JobState(
+            uid=uid,
+            state="running",
+            started_at=started_at,
+            output_bytes=directory.output_bytes(),
+            dropped_bytes=directory.dropped_bytes(),
+        )
+
+    def _end(self, uid: str, directory: RunDirectory, result: Result) -> wire.JobState:
+        if uid not in self._results:
+            self._results[uid] = result
+            log.info("run-ended", run=uid, exit_code=result.exit_code, reason=result.reason)
+        return wire.JobState(
+            uid=uid,
+            state="ended",
+            exit_code=result.exit_code,
+            reason=result.reason,
+            started_at=result.started_at,
+            ended_at=result.ended_at,
+            output_bytes=directory.output_bytes(),
+            dropped_bytes=result.dropped,
+        )
+
+    def _lose(self, directory: RunDirectory) -> Result:
+        order = directory.order()
+        if order is not None and order.boot != self._boot:
+            return directory.give_up("lost: the machine was started again")
+        return directory.give_up("lost: the process that kept it was killed")
+
+    def _begin(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
+        """Begin the run if it can; return its state."""
+        if run.started:
+            return wire.JobState(uid=run.uid, state="ended", reason=LOST_RECORD)
+        if run.stop:
+            return wire.JobState(uid=run.uid, state="ended", reason="stopped")
+        if self._settings.jobs is None:
+            return wire.JobState(uid=run.uid, state="refused", reason=OFF)
+        try:
+            uid = self._settings.jobs.find(run.owner)
+        except LookupError as error:
+            words = f"This node has no user for the job's tenant: {error}; an operator makes the range larger."
+            return wire.JobState(uid=run.uid, state="refused", reason=words)
+        if self._starts.get(run.uid, 0) >= MAX_STARTS:
+            words = f"The process that keeps it could not be started: {directory.keeper_words()}"
+            return wire.JobState(uid=run.uid, state="refused", reason=words)
+        if not self._may_begin:
+            return wire.JobState(uid=run.uid, state="waiting", reason="This node waits for its server's word.")
+        refusal = authorization.find_job_obstacle(self._node, self._settings.library, run.claim_uid, uid)
+        if refusal is not None:
+            return wire.JobState(uid=run.uid, state="waiting", reason=refusal.detail)
+        self._prepare()
+        directory.begin(self._order(run, uid, directory))
+        self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
+        log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
+        return wire.JobState(uid=run.uid, state="waiting")
+
+    def _prepare(self) -> None:
+        """Make the directory of all runs: others may pass through it to their own, and not list it."""
+        root = self._settings.jobs_dir
+        root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if root.stat().st_mode & 0o777 != 0o711:
+            root.chmod(0o711)
+
+    def _order(self, run: wire.JobRun, uid: int | None, directory: RunDirectory) -> Order:
+        return Order(
+            command=run.command,
+            seconds=run.seconds,
+            output_bytes=run.output_bytes,
+            uid=uid,
+            home=str(directory.home),
+            processes=PROCESSES,
+            files=OPEN_FILES,
+            stop_seconds=self._settings.grace_seconds,
+            linger_seconds=min(LINGER_SECONDS, self._settings.grace_seconds),
+            boot=self._boot,
+        )
+
+    def _admit(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
+        """Put a program that waits under its claim, and let it execute."""
+        waiting, order = wire.JobState(uid=run.uid, state="waiting"), directory.order()
+        process = directory.program()
+        if process is None or order is None or run.stop or not processes.alive(process):
+            return waiting
+        answer = authorization.admit_job(
+            self._node, self._settings.library, claim_uid=run.claim_uid, process=process, uid=order.uid
+        )
+        if isinstance(answer, Refusal):
+            return structs.replace(waiting, reason=answer.detail)
+        directory.admit(environment_of(run, directory, answer))
+        log.info("run-admitted", run=run.uid, claim=run.claim_uid, pid=process.pid)
+        return self._running(run.uid, directory, directory.admitted_at() or time.time())
+
+    def _pause_seconds(self) -> float:
+        states = {state.state for state in self._states.values() if state.reason is None or state.state == "running"}
+        if "waiting" in states:
+            return BUSY_SECONDS
+        return WATCH_SECONDS if self._states or self._find_on_disk() else IDLE_SECONDS
+
+
+def environment_of(run: wire.JobRun, directory: RunDirectory, answer: Environment) -> dict[str, str]:
+    """Return the environment of the run's program: the job's own, what the agent adds, what the claim needs."""
+    environment = {"PATH": PATH, "LANG": "C.UTF-8"}
+    environment |= {name: value for name, value in run.environment.items() if name not in execution.SECRETS}
+    environment |= {
+        "HOME": str(directory.home),
+        "TMPDIR": str(directory.temporary),
+        "GPUCLOUD_CLAIM": run.claim_uid,
+        "GPUCLOUD_RUN": run.uid,
+    }
+    execution.apply(answer, environment)
+    return environment
+
+
+def _news_of(state: wire.JobState) -> tuple[str, int | None, str | None]:
+    return state.state, state.exit_code, state.reason
