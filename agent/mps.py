@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from agent import wire
-from agent.claims.claim import ClaimRuntime, gpu_key
+from agent.claims.claim import ClaimRuntime
 from agent.claims.failures import describe_processes
 from agent.host import processes
 from agent.host.health import Verdict
@@ -96,13 +96,14 @@ class MpsServers:
     def obstacle(self, claim_uid: str) -> Refusal | None:
         """Return why the claim's programs would find no MPS server at this moment; None if they would, or need none."""
         for one in self._wanted_of(claim_uid):
-            kept = self._kept.get(TrustGroup(one.gpu_uuid, one.tenant))
+            group = TrustGroup.of(one)
+            kept = self._kept.get(group)
             if kept is not None and kept.daemon.is_ready:
                 continue
             if self._program is None:
                 return Refusal(code="failed", detail=f"{self._lack()} Claim {claim_uid} needs it.")
             problem = kept.daemon.problem if kept is not None else "it is starting"
-            words = f"The MPS control daemon of tenant {one.tenant} on {one.gpu_uuid} is not ready: {problem}."
+            words = f"The MPS control daemon of {group.owner} on {one.gpu_uuid} is not ready: {problem}."
             # `not-in-force` passes: who asks waits for it.
             return Refusal(code="not-in-force", detail=words)
         return None
@@ -112,7 +113,7 @@ class MpsServers:
         for one in self._wanted_of(runtime.claim_uid):
             if one.uid not in runtime.slots:
                 continue
-            group = TrustGroup(one.gpu_uuid, one.tenant)
+            group = TrustGroup.of(one)
             place = places(self._directory, group)
             if group in self._kept and runtime.owner_uid not in self._users.get(group, ()):
                 # Now: a user's program may connect before the next look, and would run without MPS if it could not.
@@ -138,7 +139,7 @@ class MpsServers:
         if not down:
             return [Verdict(kind, at_once=True)]
         first = down[0]
-        words = f"The MPS control daemon of tenant {first.group.tenant} on {first.group.gpu_uuid}: {first.problem}."
+        words = f"The MPS control daemon of {first.group.owner} on {first.group.gpu_uuid}: {first.problem}."
         lasts = any(one.failures >= MOST_FAILURES for one in down)
         return [Verdict(kind, "MpsDaemonDown", words, unschedulable=lasts, at_once=not lasts)]
 
@@ -166,7 +167,7 @@ class MpsServers:
         found: dict[TrustGroup, set[str]] = {}
         for one in self._node.desired.assignments if self._node.desired is not None else ():
             if one.backend == "mps" and (one.present or one.claim_uid in self._node.runtimes):
-                found.setdefault(TrustGroup(one.gpu_uuid, one.tenant), set()).add(one.claim_uid)
+                found.setdefault(TrustGroup.of(one), set()).add(one.claim_uid)
         return found
 
     async def _match(self) -> None:
@@ -219,9 +220,7 @@ class MpsServers:
             daemon.places.admit(users)
             self._users[group] = users
         except OSError as error:
-            words = (
-                f"The users {sorted(users)} of tenant {group.tenant} cannot be let into {daemon.places.root}: {error}."
-            )
+            words = f"The users {sorted(users)} of {group.owner} cannot be let into {daemon.places.root}: {error}."
             self._report("mps-users-not-admitted", words)
             self._users[group] = users
 
@@ -240,17 +239,14 @@ class MpsServers:
             else " No program used it."
         )
         self._users.pop(fall.group, None)
-        self._report("mps-daemon-ended" if fall.is_daemon else "mps-server-ended", f"{fall.words}.{then}")
+        code = "mps-daemon-ended" if fall.is_daemon else "mps-client-fault" if fall.is_fault else "mps-server-ended"
+        self._report(code, f"{fall.words}.{then}")
 
     def _clients(self, group: TrustGroup) -> Clients:
-        """Return the programs of the group's claims that have used the GPU, by claim."""
-        gpu, found = gpu_key(group.gpu_uuid), dict[str, set[Process]]()
-        for uid in self._wanted().get(group, ()):
-            runtime = self._node.runtimes.get(uid)
-            on_it = {one for one, of in runtime.accounted if of == gpu} if runtime is not None else set()
-            if on_it:
-                found[uid] = on_it
-        return found
+        """Return the programs of the group's claims that use their GPUs, or have just ended, by claim."""
+        runtimes = {uid: self._node.runtimes.get(uid) for uid in self._wanted().get(group, ())}
+        found = {uid: runtime.find_attached() for uid, runtime in runtimes.items() if runtime is not None}
+        return {uid: programs for uid, programs in found.items() if programs}
 
     @staticmethod
     def _processes(daemon: MpsDaemon) -> set[Process]:

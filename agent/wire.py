@@ -56,6 +56,7 @@ from agent.wire_pods import LabelName as LabelName  # noqa: PLC0414 - likewise
 from agent.wire_pods import ObjectName as ObjectName  # noqa: PLC0414 - likewise
 from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
 from agent.wire_pods import ResourceClaim as ResourceClaim  # noqa: PLC0414 - likewise
+from agent.wire_words import ALL_TENANTS as ALL_TENANTS  # noqa: PLC0414 - likewise
 from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
 from agent.wire_words import AuditPolicy as AuditPolicy  # noqa: PLC0414 - likewise
 from agent.wire_words import BackEnd as BackEnd  # noqa: PLC0414 - likewise
@@ -311,6 +312,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     # None: `Sharing()`.
     sharing: Sharing | None = None
     backend: BackEnd = "turns"  # the same for all assignments of a GPU
+    trust_group: Word = ""  # with `backend` mps: the claims that share a server; empty: those of its tenant
     claim_name: Word = ""  # that its owner gave it
     # None: no cluster's container. Sent to agents that are a kubelet's device plugin; an older one could not read it.
     pod: Pod | None = None

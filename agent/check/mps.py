@@ -35,4 +35,4 @@ def _is_running(place: Places) -> bool:
 
 
 def _names(group: TrustGroup) -> str:
-    return f"the MPS control daemon of tenant {group.tenant} on {group.gpu_uuid}"
+    return f"the MPS control daemon of {group.owner} on {group.gpu_uuid}"

@@ -217,6 +217,14 @@ class ClaimRuntime:
         }
         self._most = {uid: slot.memory_bytes for uid, slot in self.slots.items()}
 
+    def find_attached(self) -> set[Process]:
+        """Return the processes that stand in the usage page now; those that have just ended are still there."""
+        if not self._usage.read():
+            return self.members.attached()
+        # The next refresh has the dead cleared.
+        dead = self.members.refresh(self._usage.processes())
+        return self.members.attached() | {Process(row.pid, row.start_ticks) for row in dead}
+
     def indices(self) -> dict[str, int]:
         """Return the place of each assignment's GPU in the limits and usage pages."""
         found = {uid: self._limits.index(slot.gpu) for uid, slot in self.slots.items()}

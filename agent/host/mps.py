@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from agent.backoff import Backoff
 from agent.host import processes
+from agent.host.mps_logs import ServerLogs
 from agent.host.mps_places import Places, TrustGroup, has_socket
 from agent.host.processes import Process
 from agent.logs import log
@@ -48,6 +49,8 @@ class Fall(NamedTuple):
     words: str
     # True if the daemon itself ended: then nobody can start a program until the next one runs.
     is_daemon: bool
+    # True if a client's kernel ended by a fatal fault: the server lives, its clients have lost the GPU.
+    is_fault: bool = False
 
 
 class MpsDaemon:
@@ -73,6 +76,7 @@ class MpsDaemon:
         }
         self._report = report
         # The pid of a daemon that this agent started; None: an earlier one did.
+        self._logs = ServerLogs(places)
         self._child: int | None = None
         self._status: int | None = None
         self.process: Process | None = None
@@ -189,16 +193,20 @@ class MpsDaemon:
 
     async def _watch(self) -> None:
         """Watch the daemon and its servers until the daemon has ended."""
+        self._logs.skip()
         while not await self._has_ended(0.0):
             assert self.process is not None
+            if line := self._logs.find_fault():
+                words = f"A program of {self.group.owner} on {self.group.gpu_uuid} had a fatal fault ({line})"
+                self._report(Fall(self.group, words, is_daemon=False, is_fault=True))
             now = find_servers(self.process)
             for server in self.servers - now:
-                words = f"The MPS server (process {server.pid}) of tenant {self.group.tenant} on {self.group.gpu_uuid}"
+                words = f"The MPS server (process {server.pid}) of {self.group.owner} on {self.group.gpu_uuid}"
                 self._report(Fall(self.group, f"{words} has ended", is_daemon=False))
             self.servers = now
             self._cut_output()
             await asyncio.sleep(LOOK_SECONDS)
-        words = f"The MPS control daemon of tenant {self.group.tenant} on {self.group.gpu_uuid}"
+        words = f"The MPS control daemon of {self.group.owner} on {self.group.gpu_uuid}"
         self.problem = self._how_it_ended()
         self._forget()
         # They would serve old clients, unknown to the next daemon: who shares a server would no longer be the rule.

@@ -18,6 +18,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.wire import ALL_TENANTS, Assignment
+
 ACL = "system.posix_acl_access"
 # linux/posix_acl_xattr.h: the version, then tag, permissions and id of each entry.
 _VERSION, _ENTRY = struct.pack("<I", 2), struct.Struct("<HHI")
@@ -27,10 +29,23 @@ _SEARCH = 1
 
 
 class TrustGroup(NamedTuple):
-    """The claims of one tenant on one GPU, which share an MPS server: a fatal fault of one takes all of them down."""
+    """The claims on one GPU that share an MPS server: a fatal fault of one takes all of them down.
+
+    Those of one tenant; or of all, where `tenant` is `ALL_TENANTS`.
+    """
 
     gpu_uuid: str
     tenant: str
+
+    @classmethod
+    def of(cls, one: Assignment) -> "TrustGroup":
+        """Return the group of the assignment."""
+        return cls(one.gpu_uuid, one.trust_group or one.tenant)
+
+    @property
+    def owner(self) -> str:
+        """The tenants in words."""
+        return "all tenants" if self.tenant == ALL_TENANTS else f"tenant {self.tenant}"
 
 
 class Places(NamedTuple):

@@ -112,6 +112,7 @@ TABLE = (
         wide=(
             "backend",
             "mig",
+            "mps_group",
             "patience_seconds",
             "idle_rule",
             "idle_seconds",

@@ -285,6 +285,7 @@ HELP = {
     "pool.sharing_policy": "how claims share a GPU under contention",
     "pool.mig": "who makes MIG instances: the agent for each claim, or an operator",
     "pool.backend": "how claims use one GPU; a GPU with claims follows a change when the last of them has left",
+    "pool.mps_group": "which claims on a GPU share an MPS server: those of a tenant, or all; they fall together",
     "pool.core_ceiling": "the most of each GPU, in percent, that its claims may use together",
     "pool.parts": "parts of each GPU, for the policy average",
     "pool.placement_policy": "how to choose among GPUs that fit a claim",

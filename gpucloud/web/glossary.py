@@ -193,4 +193,5 @@ FIELDS: Final = {
     "lending_limit": "lent",
     "sharing_policy": "sharing-policy",
     "backend": "back-end",
+    "mps_group": "back-end",
 }

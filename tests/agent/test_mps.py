@@ -144,12 +144,40 @@ async def test_tenants_of_one_gpu_have_servers_of_their_own(stage: Stage, contro
     await load(stage, mine)
 
 
+async def test_all_tenants_of_a_gpu_share_a_server_where_their_pool_says_so(stage: Stage, control: Control) -> None:
+    link, _ = await begin(stage)
+    mine = stage.assignment(core_request=30, core_limit=30, backend="mps", trust_group=wire.ALL_TENANTS)
+    other = stage.assignment(
+        core_request=30, core_limit=30, backend="mps", trust_group=wire.ALL_TENANTS, tenant="audio"
+    )
+    await put(link, 1, mine, other)
+    programs = [await load(stage, one) for one in (mine, other)]
+    (group,) = find_groups(stage.run_dir / "mps")
+    assert group == TrustGroup(mine.gpu_uuid, wire.ALL_TENANTS)
+    daemon: Any = processes.find(json.loads(places(stage.run_dir / "mps", group).record.read_text())["pid"])
+    (server,) = find_servers(daemon)
+    # The agent looks at servers and their clients twice a second.
+    await asyncio.sleep(0.7)
+    processes.send(server, signal.SIGKILL)
+    event = await link.expect(wire.Event, lambda frame: frame.code == "mps-server-ended")
+    assert "of all tenants on GPU-" in event.detail
+    assert mine.claim_uid in event.detail
+    assert other.claim_uid in event.detail
+    for program in programs:
+        assert await asyncio.to_thread(program.wait, 20) != 0
+
+
 async def test_a_fatal_fault_takes_the_groups_other_programs_down(stage: Stage, control: Control) -> None:
     link, _ = await begin(stage)
     mine, other = stage.assignment(backend="mps"), stage.assignment(backend="mps", tenant="audio")
     await put(link, 1, mine, other)
     beside, elsewhere = await load(stage, mine), await load(stage, other)
     trapped = stage.exec(mine.claim_uid, *LOAD, GPUCLOUD_SIM_FAULTS="cuLaunchKernel:20=!719")
+    event = await link.expect(wire.Event, lambda frame: frame.code == "mps-client-fault")
+    assert "of tenant vision on GPU-" in event.detail
+    assert mine.claim_uid in event.detail
+    assert str(beside.pid) in event.detail
+    assert other.claim_uid not in event.detail
     assert await asyncio.to_thread(trapped.wait, 20) != 0
     assert await asyncio.to_thread(beside.wait, 20) != 0
     assert elsewhere.poll() is None

@@ -95,6 +95,11 @@ def test_a_change_of_the_back_end_says_which_gpus_keep_theirs_and_which_nodes_ca
     page = text(browser("olga").post("/pools/default/", form_data(cast.pool, backend="mps", act="preview")))
     assert "1 GPU keeps its back end until its last claim has left" in page
     assert f"Node {machine.name} cannot serve back end mps and would take no new claims" in page
+    assert "a fatal fault of one program ends all of them there" not in page
+    shared = form_data(cast.pool, backend="mps", mps_group="pool", act="preview")
+    assert "a fatal fault of one program ends all of them there" in text(
+        browser("olga").post("/pools/default/", shared)
+    )
     cast.pool.refresh_from_db()
     assert cast.pool.backend == "turns"
     assert browser("olga").post("/pools/default/", form_data(cast.pool, backend="mps")).status_code == 302

@@ -69,6 +69,7 @@ class Walk:
             cpu_milli=draw.choice((0, 0, 1000, 3000)),
             ram_mib=draw.choice((0, 0, 8)),
             key=str(draw.randint(0, 99)),
+            sharing_group=draw.choice("pqr") if draw.random() < 0.3 else None,
         )
 
     def step(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.placement import native
-from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
+from apps.scheduling.core.values import SHARING_GROUP, GpuState, Label, NodeState, Placed, Refused, Request
 
 HALF = Request(1, 50, 8, tenant="acme")
 
@@ -156,6 +156,25 @@ def test_gpus_and_nodes_come_change_and_go() -> None:
     assert [state.uuid for state in pool.gpus()] == ["a0"]
     pool.set_node(NodeState("a", cpu_milli_free=0))
     assert codes(pool.place(replace(HALF, cpu_milli=1))) == [("node-cpu", 1)]
+
+
+@pytest.mark.parametrize("backend", ["python", *(["c"] if native.LIBRARY else [])])
+def test_gpus_without_claims_of_other_sharing_groups_are_preferred_and_never_required(backend: str) -> None:
+    pool = Fleet([gpu(), gpu("b")], policy="binpack", backend=backend)
+    quarter = replace(HALF, core_request=25, memory_mib=1)
+    mine, other = (replace(quarter, sharing_group=name) for name in ("mine", "other"))
+    assert pool.place_many([mine, other, mine, other]) == [Placed((name,)) for name in ("a0", "b0", "a0", "b0")]
+    assert pool.place(quarter) == Placed(("a0",)), "who has no group goes to the fullest"
+    third = replace(quarter, sharing_group="third")
+    assert pool.place(third) == Placed(("a0",)), "there is no other place"
+    assert pool.place(mine, held={"a0": (50, 0)}) == Placed(("b0",)), "reserved room stays reserved"
+    pool.give_back_many([(("b0",), other), (("b0",), other)])
+    assert pool.place(third) == Placed(("b0",))
+    # Read again, a GPU may have another group than its claims were placed with.
+    pool.set_gpu(replace(gpu(core=50), labels=(Label(SHARING_GROUP, "", "other"),)))
+    pool.give_back(("a0",), mine)
+    assert pool.place(other) == Placed(("a0",))
+    assert not GpuState("c0", "c", 0, "A10", 8, 0, 8).could_help(third), "a preference never lets a claim in"
 
 
 @pytest.mark.parametrize("backend", ["python", *(["c"] if native.LIBRARY else [])])

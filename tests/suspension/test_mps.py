@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from apps.console.claims.suspension_facts import find_suspension_facts
+from apps.console.pools.back_ends import differing
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
@@ -90,6 +91,48 @@ def test_a_node_that_cannot_serve_the_back_end_takes_no_claims_and_the_queue_say
     Node.objects.update(backends=["mps", "native"])
     run_round(cast.pool)
     assert fresh(claim).state == "assigned"
+
+
+def test_tenants_have_gpus_of_their_own_as_long_as_there_is_room(cast: Cast, machine: Machine) -> None:
+    use(cast, "mps")
+    tenants = (cast.acme, cast.globex, cast.acme, cast.globex)
+    rows = [placed(cast, machine, name=f"claim-{at}", tenant=tenant)[1] for at, tenant in enumerate(tenants)]
+    mine, other = ({row.gpu_id for row in rows if row.claim.tenant == tenant} for tenant in (cast.acme, cast.globex))
+    assert len(mine) == len(other) == 1
+    assert mine != other
+    for number in range(2):
+        placed(cast, machine, name=f"whole-{number}", core_request=100)
+    _, third = placed(cast, machine, name="squeezed", tenant=cast.globex, core_request=35)
+    assert third.gpu_id in mine | other
+    _, fourth = placed(cast, machine, name="mixed", tenant=cast.globex, core_request=40)
+    assert fourth.gpu_id in mine, "a preference, and no more"
+    assert_books_agree()
+
+
+def test_one_server_for_all_tenants_is_a_pools_choice_which_gpus_with_claims_do_not_follow(
+    cast: Cast, machine: Machine
+) -> None:
+    use(cast, "mps")
+    old, first = placed(cast, machine, name="old")
+    groups = lambda: {one.claim_name: one.trust_group for one in desired_state(machine.node).assignments}  # noqa: E731
+    answer = cast.olga.patch(f"pools/{cast.pool.name}/", {"mps_group": "pool"})
+    assert (answer.status, answer.body["mps_group"]) == (200, "pool")
+    event = AuditEvent.objects.filter(action="pool.change").latest("pk")
+    assert (event.before, event.after) == ({"mps_group": "tenant"}, {"mps_group": "pool"})
+    cast.pool.refresh_from_db()
+    assert differing(cast.pool) == 1
+    _, second = placed(cast, machine, name="second", tenant=cast.globex)
+    _, third = placed(cast, machine, name="third", tenant=cast.acme)
+    assert first.gpu_id != second.gpu_id == third.gpu_id
+    assert groups() == {"old": "", "second": "*", "third": "*"}
+    assert cast.olga.get(f"gpus/{second.gpu.uuid}/").body["mps_group"] == "pool"
+    release_claim(principal=SYSTEM, claim=old)
+    machine.obey()
+    placed(cast, machine, name="whole", core_request=100)
+    placed(cast, machine, name="another", core_request=100)
+    placed(cast, machine, name="last", core_request=100)
+    assert set(groups().values()) == {"*"}
+    assert cast.olga.patch(f"pools/{cast.pool.name}/", {"mps_group": "everybody"}).status == 400
 
 
 def test_suspension_and_moves_are_refused_before_the_agent_is_asked(cast: Cast, machine: Machine) -> None:

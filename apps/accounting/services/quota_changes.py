@@ -14,6 +14,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from apps.accounting.services.sums import Saved as SavedSums
+from apps.accounting.services.sums import Sums
 from apps.quotas.models import Pool, ResourceQuota, Tenant
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.core import gangs
@@ -21,8 +23,6 @@ from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
-from apps.scheduling.services.charging.sums import Saved as SavedSums
-from apps.scheduling.services.charging.sums import Sums
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.queue import queue_entry
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes, with_placement

@@ -13,6 +13,7 @@ from functools import partial
 from django.db import transaction
 from django.db.models import Q
 
+from apps.accounting.services.sums import Sums
 from apps.clusters.formats.asks import Share
 from apps.clusters.importing.containers import ContainerPlan, plan_container
 from apps.clusters.importing.plan import Plan, PodWanted, QuotaWanted, shares_by_container
@@ -23,7 +24,6 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
-from apps.scheduling.services.charging.sums import Sums
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError

@@ -18,6 +18,7 @@ from apps.quotas.models.pool import (
     FailoverPolicy,
     IdleRule,
     MigInstances,
+    MpsGroup,
     PlacementPolicy,
     PreemptBy,
 )
@@ -29,7 +30,7 @@ from apps.scheduling.core.rebalancing.values import Bounds
 DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
-    "description", "sharing_policy", "backend", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
+    "description", "sharing_policy", "backend", "mps_group", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
     "pack_keep_percent", "default_schedule", "jobs", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
@@ -51,6 +52,7 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
     "sharing_policy": SharingPolicy,
     "backend": BackEnd,
     "mig": MigInstances,
+    "mps_group": MpsGroup,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
     "preempt_by": PreemptBy,
@@ -65,6 +67,7 @@ LABELS: Final = {
     "sharing_policy": _("Sharing policy"),
     "backend": _("Back end"),
     "mig": _("MIG instances"),
+    "mps_group": _("MPS group"),
     "core_ceiling": _("Core ceiling"),
     "parts": _("Parts"),
     "oversubscribe": _("Oversubscription"),

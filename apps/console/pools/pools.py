@@ -15,6 +15,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
+from apps.console.pools.back_ends import differing, unable
 from apps.console.pools.pool_forms import NewPoolForm, PoolForm, label_in_sentence
 from apps.console.pools.proposals import with_words
 from apps.console.shell.export import facts_of
@@ -27,12 +28,12 @@ from apps.console.shell.page_access import page
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.quotas.models import AuditEvent, Pool
+from apps.quotas.models.pool import BackEnd, MpsGroup
 from apps.quotas.principals import Principal
 from apps.quotas.services.tenants import create_pool
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
-from apps.scheduling.services.fleet.back_ends import differing, unable
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.errors import GpucloudError
@@ -70,7 +71,7 @@ class PoolList(ListPage):
     ]
     file = ("pools", [
         "pool", "description", "nodes_there", "gpu_count", "core_total", "core_leased", "idle_claims", "open_proposals",
-        "sharing_policy", "backend", "audit_policy", "idle_rule", "rebalance_mode",
+        "sharing_policy", "backend", "mps_group", "audit_policy", "idle_rule", "rebalance_mode",
     ])  # fmt: skip
 
     def with_details(self, rows: Any) -> Any:
@@ -208,8 +209,9 @@ def preview(principal: Principal, pool: Pool, arguments: dict[str, Any], changes
         }
         if SHARING & changes.keys():
             shown["nodes"] = Node.objects.filter(pool=after).count()
-        if "backend" in changes:
+        if {"backend", "mps_group"} & changes.keys():
             shown |= {"backend": after.backend, "keeping": differing(after), "unable": unable(after)}
+            shown["falls_together"] = (after.backend, after.mps_group) == (BackEnd.MPS, MpsGroup.POOL)
         if IDLE & changes.keys():
             shown["idle"] = _idle(after)
         if REBALANCING & changes.keys() and after.rebalance_mode != "off":

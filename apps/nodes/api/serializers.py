@@ -248,6 +248,7 @@ class GpuSerializer(Strict):
     mig = MigSerializer(read_only=True, allow_null=True, help_text="Null: the GPU is not in MIG mode.")
     memory_mib = shown.integer()
     backend = shown.text("How its claims share it: its pool's back end when the first of them was placed.")
+    mps_group = shown.text("Which of its claims share an MPS server, with the back end `mps`: `tenant` or `pool`.")
     memory_used_mib = shown.integer("Allocated to assignments.")
     memory_free_mib = shown.integer()
     core_used = shown.integer("Percent allocated to assignments.")

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.nodes.models.node import Node
-from apps.quotas.models.pool import BackEnd
+from apps.quotas.models.pool import BackEnd, MpsGroup
 from apps.quotas.models.row import Row, checks
 
 WHOLE = 100
@@ -88,6 +88,8 @@ class Gpu(FreeCapacity, Row):
     cleared_through_seconds = models.FloatField(default=0.0, db_default=0.0)
     # How its claims share it: its pool's when the first of those that are on it was placed.
     backend = models.CharField(max_length=10, choices=BackEnd, default=BackEnd.TURNS, db_default=BackEnd.TURNS)
+    # Who shares an MPS server on it: as its pool said then, too.
+    mps_group = models.CharField(max_length=10, choices=MpsGroup, default=MpsGroup.TENANT, db_default=MpsGroup.TENANT)
     core_used = models.PositiveIntegerField(default=0)
     memory_used_mib = models.PositiveBigIntegerField(default=0)
     # In use by pods without a claim, or before they have one.
@@ -103,6 +105,7 @@ class Gpu(FreeCapacity, Row):
         ordering = ["node_id", "index"]
         constraints = checks(
             gpu_backend_known=Q(backend__in=BackEnd.values),
+            gpu_mps_group_known=Q(mps_group__in=MpsGroup.values),
             gpu_core_promised_once=Q(core_used__lte=WHOLE),
             gpu_lends_what_is_promised=Q(core_lent__lte=F("core_used")),
             gpu_memory_promised_once=Q(memory_used_mib__lte=F("memory_mib")) | Q(present=False),

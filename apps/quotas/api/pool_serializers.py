@@ -20,6 +20,7 @@ from apps.quotas.models.pool import (
     FailoverPolicy,
     IdleRule,
     MigInstances,
+    MpsGroup,
     PlacementPolicy,
     Pool,
     PreemptBy,
@@ -126,6 +127,15 @@ class PoolSerializer(Strict):
         help_text=_(
             "Who makes the MIG instances on GPUs in MIG mode: the agent for each claim, or an operator, whose "
             "instances claims then get. Instances in use stay as they are until their claim has left."
+        ),
+    )
+    mps_group = serializers.ChoiceField(
+        choices=MpsGroup.choices,
+        default=MpsGroup.TENANT,
+        help_text=_(
+            "Which claims on a GPU share an MPS server, with the back end `mps`. A fatal fault of one program ends all "
+            "programs of its server: with `pool`, those of other tenants too. A GPU follows a change with its first "
+            "claim after the last one has left."
         ),
     )
     core_ceiling = StrictInteger(

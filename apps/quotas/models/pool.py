@@ -51,6 +51,13 @@ class MigInstances(models.TextChoices):
     STATIC = "static", _("Static: claims get the instances that operators made, and those stay")
 
 
+class MpsGroup(models.TextChoices):
+    """Claims that share an MPS server: a fatal fault of a program takes down all programs of its server."""
+
+    TENANT = "tenant", _("Tenant: one server for each tenant on a GPU; another tenant's faults end nothing")
+    POOL = "pool", _("Pool: one server for all claims on a GPU; a fatal fault ends the programs of all its tenants")
+
+
 # Policies under which the arbiter lends idle compute and still guarantees requests.
 LENDING_POLICIES = frozenset({SharingPolicy.BURST, SharingPolicy.PREEMPT})
 
@@ -137,6 +144,14 @@ class Pool(Row):
         db_default=MigInstances.ON_DEMAND,
         verbose_name=_("MIG instances"),
     )
+    # Of its GPUs with the back end mps; a GPU follows a change as it follows `backend`.
+    mps_group = models.CharField(
+        max_length=10,
+        choices=MpsGroup,
+        default=MpsGroup.TENANT,
+        db_default=MpsGroup.TENANT,
+        verbose_name=_("MPS group"),
+    )
     core_ceiling = models.PositiveSmallIntegerField(default=100, db_default=100)
     parts = models.PositiveSmallIntegerField(default=1, db_default=1)
     placement_policy = models.CharField(
@@ -204,6 +219,7 @@ class Pool(Row):
             pool_policy_known=Q(sharing_policy__in=SharingPolicy.values),
             pool_backend_known=Q(backend__in=BackEnd.values),
             pool_mig_known=Q(mig__in=MigInstances.values),
+            pool_mps_group_known=Q(mps_group__in=MpsGroup.values),
             pool_placement_policy_known=Q(placement_policy__in=PlacementPolicy.values),
             pool_ceiling_in_range=Q(core_ceiling__gte=1, core_ceiling__lte=100),
             pool_failover_policy_known=Q(failover_policy__in=FailoverPolicy.values),

@@ -8,6 +8,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from apps.scheduling.core.placement.mix import Mix, Weights, most_popular
 from apps.scheduling.core.placement.plain import decide
 from apps.scheduling.core.placement.policies import POLICIES, Node
 from apps.scheduling.core.placement.prices import Machine, model_prices
-from apps.scheduling.core.values import GpuState, Label, NodeState, Placed, Refused, Request
+from apps.scheduling.core.values import SHARING_GROUP, GpuState, Held, Label, NodeState, Placed, Refused, Request
 
 if TYPE_CHECKING:
     from apps.scheduling.core.placement.rows import Rows
@@ -29,9 +30,12 @@ LEARNING = ("gpucloud", "fgd")
 # Prices are renewed when a twentieth of all core was taken or given back since.
 RENEWED = 20
 # For most requests only core and memory matter.
-_labels, UNLABELLED = attrgetter("affinity", "anti_affinity", "exclusion", "profile"), (None, None, None, None)
-_special = attrgetter("affinity", "anti_affinity", "exclusion", "cpu_milli", "ram_mib")
-ORDINARY = (None, None, None, 0, 0)
+_labels = attrgetter("affinity", "anti_affinity", "exclusion", "sharing_group", "profile")
+UNLABELLED = (None, None, None, None, None)
+_special = attrgetter("affinity", "anti_affinity", "exclusion", "sharing_group", "cpu_milli", "ram_mib")
+ORDINARY = (None, None, None, None, 0, 0)
+# More than any GPU has.
+ALL_OF_IT = (1 << 30, 1 << 40)
 
 
 class Fleet:
@@ -82,12 +86,24 @@ class Fleet:
         if request.profile is not None:
             divided = [self._now(uuid) for uuid in self._divided]
             divided.sort(key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
-            others = len(self._gpus) - len(divided)
-            return instances.decide(divided, request, nodes=self._nodes, others=others, held=held or {})
+            count = len(self._gpus) - len(divided)
+            return instances.decide(divided, request, nodes=self._nodes, others=count, held=held or {})
+        if request.sharing_group is not None and (others := self._of_other_groups(request.labels[-1])):
+            answer = self._decide(request, {**(held or {}), **others})
+            if isinstance(answer, Placed):
+                return answer
+        return self._decide(request, held)
+
+    def _decide(self, request: Request, held: Held | None) -> Placed | Refused:
         rows = self._rows if self._prices is not None and self._rows is not None else self._prepare_rows()
         if rows is None:
             return decide(self._as_nodes(), request, self._policy, self._get_prices(), held or {})
         return rows.decide(request, held or {}, self._where)
+
+    def _of_other_groups(self, own: Label) -> Held:
+        """Return the GPUs that carry claims of other sharing groups than this, all of each withheld."""
+        foreign = (on for label, on in self._where.items() if label.kind == own.kind and label != own)
+        return dict.fromkeys(chain.from_iterable(foreign), ALL_OF_IT)
 
     def place_many(self, requests: Sequence[Request]) -> list[Placed | Refused]:
         """Place the requests one after the other, each as if those before it had been taken, and take them."""
@@ -352,5 +368,7 @@ def _charge_node(node: NodeState, request: Request, sign: int) -> NodeState:
 def _without(labels: tuple[Label, ...], gone: Iterable[Label]) -> tuple[Label, ...]:
     left = list(labels)
     for label in gone:
-        left.remove(label)
+        # A GPU may have been read again since, with the group that its claims really have.
+        if label in left or label.kind != SHARING_GROUP:
+            left.remove(label)
     return tuple(left)

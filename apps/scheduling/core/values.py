@@ -11,6 +11,9 @@ CORDONED: Final = "cordoned"
 # The problem of a GPU in MIG mode for all requests that name no profile.
 MIG_MODE: Final = "in MIG mode"
 
+# The kind of the label of a sharing group.
+SHARING_GROUP: Final = "sharing-group"
+
 # Amounts withheld from a request, by GPU: (core, MiB).
 Held = Mapping[str, tuple[int, int]]
 NOTHING: Held = {}
@@ -19,7 +22,8 @@ NOTHING: Held = {}
 class Label(NamedTuple):
     """A label of a claim, on a GPU that carries the claim: once for each such claim.
 
-    `kind` is one of `affinity`, `anti-affinity`, `exclusion`; a label has a meaning among its tenant's own only.
+    `kind` is one of `affinity`, `anti-affinity`, `exclusion`; a label has a meaning among its tenant's own only. The
+    kind `sharing-group` has no tenant: see `Request.sharing_group`.
     """
 
     kind: str
@@ -68,7 +72,8 @@ class GpuState:
 
         If more than the GPU itself decides (labels, the machine's CPU and RAM), any change may help.
         """
-        if request.labels or request.cpu_milli or request.ram_mib:
+        ruled = (request.affinity, request.anti_affinity, request.exclusion) != (None, None, None)
+        if ruled or request.cpu_milli or request.ram_mib:
             return True
         if request.profile is not None:
             free_start = self.mig is not None and self.mig.choose(request.profile) is not None
@@ -111,7 +116,7 @@ class Request:
     `gpu_model` may name several models, joined by `|`. CPU and RAM are the node's, for the claim as a whole. `key` is
     the claim's own id: the policy `random` draws by it, nothing else reads it. Without GPUs: CPU and RAM of a node
     alone. `profile`: an instance of this MIG profile, on a GPU in MIG mode; `start`, of a running claim: its first
-    slice.
+    slice. `sharing_group`: GPUs with claims of no other group are preferred, and never required.
     """
 
     gpu_count: int
@@ -128,14 +133,16 @@ class Request:
     key: str = ""
     profile: str | None = None
     start: int | None = None
+    sharing_group: str | None = None
 
     @property
     def labels(self) -> tuple[Label, ...]:
         """The labels of a GPU that carries the request."""
+        group = () if self.sharing_group is None else (Label(SHARING_GROUP, "", self.sharing_group),)
         if self.affinity is None and self.anti_affinity is None and self.exclusion is None:
-            return ()
+            return group
         kinds = (("affinity", self.affinity), ("anti-affinity", self.anti_affinity), ("exclusion", self.exclusion))
-        return tuple(Label(kind, self.tenant, name) for kind, name in kinds if name is not None)
+        return (*(Label(kind, self.tenant, name) for kind, name in kinds if name is not None), *group)
 
     @property
     def models(self) -> tuple[str, ...]:

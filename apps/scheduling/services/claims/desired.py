@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from agent import wire
 from apps.nodes.models import Gpu, Node
+from apps.nodes.services.back_ends import back_end_of, trust_group_of
 from apps.quotas.models.pool import MigInstances
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
@@ -21,7 +22,6 @@ from apps.scheduling.models.claim import RESOURCE_CLAIM
 from apps.scheduling.providers import jobs
 from apps.scheduling.services.claims import shared_instances
 from apps.scheduling.services.claims.elastic import groups_on_the_wire
-from apps.scheduling.services.fleet.back_ends import back_end_of
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ COLUMNS = (
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
     "gpu__backend", "claim__gpu_count", "claim__own_core", "claim__own_memory_mib", "claim__instance_of",
-    "gpu__node__pool__mig",
+    "gpu__node__pool__mig", "gpu__mps_group",
 )  # fmt: skip
 
 
@@ -146,6 +146,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         memory_bytes=row.memory_mib * MIB,
         sharing=None if sharing == wire.Sharing() or is_alone else sharing,
         backend="turns" if row.claim__profile else back_end_of(row.gpu__backend, row.claim__gpu_count),
+        trust_group=trust_group_of(row.gpu__backend, row.gpu__mps_group),
         secret_digest=hashlib.sha256(claim_secret(row.claim__uid).encode()).hexdigest(),
         **(_of_cluster(row) if row.claim__pod and row.gpu__node__kubernetes_node else {}),
         suspended=row.state in WANTED_SUSPENDED,

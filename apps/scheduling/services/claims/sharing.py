@@ -13,7 +13,9 @@ from apps.scheduling.services.claims.lifecycle import raise_frames
 from gpucloud.api import etags
 
 # The settings that agents need.
-SHARING = frozenset({"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend", "mig"})
+SHARING = frozenset(
+    {"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend", "mig", "mps_group"}
+)
 
 
 @transaction.atomic

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
+from apps.nodes.services.back_ends import serves
 from apps.quotas.models import Budget, Resource, Tenant
 from apps.quotas.models.pool import MigInstances
 from apps.quotas.principals import SYSTEM
@@ -37,7 +38,7 @@ from apps.scheduling.services.claims.lifecycle import limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.cycles.resuming import grant_resume, may_have
 from apps.scheduling.services.failures import SESSION_LOST
-from apps.scheduling.services.fleet.back_ends import follow_pools, serves
+from apps.scheduling.services.fleet.back_ends import follow_pools
 from apps.scheduling.services.fleet.devices import mig_state, slices_used
 from apps.scheduling.services.fleet.reserved import Guard
 

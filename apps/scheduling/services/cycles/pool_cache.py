@@ -5,7 +5,7 @@ or late does no harm. A refusal is remembered until something that could change 
 costs little.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,12 +22,11 @@ from apps.scheduling.core.calendar import Room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Refused, Request
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.notices import Notices
 from apps.scheduling.services.cycles.records import Journal, value_as_json
 from apps.scheduling.services.cycles.rewriting import OVER_QUOTA, Rewriting
-from apps.scheduling.services.cycles.waiting_claims import Group, Kind, WaitingClaim, asks, group_of, shape
+from apps.scheduling.services.cycles.waiting_claims import Group, Kind, WaitingClaim, asks, group_of, learned_mix
 from apps.scheduling.services.failures import Backoff, set_aside_refusal
 from apps.scheduling.services.fleet.devices import Device, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Terms, read_reserved
@@ -83,8 +82,7 @@ class PoolCache:
 
     def _begin(self, gpus: Iterable[GpuState], nodes: Iterable[NodeState] = ()) -> tuple[Fleet, Journal]:
         recent = list(Claim.objects.filter(pool=self.pool).order_by("-pk")[:MIX_OF])
-        shapes = (shape(request_of(claim)) for claim in recent if claim.profile is None)
-        mix = sorted(Counter(shapes).items(), key=repr)
+        mix = learned_mix(recent)
         self._learned_to = max((claim.pk for claim in recent), default=0)
         fleet = Fleet(gpus, nodes, policy=self.policy, mix=mix)
         return fleet, Journal(fleet, policy=self.policy, mix=mix)
@@ -255,15 +253,18 @@ class PoolCache:
             self._no_group.clear()
             self.rewriting.request()
         if str(self.pool.pk) in notices.get("pool", ()):
-            self.pool = Pool.objects.filter(pk=self.pool.pk).first() or self.pool
-            self.forget_refusals()
-            self._follow_policy()
+            self._follow_pool()
 
-    def _follow_policy(self) -> None:
-        """Begin another record if the pool's placement policy has changed."""
+    def _follow_pool(self) -> None:
+        """Read the pool; begin another record if its policy has changed, read all again if its sharing groups have."""
+        before, self.pool = self.pool, Pool.objects.filter(pk=self.pool.pk).first() or self.pool
+        self.forget_refusals()
         if self.policy != self.pool.placement_policy:
             self.policy = self.pool.placement_policy
             self.begin_record()
+        if (before.backend, before.mps_group) != (self.pool.backend, self.pool.mps_group):
+            self._keep_devices(list(self.devices.values()), read_devices(self.pool))
+            self.refresh_claims(set(self.waiting))
 
     def refresh_devices(self, *, gpus: set[int] = NONE, nodes: set[int] = NONE) -> int:
         """Read these GPUs, and all GPUs of these nodes, again; return how many of them differ from the cache."""
@@ -383,7 +384,7 @@ class PoolCache:
         for claim in self._queue(which).order_by("pk"):
             charged = claim.charged_vgpus > 0
             terms = self.reserved.terms(claim)
-            kind = Kind(asks(claim), claim.tenant_id, None if charged else claim.user_id, charged, terms)
+            kind = Kind(asks(claim, self.pool), claim.tenant_id, None if charged else claim.user_id, charged, terms)
             self._keep_waiting(WaitingClaim(claim, kind), early=claim.start_at)
             if claim.best_effort and claim.state != ClaimState.RESUMING:
                 self.best_effort.add(claim.pk)

@@ -7,13 +7,13 @@ from typing import Any
 from django.db.models import Count, Q, QuerySet
 
 from apps.nodes.models import Gpu, Node
+from apps.nodes.services.back_ends import serves, sharing_group
 from apps.nodes.services.gpu_rows import GpuRow, gpu_rows
 from apps.quotas.models import Pool
-from apps.quotas.models.pool import MigInstances
+from apps.quotas.models.pool import BackEnd, MigInstances
 from apps.scheduling.core.mig import Mig, Profile
-from apps.scheduling.core.values import CORDONED, MIG_MODE, GpuState, Label, NodeState, Placed, Request
+from apps.scheduling.core.values import CORDONED, MIG_MODE, SHARING_GROUP, GpuState, Label, NodeState, Placed, Request
 from apps.scheduling.models import Assignment
-from apps.scheduling.services.fleet.back_ends import serves
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
@@ -101,6 +101,8 @@ def read_devices(pool: Pool, which: Q | None = None) -> list[Device]:
     """Read the pool's GPUs, all or those selected, ordered by node name and GPU index."""
     rows = gpu_rows(Gpu.objects.filter(which or Q(), node__pool=pool).order_by("node__name", "index"))
     labels = labels_on(pool, None if which is None else [gpu.pk for gpu in rows])
+    for gpu_id, groups in groups_on(pool, [gpu.pk for gpu in rows]).items():
+        labels[gpu_id] = (*labels.get(gpu_id, ()), *groups)
     used = slices_used([gpu.pk for gpu in rows if gpu.mig is not None])
     nodes = Node.objects.only(*OF_NODE).in_bulk({gpu.node_id for gpu in rows})
     states = {pk: node.state for pk, node in nodes.items()}
@@ -218,4 +220,16 @@ def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tupl
     for gpu, tenant, *names in rows.live().values_list(*LABEL_COLUMNS):
         of_one = [Label(kind, str(tenant), name) for kind, name in zip(LABEL_KINDS, names, strict=True) if name]
         found.setdefault(gpu, []).extend(of_one)
+    return {gpu: tuple(sorted(labels)) for gpu, labels in found.items()}
+
+
+def groups_on(pool: Pool, gpus: Collection[int]) -> dict[int, tuple[Label, ...]]:
+    """Read the sharing groups of the claims on these GPUs, once for each claim, by GPU; none if the pool has none."""
+    found: dict[int, list[Label]] = {}
+    if pool.backend != BackEnd.MPS:
+        return {}
+    rows = Assignment.objects.live().filter(gpu__in=gpus, gpu__backend=BackEnd.MPS)
+    for gpu, backend, mps_group, tenant in rows.values_list("gpu", "gpu__backend", "gpu__mps_group", "claim__tenant"):
+        if (group := sharing_group(backend, mps_group, tenant)) is not None:
+            found.setdefault(gpu, []).append(Label(SHARING_GROUP, "", group))
     return {gpu: tuple(sorted(labels)) for gpu, labels in found.items()}
