@@ -34,7 +34,7 @@ def seed(*, state_dir: Path, default_nodes: Sequence[str]) -> None:
     operator(state_dir)
     pools = {
         name: Pool.objects.filter(name=name).first()
-        or tenants.create_pool(principal=SYSTEM, name=name, description=text)
+        or tenants.create_pool(principal=SYSTEM, name=name, description=text, jobs=True)
         for name, text in POOLS.items()
     }
     for slug, (name, core, memory_mib, vgpus) in TENANTS.items():

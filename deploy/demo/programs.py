@@ -154,8 +154,10 @@ class Commands:
     def agent(self, node: Node) -> Program:
         directory = self.state.node(node.name)
         run_directory = self.state.run_directory(node.name)
-        # Jobs run as whoever runs the demo.
-        more = {"GPUCLOUD_RUN_DIR": str(run_directory), "GPUCLOUD_JOBS": "self"}
+        more = {"GPUCLOUD_RUN_DIR": str(run_directory)}
+        if os.geteuid() != 0:
+            # Jobs run as whoever runs the demo, and never as root.
+            more["GPUCLOUD_JOBS"] = "self"
         if token := self.state.enrol_token(node.name):
             more["GPUCLOUD_ENROL_TOKEN"] = token
         if node.simulated:
