@@ -40,13 +40,13 @@ from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
 from agent.wire_jobs import LEAST_OUTPUT_BYTES as LEAST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES  # noqa: PLC0414 - likewise
-from agent.wire_jobs import MAX_RUN_BYTES as MAX_RUN_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_RUNS as MAX_RUNS  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MOST_OUTPUT_BYTES as MOST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobRun as JobRun  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobState as JobState  # noqa: PLC0414 - likewise
 from agent.wire_jobs import Output as Output  # noqa: PLC0414 - likewise
 from agent.wire_jobs import Stored as Stored  # noqa: PLC0414 - likewise
+from agent.wire_jobs import fit_runs as fit_runs  # noqa: PLC0414 - likewise
 from agent.wire_mig import MAX_SLICES as MAX_SLICES  # noqa: PLC0414 - likewise
 from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
 from agent.wire_mig import MigPlace as MigPlace  # noqa: PLC0414 - likewise

@@ -4,21 +4,21 @@ A *job* is a command. One *run* is one attempt to start it on one node; its uid 
 runs by `JobRun` in its desired state; the agent reports each of them by `JobState`, and sends its output in pieces.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
+import msgspec
 from msgspec import Meta
 
 from agent.wire_frames import Bytes, Count, Frame, Record, Seconds, Sentence, Uid
 
 # Of one node at a time: also those that have ended and whose output the server does not have yet.
-MAX_RUNS: Final = 256
+MAX_RUNS: Final = 1024
+# Of all runs of a frame, as JSON: without it, tenants' long commands could make a frame that no agent takes.
+MAX_BYTES: Final = 32 << 20
 MAX_WORDS, MAX_WORD, MAX_VARIABLES = 256, 32 << 10, 256
-# Of one run's order as JSON: command and environment together are bounded by it. A server sends no larger one.
-MAX_RUN_BYTES: Final = 64 << 10
 LEAST_OUTPUT_BYTES, OUTPUT_BYTES, MOST_OUTPUT_BYTES = 1 << 10, 16 << 20, 64 << 20
 MAX_CHUNK_BYTES: Final = 64 << 10
-# The bound of the runs of a frame.
-MAX_BYTES: Final = MAX_RUNS * (MAX_RUN_BYTES + 1)
 
 # No program can have a word with a NUL.
 Argument = Annotated[str, Meta(max_length=MAX_WORD, pattern=r"^[^\x00]*$")]
@@ -47,6 +47,18 @@ class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     started: bool = False
     # Bytes of its output that the server has.
     stored: Bytes = 0
+
+
+def fit_runs(runs: Iterable[JobRun]) -> list[JobRun]:
+    """Return the runs that go into one frame, the earlier ones first, those that have started before all others."""
+    fitting: list[JobRun] = []
+    left = MAX_BYTES
+    for run in sorted(runs, key=lambda run: not run.started):
+        size = len(msgspec.json.encode(run)) + 1
+        if size <= left and len(fitting) < MAX_RUNS:
+            fitting.append(run)
+            left -= size
+    return fitting
 
 
 class JobState(Record, frozen=True, kw_only=True):

@@ -30,9 +30,9 @@ from agent.jobs.files import ADMITTED, LOCK, ORDER, PROGRAM, RESULT, STOP, read,
 from agent.jobs.kept_output import KeptOutput
 
 PR_SET_CHILD_SUBREAPER = 36
-# The agent may just be restarted, or wait for a claim that was shut in this moment.
-ADMISSION_SECONDS = 300.0
 POLL_SECONDS, TICK_SECONDS = 0.02, 0.1
+# A claim that was suspended in this moment may stay so for long.
+PATIENT_AFTER_SECONDS = 5.0
 # SIGKILL ends everything within a moment, but what waits in the kernel for a disk or a driver.
 KILL_SECONDS = 10.0
 # The agent looks at the lock by taking it for a moment.
@@ -87,7 +87,7 @@ class Keeper:
 
     def _await_admission(self) -> dict[str, Any] | None:
         """Return what the agent sends the program; None if it is not to execute any more."""
-        until = time.monotonic() + ADMISSION_SECONDS
+        begun_at = time.monotonic()
         while self._status is None:
             found = read(ADMITTED)
             if found is not None:
@@ -95,12 +95,9 @@ class Keeper:
             if self._is_stopped():
                 self._reason = "stopped"
                 return None
-            if time.monotonic() > until:
-                self._reason = "lost: no agent has put it under its claim"
-                return None
             if not Path(ORDER).exists():
                 self._leave()
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS if time.monotonic() - begun_at < PATIENT_AFTER_SECONDS else TICK_SECONDS)
             self._reap()
         return None
 

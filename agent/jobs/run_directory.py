@@ -68,6 +68,7 @@ class RunDirectory:
         self.root = root
         self.home, self.temporary, self.output = root / "home", root / "tmp", root / files.OUTPUT
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._admitted_at: float | None = None
 
     @property
     def exists(self) -> bool:
@@ -130,8 +131,10 @@ class RunDirectory:
 
     def admitted_at(self) -> float | None:
         """Return when the program was let execute; None if it was not."""
-        found = statefile.read(self.root / files.ADMITTED, Admitted)
-        return found.at if found is not None else None
+        if self._admitted_at is None:
+            found = statefile.read(self.root / files.ADMITTED, Admitted)
+            self._admitted_at = found.at if found is not None else None
+        return self._admitted_at
 
     def stop(self) -> None:
         """Have the keeper end the program."""
@@ -182,4 +185,4 @@ class RunDirectory:
     def remove(self) -> None:
         """Remove it with everything in it."""
         removal.remove_tree(self.root)
-        self._keeper = None
+        self._keeper = self._admitted_at = None

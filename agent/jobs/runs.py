@@ -26,6 +26,8 @@ from agent.server.outbox import Outbox
 from agent.settings import Settings
 
 BUSY_SECONDS, WATCH_SECONDS, IDLE_SECONDS = 0.05, 0.2, 5.0
+# Between two looks for output: pieces come as fast as their rate allows.
+SENDING_SECONDS = 0.02
 # After the program's end, for what it has left behind.
 LINGER_SECONDS = 5.0
 # A keeper that ends before its program has executed is started again so often.
@@ -45,8 +47,8 @@ class Runs:
         self._directories: dict[str, RunDirectory] = {}
         self._starts: dict[str, int] = {}
         self._states: dict[str, wire.JobState] = {}
-        # The exit of runs is read once.
-        self._results: dict[str, Result] = {}
+        # Those that have ended: their files say nothing new.
+        self._ended: dict[str, wire.JobState] = {}
         self.sender = OutputSender()
         self.check_now = asyncio.Event()
         self._boot = processes.boot_id()
@@ -60,14 +62,23 @@ class Runs:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._watch())
+            both.create_task(self._send())
+
+    async def _watch(self) -> None:
         while True:
             try:
                 await self.step()
             except OSError as error:
                 log.warning("runs-not-checked", reason=str(error))
+            await pause(self.check_now, self._pause_seconds())
+
+    async def _send(self) -> None:
+        while True:
             if self.sender.has_piece():
                 self._outbox().offer_output()
-            await pause(self.check_now, self._pause_seconds())
+            await asyncio.sleep(SENDING_SECONDS if self.sender.is_active else WATCH_SECONDS)
 
     def add_to(self, observed: wire.Observed) -> wire.Observed:
         """Return the report with the states of the runs."""
@@ -84,7 +95,7 @@ class Runs:
         for uid in self._find_on_disk() - wanted.keys():
             await self._discard(uid)
         # 2. Do what is next for each of the others.
-        states = {uid: self._advance_safely(run) for uid, run in wanted.items()}
+        states = {uid: self._ended.get(uid) or await self._advance_safely(run) for uid, run in wanted.items()}
         # 3. Report what has changed; the length of the output is no news.
         news = {uid: _news_of(state) for uid, state in states.items()}
         is_news = news != {uid: _news_of(state) for uid, state in self._states.items()}
@@ -113,37 +124,36 @@ class Runs:
             log.warning("run-not-removed", run=uid, reason=str(error))
             return
         log.info("run-removed", run=uid)
-        for known in (self._directories, self._starts, self._results):
+        for known in (self._directories, self._starts, self._ended):
             known.pop(uid, None)
 
-    def _advance_safely(self, run: wire.JobRun) -> wire.JobState:
+    async def _advance_safely(self, run: wire.JobRun) -> wire.JobState:
         try:
-            return self._advance(run)
+            return await self._advance(run)
         except (OSError, statefile.Damaged) as error:
             before = self._states.get(run.uid)
             if before is not None and before.state in ("running", "ended"):
                 return before
             return wire.JobState(uid=run.uid, state="waiting", reason=f"This node cannot start it: {error}")
 
-    def _advance(self, run: wire.JobRun) -> wire.JobState:
+    async def _advance(self, run: wire.JobRun) -> wire.JobState:
         """Do what is next for a wanted run; return its state."""
         directory = self._directory(run.uid)
         if not directory.exists:
-            return self._begin(run, directory)
-        result = self._results.get(run.uid) or directory.result()
-        admitted_at = directory.admitted_at()
+            return await self._begin(run, directory)
+        result, admitted_at = directory.result(), directory.admitted_at()
         if result is None and not directory.is_kept():
             # The keeper may have written it in the last moment.
             result = directory.result()
             if result is None and admitted_at is None and not run.started:
-                return self._begin(run, directory)
+                return await self._begin(run, directory)
             result = result or self._lose(directory)
         if result is not None:
             return self._end(run.uid, directory, result)
         if run.stop:
             directory.stop()
         if admitted_at is None:
-            return self._admit(run, directory)
+            return await self._admit(run, directory)
         return self._running(run.uid, directory, admitted_at)
 
     def _running(self, uid: str, directory: RunDirectory, started_at: float) -> wire.JobState:
@@ -156,10 +166,8 @@ class Runs:
         )
 
     def _end(self, uid: str, directory: RunDirectory, result: Result) -> wire.JobState:
-        if uid not in self._results:
-            self._results[uid] = result
-            log.info("run-ended", run=uid, exit_code=result.exit_code, reason=result.reason)
-        return wire.JobState(
+        log.info("run-ended", run=uid, exit_code=result.exit_code, reason=result.reason)
+        self._ended[uid] = ended = wire.JobState(
             uid=uid,
             state="ended",
             exit_code=result.exit_code,
@@ -169,6 +177,7 @@ class Runs:
             output_bytes=directory.output_bytes(),
             dropped_bytes=result.dropped,
         )
+        return ended
 
     def _lose(self, directory: RunDirectory) -> Result:
         order = directory.order()
@@ -176,7 +185,7 @@ class Runs:
             return directory.give_up("lost: the machine was started again")
         return directory.give_up("lost: the process that kept it was killed")
 
-    def _begin(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
+    async def _begin(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
         """Begin the run if it can; return its state."""
         if run.started:
             return wire.JobState(uid=run.uid, state="ended", reason=LOST_RECORD)
@@ -198,7 +207,8 @@ class Runs:
         if refusal is not None:
             return wire.JobState(uid=run.uid, state="waiting", reason=refusal.detail)
         self._prepare()
-        directory.begin(self._order(run, uid, directory))
+        # It waits for the disk.
+        await asyncio.to_thread(directory.begin, self._order(run, uid, directory))
         self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
         log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
         return wire.JobState(uid=run.uid, state="waiting")
@@ -224,7 +234,7 @@ class Runs:
             boot=self._boot,
         )
 
-    def _admit(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
+    async def _admit(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
         """Put a program that waits under its claim, and let it execute."""
         waiting, order = wire.JobState(uid=run.uid, state="waiting"), directory.order()
         process = directory.program()
@@ -235,7 +245,7 @@ class Runs:
         )
         if isinstance(answer, Refusal):
             return structs.replace(waiting, reason=answer.detail)
-        directory.admit(environment_of(run, directory, answer))
+        await asyncio.to_thread(directory.admit, environment_of(run, directory, answer))
         log.info("run-admitted", run=run.uid, claim=run.claim_uid, pid=process.pid)
         return self._running(run.uid, directory, directory.admitted_at() or time.time())
 

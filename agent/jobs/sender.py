@@ -15,6 +15,7 @@ from agent.logs import log
 BYTES_PER_SECOND = 1 << 20
 # A server that has dropped a piece answers nothing.
 ANSWER_SECONDS = 30.0
+ACTIVE_SECONDS = 1.0
 
 
 class OutputSender:
@@ -26,7 +27,7 @@ class OutputSender:
         # The server's answers on this connection, and when a piece was sent that it has not answered yet.
         self._stored: dict[str, int] = {}
         self._sent_at: dict[str, float] = {}
-        self._free_at = 0.0
+        self._free_at = float("-inf")
 
     def know_runs(self, runs: Mapping[str, tuple[wire.JobRun, RunDirectory]]) -> None:
         """Set the runs that may have output. Those that come first get their turn last."""
@@ -43,6 +44,11 @@ class OutputSender:
         """Take the server's answer to a piece: it has the run's output up to this length."""
         if self._sent_at.pop(uid, None) is not None:
             self._stored[uid] = length
+
+    @property
+    def is_active(self) -> bool:
+        """True if a piece was sent in the last moments: more may follow at once."""
+        return bool(self._sent_at) or self._clock() - self._free_at < ACTIVE_SECONDS
 
     def has_piece(self) -> bool:
         """Return whether a piece may be sent now."""

@@ -11,6 +11,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from agent import wire
+from agent.host import processes
 from agent.jobs import files
 from tests.agent.control import Connection
 from tests.agent.stage import Stage, eventually
@@ -50,7 +51,9 @@ class Jobs:
             with contextlib.suppress(OSError):
                 if entry.name.isdecimal() and os.fsencode(self.root) in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
-        return found
+        # Their children look like them until they execute.
+        parents = {pid: processes.find_with_parent(pid) for pid in found}
+        return [pid for pid, there in parents.items() if there is not None and there[1] not in parents]
 
     async def start_again(self) -> None:
         """Start the next agent."""

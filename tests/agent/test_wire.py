@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import wire, wire_groups
+from agent import wire, wire_groups, wire_jobs
 from agent.wire_bounds import MAX_DESIRED_BYTES
 
 UID = "00000000-0000-0000-0000-000000000001"
@@ -63,7 +63,8 @@ def test_an_agent_reads_as_many_assignments_as_it_takes_whatever_they_are_called
     policy = wire.NodePolicy(audit="fence", cleared=cleared)
     groups = [wire_groups.LONGEST] * wire_groups.MAX_GROUPS
     assignments = known.assignments * wire.MAX_ASSIGNMENTS
-    jobs = [longest_run()] * wire.MAX_RUNS
+    jobs = wire.fit_runs([longest_run()] * (wire.MAX_RUNS + 1))
+    assert len(jobs) == wire.MAX_RUNS
     full = wire.Desired(frame=2**31 - 1, policy=policy, mend=False, assignments=assignments, groups=groups, jobs=jobs)
     assert wire.decode_from_server(wire.encode(full)) == full
     assert 0.9 * MAX_DESIRED_BYTES < len(wire.encode(full)) <= MAX_DESIRED_BYTES
@@ -93,12 +94,10 @@ def test_an_agent_says_only_of_suspended_claims_what_they_keep() -> None:
 
 
 def longest_run() -> wire.JobRun:
-    """Return a run of exactly the most bytes that a server sends."""
-    run = wire.JobRun(uid=UID, claim_uid=UID, command=["x" * 32_700, ""])
-    rest = wire.MAX_RUN_BYTES - len(msgspec.json.encode(run))
-    run = msgspec.structs.replace(run, command=["x" * 32_700, "x" * (rest - 3), ""])
-    assert len(msgspec.json.encode(run)) == wire.MAX_RUN_BYTES
-    return run
+    """Return a run with the most bytes of which as many fit into a frame as it has room for."""
+    run = wire.JobRun(uid=UID, claim_uid=UID, command=["x"])
+    rest = wire_jobs.MAX_BYTES // wire.MAX_RUNS - len(msgspec.json.encode(run)) - 1
+    return msgspec.structs.replace(run, command=["x" * (rest + 1)])
 
 
 def observed(one: wire.Observation) -> wire.Observed:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent import wire
+from agent.wire_bounds import MAX_DESIRED_BYTES
 
 UID = "00000000-0000-0000-0000-000000000001"
 
@@ -40,6 +41,21 @@ def test_a_run_says_only_what_differs_from_the_default() -> None:
 def test_a_run_that_no_program_could_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(wire.MalformedFrame):
         decode_run(**wrong)
+
+
+def test_long_commands_leave_room_for_runs_that_have_started() -> None:
+    """Else one tenant's commands could make a frame that no agent takes, or end another's program."""
+    long = ["\x01" * 20_000] * 6
+    many = [wire.JobRun(uid=UID, claim_uid=UID, command=long) for _ in range(60)]
+    started = wire.JobRun(uid=UID, claim_uid=UID, command=long, started=True)
+    fitting = wire.fit_runs([*many, started])
+    assert fitting[0] is started
+    assert 40 < len(fitting) < 60
+    desired = wire.Desired(frame=1, assignments=[], jobs=fitting)
+    assert len(wire.encode(desired)) < MAX_DESIRED_BYTES
+    assert wire.decode_from_server(wire.encode(desired)) == desired
+    tiny = wire.JobRun(uid=UID, claim_uid=UID, command=["true"])
+    assert len(wire.fit_runs([tiny] * 2000)) == wire.MAX_RUNS
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00\xff\n", bytes(wire.MAX_CHUNK_BYTES)])

@@ -13,7 +13,7 @@ COLUMNS = (
 
 
 def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
-    """Return the runs of each of these nodes: those whose claim has GPUs there."""
+    """Return the runs of each of these nodes: those whose claim has GPUs there, as many as fit into a frame."""
     placed = dict(
         Assignment.objects.live()
         .filter(gpu__node__in=node_ids, claim__job__state__in=OPEN)
@@ -21,7 +21,7 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
         .values_list("claim__job", "gpu__node_id")
     )
     found: dict[int, list[wire.JobRun]] = {}
-    for pk, *values in Job.objects.filter(pk__in=placed).values_list("pk", *COLUMNS) if placed else ():
+    for pk, *values in Job.objects.filter(pk__in=placed).order_by("pk").values_list("pk", *COLUMNS) if placed else ():
         run, claim, command, environment, seconds, owner, stop, started, stored = values
         found.setdefault(placed[pk], []).append(
             wire.JobRun(
@@ -37,4 +37,4 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
                 stored=stored,
             )
         )
-    return found
+    return {node_id: wire.fit_runs(runs) for node_id, runs in found.items()}
