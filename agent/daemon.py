@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -217,9 +217,10 @@ class Daemon:
         self._keeper.check()
         self._exits.watch({process for one in self._node.runtimes.values() for process in one.members.known})
 
-    def _tell(self, code: str, words: str) -> None:
+    def _tell(self, code: str, words: str, fallen: Collection[str] = ()) -> None:
         log.warning(code, detail=words)
-        self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000]))
+        uids = sorted(fallen)[: wire.MAX_PROCESSES] or msgspec.UNSET
+        self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000], fallen=uids))
 
     def _observe(self) -> wire.Observed:
         drifts = self._drifts.to_wire()

@@ -6,7 +6,7 @@ can start once the daemon of its group is ready; until then, and while it is sta
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
 from agent import wire
@@ -15,7 +15,7 @@ from agent.claims.failures import describe_processes
 from agent.host import processes
 from agent.host.health import Verdict
 from agent.host.mps import Fall, MpsDaemon, find_groups
-from agent.host.mps_places import TrustGroup, places
+from agent.host.mps_places import TrustGroup, places, write_fall
 from agent.host.processes import Process
 from agent.host.sampling import pause
 from agent.local_wire import Refusal
@@ -48,7 +48,7 @@ class MpsServers:
         self,
         node: Node,
         settings: Settings,
-        report: Callable[[str, str], None],
+        report: Callable[[str, str, Collection[str]], None],
         changed: asyncio.Event,
         renew: Callable[[], Awaitable[None]],
     ) -> None:
@@ -221,7 +221,7 @@ class MpsServers:
             self._users[group] = users
         except OSError as error:
             words = f"The users {sorted(users)} of {group.owner} cannot be let into {daemon.places.root}: {error}."
-            self._report("mps-users-not-admitted", words)
+            self._report("mps-users-not-admitted", words, ())
             self._users[group] = users
 
     def _tell(self, fall: Fall) -> None:
@@ -240,7 +240,8 @@ class MpsServers:
         )
         self._users.pop(fall.group, None)
         code = "mps-daemon-ended" if fall.is_daemon else "mps-client-fault" if fall.is_fault else "mps-server-ended"
-        self._report(code, f"{fall.words}.{then}")
+        self._report(code, f"{fall.words}.{then}", lost)
+        write_fall(places(self._directory, fall.group), code, f"{fall.words}.{then}")
 
     def _clients(self, group: TrustGroup) -> Clients:
         """Return the programs of the group's claims that use their GPUs, or have just ended, by claim."""

@@ -249,6 +249,8 @@ class Event(Frame, frozen=True, kw_only=True):
     detail: Sentence
     assignment_uid: Uid | None = None
     process: GpuProcess | None = None
+    # The claims whose programs lost their GPU together, as they shared an MPS server.
+    fallen: Annotated[list[Uid], Meta(max_length=MAX_PROCESSES)] | UnsetType = UNSET
 
 
 class Condition(Record, frozen=True, kw_only=True, omit_defaults=True):

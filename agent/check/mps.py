@@ -1,13 +1,19 @@
 """Check of the program that serves the back end mps, and of each daemon that runs here."""
 
+import time
+
 from agent.check.finding import failed, ok, warning
 from agent.host.mps import find_groups, find_running
-from agent.host.mps_places import Places, TrustGroup, has_socket
+from agent.host.mps_places import Places, TrustGroup, has_socket, read_fall
 from agent.settings import Settings
 from agent.wire import Check
 
 NAME = "mps"
 INSTALL = "Install nvidia-cuda-mps-control of this driver's version (NVIDIA's compute utilities) in the agent's PATH."
+
+
+# Later, whoever fell is likely to run again, and the node's page has it.
+RECENT_SECONDS = 3600
 
 
 def mps(settings: Settings) -> Check:
@@ -27,6 +33,11 @@ def mps(settings: Settings) -> Check:
     running = (
         f"{len(groups)} daemon{'' if len(groups) == 1 else 's'} running" if groups else "no claim needs a daemon now"
     )
+    falls = [fall for place in groups.values() if (fall := read_fall(place)) is not None]
+    at, words = max(falls, default=(0, ""))
+    if time.time() - at < RECENT_SECONDS:
+        minutes = int(time.time() - at) // 60
+        return warning(NAME, f"{running}. {minutes} min ago: {words}", "Start the programs again.")
     return ok(NAME, f"{settings.mps_control}; {running}")
 
 

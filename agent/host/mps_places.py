@@ -4,16 +4,19 @@
 <run dir>/mps/<name>/pipe/   the daemon's sockets: CUDA_MPS_PIPE_DIRECTORY; containers have it mounted
 <run dir>/mps/<name>/log/    control.log and server.log: CUDA_MPS_LOG_DIRECTORY
 <run dir>/mps/<name>/daemon.json    the running daemon, so that the next agent adopts it
+<run dir>/mps/<name>/fall    the last end of a server's clients, with their claims
 
 A container has only `pipe` mounted, so who may enter is decided by its claim alone; outside of containers it is decided
 by the user, with an access control list on the directory above.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import struct
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -115,6 +118,21 @@ def places(directory: Path, group: TrustGroup) -> Places:
     # A short name, as paths of sockets are short (agent/rundir.py); a tenant's name may have 63 characters.
     name = hashlib.sha256(f"{group.gpu_uuid}\n{group.tenant}".encode()).hexdigest()[:12]
     return Places(directory / name)
+
+
+def write_fall(place: Places, code: str, words: str) -> None:
+    """Record the last fall of the group for `read_fall`, as long as its daemon is wanted."""
+    with contextlib.suppress(OSError):
+        (place.root / "fall").write_text(f"{int(time.time())} {code} {words}", encoding="utf-8")
+
+
+def read_fall(place: Places) -> tuple[int, str] | None:
+    """Return the last fall of the group, in Unix seconds and words; None if there was none."""
+    try:
+        at, _, words = (place.root / "fall").read_text(encoding="utf-8").split(" ", 2)
+        return int(at), words
+    except (OSError, ValueError):
+        return None
 
 
 def has_socket(path: Path) -> bool:

@@ -20,6 +20,7 @@ from apps.scheduling import watching
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.providers import jobs
 from apps.scheduling.services.claims.desired import desired_states
+from apps.scheduling.services.claims.falls import record_fall
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
 from apps.scheduling.services.claims.observation import take_observed
 from apps.scheduling.services.rebalancing import waking
@@ -102,6 +103,8 @@ class Gateway:
                 "process": msgspec.to_builtins(frame.process),
             },
         )
+        if recorded and frame.fallen is not msgspec.UNSET:
+            record_fall(node, frame.code, frame.fallen)
         if recorded:
             logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
 

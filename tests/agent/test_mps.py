@@ -14,7 +14,7 @@ from agent import wire
 from agent.check import devices
 from agent.host import processes
 from agent.host.mps import find_groups, find_left, find_servers
-from agent.host.mps_places import Places, TrustGroup, places
+from agent.host.mps_places import Places, TrustGroup, places, read_fall
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GPULOAD, Stage, eventually
 from tests.agent.test_reconcile import changed, put
@@ -163,6 +163,10 @@ async def test_all_tenants_of_a_gpu_share_a_server_where_their_pool_says_so(stag
     assert "of all tenants on GPU-" in event.detail
     assert mine.claim_uid in event.detail
     assert other.claim_uid in event.detail
+    assert event.fallen == sorted([mine.claim_uid, other.claim_uid])
+    fall = read_fall(places(stage.run_dir / "mps", group))
+    assert fall is not None
+    assert other.claim_uid in fall[1]
     for program in programs:
         assert await asyncio.to_thread(program.wait, 20) != 0
 

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET
 
 from apps.accounting.services.guarantees import find_missed
 from apps.console.claims.claim_forms import ResizeForm
+from apps.console.claims.falls import find_fall
 from apps.console.claims.group_facts import find_group_facts
 from apps.console.claims.instance_facts import find_instance_facts, room_in_instance
 from apps.console.claims.snippets import snippets
@@ -115,6 +116,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "resizable": not claim.has_fixed_size and (claim.waiting or claim.state in (*PLACED, ClaimState.SUSPENDED)),
         "room": room(claim),
         "missed": find_missed(claim, live),
+        "fall": find_fall(claim, live),
         "suspension": find_suspension_facts(claim),
         "group": find_group_facts(claim),
         "instance": find_instance_facts(claim, live),

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_GET, require_POST
 from apps.console.claims.changes import resize_or_note
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.claims import find_all, last_change, last_resizes, room
+from apps.console.claims.falls import find_falls
 from apps.console.nodes.mig import mig_of
 from apps.console.shell.bars import bars_of
 from apps.console.shell.chart_span import span_of
@@ -36,7 +37,7 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
     shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live), "rotation": sharing([gpu])}
-    shown["mig"] = mig_of(gpu, live)
+    shown |= {"mig": mig_of(gpu, live), "falls": find_falls(gpu)}
     if wants_fragment(request):
         return render(request, "gpus/_live.html", shown)
     span = span_of(request)
