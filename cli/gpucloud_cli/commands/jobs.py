@@ -1,5 +1,6 @@
 """`job run|logs|stop`."""
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -40,19 +41,29 @@ JOB_ARGUMENT = click.argument("name", metavar="JOB")
 @field_options(FIELDS)
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="a variable of the command; repeatable")
 @click.option("--wait", is_flag=True, help="follow its output, and exit with its code")
+@click.option("--stop-on-interrupt", "stops", is_flag=True, help="with --wait: stop the job on Ctrl-C or SIGTERM")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @output_options
 @pass_invocation
 def run(
-    invocation: Invocation, /, command: tuple[str, ...], variables: tuple[str, ...], wait: bool, **given: Any
+    invocation: Invocation,
+    /,
+    command: tuple[str, ...],
+    variables: tuple[str, ...],
+    wait: bool,
+    stops: bool,
+    **given: Any,
 ) -> None:
     """Run COMMAND as a job: a node's agent starts it under a claim of its own, which ends with it.
 
     Unlike `gpucloud run`, this needs no shell on the node, and the job goes on when this client ends. With --wait its
-    output comes here, and the exit code is the job's own; Ctrl-C then only stops following.
+    output comes here, and the exit code is the job's own; Ctrl-C then only ends this client, unless --stop-on-interrupt
+    is given: cancelled pipelines leave nothing behind with it.
 
     Example: gpucloud job run --core 33 --memory 8GiB --wait -- python train.py
     """
+    if stops and not wait:
+        raise Usage("--stop-on-interrupt needs --wait.")
     wanted = body(FIELDS, given) | {"command": list(command)}
     if variables:
         wanted["environment"] = dict(map(_variable, variables))
@@ -64,8 +75,9 @@ def run(
         if not wait:
             invocation.show(job)
             return
-        output.say(f"job {job['uid']} is created; Ctrl-C leaves it running, `gpucloud job stop` ends it")
-        job = follow(api, job)
+        ends = "stops it" if stops else "leaves it running, `gpucloud job stop` ends it"
+        output.say(f"job {job['uid']} is created; Ctrl-C {ends}")
+        job = _follow_or_stop(api, job) if stops else follow(api, job)
     raise click.exceptions.Exit(code_of(job))
 
 
@@ -126,6 +138,19 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
             if job["state"] in OVER:
                 return job
         time.sleep(WAITING_SECONDS if job["state"] == "queued" else FOLLOW_SECONDS)
+
+
+def _follow_or_stop(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+    """Follow the job; stop it if this process is interrupted or asked to end."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return follow(api, job)
+    except KeyboardInterrupt:
+        api.post(f"jobs/{job['uid']}/stop/", {})
+        output.say(f"job {job['uid']} is being stopped")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def code_of(job: dict[str, Any]) -> int:
