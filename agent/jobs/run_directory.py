@@ -101,9 +101,10 @@ class RunDirectory:
 
     def is_kept(self) -> bool:
         """Return whether a keeper lives."""
-        if self._keeper is not None:
-            # One that has just been started may not have the lock yet.
-            return self._keeper.poll() is None
+        if self._keeper is not None and self._keeper.poll() is None:
+            # One that has just been started may not have the lock yet. If another one has it, that of an agent which
+            # was killed a moment ago, this one ends.
+            return True
         try:
             lock = os.open(self.root / files.LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:

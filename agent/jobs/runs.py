@@ -47,6 +47,9 @@ class Runs:
         self._directories: dict[str, RunDirectory] = {}
         self._starts: dict[str, int] = {}
         self._states: dict[str, wire.JobState] = {}
+        self._removals: dict[str, asyncio.Task[None]] = {}
+        # Those whose removal has failed, and why: said once.
+        self._left: dict[str, str] = {}
         # Those that have ended: their files say nothing new.
         self._ended: dict[str, wire.JobState] = {}
         self.sender = OutputSender()
@@ -93,7 +96,7 @@ class Runs:
         wanted = {run.uid: run for run in runs}
         # 1. Find the runs on disk, end and remove those that nobody wants.
         for uid in self._find_on_disk() - wanted.keys():
-            await self._discard(uid)
+            self._discard(uid)
         # 2. Do what is next for each of the others.
         states = {uid: self._ended.get(uid) or await self._advance_safely(run) for uid, run in wanted.items()}
         # 3. Report what has changed; the length of the output is no news.
@@ -112,19 +115,29 @@ class Runs:
     def _directory(self, uid: str) -> RunDirectory:
         return self._directories.setdefault(uid, RunDirectory(self._settings.jobs_dir / uid))
 
-    async def _discard(self, uid: str) -> None:
+    def _discard(self, uid: str) -> None:
         """End a run that is not wanted any more, and remove it when it has ended."""
-        directory = self._directory(uid)
+        directory, removal = self._directory(uid), self._removals.get(uid)
+        if removal is not None and not removal.done():
+            return
         if directory.is_kept():
             directory.stop()
             return
+        # A million files take a while: the other runs do not wait for it.
+        self._removals[uid] = asyncio.create_task(self._remove(uid, directory))
+
+    async def _remove(self, uid: str, directory: RunDirectory) -> None:
         try:
             await asyncio.to_thread(directory.remove)
         except OSError as error:
-            log.warning("run-not-removed", run=uid, reason=str(error))
+            if self._left.get(uid) != str(error):
+                self._left[uid] = str(error)
+                log.warning("run-not-removed", run=uid, reason=str(error))
+            # Somebody writes there still: not at once again.
+            await asyncio.sleep(IDLE_SECONDS)
             return
         log.info("run-removed", run=uid)
-        for known in (self._directories, self._starts, self._ended):
+        for known in (self._directories, self._starts, self._ended, self._left, self._removals):
             known.pop(uid, None)
 
     async def _advance_safely(self, run: wire.JobRun) -> wire.JobState:

@@ -1,7 +1,9 @@
 """The parts of jobs on a node, one by one: kept output, its sender, removal, users, the check."""
 
+import fcntl
 import os
 import stat
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from msgspec import structs
 from agent import job_users, settings, wire
 from agent.check import jobs as check
 from agent.job_users import JobUsers
-from agent.jobs.files import OUTPUT
+from agent.jobs.files import LOCK, OUTPUT
 from agent.jobs.kept_output import LINE_BYTES, KeptOutput
 from agent.jobs.removal import remove_tree
 from agent.jobs.run_directory import RunDirectory
@@ -91,6 +93,19 @@ def new_run(root: Path, output: bytes) -> tuple[str, tuple[wire.JobRun, RunDirec
     (root / uid).mkdir()
     (root / uid / OUTPUT).write_bytes(output)
     return uid, (wire.JobRun(uid=uid, claim_uid=uid, command=["true"]), RunDirectory(root / uid))
+
+
+def test_a_run_is_kept_if_another_keeper_than_the_last_started_one_has_its_lock(tmp_path: Path) -> None:
+    """That of an agent that was killed between the start of its keeper and the keeper's lock."""
+    run = RunDirectory(tmp_path / "run")
+    run.root.mkdir()
+    assert not run.is_kept()
+    with (run.root / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run._keeper = subprocess.Popen(["true"])
+        run._keeper.wait()
+        assert run.is_kept()
+    assert not run.is_kept()
 
 
 def test_a_tree_deeper_than_any_path_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:

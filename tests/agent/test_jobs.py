@@ -1,5 +1,6 @@
 """Programs of jobs that an agent starts under claims: real processes, as another user where the tests are root."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -293,3 +294,17 @@ async def test_an_agent_that_starts_none_refuses_in_words(stage: Stage) -> None:
     uid = await jobs.want("true")
     assert "GPUCLOUD_JOBS" in str((await jobs.reach(uid, "refused")).reason)
     await jobs.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(20))
+async def test_however_early_its_agent_is_killed_a_program_executes_once(jobs: Jobs, turn: int) -> None:
+    uid = await jobs.want("sh", "-c", "echo executed >>count; sleep 0.3; exit 9")
+    await asyncio.sleep(turn * 0.02)
+    await jobs.stage.kill()
+    await jobs.start_again()
+    # As a server that has heard of no start.
+    await jobs.send()
+    ended = await jobs.reach(uid, "ended")
+    assert (ended.exit_code, ended.reason) == (9, None)
+    assert (jobs.directory(uid) / "home/count").read_text() == "executed\n"
