@@ -9,7 +9,7 @@ from apps.console.claims import changes, claim_list, claims, new_claim, sharing,
 from apps.console.jobs import job_list, jobs, new_job
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
-from apps.console.pools import policies, pools, proposals
+from apps.console.pools import policies, pools, proposals, what_if
 from apps.console.queue import queue, rounds
 from apps.console.reports import efficiency, prices, usage
 from apps.console.reservations import change, reservation_list, reservations
@@ -60,6 +60,7 @@ urlpatterns = [
     path("pools/", pools.PoolList.as_view(), name="pools"),
     path("new-pool/", pools.NewPool.as_view(), name="new-pool"),
     path("pools/<slug:name>/", pools.PoolPage.as_view(), name="pool"),
+    path("pools/<slug:name>/what-if/", what_if.WhatIfPage.as_view(), name="what-if"),
     path("pools/<slug:name>/rebalance/", pools.rebalance_now, name="rebalance-pool"),
     path("proposals/", proposals.ProposalList.as_view(), name="proposals"),
     path("proposals/<uuid:uid>/accept/", proposals.accept, name="accept-proposal"),

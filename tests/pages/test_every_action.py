@@ -51,6 +51,7 @@ PAGES: dict[str, str] = {
     "POST pools/": "new-pool",
     "PATCH pools/<slug:name>/": "pool",
     "POST pools/<slug:name>/rebalance/": "rebalance-pool",
+    "POST pools/<slug:name>/what-if/": "what-if",
     "POST prices/": "prices",
     "DELETE prices/<int:pk>/": "remove-price",
     "POST proposals/<uuid:uid>/accept/": "accept-proposal",
