@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.placement.bound import Bound
-from benchmarks.placement.runs import POLICIES, allocated
+from benchmarks.placement.runs import POLICIES, Cell, allocated
 from benchmarks.placement.trace import Draw, Machine, Trace, draw
 from benchmarks.report import Row, description
 
 ARRIVED = (95, 98, 100, 130)
+# Power differs while GPUs are left to choose from.
+POWER_ARRIVED = (20, 40, 60, 80, 95, 100)
 
 
 def main() -> None:
@@ -44,8 +46,11 @@ def main() -> None:
                 rows = _rows(name, policy, runs, asked.seeds, bounds)
                 file.writelines(json.dumps(row) + "\n" for row in rows)
                 file.flush()
-                cells = [_cell(row, published.get((name, policy, row["arrived"]))) for row in rows]
+                of_table = [row for row in rows if row["arrived"] in ARRIVED]
+                cells = [_cell(row, published.get((name, policy, row["arrived"]))) for row in of_table]
                 print(f"{name:12} {policy:9} {' '.join(cells)}  {time.monotonic() - began:.0f} s", flush=True)
+                watts = " ".join(f"{row['arrived']} %: {row['kilowatts']:.1f}" for row in rows if row["kilowatts"])
+                print(f"{'':12} {'kW':9} {watts}", flush=True)
     print(
         "Percent of all GPUs allocated by percent arrived, mean of the seeds; in brackets: published; no more: what no "
         f"scheduler can pass. Rows: {out}"
@@ -60,19 +65,21 @@ def _bounds(machines: Sequence[Machine], draws: Sequence[Draw]) -> dict[int, flo
 
 
 def _rows(
-    name: str, policy: str, runs: Sequence[dict[int, float]], chosen: Sequence[int], bounds: dict[int, float]
+    name: str, policy: str, runs: Sequence[dict[int, Cell]], chosen: Sequence[int], bounds: dict[int, float]
 ) -> list[Row]:
     return [
         {
             "list": name,
             "policy": policy,
             "arrived": arrived,
-            "allocated_percent": round(mean(run[arrived] for run in runs), 3),
-            "sd": round(stdev(run[arrived] for run in runs), 3) if len(runs) > 1 else None,
-            "bound_percent": round(bounds[arrived], 3),
+            "allocated_percent": round(mean(run[arrived].percent for run in runs), 3),
+            "sd": round(stdev(run[arrived].percent for run in runs), 3) if len(runs) > 1 else None,
+            "kilowatts": round(mean(run[arrived].watts for run in runs) / 1000, 2),
+            "kilowatts_sd": round(stdev(run[arrived].watts for run in runs) / 1000, 2) if len(runs) > 1 else None,
+            "bound_percent": round(bounds[arrived], 3) if arrived in bounds else None,
             "seeds": list(chosen),
         }
-        for arrived in ARRIVED
+        for arrived in sorted({*ARRIVED, *POWER_ARRIVED})
         if all(arrived in run for run in runs)
     ]
 

@@ -1,32 +1,41 @@
 """One run of the protocol: a policy, a list, a seed; nothing leaves, is retried or is moved.
 
-`fgd` knows the whole list beforehand, as its authors' does; `gpucloud` learns from arrivals.
+`fgd` knows the whole list beforehand, as its authors' does; `gpucloud` and `power` learn from arrivals.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import GpuState, NodeState, Placed, Request
+from benchmarks.placement.power import Meter
 from benchmarks.placement.room import Room
 from benchmarks.placement.trace import WHOLE, Ask, Draw, Machine
 
-POLICIES = ("random", "best-fit", "fgd", "gpucloud")
+POLICIES = ("random", "best-fit", "fgd", "gpucloud", "power")
 
 Place = tuple[int, Sequence[int]] | None
 
 
-def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, float]:
-    """Return the percent of all GPUs allocated, by percent of all GPUs requested.
+class Cell(NamedTuple):
+    """The cluster when so much was requested: percent of all GPUs allocated, and estimated watts."""
+
+    percent: float
+    watts: float
+
+
+def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, Cell]:
+    """Return the percent of all GPUs allocated and the power, by percent of all GPUs requested.
 
     A value is the mean of the arrivals that round to its percent.
     """
     order, arriving = draw
-    room = Room(order)
+    room, meter = Room(order), Meter(order)
     place = room.best_fit if policy == "best-fit" else _engine(order, asks, policy)
     everything = sum(machine.gpus for machine in order) * WHOLE
     asked = used = 0
-    sums: dict[int, list[float]] = {}
+    sums: dict[int, list[Cell]] = {}
     for ask in arriving:
         asked += ask.milli
         placed = place(ask)
@@ -34,9 +43,13 @@ def allocated(draw: Draw, asks: Sequence[Ask], policy: str) -> dict[int, float]:
             room.refuse(ask)
         else:
             room.take(ask, *placed)
+            meter.take(ask, *placed)
             used += ask.milli
-        sums.setdefault(round(100 * asked / everything), []).append(round(100 * used / everything, 2))
-    return {arrived: sum(values) / len(values) for arrived, values in sums.items()}
+        cell = Cell(round(100 * used / everything, 2), meter.watts)
+        sums.setdefault(round(100 * asked / everything), []).append(cell)
+    return {
+        arrived: Cell(*(sum(part) / len(cells) for part in zip(*cells, strict=True))) for arrived, cells in sums.items()
+    }
 
 
 def _engine(order: Sequence[Machine], asks: Sequence[Ask], policy: str) -> Callable[[Ask], Place]:
@@ -60,7 +73,7 @@ def _engine(order: Sequence[Machine], asks: Sequence[Ask], policy: str) -> Calla
         request = requests[ask]
         if policy == "random":
             request = _request(ask, key=str(next(arrivals)))
-        if policy == "gpucloud":
+        if policy in ("gpucloud", "power"):
             fleet.learn(request)
         answer = fleet.place(request)
         if not isinstance(answer, Placed):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.placement.__main__ import main
+from benchmarks.placement.power import Meter
 from benchmarks.placement.room import Room, Wrong
 from benchmarks.placement.runs import POLICIES, allocated
 from benchmarks.placement.trace import Ask, Machine, Trace, draw
@@ -44,7 +45,17 @@ def test_every_policy_fills_what_can_be_filled(policy: str) -> None:
     # The checker verifies each answer; requests for six and a half GPUs arrive at five.
     for seed in range(5):
         given = allocated(draw(MACHINES, ASKS, seed), ASKS, policy)
-        assert 40 <= given[max(given)] <= 100
+        assert 40 <= given[max(given)].percent <= 100
+
+
+def test_power_follows_the_gpus_and_packages_in_use() -> None:
+    """Idle: four T4s, an A10, three packages. Half of a T4 wakes it and its package, the other half nothing."""
+    meter = Meter(MACHINES)
+    assert meter.watts == 4 * 10 + 30 + 3 * 20
+    for watts in (70 - 10 + 165 - 20, 0):
+        before = meter.watts
+        meter.take(Ask(1000, 1, 1, 500, ""), 0, [1])
+        assert meter.watts - before == watts
 
 
 def test_arrivals_are_the_whole_list_and_then_some_of_it() -> None:

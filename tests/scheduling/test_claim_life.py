@@ -12,8 +12,8 @@ from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
-from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import run_round
+from apps.whatif.rounds import replay
 from tests.cast import (
     GIB,
     MIB_BYTES,

@@ -22,9 +22,9 @@ from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import commits
 from apps.scheduling.services.cycles.pool_cache import PoolCache
-from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.reclaiming import preemption
+from apps.whatif.rounds import replay
 from gpucloud import counters
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty
 from tests.scheduling.clock import Clock

@@ -20,10 +20,10 @@ from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles import commits
-from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet import devices
 from apps.scheduling.services.reclaiming import draining, preemption
+from apps.whatif.rounds import replay
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 from tests.racing import race, without_constraint
 from tests.scheduling.divided import MEMORY_MIB, on_the_wire

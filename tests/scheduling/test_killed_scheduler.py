@@ -14,7 +14,7 @@ from apps.nodes.models import Node
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.lifecycle import release_claim
-from apps.scheduling.services.cycles.replays import replay
+from apps.whatif.rounds import replay
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed
 from tests.processes import eventually
 from tests.scheduling.programs import program

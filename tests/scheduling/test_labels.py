@@ -10,9 +10,9 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.tenants import create_pool
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, release_claim
-from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet.devices import read_fleet
+from apps.whatif.rounds import replay
 from tests.cast import Cast, Machine, ask, give_plenty
 
 

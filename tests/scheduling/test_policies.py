@@ -107,3 +107,15 @@ def test_a_policy_or_back_end_that_is_not_there_is_said_so() -> None:
         Fleet((), policy="best")
     with pytest.raises(ValueError, match="no such back end: fortran"):
         Fleet((), backend="fortran")
+
+
+def test_power_wakes_no_idle_gpu_while_one_in_use_has_room() -> None:
+    """An H100 costs 630 watts to wake and a T4 60; what runs already costs nothing, whatever the fragments."""
+    idle, used = gpu("a", 0), replace(gpu("b", 0, core=50), model="NVIDIA H100")
+    small = Request(1, 30, 1)
+    assert choose(Fleet([idle, used], policy="power"), small) == ("b0",)
+    woken = [replace(gpu("a", 0), model="NVIDIA H100"), replace(gpu("b", 0), model="Tesla T4")]
+    assert choose(Fleet(woken, policy="power"), small) == ("b0",)
+    packages = [NodeState(name, cpu_milli_free=free, cpu_milli=64_000) for name, free in (("a", 64_000), ("b", 40_000))]
+    cpu = replace(small, cpu_milli=4000)
+    assert choose(Fleet([gpu("a", 0), gpu("b", 0)], packages, policy="power"), cpu) == ("b0",), "its package is in use"

@@ -17,8 +17,8 @@ from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles import rounds as scheduling_rounds
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.queue import get_snapshot
-from apps.scheduling.services.cycles.replays import replay
 from apps.scheduling.services.cycles.rounds import rounds, run_round
+from apps.whatif.rounds import replay
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, used
 
 SMALL: dict[str, Any] = {"core_request": 10, "memory_mib": GIB}

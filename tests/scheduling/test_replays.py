@@ -12,8 +12,9 @@ from apps.scheduling import tasks
 from apps.scheduling.models import FleetSnapshot, Round
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles import records
-from apps.scheduling.services.cycles.replays import gpus_seen, replay, replay_with
+from apps.scheduling.services.cycles.replays import gpus_seen
 from apps.scheduling.services.cycles.rounds import rounds, run_round
+from apps.whatif.rounds import replay, replay_with
 from tests.cast import Cast, Machine, ask, give_plenty
 from tests.scheduling.life import Kept, Life
 

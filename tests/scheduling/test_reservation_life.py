@@ -14,10 +14,10 @@ from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.claims.spec import ClaimChanges
-from apps.scheduling.services.cycles import replays
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reservations.clock import drive
 from apps.scheduling.services.reservations.lifecycle import create_reservation, release_reservation
+from apps.whatif import rounds as replays
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, lose, placed, used
 from tests.measurements import steady
 from tests.scheduling.clock import START, Clock

@@ -121,6 +121,7 @@ class PlacementPolicy(models.TextChoices):
     TOPOLOGY = "topology", _("Topology: several GPUs close to each other, one where few links are broken")
     GPU_ADMISSION = "gpu-admission", _("gpu-admission: the fullest node that fits, as Tencent's scheduler has it")
     RANDOM = "random", _("Random: any that fits")
+    POWER = "power", _("Power: as gpucloud, but GPUs and CPUs in use before idle ones, to draw less power")
 
 
 class Pool(Row):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # As published, FGD uses the most popular requests that make up this percentage of all.
 POPULAR_PERCENT = 95
 # The policies that use the mix.
-LEARNING = ("gpucloud", "fgd")
+LEARNING = ("gpucloud", "fgd", "power")
 # Prices are renewed when a twentieth of all core was taken or given back since.
 RENEWED = 20
 # For most requests only core and memory matter.

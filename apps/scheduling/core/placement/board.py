@@ -12,6 +12,7 @@ import numpy.typing as npt
 from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.mix import Type
 from apps.scheduling.core.placement.policies import POLICIES, Node
+from apps.scheduling.core.placement.power import gpu_rise
 from apps.scheduling.core.placement.topology import Near
 from apps.scheduling.core.values import GpuState, Label, NodeState
 
@@ -128,6 +129,7 @@ class Tables:
     several: Int64
     prices: Int64
     buckets: Int64
+    watts: Int64
 
     @classmethod
     def of(cls, prices: Prices, board: Board) -> "Tables":
@@ -150,6 +152,7 @@ class Tables:
             several=several,
             prices=np.array([prices.of(model) for model in board.models], np.int64),
             buckets=np.array(prices.buckets, np.int64),
+            watts=np.array([gpu_rise(model) for model in board.models], np.int64),
         )
 
 

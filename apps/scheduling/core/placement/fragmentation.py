@@ -21,6 +21,8 @@ DEAREST = 4
 # A score in steps: a GPU's fall of fragmentation 25, a GPU at price one 10, 128 CPUs or 16 GPUs left 1, and a whole
 # GPU's worth of imbalance 3. Decision 0019 says how they were found.
 STEPS, PRICE, CPU_MILLI_LEFT, GPUS_LEFT, IMBALANCE = 25, 10, 128_000, 16, 3
+# Watts more that count as much as a step; decision 0108 says how they were found.
+WATTS = 20
 # Shares of a node are counted in this many parts.
 PARTS = 1024
 
@@ -107,11 +109,11 @@ class Prices:
         """Return the price of a model."""
         return self.models.get(model, 0)
 
-    def step(self, fall: int, charged: int, before: Left, after: Left) -> int:
-        """Return the score of `gpucloud`; `charged` is price · core of the GPUs taken."""
+    def step(self, fall: int, charged: int, before: Left, after: Left, *, watts: int = 0) -> int:
+        """Return the score of `gpucloud`; of `power` with its watts. `charged` is price · core of the GPUs taken."""
         gpu = self.whole * self.total
         cpu = (after.cpu_milli or 0) * gpu // CPU_MILLI_LEFT
         idle = after.idle * self.total // GPUS_LEFT
         apart = after.imbalance(self.whole) - before.imbalance(self.whole)
-        worth = STEPS * fall - PRICE * charged * self.total // PRICE_UNIT - cpu - idle
+        worth = STEPS * fall - PRICE * charged * self.total // PRICE_UNIT - cpu - idle - watts * gpu // WATTS
         return (worth - IMBALANCE * apart * gpu // PARTS**2) // gpu

@@ -43,6 +43,7 @@ class _Mix(Structure):
         ("buckets", c_int32),
         ("prices", c_void_p),
         ("bucket", c_void_p),
+        ("watts", c_void_p),
     ]  # fmt: skip
 
 
@@ -138,6 +139,7 @@ class NativeKernel:
             tables.single.ctypes.data, tables.class_core.ctypes.data, tables.class_memory.ctypes.data,
             tables.class_models.ctypes.data, tables.several.ctypes.data,
             len(tables.prices), len(tables.buckets), tables.prices.ctypes.data, tables.buckets.ctypes.data,
+            tables.watts.ctypes.data,
         )  # fmt: skip
         self._library.kernel_set_mix(self._handle, byref(mix))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from apps.scheduling.core.placement import topology
 from apps.scheduling.core.placement.fragmentation import Left, Prices, fragmentation
+from apps.scheduling.core.placement.power import cpu_rise, gpu_rise
 from apps.scheduling.core.placement.topology import Members, Near
 from apps.scheduling.core.values import GpuState, NodeState, Request
 
@@ -97,6 +98,22 @@ def gpucloud(node: Node, fitting: Members, request: Request, prices: Prices) -> 
     A model has a price if others insist on it. The score is floor(25 · fall of fragmentation − 10 · price · GPUs − 3 ·
     rise of imbalance − CPUs left / 128 − GPUs left / 16).
     """
+    return _descend(node, fitting, request, prices, lambda _: 0)
+
+
+def power(node: Node, fitting: Members, request: Request, prices: Prices) -> Choice:
+    """Choose as `gpucloud`, less one for every 20 watts that the node draws more: by GPUs and packages that it wakes.
+
+    The weighted sum of PWR+FGD (Lettich et al., CCGrid 2025) with fixed watts a step: scaled to the nodes at hand, as
+    theirs are, a node's score would depend on the others.
+    """
+    left = node.left
+    cpu = cpu_rise(left.cpu_milli, left.all_cpu_milli, request.cpu_milli)
+    wakes = [gpu_rise(model) if core >= prices.whole else 0 for core, _, model in left.gpus]
+    return _descend(node, fitting, request, prices, lambda chosen: cpu + sum(wakes[place] for place in chosen))
+
+
+def _descend(node: Node, fitting: Members, request: Request, prices: Prices, watts: Callable[[Members], int]) -> Choice:
     now = node.left
     before = fragmentation(now, prices.weights)
 
@@ -104,7 +121,7 @@ def gpucloud(node: Node, fitting: Members, request: Request, prices: Prices) -> 
         left = now.after(chosen, request)
         fall = before - fragmentation(left, prices.weights)
         charged = sum(prices.of(node.gpus[place].model) * request.core_request for place in chosen)
-        return prices.step(fall, charged, now, left)
+        return prices.step(fall, charged, now, left, watts=watts(chosen))
 
     if _is_part(request, prices):
         return _best_single(fitting, score)
@@ -136,4 +153,5 @@ POLICIES: dict[str, Policy] = {
     "topology": near_together,
     "gpu-admission": gpu_admission,
     "random": any_will_do,
+    "power": power,
 }

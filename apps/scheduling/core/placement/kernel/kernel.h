@@ -16,7 +16,7 @@
 /* Each node's counts are stored for this many classes. */
 #define CLASSES_KEPT 8
 
-enum policy { GPUCLOUD, FGD, BINPACK, SPREAD, TOPOLOGY, GPU_ADMISSION, RANDOM };
+enum policy { GPUCLOUD, FGD, BINPACK, SPREAD, TOPOLOGY, GPU_ADMISSION, RANDOM, POWER };
 
 /* The numbers of filters.py. */
 enum filter {
@@ -67,6 +67,8 @@ struct mix {
     const int64_t *several;
     int32_t models, buckets;
     const int64_t *prices, *bucket;
+    /* By model: what a GPU draws more once a part of it is allocated. */
+    const int64_t *watts;
 };
 
 /* `exclusion`: 0 for a request without such a label, 1 for one that needs an empty GPU where none carries its label. */

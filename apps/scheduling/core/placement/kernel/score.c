@@ -124,6 +124,26 @@ static int64_t imbalance(const struct board *b, int32_t node, int64_t idle, int6
     return b->count[node] * apart * apart;
 }
 
+static int64_t packages(int64_t milli)
+{
+    return milli > 0 ? (milli + 31999) / 32000 : 0;
+}
+
+/* Return the watts that the node draws more with the request on these GPUs; see power.py. */
+static int64_t watts_of(const struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
+{
+    const struct board *b = &k->board;
+    int64_t watts = 0, all = b->all_cpu[node], free = b->cpu[node];
+    for (int32_t i = 0; i < s->count; i++) {
+        int64_t at = (int64_t)node * b->width + chosen[i];
+        if (core_at(b, at) >= b->whole)
+            watts += k->mix.watts[b->model[at]];
+    }
+    if (free == UNKNOWN || all == UNKNOWN)
+        return watts;
+    return watts + 105 * (packages(all - free + s->cpu) - packages(all - free));
+}
+
 /* Return the score of the node with the request on these GPUs, by the fall of its fragmentation. */
 static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, const int32_t *chosen)
 {
@@ -143,6 +163,8 @@ static int64_t descent(struct kernel *k, const struct shape *s, int32_t node, co
     }
     if (charged)
         left += floor_div(10 * charged * m->total, 1000);
+    if (b->policy == POWER)
+        left += floor_div(watts_of(k, s, node, chosen) * gpu, 20);
     return floor_div(25 * fall - left, gpu);
 }
 
@@ -194,7 +216,7 @@ int64_t evaluate(struct kernel *k, const struct shape *s, int32_t node, const st
     }
     if (s->count == 1 && s->core < b->whole)
         return best_single(k, s, node, fit, chosen);
-    if (b->policy == GPUCLOUD && s->count)
+    if (b->policy != FGD && s->count)
         by_links(b, s, node, fit, chosen);
     else
         memcpy(chosen, fit->gpus, (size_t)s->count * sizeof *chosen);

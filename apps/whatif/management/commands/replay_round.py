@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.scheduling.core.placement.policies import POLICIES
 from apps.scheduling.models import Round
-from apps.scheduling.services.cycles.replays import Comparison, replay, replay_with
+from apps.whatif.rounds import Comparison, replay, replay_with
 
 
 class Command(BaseCommand):
