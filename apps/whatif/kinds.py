@@ -2,8 +2,8 @@
 
 - `turns`: a claim has the share that it asked for.
 - `mps`: as turns, but a program cannot be suspended, and a raise above the part that it started with needs a new start.
-  Claims of several tenants on one GPU have a server each, which then take turns; the scheduler does not avoid that, so
-  the core that was given on such GPUs is counted.
+  Claims of several tenants on one GPU have a server each, which then take turns. The scheduler prefers other GPUs, as
+  in a pool with MPS (`Request.sharing_group`), and the core that is given on such GPUs all the same is counted.
 - `mps-per-tenant`: as `mps`, but a GPU takes claims of one tenant only, by an exclusion label on every claim.
 - `mig`: all GPUs that can be are in MIG mode, and a claim has an instance of the smallest profile that covers it. It
   keeps its size. What the API refuses of claims with hard isolation does not fit here either; labels, schedules, the
@@ -59,6 +59,8 @@ class Converter:
                 return Unfit(POD if claim.is_of_pod else GROUP if entry.group is not None else RESERVATION)
         elif request.profile is not None:
             return Unfit(HARD_ISOLATION)
+        if self.kind == "mps":
+            request = replace(request, sharing_group=entry.tenant)
         if self.kind == "mps-per-tenant" and request.exclusion is None:
             request = replace(request, exclusion=ONE_TENANT, tenant=entry.tenant)
         if request not in self._known:

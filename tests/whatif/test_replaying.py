@@ -71,6 +71,8 @@ def test_with_one_tenant_to_a_gpu_the_other_waits_for_it() -> None:
     seen = replay(site(), THREE, "mps-per-tenant")
     assert (seen.accepted, seen.wait_mean_seconds, seen.mixed_core_percent) == (3, 100.0, 0.0)
     assert replay(site(), THREE, "mps").mixed_core_percent == 40.0
+    assert replay(site(2), THREE, "turns").mixed_core_percent == 15.0, "c1 and c2 fill g0 from 100 to 400"
+    assert replay(site(2), THREE, "mps").mixed_core_percent == 0.0, "with a second GPU, tenants stay apart"
 
 
 @pytest.mark.parametrize(
