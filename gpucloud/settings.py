@@ -28,7 +28,7 @@ TELEMETRY_RAW_HOURS = environment.number("TELEMETRY_RAW_HOURS", 24, least=3)
 TELEMETRY_TENS_DAYS = environment.number("TELEMETRY_TENS_DAYS", 3, least=1)
 TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=1)
 TELEMETRY_HOURS_DAYS = environment.number("TELEMETRY_HOURS_DAYS", 400, least=1)
-JOB_OUTPUT_DAYS = environment.number("JOB_OUTPUT_DAYS", 14, least=1)
+JOB_OUTPUT_DAYS, JOB_OUTPUT_MIB = map(environment.number, ("JOB_OUTPUT_DAYS", "JOB_OUTPUT_MIB"), (14, 4096))
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -370,7 +370,7 @@ CELERY_BEAT_SCHEDULE = {
     },
     "pack-claims": {"task": "apps.packing.tasks.pack_claims", "schedule": 15.0, "options": {"expires": 15}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
-    "forget-job-output": {"task": "apps.jobs.tasks.forget_job_output", "schedule": 3600.0},
+    "forget-job-output": {"task": "apps.jobs.tasks.forget_job_output", "schedule": 300.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }

@@ -69,6 +69,8 @@ class Job(Row):
     # Bytes of the run's output that the server has, and that the node did not keep.
     output_bytes = models.PositiveBigIntegerField(default=0)
     dropped_bytes = models.PositiveBigIntegerField(default=0)
+    # Output of all its runs that is still stored.
+    stored_bytes = models.PositiveBigIntegerField(default=0, db_default=0)
 
     objects = JobQuerySet.as_manager()
 
@@ -83,6 +85,7 @@ class Job(Row):
             models.Index(fields=["tenant", "-id"], name="job_of_tenant"),
             models.Index(fields=["updated_at"], name="job_by_change"),
             models.Index(fields=["claim"], name="job_open", condition=Q(state__in=OPEN)),
+            models.Index(fields=["tenant", "ended_at"], name="job_with_output", condition=Q(stored_bytes__gt=0)),
         ]
 
     def __str__(self) -> str:

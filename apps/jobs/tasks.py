@@ -14,5 +14,5 @@ def follow_jobs() -> int:
 
 @shared_task
 def forget_job_output() -> int:
-    """Delete the output of jobs that ended long ago; return the number of pieces."""
-    return reports.forget_output(settings.JOB_OUTPUT_DAYS)
+    """Delete the output of jobs that ended long ago, or that is too much; return the number of jobs."""
+    return reports.forget_output(days=settings.JOB_OUTPUT_DAYS, mib=settings.JOB_OUTPUT_MIB)

@@ -84,6 +84,7 @@ CONTROL_PLANE = frozenset(
         "STATIC_ROOT",
         "TELEMETRY_HOURS_DAYS",
         "JOB_OUTPUT_DAYS",
+        "JOB_OUTPUT_MIB",
         "TELEMETRY_MINUTES_DAYS",
         "TELEMETRY_RAW_HOURS",
         "TELEMETRY_TENS_DAYS",

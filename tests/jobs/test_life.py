@@ -8,6 +8,7 @@ from apps.jobs.models import Job, JobOutput
 from apps.jobs.services import reports
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
@@ -173,11 +174,40 @@ def test_jobs_wait_for_a_node_that_runs_them(cast: Cast, machine: Machine) -> No
 
 
 def test_old_output_is_forgotten(cast: Cast, machine: Machine) -> None:
-    job = started(cast, machine)
+    job = started(cast, machine, retries=1)
     send(machine, job, b"x")
-    job = end(machine, job, output_bytes=1)
-    assert reports.forget_output(14) == 0
+    end(machine, job, code=1, output_bytes=1)
+    report(machine, job, "running")
+    send(machine, job, b"yz")
+    job = end(machine, job, output_bytes=2)
+    assert (job.stored_bytes, JobOutput.objects.count()) == (3, 2)
+    assert reports.forget_output(days=14, mib=64) == 0
     Job.objects.filter(pk=job.pk).update(ended_at=timezone.now() - timedelta(days=15))
-    assert reports.forget_output(14) == 1
+    assert reports.forget_output(days=14, mib=64) == 1
     part = cast.max.get(f"jobs/{job.uid}/output/").body
     assert (part["text"], part["complete"]) == ("", True)
+    assert not JobOutput.objects.exists()
+    assert reports.forget_output(days=14, mib=64) == 0
+
+
+def test_a_tenant_keeps_so_much_output_and_the_oldest_goes_first(cast: Cast, machine: Machine) -> None:
+    jobs = []
+    for number in range(4):
+        job = started(cast, machine, name=f"j{number}")
+        send(machine, job, b"x" * 1000)
+        jobs.append(job if number == 3 else end(machine, job, output_bytes=1000))
+        machine.obey()
+    Job.objects.update(stored_bytes=40 << 20)
+    assert reports.forget_output(days=14, mib=100) == 2
+    assert [fresh(job).stored_bytes for job in jobs] == [0, 0, 40 << 20, 40 << 20]
+    # What still runs is never cut.
+    assert reports.forget_output(days=14, mib=1) == 1
+    assert [fresh(job).stored_bytes for job in jobs] == [0, 0, 0, 40 << 20]
+
+
+def test_the_claim_of_a_job_does_not_leave_its_node(cast: Cast, machine: Machine) -> None:
+    job = started(cast, machine)
+    Claim.objects.filter(pk=job.claim_id).update(movable=True)
+    answer = cast.max.post(f"claims/{job.claim.uid}/move/", {"anywhere": True})
+    assert (answer.status, answer.code) == (409, "cannot-move")
+    assert "job" in answer.body["detail"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from agent import wire
@@ -78,7 +78,7 @@ def take_output(node: Node, frame: wire.Output) -> int | None:
     if 0 <= known < len(frame.data):
         data = frame.data[known:]
         JobOutput.objects.create(job=job, run=job.runs, offset=job.output_bytes, data=data)
-        job.change(output_bytes=job.output_bytes + len(data))
+        job.change(output_bytes=job.output_bytes + len(data), stored_bytes=job.stored_bytes + len(data))
         _end_if_complete(job)
     return job.output_bytes
 
@@ -120,7 +120,23 @@ def _end_without_claim(job: Job, why: str) -> None:
     end_run(job, exit_code=result["exit_code"], reason=result["reason"])
 
 
-def forget_output(days: int) -> int:
-    """Delete the output of jobs that ended so many days ago; return the number of pieces."""
-    old = timezone.now() - timedelta(days=days)
-    return JobOutput.objects.filter(job__ended_at__lt=old).delete()[0]
+def forget_output(*, days: int, mib: int) -> int:
+    """Delete the output of jobs that ended so many days ago, and of each tenant's oldest ones above so many MiB.
+
+    Returns the number of jobs.
+    """
+    ended = Job.objects.filter(stored_bytes__gt=0, ended_at__isnull=False)
+    found = set(ended.filter(ended_at__lt=timezone.now() - timedelta(days=days)).values_list("pk", flat=True))
+    sums = Job.objects.filter(stored_bytes__gt=0).values("tenant").annotate(held=Sum("stored_bytes"))
+    for tenant, held in sums.filter(held__gt=mib << 20).order_by().values_list("tenant", "held"):
+        left = held - (mib << 20)
+        oldest = ended.filter(tenant=tenant).order_by("ended_at").values_list("pk", "stored_bytes")
+        for pk, size in oldest.iterator():
+            if left <= 0:
+                break
+            found.add(pk)
+            left -= size
+    with transaction.atomic():
+        JobOutput.objects.filter(job__in=found).delete()
+        Job.objects.filter(pk__in=found).update(stored_bytes=0)
+    return len(found)

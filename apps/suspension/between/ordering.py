@@ -20,7 +20,7 @@ from apps.scheduling.core.values import Refused
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames, request_of
-from apps.scheduling.services.fleet.devices import read_devices, read_nodes
+from apps.scheduling.services.fleet.devices import RUNS_JOBS, read_devices, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
 from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.suspension.between import carrying
@@ -141,6 +141,8 @@ def _refuse(claim: Claim, rows: Sequence[Assignment]) -> None:
         raise CannotMove(
             "It is not declared movable: its owner does it with `gpucloud claim resize --movable true`.", of="movable"
         )
+    if RUNS_JOBS.items() <= claim.node_selector.items():
+        raise CannotMove("The agent of its node keeps its job's program: stop the job, and run it again.", of="job")
     if claim.lease_seconds is not None:
         raise CannotMove(
             "It has a lease, which its holder on the old node could no longer renew: make it without one "
