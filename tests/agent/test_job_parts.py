@@ -96,7 +96,7 @@ def new_run(root: Path, output: bytes) -> tuple[str, tuple[wire.JobRun, RunDirec
 
 
 def test_a_run_is_kept_if_another_keeper_than_the_last_started_one_has_its_lock(tmp_path: Path) -> None:
-    """That of an agent that was killed between the start of its keeper and the keeper's lock."""
+    """An agent that is killed between the start of its keeper and the keeper's lock leaves such a one."""
     run = RunDirectory(tmp_path / "run")
     run.root.mkdir()
     assert not run.is_kept()
