@@ -106,3 +106,14 @@ def test_a_nodes_charts_have_its_boards_power(cast: Cast, machine: Machine, brow
     assert len(series[f"{first.uuid}/power"]["times"]) == 2
     assert series[f"{silent.uuid}/power"]["times"] == []
     assert f'data-key="{first.uuid}/power"' in browser("olga").get("/nodes/gpu1/").content.decode()
+
+
+def test_the_list_shows_the_power_that_each_gpu_draws(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    gpu = Gpu.objects.get(index=1)
+    at = timezone.now()
+    keep(
+        [Sample(node_id=gpu.node_id, gpu=gpu, at=at, core_percent=10.0, memory_bytes=0, processes=1, power_watts=231.6)]
+    )
+    page = " ".join(browser("olga").get("/gpus/").content.decode().split())
+    assert page.count("232 W") == 1
+    assert page.count('<td class="num">–</td>') == 3, "the others told none"

@@ -24,6 +24,7 @@ from apps.console.shell.lists.filters import (
     pools,
 )
 from apps.console.shell.lists.views import ListPage
+from apps.console.shell.measurements import watts_of_gpus
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.nodes.models.node import STATES, state_now
@@ -195,6 +196,7 @@ class GpuList(ListPage):
         column(_("Pool"), "pool", F("node__pool__natural_name"), *by_node, css="wide"),
         column(_("Core allocated"), "core", "core_used", word="leased"),
         column(_("Memory allocated"), "memory", "memory_used_mib", word="leased"),
+        number(_("Power")),
     ]
     views = [
         SavedView(_("All")),
@@ -209,6 +211,13 @@ class GpuList(ListPage):
     def with_details(self, rows: Any) -> Any:
         """Add node and pool."""
         return rows.select_related("node__pool").defer("links", "node__labels", "node__drifts", "node__checks")
+
+    def present(self, rows: list[Any]) -> list[Any]:
+        """Add the power that each GPU draws."""
+        watts = watts_of_gpus(rows)
+        for row in rows:
+            row.watts = watts[row.uuid]
+        return rows
 
     def facts(self, row: Any) -> Any:
         """Return the GPU with the names of its node and pool."""

@@ -49,6 +49,12 @@ class Known(Protocol):
     def uuid(self) -> str: ...
 
 
+def watts_of_gpus(gpus: Collection[Gpu]) -> dict[str, float | None]:
+    """Return the power of each GPU's board by uuid, of its latest sample; None: it told none. One query."""
+    found = utilization.of_gpus(gpus, start=None, end=None, step_seconds=None)
+    return {one["gpu_uuid"]: next(reversed(one["power_watts"]), None) for one in found}
+
+
 def use_of_gpus(gpus: Collection[Known]) -> dict[str, Use]:
     """Return the use by GPU uuid; GPUs without samples are left out."""
     nodes = {gpu.node_id for gpu in gpus}
