@@ -34,7 +34,9 @@ def test_pages_say_which_claims_fell_with_which_and_other_tenants_are_only_count
     assert "1 claim of another tenant fell, too" in page
     assert "foreign" not in page
     assert "2 claims of other tenants fell, too" in text(browser("olga").get(f"/claims/{other.uid}/"))
-    assert "of all tenants on" in text(browser("olga").get(f"/gpus/{gpu.uuid}/"))
+    page = text(browser("olga").get(f"/gpus/{gpu.uuid}/"))
+    assert "of all tenants on" in page
+    assert f"Programs of {rows[0].claim}, {rows[1].claim}" in page
     assert AuditEvent.objects.filter(action="claim.fall").count() == 3
     Gateway().event(machine.node, wire.Event(at=2.0, code="mps-daemon-ended", detail="Nobody."))
     assert AuditEvent.objects.filter(action="claim.fall").count() == 3

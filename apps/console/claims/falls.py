@@ -1,6 +1,7 @@
 """Falls under MPS for the pages of claims and GPUs: programs that lost their GPU together."""
 
-from datetime import timedelta
+from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -28,11 +29,14 @@ def find_fall(claim: Claim, live: list[Assignment]) -> dict[str, Any] | None:
     return {"at": event.at, **event.after} if event is not None and event.after else None
 
 
-def find_falls(gpu: Gpu) -> list[AuditEvent]:
-    """Return the last falls on the GPU, newest first."""
+def find_falls(gpu: Gpu, live: Iterable[Assignment]) -> list[tuple[datetime, str]]:
+    """Return the last falls on the GPU, newest first: times and words, which name the claims that are still there."""
     if gpu.backend != BackEnd.MPS:
         return []
     since = timezone.now() - LATELY
     events = AuditEvent.objects.filter(object_type="node", object_id=gpu.node.name, action__in=EVENTS, at__gt=since)
-    found = [event for event in events.order_by("-pk")[:SEARCHED] if gpu.uuid in (event.after or {}).get("detail", "")]
-    return found[:MOST]
+    details = [(event.at, str((event.after or {}).get("detail", ""))) for event in events.order_by("-pk")[:SEARCHED]]
+    found = [(at, words) for at, words in details if gpu.uuid in words][:MOST]
+    for item in live if found else ():
+        found = [(at, words.replace(str(item.claim.uid), str(item.claim))) for at, words in found]
+    return found

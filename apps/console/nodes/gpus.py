@@ -37,7 +37,7 @@ def gpu_detail(request: HttpRequest, principal: Principal, uuid: str) -> HttpRes
     live = _shares(gpu)
     bars = bars_of(gpu, assignments=live, use=use_of_gpus([gpu]), shares=use_of_assignments(live))
     shown: dict[str, Any] = {"row": bars, "processes": _processes(gpu, live), "rotation": sharing([gpu])}
-    shown |= {"mig": mig_of(gpu, live), "falls": find_falls(gpu)}
+    shown |= {"mig": mig_of(gpu, live), "falls": find_falls(gpu, live)}
     if wants_fragment(request):
         return render(request, "gpus/_live.html", shown)
     span = span_of(request)
