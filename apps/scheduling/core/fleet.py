@@ -88,11 +88,15 @@ class Fleet:
             divided.sort(key=lambda gpu: (gpu.node, gpu.index, gpu.uuid))
             count = len(self._gpus) - len(divided)
             return instances.decide(divided, request, nodes=self._nodes, others=count, held=held or {})
-        if request.sharing_group is not None and (others := self._of_other_groups(request.labels[-1])):
-            answer = self._decide(request, {**(held or {}), **others})
-            if isinstance(answer, Placed):
-                return answer
-        return self._decide(request, held)
+        answer = self._decide(request, held)
+        if (
+            request.sharing_group is None
+            or isinstance(answer, Refused)
+            or not (others := self._others(answer, request))
+        ):
+            return answer
+        apart = self._decide(request, {**(held or {}), **others})
+        return apart if isinstance(apart, Placed) else answer
 
     def _decide(self, request: Request, held: Held | None) -> Placed | Refused:
         rows = self._rows if self._prices is not None and self._rows is not None else self._prepare_rows()
@@ -100,8 +104,12 @@ class Fleet:
             return decide(self._as_nodes(), request, self._policy, self._get_prices(), held or {})
         return rows.decide(request, held or {}, self._where)
 
-    def _of_other_groups(self, own: Label) -> Held:
-        """Return the GPUs that carry claims of other sharing groups than this, all of each withheld."""
+    def _others(self, answer: Placed, request: Request) -> Held:
+        """Return the GPUs with claims of other sharing groups, all of each withheld; none if the answer has no such."""
+        own = request.labels[-1]
+        labels = chain.from_iterable(self._gpus[uuid].labels for uuid in answer.gpus)
+        if not any(label.kind == own.kind and label != own for label in labels):
+            return {}
         foreign = (on for label, on in self._where.items() if label.kind == own.kind and label != own)
         return dict.fromkeys(chain.from_iterable(foreign), ALL_OF_IT)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from apps.scheduling.core.placement.board import UNSEEN, Bytes, Int32, Tables, allowed
-from apps.scheduling.core.placement.filters import NOTHING, Filter, reasons
+from apps.scheduling.core.placement.filters import Filter, reasons
 from apps.scheduling.core.placement.fragmentation import Prices
 from apps.scheduling.core.placement.plain import as_placed, draw
 from apps.scheduling.core.values import Held, Label, NodeState, Placed, Refused, Request
@@ -200,25 +200,29 @@ class Rows:
         carriers = {label.kind: where.get(label, {}) for label in request.labels}
         together, apart = carriers.get("affinity", {}), carriers.get("anti-affinity", {})
         alone = carriers.get("exclusion", {})
-        spot = self.board.spot
-        listed = sorted({spot[uuid][0] for uuid in {*held, *together, *apart, *alone} if uuid in spot})
-        if not listed and not together:
+        board = self.board
+        at = np.fromiter(map(board.number.get, held, repeat(-1)), np.int64, len(held))
+        withheld = np.array(list(held.values()), np.int64).reshape(-1, 2)[at >= 0]
+        at = at[at >= 0]
+        beside = [board.spot[uuid][0] for uuid in {*together, *apart, *alone} if uuid in board.spot]
+        listed = np.unique(np.concatenate([at // board.width, np.array(beside, np.int64)]))
+        if not listed.size and not together:
             return None
-        extra: Bytes = np.zeros((max(len(listed), 1), self.board.width), np.uint8)
-        for row, node in enumerate(listed):
-            for place, uuid in enumerate(self.board.uuids[node]):
-                if uuid in held and self._is_short((node, place), request, held[uuid]):
-                    extra[row, place] = Filter.RESERVED
-                elif together and uuid not in together:
+        # No loop in Python: most of a fleet may be withheld.
+        short = board.core.reshape(-1)[at] - withheld[:, 0] < request.core_request
+        short |= board.memory.reshape(-1)[at] - withheld[:, 1] < request.memory_mib
+        marks: Bytes = np.zeros(board.core.size, np.uint8)
+        marks[at[short]] = Filter.RESERVED
+        extra: Bytes = marks.reshape(board.core.shape)[listed] if listed.size else np.zeros((1, board.width), np.uint8)
+        for row, node in enumerate(listed) if together or apart else ():
+            for place, uuid in enumerate(board.uuids[node]):
+                if extra[row, place]:
+                    continue
+                if together and uuid not in together:
                     extra[row, place] = Filter.AFFINITY
                 elif uuid in apart:
                     extra[row, place] = Filter.ANTI_AFFINITY
         want = 0
         if request.exclusion is not None:
-            want = self.board.exclusions.get(Label("exclusion", request.tenant, request.exclusion), UNSEEN)
-        return Special(np.array(listed, np.int32), extra, want, bool(together))
-
-    def _is_short(self, spot: tuple[int, int], request: Request, held: tuple[int, int] = NOTHING) -> bool:
-        core, memory = held
-        free = int(self.board.core[spot]) - core, int(self.board.memory[spot]) - memory
-        return free[0] < request.core_request or free[1] < request.memory_mib
+            want = board.exclusions.get(Label("exclusion", request.tenant, request.exclusion), UNSEEN)
+        return Special(listed.astype(np.int32), extra, want, bool(together))
