@@ -89,8 +89,12 @@ class State:
         return f"{about.st_dev:x}-{about.st_ino:x}"
 
     def clear_runs(self) -> None:
-        """Remove the run directories, as a reboot does; call it while nothing runs."""
-        shutil.rmtree(self._runs(), ignore_errors=True)
+        """Remove the run directories, as a reboot does; call it while nothing runs.
+
+        Programs of jobs outlive their agents. They end when the directories of their runs are gone.
+        """
+        for place in (self._runs(), *self.root.glob("nodes/*-jobs")):
+            shutil.rmtree(place, ignore_errors=True)
 
     def lock(self) -> int:
         """Lock the directory for this process.
