@@ -12,12 +12,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db.models import Q
+
 from apps.quotas.models import LedgerEntry, Pool, Resource, Tenant
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging.metering import between
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.queue_order import entry_of
-from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
+from apps.scheduling.services.fleet.devices import read_devices, read_nodes
 from apps.whatif.values import PastClaim, Resize, Site, Size
 
 # A replay of more would not end within a task's time (300 s) where most of them wait.
@@ -51,9 +53,9 @@ class _Held(NamedTuple):
 
 
 def read_site(pool: Pool, *, begin: datetime, end: datetime) -> Site:
-    """Return the pool with all GPUs that it has today, whatever their state."""
+    """Return the pool with all GPUs that its agents report today, whatever else their state."""
     return Site(
-        gpus=tuple(read_fleet(pool)),
+        gpus=tuple(device.state for device in read_devices(pool, Q(present=True))),
         nodes=tuple(read_nodes(pool)),
         begin=begin.timestamp(),
         end=end.timestamp(),

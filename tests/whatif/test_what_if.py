@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
@@ -51,6 +52,8 @@ def test_the_history_is_what_claims_held_and_for_how_long(cast: Cast, machine: M
     found, left_out = history.read_history(cast.pool, begin=now - day, end=now)
     assert [one.entry.id for one in found] == [str(claims[name].uid) for name in ("first", "still", "gives up")]
     assert left_out == 0
+    Gpu.objects.filter(index=1).update(present=False)
+    assert len(history.read_site(cast.pool, begin=now - day, end=now).gpus) == 1, "a device that is gone is no capacity"
     first, still, gives_up = found
     assert (first.entry.request.core_request, first.run_seconds) == (30, 4 * 3600)
     assert first.resizes == (Resize(3600, Size(60, 4 * GIB)),)
