@@ -19,9 +19,13 @@ import struct
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from agent.wire import ALL_TENANTS, Assignment
+from agent.wire_words import ALL_TENANTS
+
+if TYPE_CHECKING:
+    # Benchmarks of MPS run on machines without the agent's packages.
+    from agent.wire import Assignment
 
 ACL = "system.posix_acl_access"
 # linux/posix_acl_xattr.h: the version, then tag, permissions and id of each entry.
@@ -41,7 +45,7 @@ class TrustGroup(NamedTuple):
     tenant: str
 
     @classmethod
-    def of(cls, one: Assignment) -> "TrustGroup":
+    def of(cls, one: "Assignment") -> "TrustGroup":
         """Return the group of the assignment."""
         return cls(one.gpu_uuid, one.trust_group or one.tenant)
 

@@ -15,6 +15,8 @@ LEFT_OUT = {
     "Sample", "AllocatedHour", "AllocatedDay", "GpuHealth",
     # Bytes; rounds are read on their page.
     "FleetSnapshot",
+    # Shown on the pool's own page.
+    "WhatIf",
     # Stored answers, and counts of attempts.
     "IdempotencyRecord", "Attempts",
     # Parts of another row; the output of jobs is read on their page.
