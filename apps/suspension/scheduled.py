@@ -13,7 +13,7 @@ from django.utils import timezone
 from apps.quotas.models import AuditEvent, EventKind
 from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.suspending import find_refusal, resume, try_suspend

@@ -21,7 +21,8 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.charging import amount_in_words
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import PUT_ASIDE, SuspendedBy
+from apps.scheduling.models.claim import PUT_ASIDE
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import WrongState, locked, raise_frames
 from apps.scheduling.services.cycles.resuming import without_pause

@@ -251,6 +251,7 @@ HELP = {
     "node": "a node's name",
     "state": "a state",
     "resource": "the resource",
+    "quota.resource": "core_percent, memory_mib, vgpus, gpus, host_memory_mib, or MIG instances like mig/2g.35gb",
     "claim": "a claim's name or UID",
     "gpu": "a GPU's uuid",
     "series": "a weekly series' uid",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent import wire
+from apps.quotas.models import ResourceQuota
 from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, give_plenty
@@ -103,3 +104,27 @@ def test_the_pages_show_who_shares_an_instance_and_the_room_in_it(
     assert f'<a href="/claims/{opener}/">acme/open</a>, <a href="/claims/{inside}/">acme/inside</a>' in page
     assert "within opened instances" in page
     assert "Back end" not in page
+
+
+def test_a_quota_of_a_profile_is_made_by_the_form_and_named_on_pages(
+    cast: Cast, divided: Machine, browser: SignIn
+) -> None:
+    olga = browser("olga")
+    assert '<option value="mig/2g.35gb">MIG instances 2g.35gb</option>' in text(olga.get("/tenants/acme/quotas/new/"))
+    made = {
+        "resource": "mig/2g.35gb",
+        "hard": "1",
+        "pool": "",
+        "borrowing_limit_unlimited": "on",
+        "lending_limit_unlimited": "on",
+    }
+    assert olga.post("/tenants/acme/quotas/new/", made).status_code == 302
+    cast.max.post("claims/", {"tenant": "acme", "profile": "2g.35gb"})
+    for path in ("/tenants/acme/", "/"):
+        assert "MIG instances 2g.35gb" in text(olga.get(path))
+    quota = ResourceQuota.objects.get(resource="mig/2g.35gb")
+    page = text(olga.get(f"/quotas/{quota.pk}/"))
+    assert "MIG instances 2g.35gb" in page
+    assert "1 of 1 used" in page
+    assert "unnamed" in text(olga.get(f"/quotas/{quota.pk}/remove/"))
+    assert "mig/2g.35gb" in text(olga.get("/search/?q=mig%2F2g"))

@@ -17,7 +17,7 @@ from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from django.db import connection, transaction
 
 from apps.quotas.models import Resource
+from apps.quotas.models.resource import MIG
 from apps.quotas.principals import Principal
 from apps.quotas.services import repair
 
@@ -23,6 +24,10 @@ CHARGED = " UNION ALL ".join(
     """  # noqa: S608 - the names are the enumeration's
     for table in ("scheduling_claim", "scheduling_reservation")
 )
+CHARGED += f"""
+    UNION ALL SELECT tenant_id, pool_id, uid, '{MIG}' || profile, charged_instances FROM scheduling_claim
+    WHERE charged_instances > 0
+"""  # noqa: S608 - likewise
 QUOTA = "tenant.slug || '/' || COALESCE(pool.name, '*') || '/' || quota.resource"
 NAMED = """
     FROM quotas_resourcequota quota

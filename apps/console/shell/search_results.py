@@ -142,7 +142,12 @@ def quotas(principal: Principal, words: list[str]) -> list[Hit]:
 def _quota_hit(row: ResourceQuota) -> Hit:
     where = " " + _("in {pool}").format(pool=row.pool) if row.pool else ""
     detail = _("{0} of {1}").format(amount(row.used, row.resource), amount(row.hard, row.resource))
-    return Hit(f"{row.tenant}, {RESOURCES[row.resource]}{where}", detail, reverse("quota", args=[row.pk]), "gauge")
+    return Hit(
+        f"{row.tenant}, {RESOURCES.get(row.resource, row.resource)}{where}",
+        detail,
+        reverse("quota", args=[row.pk]),
+        "gauge",
+    )
 
 
 def reservations(principal: Principal, words: list[str]) -> list[Hit]:

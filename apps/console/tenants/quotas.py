@@ -19,8 +19,9 @@ from apps.console.shell.fields import choice, one_of
 from apps.console.shell.form_page import FormPage, Link, OperatorFormPage
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
+from apps.nodes.models import Gpu
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
-from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB
+from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB, MIG
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
@@ -76,6 +77,13 @@ class QuotaForm(VersionedForm):
         return {name: self.cleaned_data[name] for name in quotas.SETTABLE}
 
 
+def _profiles() -> list[tuple[str, str]]:
+    """Return the MIG profiles of all GPUs, as resources."""
+    facts = Gpu.objects.filter(mig__isnull=False).values_list("mig__profiles", flat=True)
+    names = {(one["memory_mib"], one["name"]) for profiles in facts for one in profiles}
+    return [(f"{MIG}{name}", gettext("MIG instances {0}").format(name)) for _, name in sorted(names)]
+
+
 class NewQuotaForm(QuotaForm):
     """A new quota."""
 
@@ -88,6 +96,9 @@ class NewQuotaForm(QuotaForm):
 
     def __init__(self, data: Any = None) -> None:
         super().__init__(data, initial={"hard": ""})
+        field = self.fields["resource"]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = [*RESOURCES, *_profiles()]
         read_as(self, (data or {}).get("resource", ""))
 
 

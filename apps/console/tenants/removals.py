@@ -16,7 +16,7 @@ from apps.console.tenants.quotas import find as find_quota
 from apps.console.tenants.quotas import preview_change
 from apps.console.tenants.tenants import find as find_tenant
 from apps.quotas.models import ResourceQuota, Tenant
-from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW, charge_field
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Claim, Reservation
@@ -106,8 +106,13 @@ def remove_quota(request: HttpRequest, principal: Principal, pk: int) -> HttpRes
 
 def _charged_rows(quota: ResourceQuota) -> dict[str, Any]:
     """Return the claims and reservations that are charged to it."""
-    of = {"tenant": quota.tenant, f"charged_{quota.resource}__gt": 0} | ({"pool": quota.pool} if quota.pool else {})
-    claims, reservations = Claim.objects.filter(**of).order_by("name"), Reservation.objects.filter(**of)
+    charge = f"{charge_field(quota.resource)}__gt"
+    of = {"tenant": quota.tenant, charge: 0} | ({"pool": quota.pool} if quota.pool else {})
+    if quota.profile is not None:
+        claims, reservations = Claim.objects.filter(profile=quota.profile, **of), Reservation.objects.none()
+    else:
+        claims, reservations = Claim.objects.filter(**of), Reservation.objects.filter(**of)
+    claims = claims.order_by("name")
     more = max(0, claims.count() - MOST_NAMED)
     return {"claims": claims[:MOST_NAMED], "more": more, "reservations": reservations.order_by("name")[:MOST_NAMED]}
 

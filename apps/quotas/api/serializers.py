@@ -11,7 +11,7 @@ from rest_framework import serializers
 from apps.quotas.models import Pool, Resource, Role, Tenant, User
 from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
-from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT
+from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT, RESOURCE
 from apps.quotas.models.row import MOST_NAME
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.models.token import Token
@@ -98,13 +98,20 @@ def amount_field(name: str, null: str, *, least: int = 0, **more: Any) -> Strict
     return StrictInteger(min_value=least, max_value=MOST_AMOUNT, allow_null=True, help_text=help_text, **more)
 
 
+RESOURCE_HELP = (
+    "`core_percent`, `memory_mib`, `vgpus`, `gpus` or `host_memory_mib`; or `mig/PROFILE`, such as mig/2g.35gb: the "
+    "number of MIG instances of this profile."
+)
+RESOURCE_WRONG = f"Must be one of {', '.join(Resource.values)}, or mig/PROFILE, such as mig/2g.35gb."
+
+
 class QuotaSerializer(Strict):
     """A quota: a tenant's limit of one resource."""
 
     id = shown.integer(source="pk")
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: all pools together.")
-    resource = serializers.ChoiceField(choices=Resource.choices)
+    resource = serializers.RegexField(RESOURCE, help_text=RESOURCE_HELP, error_messages={"invalid": RESOURCE_WRONG})
     hard = amount_field("hard", "unlimited")
     borrowing_limit = amount_field("borrowing_limit", "all that is lent", default=None)
     lending_limit = amount_field("lending_limit", "all of it", default=None)
@@ -120,7 +127,7 @@ class QuotaChangeSerializer(QuotaSerializer):
 
     tenant = shown.text(source="tenant.slug")
     pool = shown.text(null=True, source="pool.name")
-    resource = shown.choice(Resource.choices)
+    resource = shown.text(RESOURCE_HELP)
 
 
 class LedgerSerializer(Strict):

@@ -12,7 +12,6 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from apps.quotas.models.pool import Pool
-from apps.quotas.models.resource import Resource
 from apps.quotas.models.row import checks
 
 
@@ -21,7 +20,7 @@ class CohortShare(models.Model):
 
     cohort = models.CharField(max_length=63)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, null=True, related_name="+")
-    resource = models.CharField(max_length=20, choices=Resource)
+    resource = models.CharField(max_length=20)
     lendable = models.BigIntegerField(default=0)
     taken = models.BigIntegerField(default=0)
     # No further borrowing until then: a tenant of the cohort reclaims what it lent.

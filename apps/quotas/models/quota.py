@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.pool import Pool
-from apps.quotas.models.resource import Resource
+from apps.quotas.models.resource import RESOURCE, profile_of
 from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant
 
@@ -39,7 +39,8 @@ class ResourceQuota(Row):
     audited = ("quota", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quotas")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="quotas", null=True)
-    resource = models.CharField(max_length=20, choices=Resource)
+    # One of `Resource`, or a MIG profile's.
+    resource = models.CharField(max_length=20)
     hard = models.BigIntegerField(null=True, help_text="Null: unlimited. Zero: none.")
     used = models.BigIntegerField(default=0)
     borrowed = models.BigIntegerField(default=0, help_text="Used above `hard`.")
@@ -55,7 +56,7 @@ class ResourceQuota(Row):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "pool", "resource"], name="quota_once", nulls_distinct=False),
             *checks(
-                quota_resource_known=Q(resource__in=Resource.values),
+                quota_resource_known=Q(resource__regex=RESOURCE),
                 quota_hard_not_negative=Q(hard__gte=0) | Q(hard__isnull=True),
                 quota_amounts_not_negative=Q(used__gte=0, borrowed__gte=0, excess__gte=0),
                 quota_borrowing_limit_not_negative=Q(borrowing_limit__gte=0) | Q(borrowing_limit__isnull=True),
@@ -66,6 +67,11 @@ class ResourceQuota(Row):
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.pool or '*'}/{self.resource}"
+
+    @property
+    def profile(self) -> str | None:
+        """The MIG profile whose instances it counts; None: it is of another resource."""
+        return profile_of(self.resource)
 
     @property
     def most(self) -> int | None:
@@ -122,7 +128,8 @@ class LedgerEntry(models.Model):
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="ledger")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, null=True, related_name="+")
-    resource = models.CharField(max_length=20, choices=Resource)
+    # One of `Resource`, or a MIG profile's.
+    resource = models.CharField(max_length=20)
     kind = models.CharField(max_length=10, choices=Kind)
     amount = models.BigIntegerField(help_text="Added to `used`; negative for a refund, zero when `hard` was set.")
     used = models.BigIntegerField(help_text="`used` after this entry.")

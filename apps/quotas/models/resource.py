@@ -15,6 +15,22 @@ class Resource(models.TextChoices):
     HOST_MEMORY_MIB = "host_memory_mib"
 
 
+# `mig/2g.35gb`: claims with a MIG instance of this profile, counted.
+MIG = "mig/"
+MIG_RESOURCE = r"mig/[0-9]{1,2}g\.[0-9]{1,5}gb"
+RESOURCE = f"^({'|'.join([*Resource.values, MIG_RESOURCE])})$"
+
+
+def profile_of(resource: str) -> str | None:
+    """Return the MIG profile whose instances the resource counts; None: it is another resource."""
+    return resource.removeprefix(MIG) if resource.startswith(MIG) else None
+
+
+def charge_field(resource: str) -> str:
+    """Return the field of a claim that has its charge of this resource."""
+    return "charged_instances" if resource.startswith(MIG) else f"charged_{resource}"
+
+
 # A tenant without a quota of these may hold none; without a quota of the others it is not limited separately.
 ZERO_WITHOUT_ROW = (Resource.CORE_PERCENT, Resource.MEMORY_MIB)
 

@@ -21,7 +21,7 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant
-from apps.quotas.models.resource import IN_MIB, ZERO_WITHOUT_ROW
+from apps.quotas.models.resource import IN_MIB, ZERO_WITHOUT_ROW, profile_of
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
 from apps.quotas.services import cohorts, member_limits
@@ -77,7 +77,6 @@ class ChargeContext:
     user_id: int | None = None
 
 
-# How a resource and its amounts are called in the words of a refusal.
 NAMES = {
     Resource.CORE_PERCENT: "Core",
     Resource.MEMORY_MIB: "Memory",
@@ -85,6 +84,11 @@ NAMES = {
     Resource.GPUS: "Whole-GPU",
     Resource.HOST_MEMORY_MIB: "Host-memory",
 }
+
+
+def resource_in_words(resource: str) -> str:
+    """Return how a refusal begins that is about this resource."""
+    return f"{profile} instance" if (profile := profile_of(resource)) else NAMES[Resource(resource)]
 
 
 def amount_in_words(resource: str, amount: int) -> str:
@@ -113,7 +117,7 @@ class QuotaExceeded(Conflict, code="quota-exceeded", title="Quota exceeded"):
         lent = f" ({amount_in_words(resource, facts['lent'])} lent to its cohort)" if facts.get("lent") else ""
         short = _shortage(resource, requested=requested, free=free, hard=hard)
         self._explain(
-            f"{NAMES[Resource(resource)]} quota{where} exceeded: {short}{lent}",
+            f"{resource_in_words(resource)} quota{where} exceeded: {short}{lent}",
             free,
             resource=resource,
             pool=pool,
@@ -162,7 +166,7 @@ class MemberLimitExceeded(QuotaExceeded, code="member-limit-exceeded", title="Me
         free = max(0, hard - used)
         short = _shortage(resource, requested=requested, free=free, hard=hard)
         self._explain(
-            f"{NAMES[Resource(resource)]} limit of this member exceeded: {short} (set by the tenant's admins)",
+            f"{resource_in_words(resource)} limit of this member exceeded: {short} (set by the tenant's admins)",
             free,
             resource=resource,
             hard=hard,

@@ -15,7 +15,8 @@ from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.api import instance_fields
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota, SuspendedBy
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger

@@ -11,7 +11,9 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models import Pool, Resource, Tenant, User
+from apps.quotas.models.resource import MIG
 from apps.quotas.models.row import Owned, checks
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share
 from gpucloud.schedules import MOST_LETTERS
@@ -47,7 +49,6 @@ class ClaimState(models.TextChoices):
 MOST_WEIGHT = 1000
 # A suspended claim charges host memory only.
 CHARGED = Q(charged_vgpus__gt=0) | Q(charged_host_memory_mib__gt=0)
-# A group is placed in one transaction.
 MOST_OF_A_GROUP = 256
 WAITING = (ClaimState.PENDING, ClaimState.QUEUED)
 # The claims of a queue: those that wait for a first place, and suspended ones that wait for GPUs of their node.
@@ -80,17 +81,6 @@ class Idle(models.TextChoices):
 
     IDLE = "idle", "Its programs compute nothing"
     UNUSED = "unused", "No program has used it"
-
-
-class SuspendedBy(models.TextChoices):
-    """The owner or the rule of the platform by whose order a claim is put aside."""
-
-    OWNER = "owner", _("its owner")
-    IDLE = "idle", _("the rule for idle claims")
-    DRAIN = "drain", _("the drain of its node")
-    RECLAIM = "reclaim", _("a preemption")
-    ROTATION = "rotation", _("the rotation of its GPUs")
-    SCHEDULE = "schedule", _("its schedule")
 
 
 class ClaimQuerySet(Owned["Claim"]):
@@ -193,6 +183,9 @@ class Claim(Share):
     # Times of its states, oldest first: [["pending", "2026-…"], …]
     timeline = ArrayField(ArrayField(models.CharField(max_length=40), size=2), default=list)
 
+    # Of instances of its profile.
+    charged_instances = models.PositiveSmallIntegerField(default=0, db_default=0)
+
     objects = ClaimQuerySet.as_manager()
 
     class Meta:
@@ -291,6 +284,7 @@ class Claim(Share):
                     charged_vgpus=0,
                     charged_gpus=0,
                     charged_host_memory_mib=0,
+                    charged_instances=0,
                 )
             ),
         )
@@ -394,4 +388,13 @@ class Claim(Share):
     @property
     def amounts(self) -> dict[str, int]:
         """The amounts that it charges once it is placed: what it has in host memory stays charged until it runs."""
-        return {**super().amounts, Resource.HOST_MEMORY_MIB: self.charged_host_memory_mib}
+        return {**super().amounts, Resource.HOST_MEMORY_MIB: self.charged_host_memory_mib, **self.instances(1)}
+
+    @property
+    def charged(self) -> dict[str, int]:
+        """The amounts that the tenant's quotas are charged for it, by resource."""
+        return super().charged | self.instances(self.charged_instances)
+
+    def instances(self, number: int) -> dict[str, int]:
+        """Return this number of instances of its profile as an amount; empty if it has no instance of its own."""
+        return {f"{MIG}{self.profile}": number} if self.has_fixed_size else {}

@@ -6,7 +6,7 @@ from datetime import datetime
 from apps.nodes.models import Gpu
 from apps.nodes.models.gpu import WHOLE
 from apps.scheduling.models import Assignment, Claim, ClaimState, RotationMember
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.orders import SuspendedBy
 
 
 def key_of(claim: Claim) -> str:

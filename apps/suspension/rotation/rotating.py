@@ -17,7 +17,8 @@ from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState, RotationMember
-from apps.scheduling.models.claim import IN_QUEUE, SuspendedBy
+from apps.scheduling.models.claim import IN_QUEUE
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.failures import each

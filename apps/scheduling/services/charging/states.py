@@ -10,12 +10,14 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from apps.quotas.models import EventKind, Pool, Resource, Tenant
+from apps.quotas.models.resource import MIG, charge_field, profile_of
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit, charging
 from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import CHARGED, PUT_ASIDE, SuspendedBy
+from apps.scheduling.models.claim import CHARGED, PUT_ASIDE
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging import borrowing, reservation_charges
 
@@ -27,6 +29,9 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
     """
     total = dict.fromkeys(Resource.values, 0)
     for assignment in assignments:
+        if assignment.claim.profile is not None:
+            has_instance = assignment.mig_start is not None and assignment.held_memory_mib > 0
+            total |= assignment.claim.instances(int(has_instance))
         if assignment.state != "released" and assignment.counterpart_id is not None:
             total[Resource.HOST_MEMORY_MIB] += assignment.held_host_memory_mib
         elif assignment.state != "released":
@@ -37,7 +42,7 @@ def amounts_held(assignments: Iterable[Assignment]) -> dict[str, int]:
                 memory_mib=assignment.held_memory_mib,
             )
             held[Resource.HOST_MEMORY_MIB] = assignment.held_host_memory_mib
-            total = {resource: total[resource] + held[resource] for resource in total}
+            total |= {resource: total[resource] + amount for resource, amount in held.items()}
     return total
 
 
@@ -64,7 +69,7 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     if returned:
         charging.refund(context, amounts=returned)
     for resource, amount in target.items():
-        setattr(claim, f"charged_{resource}", amount)
+        setattr(claim, charge_field(resource), amount)
     if reservation:
         reservation_charges.lift_if_possible(reservation, due)
 
@@ -74,10 +79,12 @@ def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[u
 
     See `apps.quotas.providers`.
     """
-    field = f"charged_{resource}"
+    field, profile = charge_field(resource), profile_of(resource)
     claims = Claim.objects.filter(tenant=tenant, **{f"{field}__gt": 0}).order_by("pk")
     if pool is not None:
         claims = claims.filter(pool=pool)
+    if profile is not None:
+        return dict(claims.filter(profile=profile).values_list("uid", field))
     return {
         **dict(claims.values_list("uid", field)),
         **reservation_charges.charged_by_reservation(tenant, pool, resource),
@@ -98,7 +105,7 @@ def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
     return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
 
 
-CHARGED_FIELDS = [f"charged_{resource}" for resource in Resource.values]
+CHARGED_FIELDS = [*map(charge_field, Resource.values), charge_field(MIG)]
 
 
 # Values of a claim that is not preempted.

@@ -15,7 +15,7 @@ from apps.nodes.models import Node
 from apps.nodes.services import capacity
 from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.providers import Progress, instance_seats, jobs, node_moves
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims import suspension_reports

@@ -304,7 +304,7 @@ def _lock_for_charges(picks: Sequence[Pick]) -> None:
     """Lock all that these charges need, in the order of locks; one charge after the other would not keep it."""
     claims = list(Claim.objects.select_related("tenant", "pool").filter(pk__in=[pick.claim.pk for pick in picks]))
     reservation_charges.lock_of(claims)
-    everything = dict.fromkeys(Resource.values, 1)
+    everything = dict.fromkeys([*Resource.values, *(name for claim in claims for name in claim.amounts)], 1)
     for claim in sorted({claim.user_id: claim for claim in claims}.values(), key=lambda claim: claim.user_id or 0):
         member_limits.lock(claim.tenant, claim.user_id, everything)
     first = claims[0]

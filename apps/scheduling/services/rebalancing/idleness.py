@@ -22,7 +22,7 @@ from apps.quotas.models.pool import BackEnd, IdleRule
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.idleness import MeasuredClaim, Peak, Rule, Step, decide
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import SuspendedBy
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.claims.lifecycle import locked, release_claim
 from apps.scheduling.services.claims.suspending import find_refusal, try_suspend

@@ -30,7 +30,8 @@ from apps.quotas.services import audit
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
-from apps.scheduling.models.claim import PLACED, PUT_ASIDE, SuspendedBy
+from apps.scheduling.models.claim import PLACED, PUT_ASIDE
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.reservation import OPEN
 from apps.scheduling.providers import move_orders
 from apps.scheduling.services.charging import states

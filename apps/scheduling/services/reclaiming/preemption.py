@@ -25,7 +25,8 @@ from apps.quotas.models import CohortShare, EventKind, Pool
 from apps.quotas.models.pool import PreemptBy
 from apps.scheduling import events
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import PLACED, WAITING, SuspendedBy
+from apps.scheduling.models.claim import PLACED, WAITING
+from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.charging import states
 from apps.scheduling.services.claims.elastic import is_spare
 from apps.scheduling.services.claims.lifecycle import end_assignments

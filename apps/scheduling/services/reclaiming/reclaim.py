@@ -339,7 +339,7 @@ def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: i
     return {
         _name(quota): due[quota.resource]
         for quota in covering
-        if due[quota.resource] and (pool_id is None or quota.pool_id in (None, pool_id))
+        if due.get(quota.resource) and (pool_id is None or quota.pool_id in (None, pool_id))
     }
 
 
