@@ -180,7 +180,7 @@ def test_every_mistake_is_named_with_its_file_and_line(olga: Shell) -> None:
     ended = olga.run("apply", "-f", file, "-f", other, "--yes")
     assert ended.code == 2
     for mistake in (
-        f"{file}:5: resource must be one of core_percent, memory_mib, vgpus, gpus, host_memory_mib, and 'cores' is",
+        f"{file}:5: resource must be one of core_percent, memory_mib, vgpus, gpus, host_memory_mib, or MIG instances",
         f"{file}:6: hard is missing from this quota",
         f"{file}:7: hard '8XB' is no size",
         f"{file}:9: quota/acme/*/vgpus stands already in {file}:8",

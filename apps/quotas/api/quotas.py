@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.core.validators import RegexValidator
 from django.shortcuts import get_object_or_404
 from django_filters import rest_framework as filters
 
@@ -9,6 +10,7 @@ from apps.quotas.api import serializers
 from apps.quotas.api.methods import lists, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import LedgerEntry, ResourceQuota
+from apps.quotas.models.resource import RESOURCE
 from gpucloud.api.filters import filters_of
 
 
@@ -23,7 +25,12 @@ class QuotaList(QuotaView, ListMixin):
     """Quotas of tenants."""
 
     serializer_class = serializers.QuotaSerializer
-    filterset_class = filters_of(ResourceQuota, "resource", tenant="tenant__slug", pool="pool__name")
+    filterset_class = filters_of(
+        ResourceQuota,
+        tenant="tenant__slug",
+        pool="pool__name",
+        resource=filters.CharFilter(validators=[RegexValidator(RESOURCE, serializers.RESOURCE_WRONG)]),
+    )
     get = lists("List quotas.")
 
 

@@ -3,6 +3,7 @@
 A file has documents of the kinds Tenant and Pool; a tenant's document may contain lists of objects within it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from gpucloud_cli.fields import schema
 API_VERSION = "gpucloud.io/v1"
 
 Check = Callable[[Any], Any]
+
+
+MIG_INSTANCES = re.compile(r"mig/[0-9]{1,2}g\.[0-9]{1,5}gb")
 
 
 def text(value: Any) -> str:
@@ -80,6 +84,16 @@ def one_of(choices: tuple[str, ...]) -> Check:
     return check
 
 
+def quota_resource(value: Any) -> str:
+    """Check the resource of a quota: one of those that members have limits of, or the MIG instances of a profile."""
+    others = schema()["POST member-limits/"]["resource"]["enum"]
+    if value not in others and not (isinstance(value, str) and MIG_INSTANCES.fullmatch(value)):
+        raise ValueError(
+            f"must be one of {', '.join(others)}, or MIG instances such as mig/2g.35gb, and {value!r} is none of them"
+        )
+    return str(value)
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """A kind of object that files can declare."""
@@ -100,6 +114,8 @@ class Kind:
 def _check(name: str, facts: Mapping[str, Any]) -> Check:
     """Return the check of a field of the API."""
     kind, null = facts["type"], facts.get("nullable", False)
+    if facts["type"] == "string" and name == "resource" and "enum" not in facts:
+        return quota_resource
     if "enum" in facts:
         return one_of(tuple(facts["enum"]))
     if facts.get("format") == "int64":
