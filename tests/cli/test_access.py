@@ -280,7 +280,6 @@ OTHERWISE = {
     "PATCH nodes/{}/ cordoned": "`node cordon`, `node uncordon`",
     "PATCH users/{}/ active": "`user activate`, `user deactivate`",
     "POST jobs/ command": "the words after `--`",
-    "POST jobs/ environment": "`--env`, once for each variable",
     "GET jobs/{}/output/ offset": "the command reads on by itself",
     "GET jobs/{}/output/ most": "as above",
     "GET reports/efficiency/ range": "`--range`, which is a word of Python",

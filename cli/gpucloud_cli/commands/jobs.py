@@ -39,7 +39,7 @@ JOB_ARGUMENT = click.argument("name", metavar="JOB")
 
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
 @field_options(FIELDS)
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="a variable of the command; repeatable")
+@click.option("--env", "environment_", multiple=True, metavar="NAME=VALUE", help="set a variable; repeatable")
 @click.option("--wait", is_flag=True, help="follow its output, and exit with its code")
 @click.option("--stop-on-interrupt", "stops", is_flag=True, help="with --wait: stop the job on Ctrl-C or SIGTERM")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -49,7 +49,7 @@ def run(
     invocation: Invocation,
     /,
     command: tuple[str, ...],
-    variables: tuple[str, ...],
+    environment_: tuple[str, ...],
     wait: bool,
     stops: bool,
     **given: Any,
@@ -65,8 +65,8 @@ def run(
     if stops and not wait:
         raise Usage("--stop-on-interrupt needs --wait.")
     wanted = body(FIELDS, given) | {"command": list(command)}
-    if variables:
-        wanted["environment"] = dict(map(_variable, variables))
+    if environment_:
+        wanted["environment"] = dict(map(_variable, environment_))
     if name := Path(command[0]).name[:63].strip():
         wanted.setdefault("name", name)
     with invocation.api() as api:
