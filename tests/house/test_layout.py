@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LINES_OF_A_FILE = 400
 LINES_OF_A_WING = 18_000
 LINES_OF_A_FUNCTION = 40
+# What runs for a tenant: on top of the agent's other packages, which do not import it.
+WINGS_OF_THE_AGENT = {("agent", "jobs")}
 LINES_OF_A_TEMPLATE = 120
 COLUMNS_OF_A_TEMPLATE = 160
 NO_VERBS = {"told", "said", "held", "asked", "shown", "took", "look", "alone", "kept", "due", "returned"}
@@ -66,7 +68,8 @@ def test_no_wing_is_larger_than_one_can_know() -> None:
     for file in list_files(".py"):
         parts = file.relative_to(ROOT).parts
         if parts[0] in {"apps", "agent", "cli", "deploy", "gpucloud"}:
-            wings["/".join(parts[:2] if parts[0] == "apps" else parts[:1])] += lines(file)
+            is_nested = parts[0] == "apps" or parts[:2] in WINGS_OF_THE_AGENT
+            wings["/".join(parts[: 2 if is_nested else 1])] += lines(file)
     assert not {wing: count for wing, count in wings.items() if count > LINES_OF_A_WING}
 
 
