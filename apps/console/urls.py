@@ -6,7 +6,7 @@ from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
-from apps.console.jobs import job_list, jobs, new_job
+from apps.console.jobs import arrays, job_list, jobs, new_job
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals, what_if
@@ -128,6 +128,8 @@ urlpatterns = [
     path("help/", glossary.glossary, name="help"),
     path("audit/", audit.AuditLog.as_view(), name="audit"),
     path("queue/", queue.queue_page, name="queue"),
+    path("job-arrays/<uuid:uid>/", arrays.job_array, name="job-array"),
+    path("job-arrays/<uuid:uid>/stop/", arrays.job_array_stop, name="stop-job-array"),
     path("jobs/", job_list.JobList.as_view(), name="jobs"),
     path("jobs/new/", new_job.NewJob.as_view(), name="new-job"),
     path("jobs/<uuid:uid>/", jobs.job_detail, name="job"),

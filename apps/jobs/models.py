@@ -5,7 +5,7 @@ import uuid
 from django.db import models
 from django.db.models import Q
 
-from apps.quotas.models import Tenant, User
+from apps.quotas.models import Pool, Tenant, User
 from apps.quotas.models.row import Owned, Row, checks
 from apps.scheduling.models import Claim
 
@@ -14,11 +14,18 @@ MOST_ARGUMENTS, MOST_LETTERS_OF_ARGUMENT, MOST_BYTES_OF_COMMAND = 256, 32_768, 1
 MOST_VARIABLES = 64
 MOST_RETRIES = 10
 MOST_OUTPUT_BYTES = 16 << 20
+MOST_OF_ARRAY = 1000
+# What one job waits for: each is looked at again for every job of an array.
+MOST_DEPENDENCIES = 16
 
 
 class JobState(models.TextChoices):
-    """States: queued → running → succeeded, failed or stopped; a retry, or a preempted claim, leads back to queued."""
+    """States: waiting → queued → running → succeeded, failed or stopped.
 
+    `waiting`: without a claim yet. A retry, or a preempted claim, leads back to queued.
+    """
+
+    WAITING = "waiting"
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -26,7 +33,9 @@ class JobState(models.TextChoices):
     STOPPED = "stopped"
 
 
-OPEN = (JobState.QUEUED, JobState.RUNNING)
+# With a claim, and in all.
+UNDER_CLAIM = (JobState.QUEUED, JobState.RUNNING)
+OPEN = (JobState.WAITING, *UNDER_CLAIM)
 
 
 class JobQuerySet(Owned["Job"]):
@@ -37,13 +46,47 @@ class JobQuerySet(Owned["Job"]):
         return self.filter(state__in=OPEN)
 
 
+class JobArray(Row):
+    """Jobs of one command, which differ by their index. The lock of its row decides how many of them have claims."""
+
+    audited = ("job-array", "uid")
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="job_arrays")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="job_arrays")
+    name = models.CharField(max_length=200)
+    size = models.PositiveSmallIntegerField()
+    at_once = models.PositiveSmallIntegerField(null=True, help_text="How many have claims at a time. Null: all.")
+    created_by = models.CharField(max_length=200)
+
+    objects: "models.Manager[JobArray]" = Owned.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        constraints = checks(
+            job_array_has_jobs=Q(size__gte=1, size__lte=MOST_OF_ARRAY),
+            job_array_goes_on=Q(at_once=None) | Q(at_once__gte=1),
+        )
+        indexes = [models.Index(fields=["tenant", "-id"], name="job_array_of_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+
 class Job(Row):
-    """A command under a claim of its own. `run_*` is its present or last run, which has a uid of its own."""
+    """A command under a claim of its own, which a waiting job does not have yet.
+
+    `run_*` is its present or last run, which has a uid of its own.
+    """
 
     audited = ("job", "uid")
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="jobs")
-    claim = models.OneToOneField(Claim, on_delete=models.PROTECT, related_name="job")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="jobs_of_pool")
+    claim = models.OneToOneField(Claim, null=True, on_delete=models.PROTECT, related_name="job")
+    # The fields of the claim that it is to have (`ClaimSpec`), while it has none.
+    claim_spec = models.JSONField(default=dict, db_default={})
+    array = models.ForeignKey(JobArray, null=True, on_delete=models.PROTECT, related_name="jobs")
+    array_index = models.PositiveSmallIntegerField(null=True)
     name = models.CharField(max_length=200)
     command = models.JSONField()
     # May hold secrets: the API shows the names only.
@@ -80,11 +123,16 @@ class Job(Row):
             job_state_known=Q(state__in=JobState.values),
             job_ends_in_the_end=Q(state__in=OPEN, ended_at=None) | (~Q(state__in=OPEN) & Q(ended_at__isnull=False)),
             job_succeeds_by_zero=~Q(state="succeeded") | Q(exit_code=0),
+            job_runs_under_a_claim=~Q(state__in=UNDER_CLAIM) | Q(claim__isnull=False),
+            job_waits_without_claim=~Q(state="waiting") | Q(claim=None),
+            job_index_in_array=Q(array=None, array_index=None) | Q(array__isnull=False, array_index__isnull=False),
         )
         indexes = [
             models.Index(fields=["tenant", "-id"], name="job_of_tenant"),
             models.Index(fields=["updated_at"], name="job_by_change"),
             models.Index(fields=["claim"], name="job_open", condition=Q(state__in=OPEN)),
+            models.Index(fields=["id"], name="job_waiting", condition=Q(state="waiting")),
+            models.Index(fields=["array", "array_index"], name="job_of_array", condition=Q(array__isnull=False)),
             models.Index(fields=["tenant", "ended_at"], name="job_with_output", condition=Q(stored_bytes__gt=0)),
         ]
 
@@ -95,6 +143,34 @@ class Job(Row):
     def is_open(self) -> bool:
         """True until it has ended."""
         return self.state in OPEN
+
+    @property
+    def share(self) -> Claim:
+        """Its claim; while it has none, the claim that it is to have, unsaved."""
+        return self.claim or Claim(tenant=self.tenant, pool=self.pool, **self.claim_spec)
+
+
+class JobDependency(models.Model):
+    """A job that waits for the end of another one, or of a whole array.
+
+    Dependencies are made with their job and never changed, so they point to older rows only: there are no cycles.
+    """
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
+    on = models.ForeignKey(Job, null=True, on_delete=models.CASCADE, related_name="dependents")
+    on_array = models.ForeignKey(JobArray, null=True, on_delete=models.CASCADE, related_name="dependents")
+    # True: however it ends; false: only if it succeeds.
+    any_end = models.BooleanField()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = checks(
+            job_dependency_names_one=Q(on=None, on_array__isnull=False) | Q(on__isnull=False, on_array=None),
+            job_dependency_on_older=Q(on=None) | Q(on__lt=models.F("job")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.job_id} after {self.on_id or self.on_array_id}"
 
 
 class JobOutput(models.Model):

@@ -49,6 +49,37 @@ def find_job(api: Api, text: str) -> dict[str, Any]:
     raise Failure(f"There is no job {text!r} that you may see: give a name or a UID.")
 
 
+def find_array(api: Api, text: str) -> dict[str, Any]:
+    """Return the array that the text names, as `find_job` does."""
+    if WHOLE.fullmatch(text):
+        found: dict[str, Any] = api.get(f"job-arrays/{text}/").body
+        return found
+    live = list(api.rows("job-arrays/", most=MOST_CANDIDATES + 1, name=text, live=True))
+    if len(live) > 1:
+        raise Usage(_ambiguous(text, live, "arrays"))
+    for row in live or api.rows("job-arrays/", most=1, name=text, live=False):
+        return dict(row)
+    raise Failure(f"There is no array {text!r} that you may see: give a name or a UID.")
+
+
+def find_awaited(api: Api, text: str) -> str:
+    """Return the UID of the job, or the array, that the text names; a UID as it is."""
+    if WHOLE.fullmatch(text):
+        return text
+    try:
+        return str(find_job(api, text)["uid"])
+    except Usage:
+        raise
+    except Failure:
+        pass
+    try:
+        return str(find_array(api, text)["uid"])
+    except Usage:
+        raise
+    except Failure as error:
+        raise Failure(f"There is no job or array {text!r} that you may see: give a name or a UID.") from error
+
+
 def _ambiguous(text: str, rows: list[dict[str, Any]], what: str = "claims") -> str:
     lines = [f"  {row['uid']}  {row['tenant']}/{row['name']}  {row['state']}" for row in rows[:MOST_CANDIDATES]]
     if len(rows) > MOST_CANDIDATES:

@@ -10,6 +10,7 @@ from gpucloud_cli import __version__, output
 from gpucloud_cli.commands import (
     acts,
     apply,
+    arrays,
     claims,
     describe,
     groups,
@@ -31,8 +32,8 @@ from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
 PARTS = (
-    acts, session, claims, describe, groups, jobs, nodes, pools, tokens, requests, reservations, reports, run, top,
-    users, webhooks, apply,
+    acts, session, claims, describe, groups, jobs, arrays, nodes, pools, tokens, requests, reservations, reports, run,
+    top, users, webhooks, apply,
 )  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b

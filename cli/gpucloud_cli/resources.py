@@ -152,7 +152,15 @@ TABLE = (
         "jobs/",
         "uid",
         ("uid", "tenant", "name", "state", "exit_code", "node", "started_at", "ended_at", "created_by"),
-        wide=("pool", "claim", "command", "runs", "reason"),
+        wide=("pool", "claim", "array", "command", "runs", "reason"),
+        history=True,
+    ),
+    Resource(
+        "array",
+        "job-arrays/",
+        "uid",
+        ("uid", "tenant", "name", "state", "size", "at_once", "jobs", "created_by"),
+        wide=("pool", "created_at", "updated_at"),
         history=True,
     ),
     Resource(

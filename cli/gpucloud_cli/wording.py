@@ -109,6 +109,12 @@ WORDING = {
         "Jobs: commands that a node's agent starts under a claim",
         arguments={"list": "--state running"},
     ),
+    "array": Wording(
+        "an array",
+        "arrays",
+        "Arrays: jobs of one command, which differ by their index (`job run --array`)",
+        arguments={"list": "--tenant vision"},
+    ),
     "group": Wording(
         "a group",
         "groups",
@@ -209,6 +215,7 @@ FLAGS = {
     "pool.unused_seconds": "unused-after",
     "pool.slice_seconds": "slice",
     "claim.own_memory_mib": "own-memory",
+    "job.array_size": "array",
     "reservation.start_at": "start",
     "reservation.end_at": "end",
     "reservation.idle_seconds": "idle-for",

@@ -34,7 +34,8 @@ BADGES: Final = {
     "unknown": Badge(_("Unknown"), "plug-connected-x", "bad"),
     "in_force": Badge(_("Applied"), "circle-check", "good"),
     "over_limit": Badge(_("Over its limit"), "alert-triangle", "bad"),
-    # Jobs; a waiting one is `queued`, a failed one `failed`.
+    # Jobs; one whose claim waits is `queued`, a failed one `failed`.
+    "job-waiting": Badge(_("Waiting"), "hourglass", "quiet"),
     "running": Badge(_("Running"), "circle-check", "good"),
     "succeeded": Badge(_("Succeeded"), "circle-check", "good"),
     "job-stopped": Badge(_("Stopped"), "x", "quiet"),

@@ -7,6 +7,7 @@ from msgspec import UNSET
 from agent import wire
 from apps.jobs.models import Job
 from apps.jobs.services import reports
+from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.desired import desired_state
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Answer, Api, Cast, Machine
@@ -65,3 +66,8 @@ def end(machine: Machine, job: Job, code: int | None = 0, **facts: Any) -> Job:
 def fresh(job: Job) -> Job:
     """Return the job as it is now."""
     return Job.objects.select_related("claim", "tenant").get(pk=job.pk)
+
+
+def claim_of(job: Job) -> Claim:
+    """Return the claim of a job that has one, as it is now."""
+    return Claim.objects.get(job=job)

@@ -24,3 +24,9 @@ def make_machine(cast: Cast, name: str = "gpu1") -> Machine:
     machine = Machine(name, cast.pool).stay_online()
     Node.objects.filter(pk=machine.node.pk).update(jobs=True)
     return machine
+
+
+@pytest.fixture
+def machine_of(real_cast: Cast) -> Machine:
+    """Create such a node for tests that race, with connections of their own."""
+    return make_machine(real_cast)

@@ -14,7 +14,7 @@ from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.reclaiming import preemption
 from tests.cast import Cast, Machine, ask, assert_books_agree
-from tests.jobs.acting import end, fresh, made, place, post, report, runs, send, started
+from tests.jobs.acting import claim_of, end, fresh, made, place, post, report, runs, send, started
 from tests.jobs.conftest import make_machine
 
 
@@ -37,10 +37,10 @@ def test_a_job_runs_under_a_claim_of_its_own_which_ends_with_it(cast: Cast, mach
     assert runs(machine)[0].started
     assert send(machine, job, b"hello\n") == 6
     job = end(machine, job, output_bytes=6)
-    assert (job.state, job.exit_code, job.claim.state) == ("succeeded", 0, "releasing")
+    assert (job.state, job.exit_code, claim_of(job).state) == ("succeeded", 0, "releasing")
     assert runs(machine) == []
     machine.obey()
-    assert fresh(job).claim.state == "released"
+    assert claim_of(job).state == "released"
     actions = list(AuditEvent.objects.filter(action__startswith="job.").order_by("pk").values_list("action", flat=True))
     assert actions == ["job.create", "job.end"]
     assert AuditEvent.objects.filter(action="job.create", after__environment=["SEED"]).exists()
@@ -109,7 +109,7 @@ def test_a_preempted_run_begins_again_and_no_retry_is_counted(cast: Cast, machin
 
 def test_the_release_of_its_claim_stops_it(cast: Cast, machine: Machine) -> None:
     job = started(cast, machine)
-    release_claim(principal=cast.member, claim=job.claim)
+    release_claim(principal=cast.member, claim=claim_of(job))
     machine.obey()
     assert reports.follow() == 1
     job = fresh(job)
@@ -123,7 +123,7 @@ def test_an_end_that_was_reported_counts_though_the_claim_is_gone(cast: Cast, ma
     job = started(cast, machine)
     end(machine, job, output_bytes=100)
     send(machine, job, b"x" * 60)
-    release_claim(principal=cast.member, claim=fresh(job).claim)
+    release_claim(principal=cast.member, claim=claim_of(job))
     machine.obey()
     reports.follow()
     job = fresh(job)
@@ -135,7 +135,7 @@ def test_a_stop_ends_what_runs_and_at_once_what_waits(cast: Cast, machine: Machi
     answer = cast.max.post(f"jobs/{waiting.uid}/stop/", {})
     assert (answer.status, answer.body["state"], answer.body["claim_state"]) == (200, "stopped", "released")
     job = started(cast, machine)
-    frame = fresh(job).claim.assignments.get().gpu.node.frame
+    frame = claim_of(job).assignments.get().gpu.node.frame
     for _ in range(2):
         answer = cast.max.post(f"jobs/{job.uid}/stop/", {})
         assert (answer.status, answer.body["state"]) == (200, "running")
@@ -154,7 +154,7 @@ def test_a_refused_run_fails_with_the_nodes_words(cast: Cast, machine: Machine) 
     place(cast, machine)
     report(machine, job, "refused", reason="This node runs no jobs.")
     job = fresh(job)
-    assert (job.state, job.reason, job.claim.state) == ("failed", "This node runs no jobs.", "releasing")
+    assert (job.state, job.reason, claim_of(job).state) == ("failed", "This node runs no jobs.", "releasing")
 
 
 def test_another_node_has_no_say(cast: Cast, machine: Machine) -> None:
@@ -207,7 +207,7 @@ def test_a_tenant_keeps_so_much_output_and_the_oldest_goes_first(cast: Cast, mac
 
 def test_the_claim_of_a_job_does_not_leave_its_node(cast: Cast, machine: Machine) -> None:
     job = started(cast, machine)
-    Claim.objects.filter(pk=job.claim_id).update(movable=True)
-    answer = cast.max.post(f"claims/{job.claim.uid}/move/", {"anywhere": True})
+    Claim.objects.filter(job=job).update(movable=True)
+    answer = cast.max.post(f"claims/{claim_of(job).uid}/move/", {"anywhere": True})
     assert (answer.status, answer.code) == (409, "cannot-move")
     assert "job" in answer.body["detail"]

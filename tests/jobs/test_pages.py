@@ -1,6 +1,6 @@
 """Pages of jobs: the list, one job with its output, a new one, its end."""
 
-from apps.jobs.models import Job
+from apps.jobs.models import Job, JobArray
 from apps.quotas.models import Pool
 from tests.cast import Cast, Machine
 from tests.jobs.acting import end, fresh, send, started
@@ -66,3 +66,33 @@ def test_who_may_see_and_act(cast: Cast, machine: Machine, browser: SignIn) -> N
     assert vera.post(f"/jobs/{job.uid}/stop/").status_code == 403
     Pool.objects.update(jobs=False)
     assert "No pool runs jobs" in browser("max").get("/jobs/new/").content.decode()
+
+
+def test_an_array_is_made_shown_at_a_glance_and_stopped(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    max_ = browser("max")
+    answer = max_.post("/jobs/new/", {**FORM, "command": "true", "array_size": "12", "at_once": "2"})
+    array = JobArray.objects.get()
+    assert (answer.status_code, answer["Location"]) == (302, f"/job-arrays/{array.uid}/")
+    page = max_.get(f"/job-arrays/{array.uid}/").content.decode()
+    assert page.count('class="array-cell ') == 12
+    assert page.count('title="11: Waiting"') == 1
+    assert "train[11]" in max_.get(f"/jobs/{array.jobs.get(array_index=11).uid}/").content.decode()
+    assert browser("gus").get(f"/job-arrays/{array.uid}/").status_code == 404
+    assert browser("vera").post(f"/job-arrays/{array.uid}/stop/").status_code == 403
+    assert max_.post(f"/job-arrays/{array.uid}/stop/").status_code == 302
+    assert set(array.jobs.values_list("state", flat=True)) == {"stopped"}
+    assert "Stop all" not in max_.get(f"/job-arrays/{array.uid}/").content.decode()
+
+
+def test_a_job_after_another_says_on_its_page_what_it_waits_for(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    first = started(cast, machine)
+    max_ = browser("max")
+    answer = max_.post("/jobs/new/", {**FORM, "command": "true", "after": f" {first.uid},"})
+    page = max_.get(answer["Location"]).content.decode()
+    assert "For the success of" in page
+    assert f"/jobs/{first.uid}/" in page
+    for wrong, said in (({"after": "train"}, "valid UUID"), ({"at_once": "2"}, "how many jobs it has")):
+        answer = max_.post("/jobs/new/", {**FORM, "command": "true", **wrong})
+        assert answer.status_code == 422
+        assert said in answer.content.decode()
+    assert max_.get("/jobs/?state=waiting").content.decode().count('id="job-') == 1

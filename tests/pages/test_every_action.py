@@ -66,6 +66,7 @@ PAGES: dict[str, str] = {
     "POST quotas/": "new-quota",
     "PATCH quotas/<int:pk>/": "quota",
     "DELETE quotas/<int:pk>/": "remove-quota",
+    "POST job-arrays/<uuid:uid>/stop/": "stop-job-array",
     "POST jobs/": "new-job",
     "POST jobs/<uuid:uid>/stop/": "job-stop",
     "POST reservations/": "new-reservation",

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from apps.clusters.models import Cluster, DeviceClaim, NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, clusters
-from apps.jobs.models import Job, JobOutput
+from apps.jobs.models import Job, JobArray, JobOutput
 from apps.nodes.models import Condition, Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
@@ -375,7 +375,7 @@ STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
-    Invitation, Job, JobOutput, User,
+    Invitation, Job, JobArray, JobOutput, User,
 ]  # fmt: skip
 
 

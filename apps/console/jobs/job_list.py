@@ -10,7 +10,12 @@ from apps.console.shell.lists.columns import SavedView, column, named, number
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.jobs.models import OPEN, Job, JobState
-from gpucloud.web.badges import badge
+from gpucloud.web.badges import Badge, badge
+
+
+def badge_of(state: str) -> Badge:
+    """Return the badge of a job's state; clusters wait and webhooks are stopped in other words."""
+    return badge(f"job-{state}" if state in (JobState.WAITING, JobState.STOPPED) else state)
 
 
 class JobFilter(ListFilter):
@@ -20,12 +25,12 @@ class JobFilter(ListFilter):
     q = Search("name", "uid", placeholder=_("name or uid"))
     state = Choice(
         _("State"),
-        {one.value: (badge(one).label, Q(state=one)) for one in JobState}
+        {one.value: (badge_of(one).label, Q(state=one)) for one in JobState}
         | {"open": (_("Not ended"), Q(state__in=OPEN))},
         empty=_("All"),
     )
     tenant = tenants()
-    pool = pools("claim__pool")
+    pool = pools("pool")
     node = Text(_("Node"), "run_node", _("all"))
     owner = Text(_("Owner"), "created_by__icontains", "user:anna")
     mine = Flag(_("Mine"), made_by)
@@ -59,9 +64,9 @@ class JobList(ListPage):
     ])  # fmt: skip
 
     def with_details(self, rows: Any) -> Any:
-        """Add tenant, claim and pool."""
-        return rows.select_related("tenant", "claim__pool")
+        """Add tenant and pool."""
+        return rows.select_related("tenant", "pool", "array")
 
     def facts(self, row: Any) -> Row:
         """Return the job with the names of tenant and pool."""
-        return facts_of(row, self.file[1], tenant=row.tenant.slug, pool=row.claim.pool.name)
+        return facts_of(row, self.file[1], tenant=row.tenant.slug, pool=row.pool.name)

@@ -21,7 +21,7 @@ SHOWN_BYTES = 64 * 1024
 
 def find(principal: Principal, uid: uuid.UUID) -> Job:
     """Return the job. Raises Http404."""
-    job = Job.objects.visible_to(principal).select_related("tenant", "claim__pool").filter(uid=uid).first()
+    job = Job.objects.visible_to(principal).select_related("tenant", "pool", "claim", "array").filter(uid=uid).first()
     if job is None:
         raise Http404
     return job
@@ -37,6 +37,7 @@ def job_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> Ht
         "job": job,
         "command": shlex.join(job.command),
         "names": sorted(job.environment),
+        "dependencies": job.dependencies.select_related("on", "on_array"),
         "output": read_output(job, offset=begin, most=SHOWN_BYTES),
         "may_stop": job.is_open and job.stop_requested_at is None and _may_act(principal, job),
     }

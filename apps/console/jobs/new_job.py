@@ -1,6 +1,7 @@
 """The form of a new job."""
 
 import shlex
+import uuid
 from typing import Any
 
 from django import forms
@@ -11,10 +12,11 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
 from apps.console.shell.form_page import FormPage
-from apps.console.shell.forms import TenantForm, flatten, memory, number
+from apps.console.shell.forms import Group, TenantForm, flatten, memory, number
 from apps.jobs.api.serializers import JobSerializer
-from apps.jobs.models import MOST_RETRIES, Job
-from apps.jobs.services.lifecycle import claim_of_job, run_job
+from apps.jobs.models import MOST_OF_ARRAY, MOST_RETRIES, Job
+from apps.jobs.services.creation import JobSpec, create_job
+from apps.jobs.services.lifecycle import claim_of_job
 from apps.quotas.models.limits import MOST, ClaimField
 
 TEXT = {"class": "form-control", "autocomplete": "off", "spellcheck": "false"}
@@ -48,6 +50,27 @@ class JobForm(TenantForm):
         _("Retries"), least=0, most=MOST_RETRIES, initial=0, help_text=_("How often it runs again after a failure.")
     )
 
+    after = forms.CharField(
+        label=_("Starts after"),
+        required=False,
+        max_length=1000,
+        help_text=_("UIDs of jobs or arrays that must succeed first, separated by spaces."),
+        widget=forms.TextInput(attrs=TEXT),
+    )
+    array_size = number(
+        _("Array"),
+        most=MOST_OF_ARRAY,
+        required=False,
+        help_text=_("Make so many jobs; each has its index, from 0, in GPUCLOUD_ARRAY_INDEX."),
+    )
+    at_once = number(
+        _("At once"),
+        most=MOST_OF_ARRAY,
+        required=False,
+        help_text=_("How many jobs of the array have claims at a time."),
+    )
+    groups = (Group(_("Array and order"), ("after", "array_size", "at_once"), folded=True),)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["pool"].queryset = self.fields["pool"].queryset.filter(jobs=True)  # type: ignore[attr-defined]
@@ -62,6 +85,18 @@ class JobForm(TenantForm):
         checked: list[str] = self._as_api("command", words)
         return checked
 
+    def clean_after(self) -> list[uuid.UUID]:
+        """Return the uids."""
+        found: list[uuid.UUID] = self._as_api("after", self.cleaned_data["after"].replace(",", " ").split())
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse a bound of an array where there is none."""
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        if values.get("at_once") is not None and values.get("array_size") is None:
+            self.add_error("at_once", gettext("This is for arrays: say how many jobs it has."))
+        return values
+
     def clean_environment(self) -> dict[str, str]:
         """Return the variables by name."""
         lines = [line.partition("=") for line in self.cleaned_data["environment"].splitlines() if line.strip()]
@@ -74,7 +109,9 @@ class JobForm(TenantForm):
         """Return the value as the API's own field takes it."""
         serializer = JobSerializer()
         try:
-            return getattr(serializer, f"validate_{name}")(serializer.fields[name].run_validation(value))
+            taken = serializer.fields[name].run_validation(value)
+            check = getattr(serializer, f"validate_{name}", None)
+            return taken if check is None else check(taken)
         except ValidationError as error:
             raise forms.ValidationError(list(flatten(error.detail))) from error
 
@@ -100,10 +137,13 @@ class NewJob(FormPage):
             "time_limit_seconds": None if minutes is None else 60 * minutes,
             "retries": values.pop("retries"),
         }
-        of_job = {name: values.pop(name) for name in ("command", "environment")}
-        return run_job(principal=self.principal, claim=claim_of_job(**values, **common), **of_job, **common)
+        of_job = {name: values.pop(name) for name in ("command", "environment", "after", "array_size", "at_once")}
+        spec = JobSpec(claim=claim_of_job(**values, **common), **of_job, **common)
+        return create_job(principal=self.principal, spec=spec)
 
     def finish(self, form: JobForm, done: Job) -> HttpResponse:
         """Lead to the job."""
-        self.say(gettext("{0} is created.").format(done))
+        self.say(gettext("{0} is created.").format(done.array or done))
+        if done.array is not None:
+            return redirect("job-array", uid=done.array.uid)
         return redirect("job", uid=done.uid)

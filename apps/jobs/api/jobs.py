@@ -8,8 +8,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from apps.jobs.api.serializers import JobSerializer, OutputSerializer
-from apps.jobs.models import OPEN, Job
-from apps.jobs.services.lifecycle import claim_of_job, run_job, stop_job
+from apps.jobs.models import MOST_OF_ARRAY, OPEN, Job
+from apps.jobs.services.creation import JobSpec, create_job
+from apps.jobs.services.lifecycle import claim_of_job, stop_job
 from apps.jobs.services.output import MOST_BYTES, read_output
 from apps.quotas.api.methods import lists, order, shows
 from apps.quotas.api.views import ApiView, ListMixin
@@ -36,7 +37,9 @@ class JobView(ApiView):
     serializer_class: Any = JobSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
-    queryset = Job.objects.select_related("tenant", "claim__pool")
+    queryset = Job.objects.select_related("tenant", "pool", "claim", "array").prefetch_related(
+        "dependencies__on", "dependencies__on_array"
+    )
     answer_class, address = JobSerializer, "/jobs/{row.uid}/"
 
 
@@ -49,7 +52,9 @@ class JobList(JobView, ListMixin):
         "name",
         base=Open,
         tenant=Named(Tenant.objects, "slug"),
-        pool=Named(Pool.objects, "name", field_name="claim__pool"),
+        pool=Named(Pool.objects, "name"),
+        array=filters.UUIDFilter(field_name="array__uid"),
+        array_index=filters.NumberFilter(field_name="array_index", min_value=0, max_value=MOST_OF_ARRAY),
         node="run_node",
     )
     get = lists("List jobs, newest first; those that have ended stay as history.")
@@ -57,13 +62,17 @@ class JobList(JobView, ListMixin):
     @extend_schema(responses={201: JobSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
-        """Run a command under a new claim, which is charged at once and released with the job's end."""
+        """Run a command under a new claim, which is charged at once and released with the job's end.
+
+        A job that waits for others, and each of an array, gets its claim later. Of an array the first job is returned.
+        """
         values = self.parse_body(request)
-        claim = values.pop("claim")
+        share = values.pop("share")
         common = {name: values[name] for name in ("time_limit_seconds", "retries")}
-        pool = claim.pop("pool") or default_pool()
-        spec = claim_of_job(tenant=values.pop("tenant"), pool=pool, name=values.pop("name"), **claim, **common)
-        return self.respond(run_job(principal=self.principal, claim=spec, **values), status=201)
+        pool = values.pop("pool") or default_pool()
+        claim = claim_of_job(tenant=values.pop("tenant"), pool=pool, name=values.pop("name"), **share, **common)
+        job = create_job(principal=self.principal, spec=JobSpec(claim=claim, **values))
+        return self.respond(self.get_queryset().get(pk=job.pk), status=201)
 
 
 class JobDetail(JobView):

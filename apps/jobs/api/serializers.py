@@ -3,16 +3,22 @@
 import re
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from apps.jobs.models import (
     MOST_ARGUMENTS,
+    MOST_DEPENDENCIES,
     MOST_LETTERS_OF_ARGUMENT,
+    MOST_OF_ARRAY,
     MOST_RETRIES,
     MOST_VARIABLES,
     Job,
+    JobArray,
+    JobDependency,
     JobState,
 )
+from apps.jobs.services.arrays import ENDED, count_states, state_of
 from apps.nodes.api.serializers import LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
@@ -40,6 +46,34 @@ class Argument(serializers.CharField):
         if not isinstance(data, str):
             raise serializers.ValidationError("Must be a string.")
         return super().to_internal_value(data)
+
+
+def _uids(text: str) -> serializers.ListField:
+    """Return a field of uids of jobs and arrays."""
+    return serializers.ListField(
+        child=serializers.UUIDField(), max_length=MOST_DEPENDENCIES, default=list, write_only=True, help_text=text
+    )
+
+
+class DependencySerializer(Strict):
+    """A job, or an array, for whose end a job waits."""
+
+    uid = serializers.SerializerMethodField()
+    name = serializers.SerializerMethodField()
+    is_array = serializers.SerializerMethodField(help_text="True: it waits for all jobs of an array.")
+    any_end = shown.flag("True: however it ends; false: only for its success.")
+
+    def get_uid(self, one: JobDependency) -> str:
+        """Return the uid of the job or the array."""
+        return str((one.on or one.on_array).uid)  # type: ignore[union-attr]
+
+    def get_name(self, one: JobDependency) -> str:
+        """Return its name."""
+        return (one.on or one.on_array).name  # type: ignore[union-attr]
+
+    def get_is_array(self, one: JobDependency) -> bool:
+        """Return whether it is an array."""
+        return one.on is None
 
 
 class JobSerializer(Strict):
@@ -74,36 +108,63 @@ class JobSerializer(Strict):
         default=0,
         help_text="How often it runs again after a failure. A preempted run is repeated in any case.",
     )
-    pool = PoolByName(source="claim.pool", allow_null=True, default=None, help_text="Null: the pool `default`.")
-    gpu_count = share_field(ClaimField.GPU_COUNT, "1 unless given.", source="claim.gpu_count")
+    after = _uids(
+        "It starts once these jobs, or arrays, of its tenant have succeeded; it fails if one of them does not."
+    )
+    after_any = _uids("It starts once these jobs, or arrays, of its tenant have ended, however they end.")
+    array_size = StrictInteger(
+        min_value=1,
+        max_value=MOST_OF_ARRAY,
+        allow_null=True,
+        default=None,
+        source="array.size",
+        help_text="Make so many jobs, an array: each has its index, from 0, in GPUCLOUD_ARRAY_INDEX. Null: one job.",
+    )
+    at_once = StrictInteger(
+        min_value=1,
+        max_value=MOST_OF_ARRAY,
+        allow_null=True,
+        default=None,
+        source="array.at_once",
+        help_text="How many jobs of the array have claims at a time. Null: all.",
+    )
+    array = shown.uid("The array of which it is a part.", source="array.uid", null=True)
+    array_index = shown.integer(null=True)
+    pool = PoolByName(allow_null=True, default=None, help_text="Null: the pool `default`.")
+    gpu_count = share_field(ClaimField.GPU_COUNT, "1 unless given.", source="share.gpu_count")
     core_request = share_field(
-        ClaimField.CORE_REQUEST, f"Percent of each GPU, guaranteed. {NEEDED_HELP}", source="claim.core_request"
+        ClaimField.CORE_REQUEST, f"Percent of each GPU, guaranteed. {NEEDED_HELP}", source="share.core_request"
     )
     core_limit = share_field(
-        ClaimField.CORE_LIMIT, "Percent, the ceiling; core_request unless given.", source="claim.core_limit"
+        ClaimField.CORE_LIMIT, "Percent, the ceiling; core_request unless given.", source="share.core_limit"
     )
-    memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}", source="claim.memory_mib")
+    memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}", source="share.memory_mib")
     gpu_model = serializers.CharField(
-        source="claim.gpu_model",
+        source="share.gpu_model",
         max_length=200,
         allow_null=True,
         default=None,
         help_text="The model as NVML names it; several joined by `|`: any of them.",
     )
     node_selector = LabelsField(
-        source="claim.node_selector", required=False, help_text="Labels that its node must have, all of them."
+        source="share.node_selector", required=False, help_text="Labels that its node must have, all of them."
     )
     priority = StrictInteger(
-        source="claim.priority", min_value=-1000, max_value=1000, default=0, help_text="Higher goes first."
+        source="share.priority", min_value=-1000, max_value=1000, default=0, help_text="Higher goes first."
     )
     when_over_quota = serializers.ChoiceField(
-        source="claim.when_over_quota", choices=OverQuota.choices, default=OverQuota.REFUSE
+        source="share.when_over_quota", choices=OverQuota.choices, default=OverQuota.REFUSE
     )
-    claim = shown.uid("The claim under which it runs; it is released with the job's end.", source="claim.uid")
-    claim_state = shown.choice(ClaimState.choices, source="claim.state")
+    claim = shown.uid(
+        "The claim under which it runs; it is released with the job's end. Null: it waits without one.",
+        source="claim.uid",
+        null=True,
+    )
+    claim_state = shown.choice(ClaimState.choices, source="claim.state", null=True)
     reasons = ReasonSerializer(
-        source="claim.reasons", many=True, read_only=True, help_text="Why its claim waits, or how it ended."
+        source="share.reasons", many=True, read_only=True, help_text="Why its claim waits, or how it ended."
     )
+    waits_for = DependencySerializer(source="dependencies", many=True, read_only=True)
     state = shown.choice(JobState.choices)
     exit_code = shown.integer("Of its last run; 128 and the signal if one ended it. Null: none is known.", null=True)
     columns_1 = Columns(Job, "reason stop_requested_at")
@@ -113,7 +174,7 @@ class JobSerializer(Strict):
     output_bytes = shown.integer("The output of its present or last run that is stored.")
     dropped_bytes = shown.integer("The output of this run that was not kept.")
     columns_2 = Columns(Job, "started_at ended_at created_by created_at updated_at version")
-    class_ = ClassField(source="claim.best_effort", required=False)
+    class_ = ClassField(source="share.best_effort", required=False)
 
     def get_environment_names(self, job: Any) -> list[str]:
         """Return the names of its variables."""
@@ -138,9 +199,13 @@ class JobSerializer(Strict):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check limit against request."""
-        claim = attrs["claim"]
+        claim = attrs["share"]
         if claim.get("core_limit", 100) < claim.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        array = attrs.pop("array", {})
+        attrs |= {"array_size": array.get("size"), "at_once": array.get("at_once")}
+        if attrs["at_once"] is not None and attrs["array_size"] is None:
+            raise serializers.ValidationError({"at_once": ["This is for arrays: give array_size, too."]})
         return attrs
 
 
@@ -153,3 +218,27 @@ class OutputSerializer(Strict):
     text = shown.text("Bytes that are no UTF-8 are replaced.")
     complete = shown.flag("True: the run has ended, and this is the end of its output.")
     dropped_bytes = shown.integer("Output of the run that was not kept.")
+
+
+class JobArraySerializer(Strict):
+    """An array: jobs of one command, which differ by their index."""
+
+    uid = shown.uid()
+    tenant = shown.text(source="tenant.slug")
+    pool = shown.text(source="pool.name")
+    columns = Columns(JobArray, "name size at_once")
+    state = serializers.SerializerMethodField(
+        help_text="`running` while a job is open; then `succeeded`, if all have, else `failed` or `stopped`."
+    )
+    jobs = serializers.SerializerMethodField(help_text="How many of its jobs are in each state.")
+    columns_2 = Columns(JobArray, "created_by created_at updated_at version")
+
+    @extend_schema_field({"type": "string", "enum": ["running", *ENDED]})
+    def get_state(self, array: Any) -> str:
+        """Return the state of all together."""
+        return state_of(count_states(array))
+
+    @extend_schema_field({"type": "object", "additionalProperties": {"type": "integer"}})
+    def get_jobs(self, array: Any) -> dict[str, int]:
+        """Return the number of jobs in each state that some have."""
+        return count_states(array)

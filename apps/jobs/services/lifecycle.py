@@ -42,19 +42,11 @@ def run_job(
     retries: int,
 ) -> Job:
     """Make a job with its claim. Raises JobsNotAllowed, and as `create_claim`."""
-    principal.require_role(claim.tenant, "member")
-    if not claim.pool.jobs:
-        raise JobsNotAllowed(
-            f"Pool {claim.pool.name} runs no jobs: let an operator allow them in the pool's settings (`jobs`), or name "
-            "another pool."
-        )
-    if len(json.dumps([command, environment])) > MOST_BYTES_OF_COMMAND:
-        raise CommandTooLong(
-            f"Command and variables may have {MOST_BYTES_OF_COMMAND} bytes together: put the rest into a file."
-        )
+    refuse_unfit(principal, claim, command, environment)
     made = create_claim(principal=principal, spec=claim)
     job = Job.objects.create(
         tenant=claim.tenant,
+        pool=claim.pool,
         claim=made,
         name=claim.name,
         command=list(command),
@@ -67,6 +59,25 @@ def run_job(
     after = {"name": job.name, "claim": str(made.uid), "command": job.command, "environment": sorted(environment)}
     audit.record(principal, "job.create", job, after=after)
     return job
+
+
+def refuse_unfit(
+    principal: Principal,
+    claim: ClaimSpec,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    most: int = MOST_BYTES_OF_COMMAND,
+) -> None:
+    """Refuse what is no job. Raises RoleMissing, JobsNotAllowed, CommandTooLong."""
+    principal.require_role(claim.tenant, "member")
+    if not claim.pool.jobs:
+        raise JobsNotAllowed(
+            f"Pool {claim.pool.name} runs no jobs: let an operator allow them in the pool's settings (`jobs`), or name "
+            "another pool."
+        )
+    if len(json.dumps([command, environment])) > most:
+        raise CommandTooLong(f"Command and variables may have {most} bytes together: put the rest into a file.")
 
 
 def claim_of_job(
@@ -97,21 +108,23 @@ def stop_job(*, principal: Principal, job: Job, versions: etags.Versions = None)
 
 def lock_job(job: Job, versions: etags.Versions = None) -> Job:
     """Return the job under its row lock. Raises PreconditionFailed."""
-    return etags.lock(job, versions, "tenant", "claim")
+    return etags.lock(job, versions, "tenant", "claim", "pool")
 
 
 def nodes_of(job: Job) -> set[int]:
     """Return the nodes on which its claim is placed."""
+    if job.claim is None:
+        return set()
     return set(job.claim.assignments.live().values_list("gpu__node_id", flat=True))
 
 
 def end_job(job: Job, state: JobState, *, reason: str | None, exit_code: int | None = None) -> None:
-    """End the locked job and release its claim."""
+    """End the locked job and release its claim, if it has one."""
     now = timezone.now()
     before = {"state": job.state}
     job.change(state=state, reason=reason, exit_code=exit_code, ended_at=now, run_result=None)
     audit.record(SYSTEM, "job.end", job, before=before, after={"state": state, "exit_code": exit_code, "why": reason})
-    if job.claim.state != ClaimState.RELEASED:
+    if job.claim is not None and job.claim.state != ClaimState.RELEASED:
         job.claim = release_claim(principal=SYSTEM, claim=job.claim, why=f"job {job.name} has ended")
 
 

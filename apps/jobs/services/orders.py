@@ -8,7 +8,7 @@ from apps.scheduling.models import Assignment
 
 COLUMNS = (
     "run_uid", "claim__uid", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
-    "run_started_at", "output_bytes",
+    "run_started_at", "output_bytes", "array_index", "array__size",
 )  # fmt: skip
 
 
@@ -22,13 +22,13 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
     )
     found: dict[int, list[wire.JobRun]] = {}
     for pk, *values in Job.objects.filter(pk__in=placed).order_by("pk").values_list("pk", *COLUMNS) if placed else ():
-        run, claim, command, environment, seconds, owner, stop, started, stored = values
+        run, claim, command, environment, seconds, owner, stop, started, stored, index, size = values
         found.setdefault(placed[pk], []).append(
             wire.JobRun(
                 uid=str(run),
                 claim_uid=str(claim),
                 command=command,
-                environment=environment,
+                environment=environment | _of_array(index, size),
                 seconds=seconds or 0,
                 output_bytes=MOST_OUTPUT_BYTES,
                 owner=owner,
@@ -38,3 +38,8 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
             )
         )
     return {node_id: wire.fit_runs(runs) for node_id, runs in found.items()}
+
+
+def _of_array(index: int | None, size: int | None) -> dict[str, str]:
+    """Return the variables of a job of an array."""
+    return {} if index is None else {"GPUCLOUD_ARRAY_INDEX": str(index), "GPUCLOUD_ARRAY_SIZE": str(size)}

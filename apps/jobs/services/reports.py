@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from agent import wire
 from apps.jobs.models import Job, JobOutput, JobState
+from apps.jobs.services import waiting
 from apps.jobs.services.lifecycle import begin_again, end_job, end_run
 from apps.nodes.models import Node
 from apps.scheduling.models import Assignment, ClaimState
@@ -27,6 +28,8 @@ def observe(node: Node, states: Sequence[wire.JobState]) -> None:
             job = _lock_run(node, state.uid)
             if job is not None:
                 _take(job, node, state)
+        if job is not None and not job.is_open:
+            waiting.advance_after(job)
 
 
 def _lock_run(node: Node, run_uid: str) -> Job | None:
@@ -65,37 +68,44 @@ def _end_if_complete(job: Job) -> None:
         end_run(job, exit_code=result["exit_code"], reason=result["reason"])
 
 
-@transaction.atomic
 def take_output(node: Node, frame: wire.Output) -> int | None:
     """Store a piece of output; return how much of the run's output is stored, or None if nobody wants it.
 
     A piece that was sent twice is stored once; a piece after a gap is not stored, and the agent goes back.
     """
-    job = _lock_run(node, frame.uid)
-    if job is None:
-        return None
+    with transaction.atomic():
+        job = _lock_run(node, frame.uid)
+        if job is None:
+            return None
+        _store(job, frame)
+    if not job.is_open:
+        waiting.advance_after(job)
+    return job.output_bytes
+
+
+def _store(job: Job, frame: wire.Output) -> None:
+    """Store what is new of the piece."""
     known = job.output_bytes - frame.offset
     if 0 <= known < len(frame.data):
         data = frame.data[known:]
         JobOutput.objects.create(job=job, run=job.runs, offset=job.output_bytes, data=data)
         job.change(output_bytes=job.output_bytes + len(data), stored_bytes=job.stored_bytes + len(data))
         _end_if_complete(job)
-    return job.output_bytes
 
 
 def follow() -> int:
-    """End or repeat the runs whose claim is not there any more; return how many."""
+    """End or repeat the runs whose claim is not there any more, and start what waits no longer; return how many."""
     gone = Q(claim__state__in=(ClaimState.RELEASED, ClaimState.FAILED))
     preempted = Q(claim__state__in=WAITING, run_started_at__isnull=False)
     pks = list(Job.objects.open().filter(gone | preempted).values_list("pk", flat=True))
-    return sum(_follow_one(pk) for pk in pks)
+    return sum(_follow_one(pk) for pk in pks) + waiting.advance_all()
 
 
 @transaction.atomic
 def _follow_one(pk: int) -> bool:
     job = Job.objects.select_for_update(of=("self",)).select_related("tenant", "claim").get(pk=pk)
     claim = job.claim
-    if not job.is_open:
+    if claim is None or not job.is_open:
         return False
     why = "; ".join(reason["detail"] for reason in claim.reasons) or claim.state
     if claim.state == ClaimState.FAILED:

@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.addressing import find_job
+from gpucloud_cli.addressing import find_array, find_awaited, find_job
 from gpucloud_cli.api import Api
+from gpucloud_cli.commands.arrays import await_all
 from gpucloud_cli.failures import Exit, Unreachable, Usage
 from gpucloud_cli.fields import body_fields
 from gpucloud_cli.options import (
@@ -25,7 +27,7 @@ from gpucloud_cli.options import (
     tenant_of,
 )
 
-OF_COMMAND = frozenset({"command", "environment"})
+OF_COMMAND = frozenset({"command", "environment", "after", "after_any"})
 FIELDS = tuple(
     replace(field, required=False) for field in body_fields("POST jobs/", "job") if field.name not in OF_COMMAND
 )
@@ -40,7 +42,11 @@ JOB_ARGUMENT = click.argument("name", metavar="JOB")
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
 @field_options(FIELDS)
 @click.option("--env", "environment_", multiple=True, metavar="NAME=VALUE", help="set a variable; repeatable")
-@click.option("--wait", is_flag=True, help="follow its output, and exit with its code")
+@click.option("--after", "after_", multiple=True, metavar="JOB", help="start once this job, or array, has succeeded")
+@click.option(
+    "--after-any", "after_any_", multiple=True, metavar="JOB", help="start once it has ended, however it ends"
+)
+@click.option("--wait", is_flag=True, help="follow its output, and exit with its code; of an array: await all")
 @click.option("--stop-on-interrupt", "stops", is_flag=True, help="with --wait: stop the job on Ctrl-C or SIGTERM")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @output_options
@@ -48,8 +54,11 @@ JOB_ARGUMENT = click.argument("name", metavar="JOB")
 def run(
     invocation: Invocation,
     /,
+    *,
     command: tuple[str, ...],
     environment_: tuple[str, ...],
+    after_: tuple[str, ...],
+    after_any_: tuple[str, ...],
     wait: bool,
     stops: bool,
     **given: Any,
@@ -65,29 +74,36 @@ def run(
     if stops and not wait:
         raise Usage("--stop-on-interrupt needs --wait.")
     wanted = body(FIELDS, given) | {"command": list(command)}
-    if environment_:
-        wanted["environment"] = dict(map(_variable, environment_))
+    wanted |= {"environment": dict(map(_variable, environment_))} if environment_ else {}
     if name := Path(command[0]).name[:63].strip():
         wanted.setdefault("name", name)
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
+        wanted |= _find_all_awaited(api, after=after_, after_any=after_any_)
         job = api.post("jobs/", wanted).body
         if not wait:
             invocation.show(job)
             return
-        ends = "stops it" if stops else "leaves it running, `gpucloud job stop` ends it"
-        output.say(f"job {job['uid']} is created; Ctrl-C {ends}")
-        job = _follow_or_stop(api, job) if stops else follow(api, job)
-    raise click.exceptions.Exit(code_of(job))
+        what, path = ("array", f"job-arrays/{job['array']}/") if job["array"] else ("job", f"jobs/{job['uid']}/")
+        ends = "stops it" if stops else f"leaves it running, `gpucloud {what} stop` ends it"
+        output.say(f"{what} {job['array'] or job['uid']} is created; Ctrl-C {ends}")
+        with _stopping(api, path) if stops else nullcontext():
+            code = await_all(api, job["array"]) if job["array"] else code_of(follow(api, job))
+    raise click.exceptions.Exit(code)
+
+
+def _find_all_awaited(api: Api, **named: tuple[str, ...]) -> dict[str, list[str]]:
+    return {field: [find_awaited(api, one) for one in names] for field, names in named.items() if names}
 
 
 @click.command()
 @JOB_ARGUMENT
 @click.option("-f", "--follow", "follows", is_flag=True, help="go on until the job has ended; exit with its code")
 @click.option("--run", "run_", type=click.IntRange(1), metavar="N", help="the output of its Nth run; default: the last")
+@click.option("--index", type=click.IntRange(0), metavar="I", help="JOB is an array: the output of its job I")
 @connection_options
 @pass_invocation
-def logs(invocation: Invocation, /, name: str, follows: bool, run_: int | None) -> None:
+def logs(invocation: Invocation, /, name: str, follows: bool, run_: int | None, index: int | None) -> None:
     """Print the output of a job.
 
     Example: gpucloud job logs train.py --follow
@@ -95,7 +111,7 @@ def logs(invocation: Invocation, /, name: str, follows: bool, run_: int | None) 
     if follows and run_ is not None:
         raise Usage("--follow prints the last run, and those after it: leave --run out.")
     with invocation.api() as api:
-        job = find_job(api, name)
+        job = find_job(api, name) if index is None else _find_of_array(api, name, index)
         if follows:
             raise click.exceptions.Exit(code_of(follow(api, job)))
         for text in _read(api, job["uid"], run=run_):
@@ -113,6 +129,14 @@ def stop(invocation: Invocation, /, name: str) -> None:
     """
     with invocation.api() as api:
         invocation.show(api.post(f"jobs/{find_job(api, name)['uid']}/stop/", {}).body)
+
+
+def _find_of_array(api: Api, name: str, index: int) -> dict[str, Any]:
+    array = find_array(api, name)
+    if index >= array["size"]:
+        raise Usage(f"--index {index}: the jobs of {array['name']} are 0 to {array['size'] - 1}.")
+    (job,) = api.rows("jobs/", most=1, array=array["uid"], array_index=index)
+    return dict(job)
 
 
 def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
@@ -137,17 +161,18 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
             lost = ""
             if job["state"] in OVER:
                 return job
-        time.sleep(WAITING_SECONDS if job["state"] == "queued" else FOLLOW_SECONDS)
+        time.sleep(WAITING_SECONDS if job["state"] in ("waiting", "queued") else FOLLOW_SECONDS)
 
 
-def _follow_or_stop(api: Api, job: dict[str, Any]) -> dict[str, Any]:
-    """Follow the job; stop it if this process is interrupted or asked to end."""
+@contextmanager
+def _stopping(api: Api, path: str) -> Iterator[None]:
+    """Stop the job or the array if this process is interrupted or asked to end."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return follow(api, job)
+        yield
     except KeyboardInterrupt:
-        api.post(f"jobs/{job['uid']}/stop/", {})
-        output.say(f"job {job['uid']} is being stopped")
+        api.post(f"{path}stop/", {})
+        output.say(f"{path.strip('/').replace('/', ' ')} is being stopped")
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -192,7 +217,10 @@ def _print(text: str) -> None:
 
 def _tell(job: dict[str, Any], said: str) -> str:
     """Say on stderr what the job does, if that is news; return it."""
-    if job["state"] == "queued":
+    if job["state"] == "waiting":
+        names = ", ".join(one["name"] for one in job["waits_for"])
+        words = f"job {job['uid']} waits: {job['reason'] or (f'for {names}' if names else 'for its turn')}"
+    elif job["state"] == "queued":
         why = job["reason"] or "; ".join(reason["detail"] for reason in job["reasons"]) or "its turn has not come yet"
         words = f"job {job['uid']} waits: {why}"
     elif job["state"] == "running":

@@ -1,0 +1,167 @@
+"""New jobs: with their claim at once, or waiting for others, or many of them as an array."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from uuid import UUID
+
+from django.db import transaction
+
+from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobArray, JobDependency, JobState
+from apps.jobs.services import waiting
+from apps.jobs.services.lifecycle import refuse_unfit, run_job
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
+from apps.quotas.services.charging import QuotaExceeded
+from apps.scheduling.services.claims.lifecycle import create_claim
+from apps.scheduling.services.claims.spec import UNSET, ClaimSpec
+from gpucloud.errors import Missing
+
+# Of all jobs of an array together, each of which keeps its command.
+MOST_BYTES_OF_ARRAY = 16 << 20
+
+
+class WaitsForUnknown(Missing, code="no-such-job", title="There is no such job"):
+    """A job or an array to wait for does not exist, or not for the caller."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """A new job, or an array of them."""
+
+    claim: ClaimSpec
+    command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    time_limit_seconds: int | None = None
+    retries: int = 0
+    # The uids of jobs and arrays, in the claim's tenant.
+    after: Sequence[UUID] = ()
+    after_any: Sequence[UUID] = ()
+    array_size: int | None = None
+    at_once: int | None = None
+
+
+def create_job(*, principal: Principal, spec: JobSpec) -> Job:
+    """Make the job; of an array return the first one. Raises as `run_job`, and WaitsForUnknown.
+
+    A job that waits, and each of an array, gets its claim later (`waiting`): only what no quota can change is refused.
+    """
+    if spec.array_size is None and not (spec.after or spec.after_any):
+        return run_job(
+            principal=principal,
+            claim=spec.claim,
+            command=spec.command,
+            environment=spec.environment,
+            time_limit_seconds=spec.time_limit_seconds,
+            retries=spec.retries,
+        )
+    job = _make_waiting(principal, spec)
+    if job.array is not None:
+        waiting.advance_array(job.array)
+    else:
+        # What it waits for may have ended a moment ago.
+        waiting.advance(job.pk)
+    job.refresh_from_db()
+    return job
+
+
+@transaction.atomic
+def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
+    most = MOST_BYTES_OF_COMMAND if spec.array_size is None else MOST_BYTES_OF_ARRAY // spec.array_size
+    refuse_unfit(principal, spec.claim, spec.command, spec.environment, most=min(most, MOST_BYTES_OF_COMMAND))
+    _try_claim(principal, spec.claim)
+    found = [(_find(spec, uid), any_end) for any_end in (False, True) for uid in _uids(spec, any_end=any_end)]
+    array = _make_array(principal, spec)
+    jobs = Job.objects.bulk_create(_draft(principal, spec, array))
+    JobDependency.objects.bulk_create(
+        [
+            JobDependency(
+                job=job,
+                on=one if isinstance(one, Job) else None,
+                on_array=one if isinstance(one, JobArray) else None,
+                any_end=any_end,
+            )
+            for job in jobs
+            for one, any_end in found
+        ],
+        batch_size=1000,
+    )
+    after = {
+        "name": spec.claim.name, "command": list(spec.command), "environment": sorted(spec.environment),
+        "after": [str(uid) for uid in spec.after], "after_any": [str(uid) for uid in spec.after_any],
+    }  # fmt: skip
+    if array is not None:
+        audit.record(
+            principal, "job-array.create", array, after={**after, "size": array.size, "at_once": array.at_once}
+        )
+    else:
+        audit.record(principal, "job.create", jobs[0], after=after)
+    return jobs[0]
+
+
+def _try_claim(principal: Principal, claim: ClaimSpec) -> None:
+    """Make the claim and undo it: what can never be is refused now. Raises as `create_claim`, but of quotas."""
+    try:
+        with transaction.atomic():
+            create_claim(principal=principal, spec=claim)
+            transaction.set_rollback(True)
+    except QuotaExceeded:
+        return
+
+
+def _uids(spec: JobSpec, *, any_end: bool) -> Sequence[UUID]:
+    return list(dict.fromkeys(spec.after_any if any_end else spec.after))
+
+
+def _find(spec: JobSpec, uid: UUID) -> Job | JobArray:
+    """Return the job or the array. Raises WaitsForUnknown: also for those of other tenants, whoever asks."""
+    of_tenant = {"uid": uid, "tenant": spec.claim.tenant}
+    found = Job.objects.filter(**of_tenant).first() or JobArray.objects.filter(**of_tenant).first()
+    if found is None:
+        raise WaitsForUnknown(f"Tenant {spec.claim.tenant.slug} has neither a job nor an array {uid}.")
+    return found
+
+
+def _make_array(principal: Principal, spec: JobSpec) -> JobArray | None:
+    if spec.array_size is None:
+        return None
+    return JobArray.objects.create(
+        tenant=spec.claim.tenant,
+        pool=spec.claim.pool,
+        name=spec.claim.name,
+        size=spec.array_size,
+        at_once=spec.at_once,
+        created_by=principal.name,
+    )
+
+
+def _draft(principal: Principal, spec: JobSpec, array: JobArray | None) -> list[Job]:
+    """Return the waiting jobs, unsaved."""
+    claim, name = claim_fields(spec.claim), spec.claim.name
+    indexes: Sequence[int | None] = [None] if array is None else range(array.size)
+    names = [name if index is None else f"{name}[{index}]" for index in indexes]
+    return [
+        Job(
+            tenant=spec.claim.tenant,
+            pool=spec.claim.pool,
+            claim_spec={**claim, "name": of_job},
+            array=array,
+            array_index=index,
+            state=JobState.WAITING,
+            name=of_job,
+            command=list(spec.command),
+            environment=dict(spec.environment),
+            time_limit_seconds=spec.time_limit_seconds,
+            retries=spec.retries,
+            created_by=principal.name,
+            user_id=principal.user_id,
+        )
+        for index, of_job in zip(indexes, names, strict=True)
+    ]
+
+
+def claim_fields(claim: ClaimSpec) -> dict[str, object]:
+    """Return the fields of a job's claim that were given, as JSON."""
+    given = {one.name: getattr(claim, one.name) for one in fields(claim) if one.name not in {"tenant", "pool"}}
+    kept = {name: value for name, value in given.items() if value is not UNSET}
+    return dict(json.loads(json.dumps(kept)))
