@@ -50,6 +50,8 @@ environment:
   GPUCLOUD_MPS_CONTROL            nvidia-cuda-mps-control (that of PATH); off: no back end mps
   GPUCLOUD_JOBS                   users of jobs' programs, one a tenant, like 61000-61999; self: the agent's own (off)
   GPUCLOUD_JOBS_DIR               directory of their runs, on a disk (else the state directory's name with -jobs)
+  GPUCLOUD_JOBS_MEMORY_MIB        host memory of each run (its claim's part of the node's GPUs, at least 1,024)
+  GPUCLOUD_JOBS_DISK_MIB          disk space of each run (20,480)
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""

@@ -82,7 +82,7 @@ class Daemon:
         self._inventory, self._check_now = Inventory(), asyncio.Event()
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
-        self._jobs = Runs(self._node, settings, lambda: self._outbox)
+        self._jobs = Runs(self._node, settings, lambda: self._outbox, lambda: self._inventory)
         self._outbox = Outbox(self._observe, self._checkup.health.to_wire, self._jobs.sender)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter, self._schedule = Meter(), Schedule(now=time.monotonic())

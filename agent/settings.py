@@ -26,6 +26,7 @@ LEAST_HEALTH_SECONDS = 0.2
 LEAST_FREE_MIB = 16
 # A kernel that runs ends first, and a process of many threads takes a while to stop.
 SUSPEND_SECONDS = 30.0
+JOBS_DISK_MIB = 20_480
 _BUILT = Path(__file__).resolve().parent.parent / "libvcuda" / "build"
 # Docker, Podman, containerd and CRI-O read it unless configured otherwise; it is empty after a reboot, like our claims.
 SYSTEM_CDI_DIR = Path("/var/run/cdi")
@@ -136,6 +137,10 @@ class Settings(NamedTuple):
     jobs: JobUsers | None = None
     # The directory of their runs.
     jobs_dir: Path = Path("/var/lib/gpucloud-agent-jobs")
+    # Host memory of each run; 0: in proportion to its claim's part of the node's GPUs.
+    jobs_memory_mib: int = 0
+    # Disk space of each run.
+    jobs_disk_mib: int = JOBS_DISK_MIB
 
     def may_carry(self, uid: int) -> bool:
         """Return whether this user's programs may come from other nodes."""
@@ -155,8 +160,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
     library = _library(environment)
     kubelet = _kubelet(environment)
     cdi_dir = _cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir)
-    if kubelet is not None and cdi_dir is None:
-        raise SettingsError("A kubelet's containers get their claims by CDI: GPUCLOUD_CDI_DIR cannot be off.")
+    _require_cdi(kubelet, cdi_dir)
     return Settings(
         server=_server(server or environment.get("GPUCLOUD_SERVER")),
         state_dir=state,
@@ -185,7 +189,14 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         mps_control=find_mps_control(library, environment),
         jobs=_jobs(environment.get("GPUCLOUD_JOBS")),
         jobs_dir=Path(environment.get("GPUCLOUD_JOBS_DIR") or state.with_name(f"{state.name}-jobs")).absolute(),
+        jobs_memory_mib=_mebibytes(environment, "GPUCLOUD_JOBS_MEMORY_MIB", 0),
+        jobs_disk_mib=_mebibytes(environment, "GPUCLOUD_JOBS_DISK_MIB", JOBS_DISK_MIB),
     )
+
+
+def _require_cdi(kubelet: Kubelet | None, cdi_dir: Path | None) -> None:
+    if kubelet is not None and cdi_dir is None:
+        raise SettingsError("A kubelet's containers get their claims by CDI: GPUCLOUD_CDI_DIR cannot be off.")
 
 
 def find_mps_control(library: Library, environment: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from agent.check.finding import failed, ok, warning
+from agent.jobs import resource_group, unit
 from agent.settings import Settings
 from agent.wire import Check
 
@@ -20,7 +21,8 @@ def jobs(settings: Settings) -> Check:
     if users is None:
         return ok(NAME, "not wanted: GPUCLOUD_JOBS is not set, so this node starts no programs of jobs")
     if users.first is None or users.last is None:
-        return ok(NAME, f"programs run as the agent's own user, uid {os.getuid()}, in {place}")
+        words = f"programs run as the agent's own user, uid {os.getuid()}, in {place}; their host memory is not bounded"
+        return ok(NAME, words)
     if not _may_change_users():
         return failed(
             NAME,
@@ -38,6 +40,12 @@ def jobs(settings: Settings) -> Check:
             NAME,
             f"uids {users.first}-{users.last} are users of this machine, too: {', '.join(known[:5])}",
             "Programs of tenants could read and end theirs: give GPUCLOUD_JOBS a range that nobody else uses.",
+        )
+    if unit.find_systemd_run() is None and not resource_group.can_bound_memory():
+        return warning(
+            NAME,
+            "the host memory of runs is not bounded: systemd does not run here, and the agent makes no control groups",
+            "Run the agent as a unit of systemd, or let it write to the control group of its memory.",
         )
     return ok(NAME, f"programs run as uids {users.first}-{users.last}, one for each tenant, in {place}")
 

@@ -25,7 +25,8 @@ from typing import Any, NoReturn
 
 from agent.host import processes
 from agent.host.processes import Process
-from agent.jobs import descendants, program
+from agent.jobs import descendants, program, resource_group
+from agent.jobs.disk_use import DiskWatch
 from agent.jobs.files import ADMITTED, LOCK, ORDER, PROGRAM, RESULT, STOP, read, write
 from agent.jobs.kept_output import KeptOutput
 
@@ -39,6 +40,8 @@ KILL_SECONDS = 10.0
 LOCK_SECONDS = 2.0
 RESULT_SECONDS = 60.0
 CHUNK_BYTES, CHUNKS = 64 << 10, 16
+# Of the keeper's own, in the run's group.
+TASKS = 8
 
 
 class Keeper:
@@ -47,6 +50,7 @@ class Keeper:
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._output = KeptOutput(order["output_bytes"])
+        self._disk = DiskWatch((order["home"], order["tmp"]), uid=order["uid"], most=order["disk_bytes"])
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._signalled = False
@@ -78,12 +82,20 @@ class Keeper:
         self._write_result(
             {
                 "exit_code": 128 - code if code is not None and code < 0 else code,
-                "reason": self._reason,
+                "reason": self._reason or self._find_bound(code),
                 "started_at": admitted["at"] if admitted is not None else None,
                 "ended_at": self._ended_at or time.time(),
                 "dropped": self._output.dropped,
             }
         )
+
+    def _find_bound(self, code: int | None) -> str | None:
+        """Return the bound of the machine at which the program failed; None if it did not fail at one."""
+        if code and resource_group.count_oom_kills():
+            return f"host memory: the kernel ended a process at {self._order['memory_bytes'] >> 20:,} MiB"
+        if code == -signal.SIGXFSZ:
+            return f"disk: a file of more than {self._order['disk_bytes'] >> 20:,} MiB"
+        return None
 
     def _await_admission(self) -> dict[str, Any] | None:
         """Return what the agent sends the program; None if it is not to execute any more."""
@@ -105,6 +117,7 @@ class Keeper:
         """Return after the program's end, when nothing of it is left or has had its time."""
         seconds = self._order["seconds"]
         over = time.monotonic() + seconds if seconds else float("inf")
+        self._disk.start()
         kill_at = linger_until = float("inf")
         while True:
             watched = [self._woken, *([self._pipe] if self._open else [])]
@@ -118,8 +131,9 @@ class Keeper:
                 self._leave()
             now = time.monotonic()
             if self._status is None:
-                if kill_at == float("inf") and (now >= over or self._is_stopped()):
-                    self._reason = f"time limit of {seconds} s" if now >= over else "stopped"
+                reason = self._disk.reason or (f"time limit of {seconds} s" if now >= over else None)
+                if kill_at == float("inf") and (reason or self._is_stopped()):
+                    self._reason = reason or "stopped"
                     self._signal_all(signal.SIGTERM)
                     kill_at = now + self._order["stop_seconds"]
                 elif now >= kill_at:
@@ -217,7 +231,16 @@ def main(directory: str) -> int:
     if read(RESULT) is not None or read(PROGRAM) is not None:
         return 0
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    Keeper(read(ORDER)).keep()
+    order = read(ORDER)
+    if not resource_group.is_bounded(order["memory_bytes"]):
+        resource_group.enter(
+            order["group"],
+            memory_bytes=order["memory_bytes"],
+            most_processes=order["processes"] + TASKS,
+            cpu_weight=order["cpu_weight"],
+        )
+    Keeper(order).keep()
+    resource_group.leave(order["group"])
     return 0
 
 

@@ -15,6 +15,8 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 # As `env` and `docker run` have it.
 EXIT_FAILED, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
 CHUNK_BYTES = 64 << 10
+# From -1000 (never) to 1000 (first).
+OOM_SCORE = "500"
 
 
 def start(order: dict[str, Any]) -> tuple[int, int, int]:
@@ -46,8 +48,8 @@ def become(order: dict[str, Any], output: int, waiting: int, parent: int) -> NoR
     os.dup2(output, 1)
     os.dup2(output, 2)
     with contextlib.suppress(OSError):
-        # The agent is the last to be ended when memory runs out; a tenant's program is not.
-        Path("/proc/self/oom_score_adj").write_text("0")
+        # When memory runs out, a tenant's program ends before what the machine needs, and before its keeper.
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     restrict(order)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -82,6 +84,7 @@ def restrict(order: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: order["processes"] + own,
         resource.RLIMIT_NOFILE: order["files"],
+        resource.RLIMIT_FSIZE: order["disk_bytes"],
     }
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]

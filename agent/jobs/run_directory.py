@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,11 +19,14 @@ import msgspec
 from agent import statefile, wire
 from agent.host import processes
 from agent.host.processes import Process
-from agent.jobs import files, removal
+from agent.jobs import files, removal, resource_group
 
 # The directory that holds the package `agent`.
 CODE = Path(__file__).resolve().parents[2]
-LOG, KEEPER_LOG_BYTES = "keeper.log", 1000
+ENVIRONMENT = {"PYTHONPATH": str(CODE), "PYTHONDONTWRITEBYTECODE": "1"}
+# A unit's first process takes the lock a moment after systemd-run has ended.
+UNIT_SECONDS = 5.0
+KEEPER_LOG_BYTES = 1000
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -34,6 +38,12 @@ class Order(msgspec.Struct, frozen=True):
     # None: the keeper's own.
     uid: int | None
     home: str
+    tmp: str
+    # The name of the control group that the keeper makes where systemd has not made one.
+    group: str
+    memory_bytes: int
+    disk_bytes: int
+    cpu_weight: int
     # The most processes and threads of its user, and open files of each process.
     processes: int
     files: int
@@ -61,22 +71,29 @@ class Result(msgspec.Struct, frozen=True):
     dropped: int = 0
 
 
+def group_of(uid: str) -> str:
+    """Return the name of a run's control group, or of its unit."""
+    return f"run-{uid}"
+
+
 class RunDirectory:
     """The directory of one run. All methods may raise OSError, and statefile.Damaged where they read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.home, self.temporary, self.output = root / "home", root / "tmp", root / files.OUTPUT
+        self.keeper_log = root / "keeper.log"
         self._keeper: subprocess.Popen[bytes] | None = None
         self._admitted_at: float | None = None
+        self._started_at: float | None = None
 
     @property
     def exists(self) -> bool:
         """True if the run has begun; half of a directory is none."""
         return (self.root / files.ORDER).exists()
 
-    def begin(self, order: Order) -> None:
-        """Write the order to disk, and start the keeper."""
+    def begin(self, order: Order, starter: Sequence[str] = ()) -> None:
+        """Write the order to disk, and start the keeper by the command `starter`, which makes a unit of it."""
         self.remove()
         self.root.mkdir(mode=0o700)
         for directory in (self.home, self.temporary):
@@ -86,16 +103,18 @@ class RunDirectory:
         # Others may pass through, and not list it.
         self.root.chmod(0o711)
         statefile.write(self.root / files.ORDER, order, durable=True)
-        self._start_keeper()
+        self._start_keeper(starter)
 
-    def _start_keeper(self) -> None:
-        with (self.root / LOG).open("wb") as log:
+    def _start_keeper(self, starter: Sequence[str]) -> None:
+        keeper = [sys.executable, "-S", "-P", "-m", "agent.jobs.keeper", str(self.root)]
+        self._started_at = time.monotonic() if starter else None
+        with self.keeper_log.open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-S", "-P", "-m", "agent.jobs.keeper", str(self.root)],
+                [*starter, *keeper],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env={"PYTHONPATH": str(CODE), "PYTHONDONTWRITEBYTECODE": "1"},
+                env=ENVIRONMENT,
                 start_new_session=True,
             )
 
@@ -104,6 +123,8 @@ class RunDirectory:
         if self._keeper is not None and self._keeper.poll() is None:
             # One that has just been started may not have the lock yet. If another one has it, that of an agent which
             # was killed a moment ago, this one ends.
+            return True
+        if self._is_starting():
             return True
         try:
             lock = os.open(self.root / files.LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -116,6 +137,13 @@ class RunDirectory:
         finally:
             os.close(lock)
         return False
+
+    def _is_starting(self) -> bool:
+        """Return whether the keeper's unit has begun, and the keeper has not written anything yet."""
+        if self._keeper is None or self._started_at is None or self._keeper.returncode != 0:
+            return False
+        is_early = time.monotonic() - self._started_at < UNIT_SECONDS
+        return is_early and not any((self.root / name).exists() for name in (files.PROGRAM, files.RESULT))
 
     def program(self) -> Process | None:
         """Return the program's first process; None before it was forked."""
@@ -168,7 +196,7 @@ class RunDirectory:
     def keeper_words(self) -> str:
         """Return the last words of a keeper that failed."""
         try:
-            return (self.root / LOG).read_bytes()[-KEEPER_LOG_BYTES:].decode(errors="replace").strip()
+            return self.keeper_log.read_bytes()[-KEEPER_LOG_BYTES:].decode(errors="replace").strip()
         except OSError:
             return ""
 
@@ -186,4 +214,5 @@ class RunDirectory:
     def remove(self) -> None:
         """Remove it with everything in it."""
         removal.remove_tree(self.root)
+        resource_group.remove(group_of(self.root.name))
         self._keeper = self._admitted_at = None

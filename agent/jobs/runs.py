@@ -15,8 +15,11 @@ from msgspec import structs
 
 from agent import statefile, wire
 from agent.host import processes
+from agent.host.gpus import Inventory
 from agent.host.sampling import pause
-from agent.jobs.run_directory import Order, Result, RunDirectory
+from agent.jobs import bounds, unit
+from agent.jobs.keeper import TASKS as OF_KEEPER
+from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
 from agent.launch import authorization, execution
 from agent.local_wire import Environment, Refusal
@@ -42,8 +45,10 @@ OFF = "This node starts no programs of jobs: an operator sets GPUCLOUD_JOBS for 
 class Runs:
     """The runs of one node. The event loop's."""
 
-    def __init__(self, node: Node, settings: Settings, outbox: Callable[[], Outbox]) -> None:
-        self._node, self._settings, self._outbox = node, settings, outbox
+    def __init__(
+        self, node: Node, settings: Settings, outbox: Callable[[], Outbox], inventory: Callable[[], Inventory]
+    ) -> None:
+        self._node, self._settings, self._outbox, self._inventory = node, settings, outbox, inventory
         self._directories: dict[str, RunDirectory] = {}
         self._starts: dict[str, int] = {}
         self._states: dict[str, wire.JobState] = {}
@@ -220,8 +225,9 @@ class Runs:
         if refusal is not None:
             return wire.JobState(uid=run.uid, state="waiting", reason=refusal.detail)
         self._prepare()
+        starter = self._find_starter(run, directory)
         # It waits for the disk.
-        await asyncio.to_thread(directory.begin, self._order(run, uid, directory))
+        await asyncio.to_thread(directory.begin, self._order(run, uid, directory), starter)
         self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
         log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
         return wire.JobState(uid=run.uid, state="waiting")
@@ -233,13 +239,35 @@ class Runs:
         if root.stat().st_mode & 0o777 != 0o711:
             root.chmod(0o711)
 
+    def _find_bounds(self, run: wire.JobRun) -> bounds.Bounds:
+        desired, settings = self._node.desired, self._settings
+        own = [one for one in desired.assignments if one.claim_uid == run.claim_uid] if desired else []
+        gpu_bytes = {gpu.uuid: gpu.memory_bytes for gpu in self._inventory().gpus}
+        return bounds.find_bounds(own, gpu_bytes, memory_mib=settings.jobs_memory_mib, disk_mib=settings.jobs_disk_mib)
+
+    def _find_starter(self, run: wire.JobRun, directory: RunDirectory) -> list[str]:
+        """Return the command that makes a unit of the keeper; none where systemd does not run."""
+        systemd_run = unit.find_systemd_run()
+        if systemd_run is None:
+            return []
+        places = unit.Places(directory.root, self._settings.run_dir, directory.keeper_log)
+        return unit.command(
+            systemd_run, group_of(run.uid), places, self._find_bounds(run), most_processes=PROCESSES + OF_KEEPER
+        )
+
     def _order(self, run: wire.JobRun, uid: int | None, directory: RunDirectory) -> Order:
+        found = self._find_bounds(run)
         return Order(
             command=run.command,
             seconds=run.seconds,
             output_bytes=run.output_bytes,
             uid=uid,
             home=str(directory.home),
+            tmp=str(directory.temporary),
+            group=group_of(run.uid),
+            memory_bytes=found.memory_bytes,
+            disk_bytes=found.disk_bytes,
+            cpu_weight=found.cpu_weight,
             processes=PROCESSES,
             files=OPEN_FILES,
             stop_seconds=self._settings.grace_seconds,

@@ -1,0 +1,112 @@
+"""The control group of one run, which bounds its memory, processes and processor time. Standard library only.
+
+Where systemd runs, the run is a unit of its own and systemd makes its group (`agent.jobs.unit`); elsewhere, the keeper
+makes one below its own, in both versions of control groups. Its name does not begin like that of a claim's group: those
+are made below it (`agent.host.cgroups`).
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from agent.host import mounts, processes
+
+CONTROLLERS = ("memory", "pids", "cpu")
+# The second version's weight of an ordinary group, and the first version's.
+WEIGHT, SHARES = 100, 1024
+
+
+def can_bound_memory() -> bool:
+    """Return whether this process may make groups that bound memory."""
+    group = find_own().get("memory")
+    return group is not None and os.access(group, os.W_OK)
+
+
+def is_bounded(memory_bytes: int) -> bool:
+    """Return whether this process's group takes at most so much memory, as one of systemd's does."""
+    group = find_own().get("memory")
+    if group is None:
+        return False
+    for file in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((group / file).read_text()) <= memory_bytes
+    return False
+
+
+def enter(name: str, *, memory_bytes: int, most_processes: int, cpu_weight: int) -> None:
+    """Put this process into a group of this name with those of these bounds that can be set here."""
+    limits = {
+        "memory": {
+            "memory.max": memory_bytes,
+            "memory.swap.max": 0,
+            "memory.limit_in_bytes": memory_bytes,
+            # With the swap; not every kernel counts it.
+            "memory.memsw.limit_in_bytes": memory_bytes,
+        },
+        "pids": {"pids.max": most_processes},
+        "cpu": {"cpu.weight": cpu_weight, "cpu.shares": max(2, cpu_weight * SHARES // WEIGHT)},
+    }
+    for controller, above in find_own().items():
+        with contextlib.suppress(OSError):
+            _offer(above)
+            group = above / name
+            group.mkdir(exist_ok=True)
+            for file, bound in limits[controller].items():
+                if (group / file).exists():
+                    (group / file).write_text(str(bound))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _offer(group: Path) -> None:
+    """Let groups below this one have controllers (version 2)."""
+    control = group / "cgroup.subtree_control"
+    if control.exists() and "memory" not in control.read_text().split():
+        # Refused while processes are in the group itself, unless it is the root of all.
+        control.write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+
+
+def leave(name: str) -> None:
+    """Leave the group of this name, and remove it if it is empty."""
+    for group in find_own().values():
+        if group.name == name:
+            with contextlib.suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+                group.rmdir()
+
+
+def remove(name: str) -> None:
+    """Remove a group of this name that a keeper left below this process's own."""
+    for above in find_own().values():
+        with contextlib.suppress(OSError):
+            (above / name).rmdir()
+
+
+def count_oom_kills() -> int:
+    """Return how many processes of this process's group the kernel has ended because its memory was at the bound."""
+    group = find_own().get("memory")
+    if group is None:
+        return 0
+    for file in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            rows = dict(line.split() for line in (group / file).read_text().splitlines())
+            return int(rows.get("oom_kill", 0))
+    return 0
+
+
+def find_own() -> dict[str, Path]:
+    """Return this process's group for each controller that can be reached here."""
+    found = {}
+    with contextlib.suppress(OSError):
+        groups = [line.split(":", 2)[1:] for line in processes.lines_of(Path("/proc/self/cgroup"))]
+        first = {controller: path for named, path in groups for controller in named.split(",") if controller}
+        second = next((path for named, path in groups if not named), None)
+        for mount in mounts.read():
+            for controller in CONTROLLERS:
+                path = first.get(controller) if controller in mount.options else None
+                if mount.kind == "cgroup2" and controller not in first:
+                    path = second
+                if path is not None and mount.kind in ("cgroup", "cgroup2"):
+                    below = os.path.relpath(path, mount.root)
+                    if not below.startswith(".."):
+                        found[controller] = Path(mount.point) / below
+    return found
