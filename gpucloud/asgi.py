@@ -20,6 +20,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from django.urls import path  # noqa: E402
 
 from apps.groups.waiting import WaitForGroup  # noqa: E402
+from apps.jobs.waiting import WaitForOutput  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
@@ -33,7 +34,8 @@ route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
 # These handle HTTP only; ASGI's type covers every protocol.
 bounded: Any = BoundedBody(SingleThreadHandler())
-for_groups: Any = WaitForGroup(bounded)
+for_output: Any = WaitForOutput(bounded)
+for_groups: Any = WaitForGroup(for_output)
 waiting: Any = WaitForClaim(for_groups)
 websockets = URLRouter(
     [

@@ -130,6 +130,11 @@ def claims_changed_on_commit(claims: Iterable["Claim"]) -> None:
     transaction.on_commit(lambda: _send(messages))
 
 
+def hint_on_commit(group: str, message: hints.Message) -> None:
+    """Publish a message to a group of the hint bus after the commit."""
+    transaction.on_commit(lambda: _send({group: message}))
+
+
 def _send(messages: Messages) -> None:
     """Send messages: from a request's thread without waiting, from a command or a task until sent. Never raises."""
     if loop := serving.loop():

@@ -17,6 +17,7 @@ from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.api.claims import default_pool
+from apps.scheduling.waiting import MAX_SECONDS
 from gpucloud.api.filters import Changed, Named, filters_of
 from gpucloud.api.serializers import Question, StrictInteger
 
@@ -97,6 +98,12 @@ class OutputQuestion(Question):
         min_value=0, max_value=2**40, required=False, help_text="Where to begin, in bytes; 0 unless given."
     )
     most = StrictInteger(min_value=1, max_value=MOST_BYTES, required=False, help_text="The most bytes to return.")
+    wait = StrictInteger(
+        min_value=0,
+        max_value=MAX_SECONDS,
+        required=False,
+        help_text="Wait until there is output after `offset`, or the run has ended, for so many seconds at most.",
+    )
 
 
 class JobOutputView(JobView):
@@ -110,5 +117,7 @@ class JobOutputView(JobView):
     def get(self, request: Request, uid: str) -> Response:
         """Show output from an offset on; a follower asks again from `next_offset` until it is `complete`."""
         question = OutputQuestion.read(request)
+        # By `apps.jobs.waiting`, around this view.
+        question.pop("wait", None)
         part = read_output(self.find(uid), **question)
         return Response(self.get_serializer(part).data, headers={"Cache-Control": "no-store"})

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from apps.jobs.hints import job_changed_on_commit
 from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobState
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
@@ -123,6 +124,7 @@ def end_job(job: Job, state: JobState, *, reason: str | None, exit_code: int | N
     now = timezone.now()
     before = {"state": job.state}
     job.change(state=state, reason=reason, exit_code=exit_code, ended_at=now, run_result=None)
+    job_changed_on_commit(job.uid)
     audit.record(SYSTEM, "job.end", job, before=before, after={"state": state, "exit_code": exit_code, "why": reason})
     if job.claim is not None and job.claim.state != ClaimState.RELEASED:
         job.claim = release_claim(principal=SYSTEM, claim=job.claim, why=f"job {job.name} has ended")
@@ -130,6 +132,7 @@ def end_job(job: Job, state: JobState, *, reason: str | None, exit_code: int | N
 
 def begin_again(job: Job, *, reason: str, counts: bool) -> None:
     """Let the locked job run once more under its claim. `counts`: as one of its retries."""
+    job_changed_on_commit(job.uid)
     job.change(
         state=JobState.QUEUED,
         reason=reason,

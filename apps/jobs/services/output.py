@@ -6,7 +6,7 @@ from typing import NamedTuple
 from apps.jobs.models import Job, JobOutput
 
 # One answer is a page's or a terminal's next portion, not a download.
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 128 * 1024
 
 
 class Part(NamedTuple):

@@ -9,6 +9,7 @@ from django.db.models import Q, Sum
 from django.utils import timezone
 
 from agent import wire
+from apps.jobs.hints import job_changed_on_commit
 from apps.jobs.models import Job, JobOutput, JobState
 from apps.jobs.services import waiting
 from apps.jobs.services.lifecycle import begin_again, end_job, end_run
@@ -90,6 +91,7 @@ def _store(job: Job, frame: wire.Output) -> None:
         data = frame.data[known:]
         JobOutput.objects.create(job=job, run=job.runs, offset=job.output_bytes, data=data)
         job.change(output_bytes=job.output_bytes + len(data), stored_bytes=job.stored_bytes + len(data))
+        job_changed_on_commit(job.uid)
         _end_if_complete(job)
 
 

@@ -33,7 +33,8 @@ FIELDS = tuple(
 )
 OVER = ("succeeded", "failed", "stopped")
 # A follower asks again so often; a job that waits for GPUs is looked at less often.
-FOLLOW_SECONDS, WAITING_SECONDS = 0.5, 2.0
+# The server answers as soon as there is output.
+FOLLOW_SECONDS, WAITING_SECONDS = 15, 2.0
 # Arguments after the command belong to the command.
 WORDS = {"allow_interspersed_args": False}
 JOB_ARGUMENT = click.argument("name", metavar="JOB")
@@ -151,17 +152,19 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
                 offset = _print_from(api, job["uid"], run, offset)
                 run, offset = run + 1, 0
                 continue
-            offset = _print_from(api, job["uid"], run, offset)
+            is_running = job["state"] == "running"
+            offset = _print_from(api, job["uid"], run, offset, wait=FOLLOW_SECONDS if is_running else 0)
         except Unreachable as error:
             # The job goes on without the server.
             if str(error) != lost:
                 output.say(str(error))
-            lost = str(error)
+            lost, is_running = str(error), False
         else:
             lost = ""
             if job["state"] in OVER:
                 return job
-        time.sleep(WAITING_SECONDS if job["state"] in ("waiting", "queued") else FOLLOW_SECONDS)
+        if not is_running:
+            time.sleep(WAITING_SECONDS)
 
 
 @contextmanager
@@ -189,8 +192,8 @@ def code_of(job: dict[str, Any]) -> int:
     return Exit.FAILED if code in (None, 0) else int(code)
 
 
-def _print_from(api: Api, uid: str, run: int, offset: int) -> int:
-    for text, following in _parts(api, uid, run=run, offset=offset):
+def _print_from(api: Api, uid: str, run: int, offset: int, *, wait: int = 0) -> int:
+    for text, following in _parts(api, uid, run=run, offset=offset, wait=wait):
         _print(text)
         offset = following
     return offset
@@ -200,13 +203,13 @@ def _read(api: Api, uid: str, **wanted: Any) -> Iterator[str]:
     return (text for text, _ in _parts(api, uid, **wanted))
 
 
-def _parts(api: Api, uid: str, *, run: int | None = None, offset: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield what is stored from the offset on, each part with the offset of the next one."""
+def _parts(api: Api, uid: str, *, run: int | None = None, offset: int = 0, wait: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield what is stored from the offset on, each part with the offset of the next one; wait for the first part."""
     while True:
-        part = api.get(f"jobs/{uid}/output/", run=run, offset=offset).body
+        part = api.get(f"jobs/{uid}/output/", run=run, offset=offset, wait=wait or None).body
         if part["next_offset"] == offset:
             return
-        offset = part["next_offset"]
+        offset, wait = part["next_offset"], 0
         yield part["text"], offset
 
 
