@@ -52,6 +52,9 @@ environment:
   GPUCLOUD_JOBS_DIR               directory of their runs, on a disk (else the state directory's name with -jobs)
   GPUCLOUD_JOBS_MEMORY_MIB        host memory of each run (its claim's part of the node's GPUs, at least 1,024)
   GPUCLOUD_JOBS_DISK_MIB          disk space of each run (20,480)
+  GPUCLOUD_JOBS_ENGINE            podman or docker, for jobs that name a container image (off)
+  GPUCLOUD_JOBS_IMAGES            the images that it may run: registries, or repositories, separated by commas
+  GPUCLOUD_JOBS_ENGINE_OPTIONS    options that its command `run` needs on this machine, like --runtime=nvidia
   GPUCLOUD_BACKOFF_CAP_SECONDS    longest pause in seconds between two connection attempts (8)
 
 exit codes: 0 ended by a signal, 1 failed, 2 bad usage or settings, 3 not enrolled, 4 the credential was refused"""

@@ -41,4 +41,5 @@ async def build(
         restart=True,
         backends=list(backends),
         jobs=settings.jobs is not None or UNSET,
+        images=settings.jobs_engine is not None or UNSET,
     )

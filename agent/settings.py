@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from agent import backoff, job_users, rundir, wire
+from agent import backoff, job_images, job_users, rundir, wire
+from agent.job_images import Engine
 from agent.job_users import JobUsers
 from agent.local_wire import AuditMode
 
@@ -141,6 +142,8 @@ class Settings(NamedTuple):
     jobs_memory_mib: int = 0
     # Disk space of each run.
     jobs_disk_mib: int = JOBS_DISK_MIB
+    # Starts those that name an image; None: there are none.
+    jobs_engine: Engine | None = None
 
     def may_carry(self, uid: int) -> bool:
         """Return whether this user's programs may come from other nodes."""
@@ -191,6 +194,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         jobs_dir=Path(environment.get("GPUCLOUD_JOBS_DIR") or state.with_name(f"{state.name}-jobs")).absolute(),
         jobs_memory_mib=_mebibytes(environment, "GPUCLOUD_JOBS_MEMORY_MIB", 0),
         jobs_disk_mib=_mebibytes(environment, "GPUCLOUD_JOBS_DISK_MIB", JOBS_DISK_MIB),
+        jobs_engine=_jobs_engine(environment, cdi_dir),
     )
 
 
@@ -215,6 +219,16 @@ def _jobs(text: str | None) -> JobUsers | None:
         return job_users.parse(text)
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def _jobs_engine(environment: Mapping[str, str], cdi_dir: Path | None) -> Engine | None:
+    try:
+        engine = job_images.parse(environment, _jobs(environment.get("GPUCLOUD_JOBS")))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    if engine is not None and cdi_dir is None:
+        raise SettingsError("Containers of jobs get their claims by CDI: GPUCLOUD_CDI_DIR cannot be off.")
+    return engine
 
 
 def _carry(text: str | None) -> str | None:

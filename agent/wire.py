@@ -38,8 +38,10 @@ from agent.wire_frames import Word as Word  # noqa: PLC0414 - likewise
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_jobs import IMAGE as IMAGE  # noqa: PLC0414 - likewise
 from agent.wire_jobs import LEAST_OUTPUT_BYTES as LEAST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import MAX_IMAGE as MAX_IMAGE  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_RUNS as MAX_RUNS  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MOST_OUTPUT_BYTES as MOST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobRun as JobRun  # noqa: PLC0414 - likewise
@@ -126,6 +128,7 @@ class Hello(Frame, frozen=True, kw_only=True):
     # The back ends that it can serve beside turns. Left out by an older agent, which gives turns only.
     backends: Annotated[list[BackEnd], Meta(max_length=8)] | UnsetType = UNSET
     jobs: bool | UnsetType = UNSET  # True: it can start the programs of jobs. Left out if it cannot.
+    images: bool | UnsetType = UNSET  # True: in containers, too. Likewise.
 
 
 class Observation(Record, frozen=True, kw_only=True):

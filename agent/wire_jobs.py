@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from agent.wire_frames import Bytes, Count, Frame, Record, Seconds, Sentence, Uid
 
@@ -19,6 +19,13 @@ MAX_BYTES: Final = 32 << 20
 MAX_WORDS, MAX_WORD, MAX_VARIABLES = 256, 32 << 10, 256
 LEAST_OUTPUT_BYTES, OUTPUT_BYTES, MOST_OUTPUT_BYTES = 1 << 10, 16 << 20, 64 << 20
 MAX_CHUNK_BYTES: Final = 64 << 10
+
+# A container image with its registry: "/" and ":" alone would let an engine read files (`dir:/…`), "-" give it options.
+IMAGE: Final = (
+    r"^(localhost|[a-z0-9][a-z0-9-]*(\.[a-z0-9-]+)+|[a-z0-9][a-z0-9-]*(?=:[0-9]))(:[0-9]{1,5})?"
+    r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z"
+)
+MAX_IMAGE: Final = 300
 
 # No program can have a word with a NUL.
 Argument = Annotated[str, Meta(max_length=MAX_WORD, pattern=r"^[^\x00]*$")]
@@ -43,6 +50,8 @@ class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     owner: Count = 0
     # End it: SIGTERM, and SIGKILL 10 s later.
     stop: bool = False
+    # The container image in which the command runs; "": none, it runs on the node as it is.
+    image: Annotated[str, Meta(max_length=MAX_IMAGE, pattern=rf"^\Z|{IMAGE}")] = ""
     # The server has seen it running: an agent that does not know it must not start it again.
     started: bool = False
     # Bytes of its output that the server has.
@@ -75,6 +84,8 @@ class JobState(Record, frozen=True, kw_only=True):
     # The length of its kept output so far, and of that which was not kept.
     output_bytes: Bytes = 0
     dropped_bytes: Bytes = 0
+    # The image that runs, by its digest; left out if there is none.
+    image: Annotated[str, Meta(max_length=MAX_IMAGE + 80)] | UnsetType = UNSET
 
 
 class Output(Frame, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from agent.host.processes import Process
@@ -27,9 +27,16 @@ class TooDeep(Exception):
 class DiskWatch(threading.Thread):
     """Measure the disk space of this process's run again and again; `reason` says that it is above its bound."""
 
-    def __init__(self, own: Iterable[str], *, uid: int | None, most: int) -> None:
+    def __init__(
+        self,
+        own: Iterable[str],
+        *,
+        uid: int | None,
+        most: int,
+        find: Callable[[], Iterable[Process]] = descendants.find,
+    ) -> None:
         super().__init__(daemon=True)
-        self._own, self._uid, self._most = tuple(own), uid, most
+        self._own, self._uid, self._most, self._find = tuple(own), uid, most, find
         self.reason: str | None = None
 
     def run(self) -> None:
@@ -37,7 +44,7 @@ class DiskWatch(threading.Thread):
         while self.reason is None:
             begun = time.monotonic()
             try:
-                if measure(self._own, uid=self._uid, programs=descendants.find()) > self._most:
+                if measure(self._own, uid=self._uid, programs=self._find()) > self._most:
                     self.reason = f"disk: more than {self._most >> 20:,} MiB"
             except TooDeep:
                 self.reason = "disk: its directories are too deep to be measured"

@@ -8,6 +8,8 @@ from typing import Any
 # The agent writes the order before it starts the keeper, `ADMITTED` to let the program execute,
 # and `STOP` to end it; the keeper writes all others.
 ORDER, ADMITTED, STOP = "order.json", "admitted.json", "stop"
+# `IMAGE`: what a container runs, and `VARIABLES`: its environment, for its engine.
+IMAGE, VARIABLES = "image.json", "variables"
 LOCK, PROGRAM, OUTPUT, DROPPED, RESULT = "lock", "program.json", "output", "dropped.json", "result.json"
 
 

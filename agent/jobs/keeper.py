@@ -50,7 +50,7 @@ class Keeper:
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
         self._output = KeptOutput(order["output_bytes"])
-        self._disk = DiskWatch((order["home"], order["tmp"]), uid=order["uid"], most=order["disk_bytes"])
+        self._disk = self._watch_disk()
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._signalled = False
@@ -58,7 +58,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._take_signal)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self._pid, self._pipe, self._go = program.start(order)
+        self._pid, self._pipe, self._go = self._fork()
         os.set_blocking(self._pipe, False)
         self._open = True
         self._status: int | None = None
@@ -70,8 +70,7 @@ class Keeper:
         write(PROGRAM, processes.find(self._pid) or (self._pid, 0))
         admitted = self._await_admission()
         if admitted is not None:
-            with os.fdopen(self._go, "wb") as go, contextlib.suppress(BrokenPipeError):
-                go.write(json.dumps(admitted["environment"]).encode())
+            self._execute(admitted)
             self._watch()
         self._end_descendants()
         self._read()
@@ -89,9 +88,20 @@ class Keeper:
             }
         )
 
+    def _fork(self) -> tuple[int, int, int]:
+        return program.start(self._order)
+
+    def _execute(self, admitted: dict[str, Any]) -> None:
+        with os.fdopen(self._go, "wb") as go, contextlib.suppress(BrokenPipeError):
+            go.write(json.dumps(admitted["environment"]).encode())
+
+    def _watch_disk(self) -> DiskWatch:
+        order = self._order
+        return DiskWatch((order["home"], order["tmp"]), uid=order["uid"], most=order["disk_bytes"])
+
     def _find_bound(self, code: int | None) -> str | None:
         """Return the bound of the machine at which the program failed; None if it did not fail at one."""
-        if code and resource_group.count_oom_kills():
+        if code and resource_group.count_oom_kills(resource_group.find_own().get("memory")):
             return f"host memory: the kernel ended a process at {self._order['memory_bytes'] >> 20:,} MiB"
         if code == -signal.SIGXFSZ:
             return f"disk: a file of more than {self._order['disk_bytes'] >> 20:,} MiB"
@@ -232,6 +242,11 @@ def main(directory: str) -> int:
         return 0
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     order = read(ORDER)
+    if order.get("container") is not None:
+        from agent.jobs.container import ContainerKeeper  # noqa: PLC0415 - it is a keeper itself
+
+        ContainerKeeper(order).keep()
+        return 0
     if not resource_group.is_bounded(order["memory_bytes"]):
         resource_group.enter(
             order["group"],

@@ -81,9 +81,16 @@ def remove(name: str) -> None:
             (above / name).rmdir()
 
 
-def count_oom_kills() -> int:
-    """Return how many processes of this process's group the kernel has ended because its memory was at the bound."""
-    group = find_own().get("memory")
+def read_peak(group: Path) -> int:
+    """Return the most memory that a group has had, in bytes; 0 if it cannot be read."""
+    for file in ("memory.peak", "memory.max_usage_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((group / file).read_text())
+    return 0
+
+
+def count_oom_kills(group: Path | None) -> int:
+    """Return how many processes of a group the kernel has ended because its memory was at the bound."""
     if group is None:
         return 0
     for file in ("memory.events", "memory.oom_control"):
@@ -93,11 +100,11 @@ def count_oom_kills() -> int:
     return 0
 
 
-def find_own() -> dict[str, Path]:
-    """Return this process's group for each controller that can be reached here."""
+def find_own(pid: int | str = "self") -> dict[str, Path]:
+    """Return this, or another, process's group for each controller that can be reached here."""
     found = {}
     with contextlib.suppress(OSError):
-        groups = [line.split(":", 2)[1:] for line in processes.lines_of(Path("/proc/self/cgroup"))]
+        groups = [line.split(":", 2)[1:] for line in processes.lines_of(Path(f"/proc/{pid}/cgroup"))]
         first = {controller: path for named, path in groups for controller in named.split(",") if controller}
         second = next((path for named, path in groups if not named), None)
         for mount in mounts.read():

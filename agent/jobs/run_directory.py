@@ -29,6 +29,17 @@ UNIT_SECONDS = 5.0
 KEEPER_LOG_BYTES = 1000
 
 
+class Container(msgspec.Struct, frozen=True):
+    """The container in which a program runs."""
+
+    engine: str
+    options: list[str]
+    image: str
+    name: str
+    # The directory of all runs, as a label: several agents may share an engine.
+    label: str
+
+
 class Order(msgspec.Struct, frozen=True):
     """The order to a keeper."""
 
@@ -52,6 +63,8 @@ class Order(msgspec.Struct, frozen=True):
     linger_seconds: float
     # The machine's present start.
     boot: str
+    # None: the program is one of this machine's.
+    container: Container | None = None
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -59,6 +72,14 @@ class Admitted(msgspec.Struct, frozen=True):
 
     environment: dict[str, str]
     at: float
+    # Of the engine's command, for what the claim needs in a container.
+    options: list[str] = []
+
+
+class Image(msgspec.Struct, frozen=True):
+    """The image of a run."""
+
+    digest: str
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -86,6 +107,7 @@ class RunDirectory:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._admitted_at: float | None = None
         self._started_at: float | None = None
+        self._image: str | None = None
 
     @property
     def exists(self) -> bool:
@@ -153,9 +175,9 @@ class RunDirectory:
         """Return the order; None if there is none."""
         return statefile.read(self.root / files.ORDER, Order)
 
-    def admit(self, environment: dict[str, str]) -> None:
-        """Let the program execute, with this environment."""
-        admitted = Admitted(environment=environment, at=time.time())
+    def admit(self, environment: dict[str, str], options: Sequence[str] = ()) -> None:
+        """Let the program execute, with this environment, and in a container with these options."""
+        admitted = Admitted(environment=environment, at=time.time(), options=list(options))
         statefile.write(self.root / files.ADMITTED, admitted, durable=True)
 
     def admitted_at(self) -> float | None:
@@ -168,6 +190,13 @@ class RunDirectory:
     def stop(self) -> None:
         """Have the keeper end the program."""
         (self.root / files.STOP).touch()
+
+    def image(self) -> str | None:
+        """Return the image that its container runs, by its digest; None if there is none, or it is not known yet."""
+        if self._image is None:
+            found = statefile.read(self.root / files.IMAGE, Image)
+            self._image = found.digest if found is not None else None
+        return self._image
 
     def result(self) -> Result | None:
         """Return how it ended; None if it has not."""
@@ -215,4 +244,4 @@ class RunDirectory:
         """Remove it with everything in it."""
         removal.remove_tree(self.root)
         resource_group.remove(group_of(self.root.name))
-        self._keeper = self._admitted_at = None
+        self._keeper = self._admitted_at = self._image = None

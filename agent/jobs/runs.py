@@ -11,13 +11,15 @@ import os
 import time
 from collections.abc import Callable
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from agent import statefile, wire
 from agent.host import processes
 from agent.host.gpus import Inventory
 from agent.host.sampling import pause
-from agent.jobs import bounds, unit
+from agent.jobs import bounds, containers, unit
+from agent.jobs.containers import Access, Containers
+from agent.jobs.engine import EngineError
 from agent.jobs.keeper import TASKS as OF_KEEPER
 from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
@@ -28,6 +30,8 @@ from agent.node import UID_CHARACTERS, Node
 from agent.server.outbox import Outbox
 from agent.settings import Settings
 
+# Between two looks for containers that have lost their keepers.
+SWEEP_SECONDS = 30.0
 BUSY_SECONDS, WATCH_SECONDS, IDLE_SECONDS = 0.05, 0.2, 5.0
 # Between two looks for output: pieces come as fast as their rate allows.
 SENDING_SECONDS = 0.02
@@ -57,6 +61,8 @@ class Runs:
         self._left: dict[str, str] = {}
         # Those that have ended: their files say nothing new.
         self._ended: dict[str, wire.JobState] = {}
+        engine = settings.jobs_engine
+        self._containers = Containers(engine, settings.jobs_dir) if engine is not None else None
         self.sender = OutputSender()
         self.check_now = asyncio.Event()
         self._boot = processes.boot_id()
@@ -73,6 +79,19 @@ class Runs:
         async with asyncio.TaskGroup() as both:
             both.create_task(self._watch())
             both.create_task(self._send())
+            if self._containers is not None:
+                both.create_task(self._sweep(self._containers))
+
+    async def _sweep(self, containers: Containers) -> None:
+        """End, again and again, the containers of runs without a keeper."""
+        while True:
+            try:
+                found = await asyncio.to_thread(containers.find)
+                left = {uid for uid in found if not self._directory(uid).is_kept()}
+                await asyncio.to_thread(containers.remove, left)
+            except (EngineError, OSError) as error:
+                log.warning("containers-not-checked", reason=str(error))
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def _watch(self) -> None:
         while True:
@@ -165,7 +184,7 @@ class Runs:
             result = directory.result()
             if result is None and admitted_at is None and not run.started:
                 return await self._begin(run, directory)
-            result = result or self._lose(directory)
+            result = result or await self._lose(run.uid, directory)
         if result is not None:
             return self._end(run.uid, directory, result)
         if run.stop:
@@ -181,6 +200,7 @@ class Runs:
             started_at=started_at,
             output_bytes=directory.output_bytes(),
             dropped_bytes=directory.dropped_bytes(),
+            image=directory.image() or UNSET,
         )
 
     def _end(self, uid: str, directory: RunDirectory, result: Result) -> wire.JobState:
@@ -194,11 +214,17 @@ class Runs:
             ended_at=result.ended_at,
             output_bytes=directory.output_bytes(),
             dropped_bytes=result.dropped,
+            image=directory.image() or UNSET,
         )
         return ended
 
-    def _lose(self, directory: RunDirectory) -> Result:
+    async def _lose(self, uid: str, directory: RunDirectory) -> Result:
         order = directory.order()
+        if self._containers is not None and order is not None and order.container is not None:
+            try:
+                await asyncio.to_thread(self._containers.remove, [uid])
+            except EngineError as error:
+                log.warning("container-not-removed", run=uid, reason=str(error))
         if order is not None and order.boot != self._boot:
             return directory.give_up("lost: the machine was started again")
         return directory.give_up("lost: the process that kept it was killed")
@@ -209,15 +235,13 @@ class Runs:
             return wire.JobState(uid=run.uid, state="ended", reason=LOST_RECORD)
         if run.stop:
             return wire.JobState(uid=run.uid, state="ended", reason="stopped")
-        if self._settings.jobs is None:
-            return wire.JobState(uid=run.uid, state="refused", reason=OFF)
+        words = self._find_refusal(run, directory)
+        if words is not None or self._settings.jobs is None:
+            return wire.JobState(uid=run.uid, state="refused", reason=words or OFF)
         try:
             uid = self._settings.jobs.find(run.owner)
         except LookupError as error:
             words = f"This node has no user for the job's tenant: {error}; an operator makes the range larger."
-            return wire.JobState(uid=run.uid, state="refused", reason=words)
-        if self._starts.get(run.uid, 0) >= MAX_STARTS:
-            words = f"The process that keeps it could not be started: {directory.keeper_words()}"
             return wire.JobState(uid=run.uid, state="refused", reason=words)
         if not self._may_begin:
             return wire.JobState(uid=run.uid, state="waiting", reason="This node waits for its server's word.")
@@ -231,6 +255,11 @@ class Runs:
         self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
         log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
         return wire.JobState(uid=run.uid, state="waiting")
+
+    def _find_refusal(self, run: wire.JobRun, directory: RunDirectory) -> str | None:
+        if self._starts.get(run.uid, 0) >= MAX_STARTS:
+            return f"The process that keeps it could not be started: {directory.keeper_words()}"
+        return containers.find_obstacle(self._settings.jobs_engine, run.image, run.environment) if run.image else None
 
     def _prepare(self) -> None:
         """Make the directory of all runs: others may pass through it to their own, and not list it."""
@@ -252,7 +281,9 @@ class Runs:
             return []
         places = unit.Places(directory.root, self._settings.run_dir, directory.keeper_log)
         return unit.command(
-            systemd_run, group_of(run.uid), places, self._find_bounds(run), most_processes=PROCESSES + OF_KEEPER
+            *(systemd_run, group_of(run.uid), places, self._find_bounds(run)),
+            most_processes=PROCESSES + OF_KEEPER,
+            sandboxed=not run.image,
         )
 
     def _order(self, run: wire.JobRun, uid: int | None, directory: RunDirectory) -> Order:
@@ -273,6 +304,9 @@ class Runs:
             stop_seconds=self._settings.grace_seconds,
             linger_seconds=min(LINGER_SECONDS, self._settings.grace_seconds),
             boot=self._boot,
+            container=self._containers.order(run.uid, run.image)
+            if self._containers is not None and run.image
+            else None,
         )
 
     async def _admit(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:
@@ -281,6 +315,8 @@ class Runs:
         process = directory.program()
         if process is None or order is None or run.stop or not processes.alive(process):
             return waiting
+        if order.container is not None:
+            return await self._admit_container(run, order, directory)
         answer = authorization.admit_job(
             self._node, self._settings.library, claim_uid=run.claim_uid, process=process, uid=order.uid
         )
@@ -288,6 +324,24 @@ class Runs:
             return structs.replace(waiting, reason=answer.detail)
         await asyncio.to_thread(directory.admit, environment_of(run, directory, answer))
         log.info("run-admitted", run=run.uid, claim=run.claim_uid, pid=process.pid)
+        return self._running(run.uid, directory, directory.admitted_at() or time.time())
+
+    async def _admit_container(self, run: wire.JobRun, order: Order, directory: RunDirectory) -> wire.JobState:
+        """Let the engine start a container under its claim; its programs are known by their environment."""
+        waiting, settings = wire.JobState(uid=run.uid, state="waiting"), self._settings
+        if directory.image() is None:
+            return structs.replace(waiting, reason=f"Image {run.image} is being pulled.")
+        refusal = authorization.find_job_obstacle(self._node, settings.library, run.claim_uid, order.uid)
+        if refusal is not None:
+            return structs.replace(waiting, reason=refusal.detail)
+        simulated = settings.library.simulated_node is not None
+        assert settings.cdi_dir is not None
+        access = containers.read_access(settings.cdi_dir, run.claim_uid, simulated=simulated)
+        if access is None:
+            return structs.replace(waiting, reason=f"The CDI spec of claim {run.claim_uid} is not written yet.")
+        environment = environment_of_container(run, directory, access)
+        await asyncio.to_thread(directory.admit, environment, access.options)
+        log.info("run-admitted", run=run.uid, claim=run.claim_uid, image=directory.image())
         return self._running(run.uid, directory, directory.admitted_at() or time.time())
 
     def _pause_seconds(self) -> float:
@@ -311,5 +365,12 @@ def environment_of(run: wire.JobRun, directory: RunDirectory, answer: Environmen
     return environment
 
 
-def _news_of(state: wire.JobState) -> tuple[str, int | None, str | None]:
-    return state.state, state.exit_code, state.reason
+def environment_of_container(run: wire.JobRun, directory: RunDirectory, access: Access) -> dict[str, str]:
+    """Return the same for a container. PATH and LANG are the image's, and so are the paths of temporary files."""
+    environment = {name: value for name, value in run.environment.items() if name not in execution.SECRETS}
+    own = {"HOME": str(directory.home), "TMPDIR": "/tmp", "GPUCLOUD_CLAIM": run.claim_uid, "GPUCLOUD_RUN": run.uid}  # noqa: S108
+    return environment | own | access.environment
+
+
+def _news_of(state: wire.JobState) -> tuple[object, ...]:
+    return state.state, state.exit_code, state.reason, state.image

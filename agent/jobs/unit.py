@@ -41,6 +41,12 @@ def find_systemd_run() -> str | None:
     return shutil.which("systemd-run") if os.getuid() == 0 and RUNNING.is_dir() else None
 
 
+def outside() -> list[str]:
+    """Return the command that runs the command after it outside of the agent's sandbox; none where there is none."""
+    systemd_run = find_systemd_run()
+    return [systemd_run, "--quiet", "--collect", "--pipe", "--wait", "--"] if systemd_run is not None else []
+
+
 class Places(NamedTuple):
     """The places of a run that its unit names."""
 
@@ -50,8 +56,13 @@ class Places(NamedTuple):
     log: Path
 
 
-def command(systemd_run: str, name: str, places: Places, bounds: Bounds, *, most_processes: int) -> list[str]:
-    """Return the command that starts the command after it as a unit of this name."""
+def command(
+    systemd_run: str, name: str, places: Places, bounds: Bounds, *, most_processes: int, sandboxed: bool = True
+) -> list[str]:
+    """Return the command that starts the command after it as a unit of this name.
+
+    `sandboxed`: with the agent's own sandbox, which a container engine could make no containers in.
+    """
     settings = {
         "MemoryMax": bounds.memory_bytes,
         "MemorySwapMax": 0,
@@ -64,7 +75,7 @@ def command(systemd_run: str, name: str, places: Places, bounds: Bounds, *, most
         "Delegate": "yes",
         "ReadWritePaths": f"{places.directory} {places.run_dir}",
         "StandardError": f"append:{places.log}",
-        **SANDBOX,
+        **(SANDBOX if sandboxed else {}),
     }
     return [
         *(systemd_run, "--quiet", "--collect", f"--unit={name}.service", f"--slice={SLICE}", "--service-type=exec"),

@@ -5,6 +5,7 @@ import uuid
 from django.db import models
 from django.db.models import Q
 
+from agent import wire
 from apps.quotas.models import Pool, Tenant, User
 from apps.quotas.models.row import Owned, Row, checks
 from apps.scheduling.models import Claim
@@ -15,6 +16,8 @@ MOST_VARIABLES = 64
 MOST_RETRIES = 10
 MOST_OUTPUT_BYTES = 16 << 20
 MOST_OF_ARRAY = 1000
+# The name of an image, and its digest.
+MOST_DIGEST = wire.MAX_IMAGE + 80
 # What one job waits for: each is looked at again for every job of an array.
 MOST_DEPENDENCIES = 16
 
@@ -91,6 +94,9 @@ class Job(Row):
     command = models.JSONField()
     # May hold secrets: the API shows the names only.
     environment = models.JSONField(default=dict)
+    # The container image in which it runs, and what that was in its present or last run.
+    image = models.CharField(max_length=wire.MAX_IMAGE, null=True)
+    image_digest = models.CharField(max_length=MOST_DIGEST, null=True)
     time_limit_seconds = models.PositiveIntegerField(null=True, help_text="Of each run. Null: none.")
     retries = models.PositiveSmallIntegerField(default=0)
     state = models.CharField(max_length=10, choices=JobState, default=JobState.QUEUED)

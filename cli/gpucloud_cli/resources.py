@@ -152,7 +152,7 @@ TABLE = (
         "jobs/",
         "uid",
         ("uid", "tenant", "name", "state", "exit_code", "node", "started_at", "ended_at", "created_by"),
-        wide=("pool", "claim", "array", "command", "runs", "reason"),
+        wide=("pool", "claim", "array", "command", "image", "runs", "reason"),
         history=True,
     ),
     Resource(

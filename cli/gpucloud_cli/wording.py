@@ -353,6 +353,7 @@ HELP = {
     "job.class": "the class under the policy preempt",
     "job.priority": "the priority; higher goes first",
     "job.time_limit_seconds": "end each run after this time, like 2h",
+    "job.image": "the container image in which it runs, with its registry",
     "job.retries": "run it again after a failure, so many times",
     "job.when_over_quota": "refuse it, or queue it until the quota has room",
     "reservation.tenant": "the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant",

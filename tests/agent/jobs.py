@@ -55,9 +55,9 @@ class Jobs:
         parents = {pid: processes.find_with_parent(pid) for pid in found}
         return [pid for pid, there in parents.items() if there is not None and there[1] not in parents]
 
-    async def start_again(self) -> None:
+    async def start_again(self, **more: str) -> None:
         """Start the next agent."""
-        self.stage.start(**settings(self.stage))
+        self.stage.start(**(settings(self.stage) | more))
         self.link = await self.stage.control.connection()
         self._serving.cancel()
         self._serving = asyncio.create_task(self._serve())

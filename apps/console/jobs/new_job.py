@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
+from agent import wire
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import Group, TenantForm, flatten, memory, number
 from apps.jobs.api.serializers import JobSerializer
@@ -37,6 +38,13 @@ class JobForm(TenantForm):
         max_length=20_000,
         help_text=_("NAME=VALUE, one in each line. Only their names are shown later."),
         widget=forms.Textarea(attrs={**TEXT, "rows": 2, "placeholder": "EPOCHS=3"}),
+    )
+    image = forms.CharField(
+        label=_("Image"),
+        required=False,
+        max_length=wire.MAX_IMAGE,
+        help_text=_("A container image with its registry. Empty: the command runs on the node as it is."),
+        widget=forms.TextInput(attrs={**TEXT, "placeholder": "registry.example.com/team/train:2"}),
     )
     core_request = number(_("Core"), most=100, help_text=_("Percent of a GPU, guaranteed."), initial=25)
     memory_mib = memory(initial=4096)
@@ -83,6 +91,11 @@ class JobForm(TenantForm):
         except ValueError as error:
             raise forms.ValidationError(_("A quotation mark is missing.")) from error
         checked: list[str] = self._as_api("command", words)
+        return checked
+
+    def clean_image(self) -> str | None:
+        """Return the image."""
+        checked: str | None = self._as_api("image", self.cleaned_data["image"].strip() or None)
         return checked
 
     def clean_after(self) -> list[uuid.UUID]:
@@ -137,8 +150,10 @@ class NewJob(FormPage):
             "time_limit_seconds": None if minutes is None else 60 * minutes,
             "retries": values.pop("retries"),
         }
-        of_job = {name: values.pop(name) for name in ("command", "environment", "after", "array_size", "at_once")}
-        spec = JobSpec(claim=claim_of_job(**values, **common), **of_job, **common)
+        of_job = {
+            name: values.pop(name) for name in ("command", "environment", "image", "after", "array_size", "at_once")
+        }
+        spec = JobSpec(claim=claim_of_job(**values, **common, image=of_job["image"]), **of_job, **common)
         return create_job(principal=self.principal, spec=spec)
 
     def finish(self, form: JobForm, done: Job) -> HttpResponse:

@@ -71,7 +71,9 @@ class JobList(JobView, ListMixin):
         share = values.pop("share")
         common = {name: values[name] for name in ("time_limit_seconds", "retries")}
         pool = values.pop("pool") or default_pool()
-        claim = claim_of_job(tenant=values.pop("tenant"), pool=pool, name=values.pop("name"), **share, **common)
+        claim = claim_of_job(
+            tenant=values.pop("tenant"), pool=pool, name=values.pop("name"), image=values["image"], **share, **common
+        )
         job = create_job(principal=self.principal, spec=JobSpec(claim=claim, **values))
         return self.respond(self.get_queryset().get(pk=job.pk), status=201)
 

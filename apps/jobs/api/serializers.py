@@ -6,6 +6,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from agent import wire
 from apps.jobs.models import (
     MOST_ARGUMENTS,
     MOST_DEPENDENCIES,
@@ -108,6 +109,15 @@ class JobSerializer(Strict):
         default=0,
         help_text="How often it runs again after a failure. A preempted run is repeated in any case.",
     )
+    image = serializers.RegexField(
+        wire.IMAGE,
+        max_length=wire.MAX_IMAGE,
+        allow_null=True,
+        default=None,
+        error_messages={"invalid": "Name an image with its registry, like registry.example.com/team/train:2."},
+        help_text="The container image in which the command runs, on nodes that run images. Null: the node as it is.",
+    )
+    image_digest = shown.text("What that image was in its present or last run.", null=True)
     after = _uids(
         "It starts once these jobs, or arrays, of its tenant have succeeded; it fails if one of them does not."
     )

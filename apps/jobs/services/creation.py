@@ -34,6 +34,8 @@ class JobSpec:
     environment: dict[str, str] = field(default_factory=dict)
     time_limit_seconds: int | None = None
     retries: int = 0
+    # The container image; None: the command runs on the node as it is.
+    image: str | None = None
     # The uids of jobs and arrays, in the claim's tenant.
     after: Sequence[UUID] = ()
     after_any: Sequence[UUID] = ()
@@ -54,6 +56,7 @@ def create_job(*, principal: Principal, spec: JobSpec) -> Job:
             environment=spec.environment,
             time_limit_seconds=spec.time_limit_seconds,
             retries=spec.retries,
+            image=spec.image,
         )
     job = _make_waiting(principal, spec)
     if job.array is not None:
@@ -90,6 +93,7 @@ def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
         "name": spec.claim.name, "command": list(spec.command), "environment": sorted(spec.environment),
         "after": [str(uid) for uid in spec.after], "after_any": [str(uid) for uid in spec.after_any],
     }  # fmt: skip
+    after |= {"image": spec.image} if spec.image is not None else {}
     if array is not None:
         audit.record(
             principal, "job-array.create", array, after={**after, "size": array.size, "at_once": array.at_once}
@@ -153,6 +157,7 @@ def _draft(principal: Principal, spec: JobSpec, array: JobArray | None) -> list[
             environment=dict(spec.environment),
             time_limit_seconds=spec.time_limit_seconds,
             retries=spec.retries,
+            image=spec.image,
             created_by=principal.name,
             user_id=principal.user_id,
         )

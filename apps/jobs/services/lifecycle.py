@@ -16,12 +16,14 @@ from apps.quotas.services import audit
 from apps.scheduling.models import ClaimState
 from apps.scheduling.services.claims.lifecycle import create_claim, raise_frames, release_claim
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.fleet.devices import RUNS_JOBS
+from apps.scheduling.services.fleet.devices import RUNS_IMAGES, RUNS_JOBS
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
 # A run ends a little after its limit: SIGTERM, ten seconds, SIGKILL.
 SECONDS_TO_END = 60
+# Once on its node, an image is there; a pull may take so long (agent/jobs/container.py).
+SECONDS_TO_PULL = 900
 
 
 class CommandTooLong(Invalid, code="command-too-long", title="The command is too long"):
@@ -41,6 +43,7 @@ def run_job(
     environment: Mapping[str, str],
     time_limit_seconds: int | None,
     retries: int,
+    image: str | None = None,
 ) -> Job:
     """Make a job with its claim. Raises JobsNotAllowed, and as `create_claim`."""
     refuse_unfit(principal, claim, command, environment)
@@ -54,10 +57,12 @@ def run_job(
         environment=dict(environment),
         time_limit_seconds=time_limit_seconds,
         retries=retries,
+        image=image,
         created_by=principal.name,
         user_id=principal.user_id,
     )
     after = {"name": job.name, "claim": str(made.uid), "command": job.command, "environment": sorted(environment)}
+    after |= {"image": image} if image is not None else {}
     audit.record(principal, "job.create", job, after=after)
     return job
 
@@ -82,12 +87,19 @@ def refuse_unfit(
 
 
 def claim_of_job(
-    *, time_limit_seconds: int | None, retries: int, node_selector: Mapping[str, str] | None = None, **values: Any
+    *,
+    time_limit_seconds: int | None,
+    retries: int,
+    node_selector: Mapping[str, str] | None = None,
+    image: str | None = None,
+    **values: Any,
 ) -> ClaimSpec:
-    """Return the claim of a job: on nodes that run jobs, for as long as all of its runs may take."""
+    """Return the claim of a job: on nodes that run jobs, or images, for as long as all of its runs may take."""
     if time_limit_seconds is not None:
         values["time_limit_seconds"] = (time_limit_seconds + SECONDS_TO_END) * (retries + 1)
-    return ClaimSpec(node_selector={**(node_selector or {}), **RUNS_JOBS}, **values)
+        values["time_limit_seconds"] += SECONDS_TO_PULL if image is not None else 0
+    own = RUNS_JOBS | (RUNS_IMAGES if image is not None else {})
+    return ClaimSpec(node_selector={**(node_selector or {}), **own}, **values)
 
 
 @transaction.atomic

@@ -8,7 +8,7 @@ from apps.scheduling.models import Assignment
 
 COLUMNS = (
     "run_uid", "claim__uid", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
-    "run_started_at", "output_bytes", "array_index", "array__size",
+    "run_started_at", "output_bytes", "array_index", "array__size", "image",
 )  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
     )
     found: dict[int, list[wire.JobRun]] = {}
     for pk, *values in Job.objects.filter(pk__in=placed).order_by("pk").values_list("pk", *COLUMNS) if placed else ():
-        run, claim, command, environment, seconds, owner, stop, started, stored, index, size = values
+        run, claim, command, environment, seconds, owner, stop, started, stored, index, size, image = values
         found.setdefault(placed[pk], []).append(
             wire.JobRun(
                 uid=str(run),
@@ -35,6 +35,7 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
                 stop=stop is not None,
                 started=started is not None,
                 stored=stored,
+                image=image or "",
             )
         )
     return {node_id: wire.fit_runs(runs) for node_id, runs in found.items()}

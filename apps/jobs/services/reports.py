@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from django.db import transaction
 from django.db.models import Q, Sum
 from django.utils import timezone
+from msgspec import UNSET
 
 from agent import wire
 from apps.jobs.hints import job_changed_on_commit
@@ -45,6 +46,8 @@ def _take(job: Job, node: Node, state: wire.JobState) -> None:
         end_job(job, JobState.FAILED, reason=state.reason or "the node refused it")
     elif state.state in ("running", "ended"):
         _note_start(job, node, state)
+        if state.image is not UNSET and state.image != job.image_digest:
+            job.change(image_digest=state.image)
     if state.state == "ended" and job.run_result is None:
         job.change(
             run_result={"exit_code": state.exit_code, "reason": state.reason, "output_bytes": state.output_bytes},

@@ -104,6 +104,7 @@ class NodeSerializer(Strict):
     can_restart = shown.flag("True if claims can be moved to and from it by a restart of their programs.")
     can_carry = shown.flag("True if running programs of its claims can be carried to and from other such nodes.")
     jobs = shown.flag("True if its agent can start the programs of jobs.")
+    images = shown.flag("True if its agent can start them in containers of an image.")
     host_memory_mib = shown.integer("Its memory that suspended claims may take together.")
     host_memory_used_mib = shown.integer("The part of it that suspended claims take.")
     columns_1 = Columns(Node, "hostname agent_version driver_version last_seen_at")

@@ -114,6 +114,8 @@ class Node(Row):
     can_carry = models.BooleanField(default=False, db_default=False)
     # True if its agent can start the programs of jobs.
     jobs = models.BooleanField(default=False, db_default=False)
+    # True if it can start them in containers, too.
+    images = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

@@ -211,6 +211,7 @@ def _facts_of(hello: wire.Hello) -> dict[str, Any]:
         "can_restart": hello.restart is True,
         "can_carry": hello.carry is True,
         "jobs": hello.jobs is True,
+        "images": hello.images is True,
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }

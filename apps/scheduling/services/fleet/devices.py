@@ -19,8 +19,9 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The fields of a node on which the state of its GPUs depends.
-# The label that nodes have by themselves while their agents run jobs; jobs' claims select it.
-RUNS_JOBS = {"gpucloud.io/jobs": "true"}
+# The labels that nodes have by themselves while their agents run jobs, and container images; jobs' claims select them.
+RUNS_JOBS, RUNS_IMAGES = {"gpucloud.io/jobs": "true"}, {"gpucloud.io/images": "true"}
+OWN_LABELS = {**RUNS_JOBS, **RUNS_IMAGES}
 OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame", "backends")
 # A link between two GPUs: their uuids, and the kind of link.
 Pair = tuple[str, str, str]
@@ -48,9 +49,10 @@ def could_carry(pool: Pool, request: Request) -> bool:
 
 
 def on_nodes_with(selector: dict[str, str]) -> Q:
-    """Return the condition of GPUs whose node has these labels, of which one is the node's own (`RUNS_JOBS`)."""
-    given = {name: value for name, value in selector.items() if name not in RUNS_JOBS}
+    """Return the condition of GPUs whose node has these labels, of which some are the node's own (`OWN_LABELS`)."""
+    given = {name: value for name, value in selector.items() if name not in OWN_LABELS}
     own = Q(node__jobs=True) if RUNS_JOBS.items() <= selector.items() else Q()
+    own &= Q(node__images=True) if RUNS_IMAGES.items() <= selector.items() else Q()
     return own & Q(node__labels__contains=given)
 
 
@@ -201,13 +203,13 @@ def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
         pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
     return [
         NodeState(node.name, tuple(sorted(labels_of(node).items())), tuple(sorted(pairs.get(node.pk, ()))))
-        for node in nodes.only("name", "labels", "jobs").order_by("name")
+        for node in nodes.only("name", "labels", "jobs", "images").order_by("name")
     ]
 
 
 def labels_of(node: Node) -> dict[str, str]:
     """Return the labels that selectors of claims see: those that operators gave, and the node's own."""
-    return {**node.labels, **(RUNS_JOBS if node.jobs else {})}
+    return {**node.labels, **(RUNS_JOBS if node.jobs else {}), **(RUNS_IMAGES if node.images else {})}
 
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:
