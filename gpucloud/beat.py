@@ -78,3 +78,12 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
 }
+
+
+def __getattr__(name: str) -> Any:
+    """Return Celery's app for `celery -A gpucloud.beat`: later, since the settings import this module first."""
+    if name == "app":
+        from gpucloud.beat_app import app  # noqa: PLC0415
+
+        return app
+    raise AttributeError(name)
