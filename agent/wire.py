@@ -39,11 +39,11 @@ from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewi
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
 from agent.wire_jobs import IMAGE as IMAGE  # noqa: PLC0414 - likewise
-from agent.wire_jobs import LEAST_OUTPUT_BYTES as LEAST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_IMAGE as MAX_IMAGE  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_RUNS as MAX_RUNS  # noqa: PLC0414 - likewise
-from agent.wire_jobs import MOST_OUTPUT_BYTES as MOST_OUTPUT_BYTES  # noqa: PLC0414 - likewise
+from agent.wire_jobs import Files as Files  # noqa: PLC0414 - likewise
+from agent.wire_jobs import Git as Git  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobRun as JobRun  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobState as JobState  # noqa: PLC0414 - likewise
 from agent.wire_jobs import Output as Output  # noqa: PLC0414 - likewise

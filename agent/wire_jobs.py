@@ -33,6 +33,25 @@ VariableName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 RunState = Literal["waiting", "running", "ended", "refused"]
 
 
+# More bytes than any server's setting allows to upload.
+MOST_FILES_BYTES: Final = 4 << 30
+
+
+class Files(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """An archive that is unpacked in the run's working directory; the agent fetches it from the server."""
+
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Meta(ge=1, le=MOST_FILES_BYTES)]
+
+
+class Git(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """A repository that the run clones into its working directory."""
+
+    url: Annotated[str, Meta(pattern=r"^[a-z]+://[!-~]*$", max_length=1000)]
+    # A branch, a tag or a commit; "": the repository's own choice.
+    ref: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._/+@-]*)?$", max_length=200)] = ""
+
+
 class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
     """One run, as wanted. It starts once, when all assignments of its claim are in force on the node."""
 
@@ -42,6 +61,9 @@ class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     command: Annotated[list[Argument], Meta(min_length=1, max_length=MAX_WORDS)]
     # Variables that the launch under the claim sets win.
     environment: Annotated[dict[VariableName, Argument], Meta(max_length=MAX_VARIABLES)] = {}
+    # What is in its working directory before the command begins.
+    files: Files | None = None
+    git: Git | None = None
     # Its time limit; 0: none.
     seconds: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     # The most output that is kept.

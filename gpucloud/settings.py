@@ -27,6 +27,7 @@ TELEMETRY_TENS_DAYS = environment.number("TELEMETRY_TENS_DAYS", 3, least=1)
 TELEMETRY_MINUTES_DAYS = environment.number("TELEMETRY_MINUTES_DAYS", 35, least=1)
 TELEMETRY_HOURS_DAYS = environment.number("TELEMETRY_HOURS_DAYS", 400, least=1)
 JOB_OUTPUT_DAYS, JOB_OUTPUT_MIB = map(environment.number, ("JOB_OUTPUT_DAYS", "JOB_OUTPUT_MIB"), (14, 4096))
+JOB_FILES_MIB = environment.number("JOB_FILES_MIB", 64)
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -5,6 +5,7 @@ from django.urls import include, path
 from django.views import defaults
 from drf_spectacular.views import SpectacularSwaggerView
 
+from apps.jobs.downloads import run_files
 from apps.nodes import downloads
 from gpucloud import health
 from gpucloud.api import problems
@@ -16,6 +17,7 @@ urlpatterns = [
     path("readyz", health.readyz),
     path("agent/bundle.json", downloads.agent_manifest),
     path("agent/gpucloud-agent-<slug:digest>.pyz", downloads.agent_bundle),
+    path("agent/job-files/<uuid:run_uid>", run_files),
     path("api/v1/openapi.yaml", Document.as_view(), name="openapi"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
     path("api/v1/", include("apps.quotas.api.urls")),

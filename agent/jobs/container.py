@@ -20,7 +20,7 @@ from typing import Any
 
 from agent.host import processes
 from agent.host.processes import Process
-from agent.jobs import descendants, engine, resource_group
+from agent.jobs import descendants, engine, program, resource_group
 from agent.jobs.disk_use import DiskWatch
 from agent.jobs.engine import EngineError
 from agent.jobs.files import IMAGE, ORDER, VARIABLES, write
@@ -57,10 +57,11 @@ class ContainerKeeper(Keeper):
         self._kills = self._peak = 0
         super().__init__(order)
 
-    def _fork(self) -> tuple[int, int, int]:
+    def _fork(self) -> program.Started:
         """Start nothing yet: until the agent's word, the run's process is the keeper itself."""
         reading, self._writing = os.pipe()
-        return os.getpid(), reading, -1
+        # Nothing stands between the engine and the command that could refuse it.
+        return program.Started(os.getpid(), reading, -1, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def _watch_disk(self) -> DiskWatch:
         order = self._order

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-# The agent writes the order before it starts the keeper, `ADMITTED` to let the program execute,
-# and `STOP` to end it; the keeper writes all others.
-ORDER, ADMITTED, STOP = "order.json", "admitted.json", "stop"
+# The agent writes `FILES`, the archive, if there is one, and the order before it starts the keeper, `ADMITTED` to let
+# the program execute, and `STOP` to end it; the keeper writes all others.
+ORDER, ADMITTED, STOP, FILES = "order.json", "admitted.json", "stop", "files"
 # `IMAGE`: what a container runs, and `VARIABLES`: its environment, for its engine.
 IMAGE, VARIABLES = "image.json", "variables"
 LOCK, PROGRAM, OUTPUT, DROPPED, RESULT = "lock", "program.json", "output", "dropped.json", "result.json"

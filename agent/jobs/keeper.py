@@ -7,8 +7,8 @@ what leaves its session or its parents: the keeper is their subreaper, and ends 
 only, so that an upgrade of the agent does not matter to it and it starts in milliseconds.
 
 1. Take the lock. 2. Fork the program, which waits. 3. Name its process. 4. Wait until the agent has put it under its
-claim. 5. Let it execute. 6. Keep its output until it ends, is stopped, or its time is over. 7. End what it has left
-behind. 8. Write the result.
+claim. 5. Let it fill its directory (`source`), and execute. 6. Keep its output until it ends, is stopped, or its time
+is over. 7. End what it has left behind. 8. Write the result.
 """
 
 import contextlib
@@ -58,8 +58,9 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._take_signal)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self._pid, self._pipe, self._go = self._fork()
-        os.set_blocking(self._pipe, False)
+        self._pid, self._pipe, self._go, self._refusal = self._fork()
+        for end in (self._pipe, self._refusal):
+            os.set_blocking(end, False)
         self._open = True
         self._status: int | None = None
         self._ended_at: float | None = None
@@ -76,6 +77,7 @@ class Keeper:
         self._read()
         if admitted is None and self._reason is None:
             self._reason = "its program could not be started: its output says why"
+        self._reason = self._reason or self._read_refusal()
         self._output.close()
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         self._write_result(
@@ -88,7 +90,7 @@ class Keeper:
             }
         )
 
-    def _fork(self) -> tuple[int, int, int]:
+    def _fork(self) -> program.Started:
         return program.start(self._order)
 
     def _execute(self, admitted: dict[str, Any]) -> None:
@@ -176,6 +178,11 @@ class Keeper:
                 self._open = False
                 return
             self._output.put(data)
+
+    def _read_refusal(self) -> str | None:
+        """Return why the ended program did not come to execute; None if it did, or said nothing."""
+        with os.fdopen(self._refusal, "rb") as told:
+            return (told.read(program.MOST_WORDS) or b"").decode(errors="replace") or None
 
     def _reap(self) -> None:
         while True:

@@ -7,9 +7,10 @@ import os
 import resource
 import signal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from agent.jobs import descendants
+from agent.jobs.files import FILES
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 # As `env` and `docker run` have it.
@@ -17,29 +18,50 @@ EXIT_FAILED, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 125, 126, 127
 CHUNK_BYTES = 64 << 10
 # From -1000 (never) to 1000 (first).
 OOM_SCORE = "500"
+# A pipe takes as many at once.
+MOST_WORDS = 1500
 
 
-def start(order: dict[str, Any]) -> tuple[int, int, int]:
-    """Fork the program, which waits; return its pid, its output, and the pipe for its environment."""
+class Started(NamedTuple):
+    """A program that waits: its process, and the ends of pipes."""
+
+    pid: int
+    output: int
+    # For its environment, which lets it execute.
+    go: int
+    # Why it did not execute; closed by its execution.
+    refusal: int
+
+
+def start(order: dict[str, Any]) -> Started:
+    """Fork the program, which waits."""
     parent = os.getpid()
+    told, telling = os.pipe()
     reading, writing = os.pipe()
     waiting, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(go)
-            become(order, writing, waiting, parent)
+            os.close(told)
+            become(order, writing, waiting, telling, parent)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not go on as a second keeper
             os.write(2, f"gpucloud: {error}\n".encode())
         finally:
             os._exit(EXIT_FAILED)
     os.close(writing)
     os.close(waiting)
-    return pid, reading, go
+    os.close(telling)
+    return Started(pid, reading, go, told)
 
 
-def become(order: dict[str, Any], output: int, waiting: int, parent: int) -> NoReturn:
+def become(order: dict[str, Any], output: int, waiting: int, telling: int, parent: int) -> NoReturn:
     """Become the program: as its user, with its limits, as soon as its environment comes."""
+    # Before rights are dropped, since the user may not be able to read Python's library; and not in the keeper, which
+    # lives as long as the program and stays small.
+    from agent.jobs import source  # noqa: PLC0415
+
+    archive = source.open_files(Path(FILES))
     signal.set_wakeup_fd(-1)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -63,9 +85,20 @@ def become(order: dict[str, Any], output: int, waiting: int, parent: int) -> NoR
         text += data
     if not text:
         os._exit(EXIT_FAILED)
-    command = order["command"]
+    environment = json.loads(text)
     try:
-        os.execvpe(command[0], command, json.loads(text))  # noqa: S606 - to become it is its purpose
+        source.prepare(order, archive, environment)
+    except (source.Refused, OSError) as error:
+        os.write(telling, str(error).encode()[:MOST_WORDS])
+        os.write(2, f"gpucloud: {error}\n".encode())
+        os._exit(EXIT_FAILED)
+    execute(order["command"], environment)
+
+
+def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Execute the command, or end as a shell would."""
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - to become it is its purpose
     except (FileNotFoundError, NotADirectoryError):
         os.write(2, f"gpucloud: {command[0]}: command not found\n".encode())
         os._exit(EXIT_NOT_FOUND)

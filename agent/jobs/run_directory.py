@@ -65,6 +65,8 @@ class Order(msgspec.Struct, frozen=True):
     boot: str
     # None: the program is one of this machine's.
     container: Container | None = None
+    # The repository to clone: url and ref.
+    git: dict[str, str] | None = None
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -114,10 +116,15 @@ class RunDirectory:
         """True if the run has begun; half of a directory is none."""
         return (self.root / files.ORDER).exists()
 
-    def begin(self, order: Order, starter: Sequence[str] = ()) -> None:
-        """Write the order to disk, and start the keeper by the command `starter`, which makes a unit of it."""
+    def begin(self, order: Order, archive: Path | None = None, starter: Sequence[str] = ()) -> None:
+        """Write the order to disk, and start the keeper by the command `starter`, which makes a unit of it.
+
+        The archive stays where it is, too: a run may begin again.
+        """
         self.remove()
         self.root.mkdir(mode=0o700)
+        if archive is not None:
+            os.link(archive, self.root / files.FILES)
         for directory in (self.home, self.temporary):
             directory.mkdir(mode=0o700)
             if order.uid is not None:

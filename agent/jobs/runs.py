@@ -20,6 +20,7 @@ from agent.host.sampling import pause
 from agent.jobs import bounds, containers, unit
 from agent.jobs.containers import Access, Containers
 from agent.jobs.engine import EngineError
+from agent.jobs.fetching import Fetches
 from agent.jobs.keeper import TASKS as OF_KEEPER
 from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
@@ -63,6 +64,7 @@ class Runs:
         self._ended: dict[str, wire.JobState] = {}
         engine = settings.jobs_engine
         self._containers = Containers(engine, settings.jobs_dir) if engine is not None else None
+        self._fetches = Fetches(settings)
         self.sender = OutputSender()
         self.check_now = asyncio.Event()
         self._boot = processes.boot_id()
@@ -121,6 +123,7 @@ class Runs:
         # 1. Find the runs on disk, end and remove those that nobody wants.
         for uid in self._find_on_disk() - wanted.keys():
             self._discard(uid)
+        self._fetches.forget(wanted)
         # 2. Do what is next for each of the others.
         states = {uid: self._ended.get(uid) or await self._advance_safely(run) for uid, run in wanted.items()}
         # 3. Report what has changed; the length of the output is no news.
@@ -249,12 +252,15 @@ class Runs:
         if refusal is not None:
             return wire.JobState(uid=run.uid, state="waiting", reason=refusal.detail)
         self._prepare()
-        starter = self._find_starter(run, directory)
-        # It waits for the disk.
-        await asyncio.to_thread(directory.begin, self._order(run, uid, directory), starter)
-        self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
-        log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
-        return wire.JobState(uid=run.uid, state="waiting")
+        archive = self._fetches.take(run) if run.files is not None else None
+        waiting = wire.JobState(uid=run.uid, state="waiting", reason=archive if isinstance(archive, str) else None)
+        if not isinstance(archive, str):
+            starter = self._find_starter(run, directory)
+            # It waits for the disk.
+            await asyncio.to_thread(directory.begin, self._order(run, uid, directory), archive, starter)
+            self._starts[run.uid] = self._starts.get(run.uid, 0) + 1
+            log.info("run-begun", run=run.uid, claim=run.claim_uid, uid=uid)
+        return waiting
 
     def _find_refusal(self, run: wire.JobRun, directory: RunDirectory) -> str | None:
         if self._starts.get(run.uid, 0) >= MAX_STARTS:
@@ -307,6 +313,7 @@ class Runs:
             container=self._containers.order(run.uid, run.image)
             if self._containers is not None and run.image
             else None,
+            git={"url": run.git.url, "ref": run.git.ref} if run.git is not None else None,
         )
 
     async def _admit(self, run: wire.JobRun, directory: RunDirectory) -> wire.JobState:

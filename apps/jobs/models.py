@@ -15,6 +15,7 @@ MOST_ARGUMENTS, MOST_LETTERS_OF_ARGUMENT, MOST_BYTES_OF_COMMAND = 256, 32_768, 1
 MOST_VARIABLES = 64
 MOST_RETRIES = 10
 MOST_OUTPUT_BYTES = 16 << 20
+MOST_GIT_URL, MOST_GIT_REF = 1000, 200
 MOST_OF_ARRAY = 1000
 # The name of an image, and its digest.
 MOST_DIGEST = wire.MAX_IMAGE + 80
@@ -47,6 +48,50 @@ class JobQuerySet(Owned["Job"]):
     def open(self) -> "JobQuerySet":
         """Return the jobs that have not ended."""
         return self.filter(state__in=OPEN)
+
+
+class JobFiles(Row):
+    """An archive that jobs unpack, stored once in a tenant, by its digest."""
+
+    audited = ("job-files", "uid")
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="job_files")
+    sha256 = models.CharField(max_length=64)
+    size = models.PositiveBigIntegerField()
+    stored_bytes = models.PositiveBigIntegerField(default=0)
+    # True once everything is here, and has this digest.
+    complete = models.BooleanField(default=False)
+    # Why its last upload was refused, after which nothing of it is stored.
+    reason = models.CharField(max_length=300, null=True)
+    created_by = models.CharField(max_length=200)
+
+    objects: "models.Manager[JobFiles]" = Owned.as_manager()
+
+    class Meta:
+        ordering = ["-pk"]
+        verbose_name_plural = "job files"
+        constraints = [
+            *checks(job_files_in_bounds=Q(stored_bytes__lte=models.F("size"))),
+            models.UniqueConstraint(fields=["tenant", "sha256"], name="job_files_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.sha256[:12]}"
+
+
+class JobFilesPiece(models.Model):
+    """A piece of an archive, from `offset` on."""
+
+    files = models.ForeignKey(JobFiles, on_delete=models.CASCADE, related_name="pieces")
+    offset = models.PositiveBigIntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ["files", "offset"]
+        constraints = [models.UniqueConstraint(fields=["files", "offset"], name="job_files_piece_once")]
+
+    def __str__(self) -> str:
+        return f"{self.files_id}@{self.offset}"
 
 
 class JobArray(Row):
@@ -97,6 +142,10 @@ class Job(Row):
     # The container image in which it runs, and what that was in its present or last run.
     image = models.CharField(max_length=wire.MAX_IMAGE, null=True)
     image_digest = models.CharField(max_length=MOST_DIGEST, null=True)
+    # What is in its working directory when it begins: an archive, or a clone.
+    files = models.ForeignKey(JobFiles, null=True, on_delete=models.SET_NULL, related_name="jobs")
+    git_url = models.CharField(max_length=MOST_GIT_URL, null=True)
+    git_ref = models.CharField(max_length=MOST_GIT_REF, null=True)
     time_limit_seconds = models.PositiveIntegerField(null=True, help_text="Of each run. Null: none.")
     retries = models.PositiveSmallIntegerField(default=0)
     state = models.CharField(max_length=10, choices=JobState, default=JobState.QUEUED)
@@ -131,6 +180,8 @@ class Job(Row):
             job_succeeds_by_zero=~Q(state="succeeded") | Q(exit_code=0),
             job_runs_under_a_claim=~Q(state__in=UNDER_CLAIM) | Q(claim__isnull=False),
             job_waits_without_claim=~Q(state="waiting") | Q(claim=None),
+            job_files_or_git=Q(files=None) | Q(git_url=None),
+            job_git_has_url=Q(git_ref=None) | Q(git_url__isnull=False),
             job_index_in_array=Q(array=None, array_index=None) | Q(array__isnull=False, array_index__isnull=False),
         )
         indexes = [

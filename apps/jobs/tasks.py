@@ -3,7 +3,7 @@
 from celery import shared_task
 from django.conf import settings
 
-from apps.jobs.services import reports
+from apps.jobs.services import files, reports
 
 
 @shared_task
@@ -14,5 +14,6 @@ def follow_jobs() -> int:
 
 @shared_task
 def forget_job_output() -> int:
-    """Delete the output of jobs that ended long ago, or that is too much; return the number of jobs."""
+    """Delete output and files of jobs that ended long ago, and output that is too much; return the number of jobs."""
+    files.forget_files(days=settings.JOB_OUTPUT_DAYS)
     return reports.forget_output(days=settings.JOB_OUTPUT_DAYS, mib=settings.JOB_OUTPUT_MIB)

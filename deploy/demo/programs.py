@@ -83,6 +83,7 @@ CONTROL_PLANE = frozenset(
         "SESSION_IDLE_MINUTES",
         "STATIC_ROOT",
         "TELEMETRY_HOURS_DAYS",
+        "JOB_FILES_MIB",
         "JOB_OUTPUT_DAYS",
         "JOB_OUTPUT_MIB",
         "TELEMETRY_MINUTES_DAYS",

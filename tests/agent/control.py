@@ -89,6 +89,11 @@ class Control:
         self._newest: Connection | None = None
         # Files to serve, by path.
         self.files: dict[str, bytes] = {}
+        # The archive of every run, in pieces; after so many it falls silent. What was asked for, and by whom.
+        self.archive = b""
+        self.piece_bytes, self.pieces_before_pause = 1 << 20, 1 << 30
+        self.offsets: list[int] = []
+        self.credentials: set[str] = set()
         # Offset of its clock from the true time.
         self.clock_offset_seconds = 0.0
         self.claim_environments: dict[str, dict[str, Any]] = {}
@@ -188,6 +193,10 @@ class Control:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = lines[0].split()[1]
+        if path.startswith("/agent/job-files/"):
+            self.credentials.add(headers.get("authorization", ""))
+            await self._answer_piece(path.removeprefix("/agent/job-files/"), writer)
+            return
         if path in ("/api/v1/nodes/enrol/", "/api/v1/clusters/join/"):
             status, answer = self._enrol(json.loads(body))
         else:
@@ -204,6 +213,17 @@ class Control:
             writer.write(f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\nContent-Length: {len(text)}\r\n".encode())
             writer.write(b"Connection: close\r\n\r\n" + text)
             await writer.drain()
+
+    async def _answer_piece(self, asked: str, writer: asyncio.StreamWriter) -> None:
+        """Answer `UID?offset=N` as the real server does."""
+        _, _, offset = asked.partition("?offset=")
+        at = int(offset)
+        self.offsets.append(at)
+        if len(self.offsets) > self.pieces_before_pause:
+            await asyncio.sleep(PATIENCE_SECONDS)
+        data = self.archive[at : at + self.piece_bytes]
+        writer.write(f"HTTP/1.1 200 x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+        await writer.drain()
 
     def _enrol(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.enrolments.append(body)

@@ -115,6 +115,11 @@ class Jobs:
         self.runs[uid] = structs.replace(self.runs[uid], **more)
         await self.send()
 
+    def reason_of(self, uid: str) -> str | None:
+        """Return the last reason that the agent reported of the run."""
+        frames = [frame for frame in self.link.frames if isinstance(frame, wire.Observed)]
+        return next((one.reason for frame in reversed(frames) for one in frame.jobs or () if one.uid == uid), None)
+
     async def reach(self, uid: str, *states: str) -> wire.JobState:
         """Wait until the agent reports one of these states of the run."""
         found: list[wire.JobState] = []

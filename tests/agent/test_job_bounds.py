@@ -143,7 +143,7 @@ async def test_a_keeper_that_systemd_starts_is_kept_before_it_has_its_lock(tmp_p
         tmp=str(directory.temporary), group="run-test", memory_bytes=1 << 30, disk_bytes=1 << 30, cpu_weight=100,
         processes=100, files=100, stop_seconds=1, linger_seconds=1, boot="now",
     )  # fmt: skip
-    directory.begin(order, starter)
+    directory.begin(order, starter=starter)
     seen = False
     for _ in range(100):
         # From its start to the program that waits, there is no moment in which it looks lost.
@@ -157,5 +157,5 @@ async def test_a_keeper_that_systemd_starts_is_kept_before_it_has_its_lock(tmp_p
     await eventually(lambda: directory.result() is not None)
     # One that fails is no keeper.
     other = RunDirectory(tmp_path / "other")
-    other.begin(order, ["false"])
+    other.begin(order, starter=["false"])
     await eventually(lambda: not other.is_kept(), seconds=5)

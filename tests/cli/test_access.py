@@ -255,6 +255,8 @@ COMMANDS = OF_THE_TABLE | {
 WITHOUT_A_COMMAND = {
     "POST claims/{}/release/": "`claim release` deletes, which is the same",
     "DELETE reservations/{}/": "`reservation release` posts, which is the same",
+    "GET job-files/{}/": "`job run --dir` packs and uploads",
+    "POST job-files/": "as above",
     "GET clusters/{}/": "what a cluster's connection, namespaces, pods and quotas are is for its page",
     "POST clusters/{}/": "namespaces are bound, and pods are imported, on the cluster's page",
     "PATCH clusters/{}/namespaces/": "as above",
@@ -281,6 +283,9 @@ OTHERWISE = {
     "PATCH nodes/{}/ cordoned": "`node cordon`, `node uncordon`",
     "PATCH users/{}/ active": "`user activate`, `user deactivate`",
     "POST jobs/ command": "the words after `--`",
+    "POST jobs/ files": "`--dir`, which packs and uploads",
+    "POST jobs/ git_url": "`--git URL[@REF]`",
+    "POST jobs/ git_ref": "as above",
     "POST jobs/ after": "`--after`, by name or uid",
     "POST jobs/ after_any": "`--after-any`, likewise",
     "GET jobs/{}/output/ offset": "the command reads on by itself",

@@ -1,7 +1,9 @@
 """A job the whole way: command, API, server, agent, keeper, program, and its output back in the terminal."""
 
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -122,3 +124,108 @@ def test_retries_time_limits_and_cancelled_pipelines(platform: Platform, tenant:
     cancelled.communicate(timeout=60)
     assert cancelled.returncode == 130
     until(lambda: platform.granted("GET", f"jobs/{job['uid']}/")["state"] == "stopped", seconds=60, what="its end")
+
+
+def test_a_directory_goes_to_the_node_and_is_uploaded_once(platform: Platform, tenant: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/numbers").write_text("20\n22\n")
+    (tmp_path / "data/big.bin").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "train.sh").write_text(
+        "echo sum $(paste -sd+ data/numbers | bc 2>/dev/null || echo 42); ls data; exit 5\n"
+    )
+    for turn in range(2):
+        code, out, messages = ended(platform, tenant, "--dir", str(tmp_path), "--", "sh", "train.sh")
+        assert code == 5, messages
+        assert out == "sum 42\nbig.bin\nnumbers\n"
+        assert "3 files of" in messages
+        assert ("which the server has" in messages) == bool(turn)
+    code, out, messages = ended(platform, tenant, "--dir", str(tmp_path), "--exclude", "*.bin", "--", "ls", "data")
+    assert (code, out) == (0, "numbers\n"), messages
+
+
+def test_a_repository_is_cloned_on_the_node_with_live_words(platform: Platform, tenant: str, tmp_path: Path) -> None:
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@x", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@x"}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **who}
+    work = tmp_path / "train"
+    work.mkdir()
+    (work / "train.sh").write_text("echo begins; sleep 3; echo ends; exit 6\n")
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run(["git", *words], cwd=work, env=environment, check=True)
+    url = f"file://{work}"
+    follower = gpucloud(
+        platform, tenant, "job", "run", *SHARE, "--wait", "--git", f"{url}@main", "--", "sh", "train.sh"
+    )
+    assert follower.stdout is not None
+    while "begins" not in (line := follower.stdout.readline()):
+        assert line
+    # Its words come while it runs.
+    assert follower.poll() is None
+    rest, messages = follower.communicate(timeout=60)
+    assert (rest, follower.returncode) == ("ends\n", 6), messages
+    code, out, messages = ended(platform, tenant, "--git", f"{url}@nowhere", "--", "true")
+    assert code == 125
+    assert "nowhere" in out
+    assert "git could not clone" in messages
+
+
+def test_an_array_and_a_job_after_it(platform: Platform, tenant: str) -> None:
+    run_array(platform, tenant, size=6, at_once=3)
+
+
+@pytest.mark.long
+def test_an_array_of_fifty(platform: Platform, tenant: str) -> None:
+    run_array(platform, tenant, size=50, at_once=10)
+
+
+def run_array(platform: Platform, tenant: str, *, size: int, at_once: int) -> None:
+    """Run an array of which one job fails, and jobs after it."""
+    small = ("--core", "5", "--memory", "64MiB")
+    script = "echo job $GPUCLOUD_ARRAY_INDEX of $GPUCLOUD_ARRAY_SIZE; [ $GPUCLOUD_ARRAY_INDEX != 2 ]"
+    follower = gpucloud(
+        platform, tenant, "job", "run", *small, "--name", "sweep", "--array", str(size), "--at-once", str(at_once),
+        "--wait", "--", "sh", "-c", script,
+    )  # fmt: skip
+    array = until(
+        lambda: platform.granted("GET", f"job-arrays/?tenant={tenant}")["results"], seconds=60, what="the array"
+    )[0]
+    after = gpucloud(
+        platform, tenant, "job", "run", *small, "--after-any", "sweep", "--wait", "--", "echo", "afterwards"
+    )
+    while follower.poll() is None:
+        jobs = platform.granted("GET", f"job-arrays/{array['uid']}/")["jobs"]
+        assert jobs.get("running", 0) + jobs.get("queued", 0) <= at_once
+        time.sleep(0.5)
+    _, messages = follower.communicate(timeout=60)
+    assert follower.returncode == 1, messages
+    assert f"{size - 1} succeeded, 1 failed" in messages
+    out, messages = after.communicate(timeout=60)
+    assert (after.returncode, out) == (0, "afterwards\n"), messages
+    shown = gpucloud(platform, tenant, "job", "logs", "sweep", "--index", "3")
+    assert shown.communicate(timeout=60)[0] == f"job 3 of {size}\n"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_documented_upload_with_curl(platform: Platform, tenant: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs/jobs.md").read_text().partition("uploads with curl, in pieces:\n\n")[2]
+    lines = itertools.takewhile(lambda line: line.startswith("    "), text.splitlines())
+    (tmp_path / "data").write_bytes(os.urandom(700_000))
+    (tmp_path / "train.py").write_text("print('came by curl')\n")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GPUCLOUD_URL": platform.url,
+        "GPUCLOUD_TOKEN": platform.token,
+        "GPUCLOUD_TENANT": tenant,
+    }
+    script = "\n".join(line[4:] for line in lines) + "\necho; echo uid $uid"
+    said = subprocess.run(
+        ["bash", "-ec", script], check=False, cwd=tmp_path, env=environment, text=True, capture_output=True
+    )
+    assert said.returncode == 0, said.stderr
+    assert '"complete":true' in said.stdout
+    asked = {
+        "tenant": tenant, "command": ["python3", "train.py"], "core_request": 20, "memory_mib": 64,
+        "files": said.stdout.split()[-1],
+    }  # fmt: skip
+    job = platform.granted("POST", "jobs/", asked)
+    until(lambda: platform.granted("GET", f"jobs/{job['uid']}/")["state"] == "succeeded", seconds=60, what="its end")
+    assert platform.granted("GET", f"jobs/{job['uid']}/output/")["text"] == "came by curl\n"

@@ -48,6 +48,8 @@ def test_wrong_input_stays_in_the_form_with_a_word_beside_it(cast: Cast, machine
         ({"command": " "}, "This field is required."),
         ({"environment": "A"}, "Write NAME=VALUE"),
         ({"environment": "LD_PRELOAD=x"}, "is set by the launch"),
+        ({"git_url": "https://a:b@x/y"}, "GIT_PASSWORD"),
+        ({"git_ref": "main"}, "This is for a clone"),
         ({"core_request": "101"}, "less than or equal to 100"),
     ):
         answer = max_.post("/jobs/new/", {**FORM, "command": "true", **wrong})
@@ -66,6 +68,13 @@ def test_who_may_see_and_act(cast: Cast, machine: Machine, browser: SignIn) -> N
     assert vera.post(f"/jobs/{job.uid}/stop/").status_code == 403
     Pool.objects.update(jobs=False)
     assert "No pool runs jobs" in browser("max").get("/jobs/new/").content.decode()
+
+
+def test_a_jobs_page_shows_its_repository(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    url = "https://git.example.org/train.git"
+    answer = browser("max").post("/jobs/new/", {**FORM, "command": "true", "git_url": url, "git_ref": "v1"})
+    assert (Job.objects.get().git_url, Job.objects.get().git_ref) == (url, "v1")
+    assert f"{url} @ v1" in browser("max").get(answer["Location"]).content.decode()
 
 
 def test_an_array_is_made_shown_at_a_glance_and_stopped(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -20,7 +20,7 @@ LEFT_OUT = {
     # Stored answers, and counts of attempts.
     "IdempotencyRecord", "Attempts",
     # Parts of another row; the output of jobs is read on their page.
-    "JobOutput", "JobDependency",
+    "JobOutput", "JobDependency", "JobFilesPiece",
     "BudgetPeriod", "WebhookDelivery", "PodHold", "PodResize", "JoinedNode", "RotationMember", "PackProfile",
     "ElasticGroup",
     # Links and sessions: the pages of users and accounts show and end them.

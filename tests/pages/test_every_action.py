@@ -98,6 +98,8 @@ PAGES: dict[str, str] = {
     "POST webhooks/<uuid:uid>/test/": "test-webhook",
 }
 WITHOUT = {
+    "POST job-files/": "A page's request has 1 MiB at most; the command packs a directory.",
+    "POST job-files/<uuid:uid>/pieces/": "As above.",
     "POST nodes/enrol/": "A machine's agent asks for it with its one-time token, not a person.",
     "POST clusters/join/": "A cluster's agents ask for it with their service account, not a person.",
     "POST pools/<slug:name>/consolidation/accept/": "No page lists a consolidation's plans; the command does.",

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from apps.clusters.models import Cluster, DeviceClaim, NamespaceBinding, PodClaim
 from apps.clusters.services import bindings, clusters
-from apps.jobs.models import Job, JobArray, JobOutput
+from apps.jobs.models import Job, JobArray, JobFiles, JobOutput
 from apps.nodes.models import Condition, Gpu, Node, UsageFrame
 from apps.quotas.api.views import ApiView
 from apps.quotas.models import (
@@ -122,6 +122,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "claims/"): {"tenant": "acme", "core_request": 10, "memory_mib": 100},
     ("PATCH", "claims/<uuid:uid>/"): {"core_limit": 90},
     ("POST", "jobs/"): {"tenant": "acme", "command": ["true"], "core_request": 5, "memory_mib": 100},
+    ("POST", "job-files/<uuid:uid>/pieces/"): {"offset": 0, "content": "AAAA"},
+    ("POST", "job-files/"): {"tenant": "acme", "sha256": "1" * 64, "size": 10},
     ("POST", "reservations/"): {"tenant": "acme", "core_request": 5, "memory_mib": 100, "end_at": END},
     ("PATCH", "reservations/<uuid:uid>/"): {"name": "later"},
     ("POST", "webhooks/"): {"tenant": "acme", "url": "https://hooks.example.org/x", "events": ["claim.active"]},
@@ -375,7 +377,7 @@ STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
     LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
-    Invitation, Job, JobArray, JobOutput, User,
+    Invitation, Job, JobArray, JobFiles, JobOutput, User,
 ]  # fmt: skip
 
 

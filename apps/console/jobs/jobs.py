@@ -21,7 +21,12 @@ SHOWN_BYTES = 64 * 1024
 
 def find(principal: Principal, uid: uuid.UUID) -> Job:
     """Return the job. Raises Http404."""
-    job = Job.objects.visible_to(principal).select_related("tenant", "pool", "claim", "array").filter(uid=uid).first()
+    job = (
+        Job.objects.visible_to(principal)
+        .select_related("tenant", "pool", "claim", "array", "files")
+        .filter(uid=uid)
+        .first()
+    )
     if job is None:
         raise Http404
     return job

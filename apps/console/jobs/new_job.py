@@ -18,6 +18,7 @@ from apps.jobs.api.serializers import JobSerializer
 from apps.jobs.models import MOST_OF_ARRAY, MOST_RETRIES, Job
 from apps.jobs.services.creation import JobSpec, create_job
 from apps.jobs.services.lifecycle import claim_of_job
+from apps.jobs.services.source import Source
 from apps.quotas.models.limits import MOST, ClaimField
 
 TEXT = {"class": "form-control", "autocomplete": "off", "spellcheck": "false"}
@@ -58,6 +59,18 @@ class JobForm(TenantForm):
         _("Retries"), least=0, most=MOST_RETRIES, initial=0, help_text=_("How often it runs again after a failure.")
     )
 
+    git_url = forms.CharField(
+        label=_("Git URL"),
+        required=False,
+        help_text=_("Cloned into the working directory before the command; https:// without a password."),
+        widget=forms.TextInput(attrs={**TEXT, "placeholder": "https://git.example.org/vision/train.git"}),
+    )
+    git_ref = forms.CharField(
+        label=_("Git reference"),
+        required=False,
+        help_text=_("A branch, a tag or a commit; the default branch unless given."),
+        widget=forms.TextInput(attrs={**TEXT, "placeholder": "main"}),
+    )
     after = forms.CharField(
         label=_("Starts after"),
         required=False,
@@ -82,7 +95,7 @@ class JobForm(TenantForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["pool"].queryset = self.fields["pool"].queryset.filter(jobs=True)  # type: ignore[attr-defined]
-        self.order_fields(["tenant", "name", "pool", "command"])
+        self.order_fields(["tenant", "name", "pool", "command", "git_url", "git_ref"])
 
     def clean_command(self) -> list[str]:
         """Split the command as a shell would."""
@@ -98,6 +111,16 @@ class JobForm(TenantForm):
         checked: str | None = self._as_api("image", self.cleaned_data["image"].strip() or None)
         return checked
 
+    def clean_git_url(self) -> str | None:
+        """Return the URL."""
+        found: str | None = self._as_api("git_url", self.cleaned_data["git_url"] or None)
+        return found
+
+    def clean_git_ref(self) -> str | None:
+        """Return the reference."""
+        found: str | None = self._as_api("git_ref", self.cleaned_data["git_ref"] or None)
+        return found
+
     def clean_after(self) -> list[uuid.UUID]:
         """Return the uids."""
         found: list[uuid.UUID] = self._as_api("after", self.cleaned_data["after"].replace(",", " ").split())
@@ -108,6 +131,10 @@ class JobForm(TenantForm):
         values: dict[str, Any] = super().clean() or self.cleaned_data
         if values.get("at_once") is not None and values.get("array_size") is None:
             self.add_error("at_once", gettext("This is for arrays: say how many jobs it has."))
+        if values.get("image") and values.get("git_url"):
+            self.add_error("git_url", gettext("A container brings its own files."))
+        if values.get("git_ref") and not values.get("git_url") and "git_url" not in self.errors:
+            self.add_error("git_ref", gettext("This is for a clone: give a git URL, too."))
         return values
 
     def clean_environment(self) -> dict[str, str]:
@@ -153,7 +180,8 @@ class NewJob(FormPage):
         of_job = {
             name: values.pop(name) for name in ("command", "environment", "image", "after", "array_size", "at_once")
         }
-        spec = JobSpec(claim=claim_of_job(**values, **common, image=of_job["image"]), **of_job, **common)
+        source = Source(git_url=values.pop("git_url"), git_ref=values.pop("git_ref"))
+        spec = JobSpec(claim=claim_of_job(**values, **common, image=of_job["image"]), source=source, **of_job, **common)
         return create_job(principal=self.principal, spec=spec)
 
     def finish(self, form: JobForm, done: Job) -> HttpResponse:

@@ -30,6 +30,7 @@ HISTORY: Final = {
     "claims": _("claims"),
     "reservations": _("reservations"),
     "jobs": _("jobs"),
+    "job_files": _("files of jobs"),
     "job_arrays": _("arrays of jobs"),
     "used_hours": _("hours of use"),
     "quota_requests": _("requests"),

@@ -12,6 +12,7 @@ from apps.jobs.models import MOST_OF_ARRAY, OPEN, Job
 from apps.jobs.services.creation import JobSpec, create_job
 from apps.jobs.services.lifecycle import claim_of_job, stop_job
 from apps.jobs.services.output import MOST_BYTES, read_output
+from apps.jobs.services.source import Source
 from apps.quotas.api.methods import lists, order, shows
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
@@ -38,7 +39,7 @@ class JobView(ApiView):
     serializer_class: Any = JobSerializer
     lookup_key = "uid"
     read_scope, write_scope = "claims:read", "claims:write"
-    queryset = Job.objects.select_related("tenant", "pool", "claim", "array").prefetch_related(
+    queryset = Job.objects.select_related("tenant", "pool", "claim", "array", "files").prefetch_related(
         "dependencies__on", "dependencies__on_array"
     )
     answer_class, address = JobSerializer, "/jobs/{row.uid}/"
@@ -74,7 +75,8 @@ class JobList(JobView, ListMixin):
         claim = claim_of_job(
             tenant=values.pop("tenant"), pool=pool, name=values.pop("name"), image=values["image"], **share, **common
         )
-        job = create_job(principal=self.principal, spec=JobSpec(claim=claim, **values))
+        source = Source(**{name: values.pop(name) for name in ("files", "git_url", "git_ref")})
+        job = create_job(principal=self.principal, spec=JobSpec(claim=claim, source=source, **values))
         return self.respond(self.get_queryset().get(pk=job.pk), status=201)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -10,6 +11,8 @@ from agent import wire
 from apps.jobs.models import (
     MOST_ARGUMENTS,
     MOST_DEPENDENCIES,
+    MOST_GIT_REF,
+    MOST_GIT_URL,
     MOST_LETTERS_OF_ARGUMENT,
     MOST_OF_ARRAY,
     MOST_RETRIES,
@@ -17,6 +20,7 @@ from apps.jobs.models import (
     Job,
     JobArray,
     JobDependency,
+    JobFiles,
     JobState,
 )
 from apps.jobs.services.arrays import ENDED, count_states, state_of
@@ -36,6 +40,12 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 OURS = re.compile(r"GPUCLOUD_.*|LD_PRELOAD|CUDA_VISIBLE_DEVICES|CUDA_MPS_.*|NVIDIA_VISIBLE_DEVICES")
 
 
+SCHEMES = ("https", "http", "ssh", "git", "file")
+PRINTABLE = re.compile(r"[!-~]+")
+# A branch, a tag or a commit, and no option of git.
+REFERENCE = r"^(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._/+@-]*\Z"
+
+
 class Argument(serializers.CharField):
     """A text of a command or of its environment, as it is."""
 
@@ -47,6 +57,32 @@ class Argument(serializers.CharField):
         if not isinstance(data, str):
             raise serializers.ValidationError("Must be a string.")
         return super().to_internal_value(data)
+
+
+class GitUrlField(serializers.CharField):
+    """The URL of a repository, without credentials: job and audit log show it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        text = "A repository that the run clones into its working directory before the command. Null: none."
+        common: dict[str, Any] = {"max_length": MOST_GIT_URL, "allow_null": True, "default": None, "help_text": text}
+        super().__init__(**common | kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        """Return the URL. Refuse other schemes, and names and passwords in it."""
+        url = super().to_internal_value(data)
+        try:
+            parts = urlsplit(url)
+            has_user, has_password = parts.username is not None, parts.password is not None
+        except ValueError as error:
+            raise serializers.ValidationError("This is no URL.") from error
+        if parts.scheme not in SCHEMES or not PRINTABLE.fullmatch(url) or not (parts.netloc or parts.scheme == "file"):
+            raise serializers.ValidationError(f"Give a URL with one of: {', '.join(f'{one}://' for one in SCHEMES)}.")
+        if has_password or (has_user and parts.scheme != "ssh"):
+            raise serializers.ValidationError(
+                "A URL with a name or a password is refused, because everybody reads it: set GIT_USERNAME and "
+                "GIT_PASSWORD in the job's environment."
+            )
+        return url
 
 
 def _uids(text: str) -> serializers.ListField:
@@ -118,6 +154,20 @@ class JobSerializer(Strict):
         help_text="The container image in which the command runs, on nodes that run images. Null: the node as it is.",
     )
     image_digest = shown.text("What that image was in its present or last run.", null=True)
+    files = serializers.UUIDField(
+        source="files.uid",
+        allow_null=True,
+        default=None,
+        help_text="The uid of uploaded files (`POST /job-files/`), unpacked in its working directory. Null: none.",
+    )
+    git_url = GitUrlField()
+    git_ref = serializers.RegexField(
+        REFERENCE,
+        max_length=MOST_GIT_REF,
+        allow_null=True,
+        default=None,
+        help_text="The branch, tag or commit to clone. Null: the repository's own choice.",
+    )
     after = _uids(
         "It starts once these jobs, or arrays, of its tenant have succeeded; it fails if one of them does not."
     )
@@ -212,6 +262,15 @@ class JobSerializer(Strict):
         claim = attrs["share"]
         if claim.get("core_limit", 100) < claim.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
+        attrs["files"] = attrs["files"]["uid"]
+        if attrs["files"] is not None and attrs["git_url"] is not None:
+            raise serializers.ValidationError({"git_url": ["Give files or a git URL, not both."]})
+        if attrs["image"] is not None and (attrs["files"] is not None or attrs["git_url"] is not None):
+            raise serializers.ValidationError(
+                {"image": ["A container brings its own files: leave files and git_url out."]}
+            )
+        if attrs["git_ref"] is not None and attrs["git_url"] is None:
+            raise serializers.ValidationError({"git_ref": ["This is for a clone: give git_url, too."]})
         array = attrs.pop("array", {})
         attrs |= {"array_size": array.get("size"), "at_once": array.get("at_once")}
         if attrs["at_once"] is not None and attrs["array_size"] is None:
@@ -252,3 +311,13 @@ class JobArraySerializer(Strict):
     def get_jobs(self, array: Any) -> dict[str, int]:
         """Return the number of jobs in each state that some have."""
         return count_states(array)
+
+
+class JobFilesSerializer(Strict):
+    """An archive of files that jobs of the tenant unpack."""
+
+    uid = shown.uid()
+    tenant = TenantBySlug()
+    sha256 = serializers.RegexField(r"^[0-9a-f]{64}\Z", help_text="The digest of the archive, in hex.")
+    size = StrictInteger(min_value=1, max_value=2**40, help_text="Its length in bytes.")
+    columns = Columns(JobFiles, "stored_bytes complete reason created_by created_at updated_at version")

@@ -10,10 +10,11 @@ from django.db import transaction
 from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobArray, JobDependency, JobState
 from apps.jobs.services import waiting
 from apps.jobs.services.lifecycle import refuse_unfit, run_job
+from apps.jobs.services.source import NOTHING, Source
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.charging import QuotaExceeded
-from apps.scheduling.services.claims.lifecycle import create_claim
+from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.lifecycle import draft_claim
 from apps.scheduling.services.claims.spec import UNSET, ClaimSpec
 from gpucloud.errors import Missing
 
@@ -41,6 +42,7 @@ class JobSpec:
     after_any: Sequence[UUID] = ()
     array_size: int | None = None
     at_once: int | None = None
+    source: Source = NOTHING
 
 
 def create_job(*, principal: Principal, spec: JobSpec) -> Job:
@@ -57,6 +59,7 @@ def create_job(*, principal: Principal, spec: JobSpec) -> Job:
             time_limit_seconds=spec.time_limit_seconds,
             retries=spec.retries,
             image=spec.image,
+            source=spec.source,
         )
     job = _make_waiting(principal, spec)
     if job.array is not None:
@@ -72,10 +75,11 @@ def create_job(*, principal: Principal, spec: JobSpec) -> Job:
 def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
     most = MOST_BYTES_OF_COMMAND if spec.array_size is None else MOST_BYTES_OF_ARRAY // spec.array_size
     refuse_unfit(principal, spec.claim, spec.command, spec.environment, most=min(most, MOST_BYTES_OF_COMMAND))
-    _try_claim(principal, spec.claim)
+    # What can never be is refused now; only a quota may have room later.
+    drafted = draft_claim(principal=principal, spec=spec.claim)
     found = [(_find(spec, uid), any_end) for any_end in (False, True) for uid in _uids(spec, any_end=any_end)]
     array = _make_array(principal, spec)
-    jobs = Job.objects.bulk_create(_draft(principal, spec, array))
+    jobs = Job.objects.bulk_create(_draft(principal, spec, drafted, array))
     JobDependency.objects.bulk_create(
         [
             JobDependency(
@@ -92,6 +96,7 @@ def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
     after = {
         "name": spec.claim.name, "command": list(spec.command), "environment": sorted(spec.environment),
         "after": [str(uid) for uid in spec.after], "after_any": [str(uid) for uid in spec.after_any],
+        **spec.source.facts(),
     }  # fmt: skip
     after |= {"image": spec.image} if spec.image is not None else {}
     if array is not None:
@@ -101,16 +106,6 @@ def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
     else:
         audit.record(principal, "job.create", jobs[0], after=after)
     return jobs[0]
-
-
-def _try_claim(principal: Principal, claim: ClaimSpec) -> None:
-    """Make the claim and undo it: what can never be is refused now. Raises as `create_claim`, but of quotas."""
-    try:
-        with transaction.atomic():
-            create_claim(principal=principal, spec=claim)
-            transaction.set_rollback(True)
-    except QuotaExceeded:
-        return
 
 
 def _uids(spec: JobSpec, *, any_end: bool) -> Sequence[UUID]:
@@ -139,9 +134,10 @@ def _make_array(principal: Principal, spec: JobSpec) -> JobArray | None:
     )
 
 
-def _draft(principal: Principal, spec: JobSpec, array: JobArray | None) -> list[Job]:
+def _draft(principal: Principal, spec: JobSpec, drafted: Claim, array: JobArray | None) -> list[Job]:
     """Return the waiting jobs, unsaved."""
-    claim, name = claim_fields(spec.claim), spec.claim.name
+    claim, name = claim_fields(spec.claim, drafted), spec.claim.name
+    source = spec.source.fields(spec.claim.tenant)
     indexes: Sequence[int | None] = [None] if array is None else range(array.size)
     names = [name if index is None else f"{name}[{index}]" for index in indexes]
     return [
@@ -160,13 +156,15 @@ def _draft(principal: Principal, spec: JobSpec, array: JobArray | None) -> list[
             image=spec.image,
             created_by=principal.name,
             user_id=principal.user_id,
+            **source,
         )
         for index, of_job in zip(indexes, names, strict=True)
     ]
 
 
-def claim_fields(claim: ClaimSpec) -> dict[str, object]:
-    """Return the fields of a job's claim that were given, as JSON."""
+def claim_fields(claim: ClaimSpec, drafted: Claim) -> dict[str, object]:
+    """Return the fields of a job's claim that were given, and those of its share, as JSON."""
     given = {one.name: getattr(claim, one.name) for one in fields(claim) if one.name not in {"tenant", "pool"}}
     kept = {name: value for name, value in given.items() if value is not UNSET}
-    return dict(json.loads(json.dumps(kept)))
+    share = {name: getattr(drafted, name) for name in ("gpu_count", "core_request", "core_limit", "memory_mib")}
+    return dict(json.loads(json.dumps(kept | share)))

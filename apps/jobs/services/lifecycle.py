@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from apps.jobs.hints import job_changed_on_commit
 from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobState
+from apps.jobs.services.source import NOTHING, Source
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
 from apps.scheduling.models import ClaimState
@@ -44,9 +45,11 @@ def run_job(
     time_limit_seconds: int | None,
     retries: int,
     image: str | None = None,
+    source: Source = NOTHING,
 ) -> Job:
-    """Make a job with its claim. Raises JobsNotAllowed, and as `create_claim`."""
+    """Make a job with its claim. Raises JobsNotAllowed, NoSuchFiles, and as `create_claim`."""
     refuse_unfit(principal, claim, command, environment)
+    found = source.fields(claim.tenant)
     made = create_claim(principal=principal, spec=claim)
     job = Job.objects.create(
         tenant=claim.tenant,
@@ -60,9 +63,11 @@ def run_job(
         image=image,
         created_by=principal.name,
         user_id=principal.user_id,
+        **found,
     )
     after = {"name": job.name, "claim": str(made.uid), "command": job.command, "environment": sorted(environment)}
     after |= {"image": image} if image is not None else {}
+    after |= source.facts()
     audit.record(principal, "job.create", job, after=after)
     return job
 

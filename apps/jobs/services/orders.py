@@ -9,6 +9,7 @@ from apps.scheduling.models import Assignment
 COLUMNS = (
     "run_uid", "claim__uid", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
     "run_started_at", "output_bytes", "array_index", "array__size", "image",
+    "files__sha256", "files__size", "git_url", "git_ref",
 )  # fmt: skip
 
 
@@ -22,13 +23,15 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
     )
     found: dict[int, list[wire.JobRun]] = {}
     for pk, *values in Job.objects.filter(pk__in=placed).order_by("pk").values_list("pk", *COLUMNS) if placed else ():
-        run, claim, command, environment, seconds, owner, stop, started, stored, index, size, image = values
+        run, claim, command, environment, seconds, owner, stop, started, stored, index, size, image, *source = values
         found.setdefault(placed[pk], []).append(
             wire.JobRun(
                 uid=str(run),
                 claim_uid=str(claim),
                 command=command,
                 environment=environment | _of_array(index, size),
+                files=wire.Files(sha256=source[0], bytes=source[1]) if source[0] else None,
+                git=wire.Git(url=source[2], ref=source[3] or "") if source[2] else None,
                 seconds=seconds or 0,
                 output_bytes=MOST_OUTPUT_BYTES,
                 owner=owner,

@@ -26,8 +26,9 @@ from gpucloud_cli.options import (
     pass_invocation,
     tenant_of,
 )
+from gpucloud_cli.packing import send_directory
 
-OF_COMMAND = frozenset({"command", "environment", "after", "after_any"})
+OF_COMMAND = frozenset({"command", "environment", "after", "after_any", "files", "git_url", "git_ref"})
 FIELDS = tuple(
     replace(field, required=False) for field in body_fields("POST jobs/", "job") if field.name not in OF_COMMAND
 )
@@ -47,6 +48,11 @@ JOB_ARGUMENT = click.argument("name", metavar="JOB")
 @click.option(
     "--after-any", "after_any_", multiple=True, metavar="JOB", help="start once it has ended, however it ends"
 )
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), metavar="DIR", help="send this directory; it runs in there"
+)
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="with --dir: leave these files out; repeatable")
+@click.option("--git", metavar="URL[@REF]", help="clone this repository; it runs in there")
 @click.option("--wait", is_flag=True, help="follow its output, and exit with its code; of an array: await all")
 @click.option("--stop-on-interrupt", "stops", is_flag=True, help="with --wait: stop the job on Ctrl-C or SIGTERM")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -60,6 +66,9 @@ def run(
     environment_: tuple[str, ...],
     after_: tuple[str, ...],
     after_any_: tuple[str, ...],
+    directory: Path | None,
+    exclude: tuple[str, ...],
+    git: str | None,
     wait: bool,
     stops: bool,
     **given: Any,
@@ -72,25 +81,54 @@ def run(
 
     Example: gpucloud job run --core 33 --memory 8GiB --wait -- python train.py
     """
-    if stops and not wait:
-        raise Usage("--stop-on-interrupt needs --wait.")
+    _refuse_mixed(stops=stops and not wait, excludes=bool(exclude) and directory is None, both=bool(git and directory))
     wanted = body(FIELDS, given) | {"command": list(command)}
     wanted |= {"environment": dict(map(_variable, environment_))} if environment_ else {}
     if name := Path(command[0]).name[:63].strip():
         wanted.setdefault("name", name)
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
-        wanted |= _find_all_awaited(api, after=after_, after_any=after_any_)
+        wanted |= _find_all_awaited(api, after=after_, after_any=after_any_) | _repository(git)
+        if directory is not None:
+            wanted["files"] = send_directory(api, wanted["tenant"], directory, exclude)
         job = api.post("jobs/", wanted).body
         if not wait:
             invocation.show(job)
             return
-        what, path = ("array", f"job-arrays/{job['array']}/") if job["array"] else ("job", f"jobs/{job['uid']}/")
-        ends = "stops it" if stops else f"leaves it running, `gpucloud {what} stop` ends it"
-        output.say(f"{what} {job['array'] or job['uid']} is created; Ctrl-C {ends}")
-        with _stopping(api, path) if stops else nullcontext():
-            code = await_all(api, job["array"]) if job["array"] else code_of(follow(api, job))
+        code = _await(api, job, stops=stops)
     raise click.exceptions.Exit(code)
+
+
+def _await(api: Api, job: dict[str, Any], *, stops: bool) -> int:
+    """Follow the job, or the array that begins with it; return the exit code."""
+    what, path = ("array", f"job-arrays/{job['array']}/") if job["array"] else ("job", f"jobs/{job['uid']}/")
+    ends = "stops it" if stops else f"leaves it running, `gpucloud {what} stop` ends it"
+    output.say(f"{what} {job['array'] or job['uid']} is created; Ctrl-C {ends}")
+    with _stopping(api, path) if stops else nullcontext():
+        return await_all(api, job["array"]) if job["array"] else code_of(follow(api, job))
+
+
+def _refuse_mixed(*, stops: bool, excludes: bool, both: bool) -> None:
+    if stops:
+        raise Usage("--stop-on-interrupt needs --wait.")
+    if excludes:
+        raise Usage("--exclude is for --dir: name the directory, too.")
+    if both:
+        raise Usage("Give --dir or --git, not both.")
+
+
+def _repository(text: str | None) -> dict[str, str]:
+    """Return the fields of URL[@REF]; an `@` of the server's name is none of a reference."""
+    if text is None:
+        return {}
+    scheme, colon, rest = text.partition("://")
+    place, slash, path = rest.partition("/")
+    if not (colon and slash):
+        raise Usage(f"--git {text}: give a URL like https://git.example.org/vision/train.git@main.")
+    path, at, ref = path.partition("@")
+    if at and not ref:
+        raise Usage(f"--git {text}: name a branch, a tag or a commit after the @.")
+    return {"git_url": f"{scheme}://{place}/{path}"} | ({"git_ref": ref} if ref else {})
 
 
 def _find_all_awaited(api: Api, **named: tuple[str, ...]) -> dict[str, list[str]]:
