@@ -158,8 +158,7 @@ class Settings(NamedTuple):
 def read(*, server: str | None, state_dir: str | None, environment: Mapping[str, str]) -> Settings:
     """Read the settings; options override the environment. Raises SettingsError."""
     state = Path(state_dir or environment.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent").absolute()
-    run = environment.get("GPUCLOUD_RUN_DIR")
-    run_dir = Path(run).absolute() if run else rundir.default(state)
+    run_dir = Path(run).absolute() if (run := environment.get("GPUCLOUD_RUN_DIR")) else rundir.default(state)
     library = _library(environment)
     kubelet = _kubelet(environment)
     cdi_dir = _cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir)
