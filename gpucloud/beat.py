@@ -28,6 +28,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
                 "apps.suspension.tasks.keep_schedules",
                 "apps.scheduling.tasks.watch_claims",
                 "apps.jobs.tasks.follow_jobs",
+                "apps.accounting.tasks.stop_budgets",
             ]
         ],
         "schedule": 5.0,

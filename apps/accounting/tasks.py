@@ -4,7 +4,7 @@ import logging
 
 from celery import shared_task
 
-from apps.accounting.services import allocations, guarantees, rollups
+from apps.accounting.services import allocations, budget_stops, guarantees, rollups
 from apps.accounting.services.ledger_check import differences
 from apps.nodes.services.telemetry import rolling
 
@@ -37,3 +37,9 @@ def roll_up_allocations() -> int:
 def watch_guarantees() -> int:
     """Announce which claims miss their guarantee; return the number of claims changed."""
     return guarantees.watch()
+
+
+@shared_task
+def stop_budgets() -> int:
+    """Give notice to claims of budgets that are nearly spent, and end them on time; return the number of claims."""
+    return budget_stops.drive()

@@ -198,7 +198,7 @@ TABLE = (
         "budget",
         "budgets/",
         "id",
-        ("id", "tenant", "period", "gpu_hours", "starts_at", "ends_at"),
+        ("id", "tenant", "period", "gpu_hours", "when_spent", "starts_at", "ends_at"),
         verbs=ALL,
     ),
     Resource(

@@ -6,12 +6,12 @@ from django import forms
 from django.utils.translation import gettext_lazy as _
 
 from apps.console.shell.amounts import AmountField
-from apps.console.shell.fields import choice, one_of
+from apps.console.shell.fields import choice, one_of, switch
 from apps.console.shell.forms import VersionedForm, moment
 from apps.console.tenants.bound_labels import FIELDS, PERIODS
 from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, UNLIMITED, read_as
 from apps.quotas.models import Pool, Tenant, User
-from apps.quotas.models.budget import HOUR_PLACES, Period
+from apps.quotas.models.budget import DEFAULT_GRACE_SECONDS, HELP, HOUR_PLACES, MOST_GRACE_SECONDS, Period, WhenSpent
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.resource import AMOUNT_HELP
 
@@ -139,9 +139,36 @@ class BudgetForm(BoundForm):
         widget=forms.NumberInput(attrs={"class": "form-control", "inputmode": "decimal", "step": "any"}),
     )
 
+    when_spent = choice(_("Once it is spent"), WhenSpent.choices, HELP["when_spent"], required=False, initial="refuse")
+    grace_seconds = forms.IntegerField(
+        label=_("Grace"),
+        required=False,
+        initial=DEFAULT_GRACE_SECONDS,
+        min_value=0,
+        max_value=MOST_GRACE_SECONDS,
+        help_text=HELP["grace_seconds"],
+        widget=forms.NumberInput(attrs={"class": "form-control"}),
+    )
+    spares_reserved = switch(_("Spare claims in reservations"), HELP["spares_reserved"])
+    spared_priority = forms.IntegerField(
+        label=_("Spare from this priority on"),
+        required=False,
+        min_value=-1000,
+        max_value=1000,
+        help_text=HELP["spared_priority"],
+        widget=forms.NumberInput(attrs={"class": "form-control"}),
+    )
+
     def facts_of(self, row: Any) -> dict[str, Any]:
-        """Return the amount without trailing zeros."""
-        return {"gpu_hours": f"{row.gpu_hours.normalize():f}"}
+        """Return the values, and the amount without trailing zeros."""
+        return super().facts_of(row) | {"gpu_hours": f"{row.gpu_hours.normalize():f}"}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments for the service; the choice and the grace stay as they are where nothing is given."""
+        said = super().values
+        empty = [name for name in ("when_spent", "grace_seconds") if said[name] in ("", None)]
+        return {name: value for name, value in said.items() if name not in empty}
 
 
 class NewBudgetForm(BudgetForm):
@@ -152,7 +179,7 @@ class NewBudgetForm(BudgetForm):
     )
     starts_at = moment(_("Begins"), required=False, help_text=_("For a one-time budget."))
     ends_at = moment(_("Expires"), required=False, help_text=_("For a one-time budget."))
-    field_order = ("period", "gpu_hours", "starts_at", "ends_at")
+    field_order = ("period", "gpu_hours", "starts_at", "ends_at", "when_spent", "grace_seconds")
 
     def clean(self) -> dict[str, Any]:
         """Apply the API's own rule: only a one-time budget has times, and it has both."""

@@ -11,10 +11,10 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.console.tenants.quotas import RESOURCE_WORDS
 from apps.quotas.models import Budget, LimitRange, MemberLimit, Membership, Tenant
-from apps.quotas.models.budget import Period
+from apps.quotas.models.budget import Period, WhenSpent
 from apps.quotas.models.limits import ClaimField
 from apps.scheduling.models import Claim
-from apps.scheduling.services.charging.budgets import standing_of
+from apps.scheduling.services.charging.budgets import expected_spent_at, standing_of
 from apps.scheduling.services.charging.states import charged_by_users
 from gpucloud.web.tags import amount, duration, mib, percent
 
@@ -176,9 +176,15 @@ def budgets_effects(row: Budget) -> list[Effect]:
         words = gettext(
             "{spent} of {whole} GPU-hours are spent: nothing new is granted until {end}. What runs goes on, and counts."
         )
-        return [("alert-triangle", words.format(**facts))]
+        if row.when_spent != WhenSpent.REFUSE:
+            words = gettext("{spent} of {whole} GPU-hours are spent; the period ends {end}. At 100 %: {what}.")
+        return [("alert-triangle", words.format(what=row.get_when_spent_display(), **facts))]
     words = gettext("{spent} of {whole} GPU-hours are spent, {percent} %; the period ends {end}.")
-    return [("check", words.format(**facts))]
+    said = [("check", words.format(**facts))]
+    if expected := expected_spent_at(row, standing, timezone.now()):
+        at = f"{timezone.localtime(expected):%Y-%m-%d %H:%M %Z}"
+        said.append(("clock", gettext("At the present rate it is spent on {0}.").format(at)))
+    return said
 
 
 def hours(text: str) -> str:

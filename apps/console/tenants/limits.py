@@ -24,7 +24,7 @@ NEARLY_PERCENT: Final = 80
 COLUMNS: Final = {
     "members": ["member", "resource", "hard", "most_held", "members_over"],
     "ranges": ["field", "pool", "minimum", "default", "maximum"],
-    "budgets": ["period", "starts_at", "ends_at", "gpu_hours", "gpu_hours_spent", "percent", "as_of"],
+    "budgets": ["period", "starts_at", "ends_at", "gpu_hours", "gpu_hours_spent", "percent", "as_of", "when_spent"],
 }
 
 
@@ -93,7 +93,8 @@ def _budget_row(row: Budget, standing: Standing | None) -> dict[str, Any]:
     """Return a row of the table; a new budget is counted within a minute, and until then shows no amount."""
     known = standing is not None and (standing.as_of > standing.starts_at or standing.percent >= 100)
     spent = hours(standing.gpu_hours_spent) if standing and known else None
-    return {"row": row, "period": PERIODS[row.period], "standing": standing, "spent": spent}
+    period = next((one for one in row.periods.all() if standing and one.starts_at == standing.starts_at), None)
+    return {"row": row, "period": PERIODS[row.period], "standing": standing, "spent": spent, "counted": period}
 
 
 def _standing(row: Budget) -> Standing | None:
@@ -126,4 +127,5 @@ def _budget_facts(row: Budget, standing: Standing | None) -> dict[str, Any]:
         "gpu_hours_spent": standing and standing.gpu_hours_spent,
         "percent": standing and standing.percent,
         "as_of": standing and standing.as_of,
+        "when_spent": row.when_spent,
     }

@@ -14,6 +14,8 @@ from apps.quotas.services.names import NameTaken, refuse_taken
 from gpucloud.api import etags
 
 WEEK = timedelta(days=7)
+# What a budget does to running claims once it is spent.
+STOP = ("when_spent", "grace_seconds", "spares_reserved", "spared_priority")
 
 
 def period_at(budget: Budget, now: datetime) -> tuple[datetime, datetime] | None:
@@ -39,8 +41,9 @@ def create_budget(
     gpu_hours: Decimal,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
+    **stop: Any,
 ) -> Budget:
-    """Limit a tenant's reservations. Those of the present period count. Raises NameTaken."""
+    """Limit a tenant's reservations. Those of the present period count. `stop`: values of STOP. Raises NameTaken."""
     principal.require_operator()
 
     def describe() -> NameTaken:
@@ -50,7 +53,7 @@ def create_budget(
 
     with refuse_taken(describe):
         budget = Budget.objects.create(
-            tenant=tenant, period=period, gpu_hours=gpu_hours, starts_at=starts_at, ends_at=ends_at
+            tenant=tenant, period=period, gpu_hours=gpu_hours, starts_at=starts_at, ends_at=ends_at, **stop
         )
     audit.record(principal, "budget.create", budget, after=_facts(budget))
     return budget
@@ -58,14 +61,24 @@ def create_budget(
 
 @transaction.atomic
 def change_budget(
-    *, principal: Principal, budget: Budget, gpu_hours: Decimal, versions: etags.Versions = None
+    *,
+    principal: Principal,
+    budget: Budget,
+    gpu_hours: Decimal | None = None,
+    versions: etags.Versions = None,
+    **stop: Any,
 ) -> Budget:
-    """Set another amount; the warnings of the present period start again. Raises PreconditionFailed."""
+    """Set another amount, or values of STOP. A new amount starts the period's warnings again.
+
+    Raises PreconditionFailed.
+    """
     principal.require_operator()
     budget = etags.lock(budget, versions, "tenant")
     before = _facts(budget)
-    budget.change(gpu_hours=gpu_hours)
-    budget.periods.update(percent_told=0)
+    before_hours = budget.gpu_hours
+    budget.change(gpu_hours=before_hours if gpu_hours is None else gpu_hours, **stop)
+    if budget.gpu_hours != before_hours:
+        budget.periods.update(percent_told=0)
     audit.record(principal, "budget.change", budget, before=before, after=_facts(budget))
     return budget
 
@@ -84,5 +97,6 @@ def _facts(budget: Budget) -> dict[str, Any]:
     return {
         "period": budget.period,
         "gpu_hours": str(budget.gpu_hours),
+        **{name: getattr(budget, name) for name in STOP},
         **{name: moment and moment.isoformat() for name, moment in times.items()},
     }

@@ -1,7 +1,7 @@
 """Budgets of GPU-hours: refusal of new requests once a budget is spent, and warnings before.
 
 Spent are the GPU-hours reserved in the period, by the same count as in reports. Hours long past are counted once and
-stored, so that a check reads the last minutes only. Running claims are left alone.
+stored, so that a check reads the last minutes only. `apps.accounting.services.budget_stops` ends running claims.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from apps.quotas.models import Budget, BudgetPeriod, EventKind, Tenant
+from apps.quotas.models.budget import STOPPING, WhenSpent
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.budgets import period_at
@@ -24,6 +25,8 @@ from gpucloud.errors import Conflict
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 THRESHOLDS = (80, 95, 100)
+HOUR = timedelta(hours=1)
+_RUNNING = {False: "Running claims go on", True: "Running claims end after a notice"}
 # Older hours are counted for good: no transaction lasts so long that it would still add to them.
 SETTLED_AFTER = timedelta(minutes=5)
 
@@ -58,12 +61,13 @@ def refuse_spent(tenant: Tenant) -> None:
     for budget in _budgets_of(tenant.pk):
         standing = standing_of(budget, now=timezone.now())
         if standing is not None and standing.percent >= 100:
+            ended = budget.when_spent in STOPPING
             ends = f"{standing.ends_at:%Y-%m-%d %H:%M} UTC"
             # The amount spent is in the facts only: the text becomes the reason of each waiting claim, and a number
             # that grows by itself would be news in every round.
             raise BudgetExceeded(
-                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. Running "
-                "claims go on; ask an operator for more.",
+                f"{tenant.slug} has spent its {budget.gpu_hours} GPU-hours; this period ends {ends}. "
+                f"{_RUNNING[ended]}; ask an operator for more.",
                 budget=budget.pk,
                 period=budget.period,
                 starts_at=standing.starts_at,
@@ -75,7 +79,7 @@ def refuse_spent(tenant: Tenant) -> None:
 
 @compiled_query
 def _budgets_of(tenant: Any) -> QuerySet[Budget]:
-    return Budget.objects.filter(tenant=tenant)
+    return Budget.objects.filter(tenant=tenant).exclude(when_spent=WhenSpent.REPORT)
 
 
 def standing_of(budget: Budget, *, now: datetime) -> Standing | None:
@@ -96,6 +100,20 @@ def counted_standing(budget: Budget, *, now: datetime) -> Standing | None:
     counted = next((row for row in budget.periods.all() if row.starts_at == bounds[0]), None)
     since, spent = (counted.counted_until, int(counted.counted_us)) if counted else (bounds[0], 0)
     return _standing(budget, bounds, as_of=since, spent=spent)
+
+
+def expected_spent_at(budget: Budget, standing: Standing, now: datetime) -> datetime | None:
+    """Return the time at which the budget is spent at the present rate, rounded up to the second.
+
+    `now` if it is spent; None if its period ends before.
+    """
+    if standing.spent_us >= standing.budget_us:
+        return now
+    hourly_us = _reserved_us(budget, now, now + HOUR)
+    left = standing.budget_us - standing.spent_us
+    if not hourly_us or left * 3600 >= hourly_us * (standing.ends_at - now).total_seconds():
+        return None
+    return now + timedelta(seconds=-(-left * 3600 // hourly_us))
 
 
 def watch_budgets() -> int:
@@ -120,6 +138,7 @@ def _watch(pk: int, now: datetime) -> int:
     for level in passed:
         _tell(budget, standing, level)
     row.percent_told = max([row.percent_told, *passed])
+    row.expected_at = expected_spent_at(budget, standing, now)
     row.save()
     return len(passed)
 
