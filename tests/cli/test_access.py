@@ -239,6 +239,7 @@ COMMANDS = OF_THE_TABLE | {
         for act in ("accept", "approve", "counter", "deny", "forward", "withdraw")
     },
     "GET reports/efficiency/": "report efficiency",
+    "GET reports/focus/": "report focus",
     "GET reports/usage/": "report usage",
     "POST reservations/": "reservation create",
     "POST reservations/{}/release/": "reservation release",
@@ -291,6 +292,10 @@ OTHERWISE = {
     "GET jobs/{}/output/ offset": "the command reads on by itself",
     "GET jobs/{}/output/ most": "as above",
     "GET reports/efficiency/ range": "`--range`, which is a word of Python",
+    "GET reports/focus/ from": "`--month`",
+    "GET reports/focus/ to": "`--month`",
+    "GET reports/focus/ after": "the command reads all pages",
+    "GET reports/focus/ limit": "as above",
     "GET reports/usage/ from": "`--from`, which is a word of Python",
     "GET reports/usage/ after": "the command reads all pages",
     "GET reports/usage/ limit": "as above",

@@ -163,7 +163,7 @@ class UsageReport(ReportView):
         visible, slug = Tenant.objects.visible_to(self.principal), values.get("tenant")
         report = usage_report(
             tenants=visible if slug is None else [get_object_or_404(visible, slug=slug)],
-            begin=values.get("from") or _month(now),
+            begin=values.get("from") or first_of_month(now),
             end=values.get("to") or now,
             by=values["by"],
             after=values.get("after"),
@@ -183,5 +183,6 @@ def replace_all(url: str, parameters: dict[str, Any]) -> str:
     return url
 
 
-def _month(now: datetime) -> datetime:
+def first_of_month(now: datetime) -> datetime:
+    """Return the beginning of the month, UTC."""
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -56,8 +56,9 @@ def _announce(pk: int, now: datetime) -> tuple[int, list[Claim]]:
     standing = None if budget is None else standing_of(budget, now=now)
     if budget is None:
         return 0, []
-    starts_at = standing and standing.starts_at
-    old = budget.periods.filter(stop_told_at__isnull=False).exclude(starts_at=starts_at)
+    old = budget.periods.filter(stop_told_at__isnull=False)
+    if standing is not None:
+        old = old.exclude(starts_at=standing.starts_at)
     changed = sum(_withdraw(budget, row) for row in old)
     if standing is None:
         return changed, []

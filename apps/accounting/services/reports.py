@@ -144,7 +144,7 @@ def usage_report(
     claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
     last: UUID | None = None
     if by == "claim":
-        claims, last = _page(between(claims, begin=begin, end=until), after, limit)
+        claims, last = page_of_claims(between(claims, begin=begin, end=until), after, limit)
     count.reserve(metered(claims, begin=begin, end=until))
     if by != "claim":
         count.use(_used(whose, begin, end))
@@ -162,7 +162,9 @@ def usage_report(
     }
 
 
-def _page(claims: QuerySet[Claim], after: UUID | None, limit: int | None) -> tuple[QuerySet[Claim], UUID | None]:
+def page_of_claims(
+    claims: QuerySet[Claim], after: UUID | None, limit: int | None
+) -> tuple[QuerySet[Claim], UUID | None]:
     """Return a page of claims, and the last one's uid if there are more."""
     ordered = claims.order_by("pk")
     if after is not None:

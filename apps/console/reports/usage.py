@@ -1,5 +1,6 @@
 """GPU-hours of a period by tenant or person, pool and model, their cost, their trend and a forecast."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, time, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
+from apps.accounting.services.focus import COLUMNS as COLUMNS_OF_FOCUS
+from apps.accounting.services.focus import focus_page
 from apps.accounting.services.reports import usage_report
-from apps.console.shell.export import as_file, file_format
+from apps.console.shell.export import MOST_ROWS, as_file, file_format
 from apps.console.shell.page_access import page
 from apps.quotas.models import Tenant
 from apps.quotas.principals import Principal
@@ -69,6 +72,7 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     period = {"by": "model", "begin": today.replace(day=1).isoformat(), "end": today.isoformat()}
     form = PeriodForm(period | request.GET.dict(), principal=principal)
     report: dict[str, Any] | None = None
+    tenants: Iterable[Tenant] = ()
     if form.is_valid():
         values = form.cleaned_data
         tenants = [values["tenant"]] if values["tenant"] else Tenant.objects.visible_to(principal)
@@ -79,6 +83,10 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
             form.add_error(
                 "end", gettext(getattr(error, "detail", "")) or gettext("The date is too far in the future.")
             )
+    if report is not None and request.GET.get("format") == "focus":
+        # Many claims of years are for the API and the command, which read them page by page.
+        charges = focus_page(tenants=tenants, begin=report["from"], end=report["to"], limit=MOST_ROWS)
+        return as_file("csv", "focus", list(COLUMNS_OF_FOCUS), charges["rows"])
     if report is not None and (file := file_format(request)):
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
     shown = {"form": form, "report": report}

@@ -1,10 +1,15 @@
 """`gpucloud report`: GPU-hours reserved, their cost and forecast; GPU-hours unused."""
 
+import csv
+import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import click
 
 from gpucloud_cli import output
+from gpucloud_cli.failures import Usage
 from gpucloud_cli.fields import choice
 from gpucloud_cli.options import Invocation, output_options, pass_invocation
 
@@ -79,6 +84,42 @@ def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any
         output.say(f"forecast until {forecast['to'][:10]}: {expected}")
     if body["next"]:
         output.say(f"these are the first {len(body['rows'])} rows; the API has the next pages")
+
+
+@report.command()
+@click.option("--month", help="a month, UTC, like 2026-11; default: this month until now")
+@click.option("--tenant", help="only this tenant")
+@pass_invocation
+def focus(invocation: Invocation, /, *, month: str | None, tenant: str | None) -> None:
+    """Print the charges of a month as CSV in the columns of FOCUS 1.2.
+
+    Example: gpucloud report focus --month 2026-11 > focus.csv
+    """
+    begin, to = month_bounds(month)
+    writer: csv.DictWriter[str] | None = None
+    with invocation.api() as api:
+        after = None
+        while writer is None or after is not None:
+            body = api.get("reports/focus/", **{"from": begin, "to": to, "tenant": tenant, "after": after}).body
+            rows, following = body["rows"], body["next"]
+            # All pages are of the period of the first one.
+            begin, to = body["from"], body["to"]
+            if writer is None:
+                writer = csv.DictWriter(sys.stdout, body["columns"], lineterminator="\n")
+                writer.writeheader()
+            writer.writerows(rows)
+            after = parse_qs(urlsplit(following).query)["after"][0] if following else None
+
+
+def month_bounds(month: str | None) -> tuple[str | None, str | None]:
+    """Return the first moments of a month and of the next; None for this month. Raises Usage."""
+    if month is None:
+        return None, None
+    try:
+        begin = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise Usage(f"--month: {month} is no month; write it like 2026-11.") from None
+    return begin.isoformat(), (begin + timedelta(days=31)).replace(day=1).isoformat()
 
 
 COMMANDS = {"": (report,)}
