@@ -1,7 +1,7 @@
 """Objects that a command names: claims and jobs by name or UID, and tenants, pools and nodes that do not exist."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -78,6 +78,14 @@ def find_awaited(api: Api, text: str) -> str:
         raise
     except Failure as error:
         raise Failure(f"There is no job or array {text!r} that you may see: give a name or a UID.") from error
+
+
+# Resources that `show` finds by name, too.
+NAMED: dict[str, Callable[[Api, str], str]] = {
+    "claim": find_claim,
+    "job": lambda api, text: str(find_job(api, text)["uid"]),
+    "array": lambda api, text: str(find_array(api, text)["uid"]),
+}
 
 
 def _ambiguous(text: str, rows: list[dict[str, Any]], what: str = "claims") -> str:

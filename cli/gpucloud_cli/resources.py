@@ -28,8 +28,9 @@ class Resource:
     order: str = "newest first"
     # Columns of `-o wide` beside the others.
     wide: tuple[str, ...] = ()
-    # True if released rows stay as history, which a list leaves out.
+    # True if rows that are over stay as history, which a list leaves out, and the word for these.
     history: bool = False
+    past: str = "released"
     # Fields that commands of their own change.
     elsewhere: frozenset[str] = frozenset()
 
@@ -154,6 +155,7 @@ TABLE = (
         ("uid", "tenant", "name", "state", "exit_code", "node", "started_at", "ended_at", "created_by"),
         wide=("pool", "claim", "array", "command", "image", "runs", "reason"),
         history=True,
+        past="ended",
     ),
     Resource(
         "array",
@@ -162,6 +164,7 @@ TABLE = (
         ("uid", "tenant", "name", "state", "size", "at_once", "jobs", "created_by"),
         wide=("pool", "created_at", "updated_at"),
         history=True,
+        past="ended",
     ),
     Resource(
         "group",

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from gpucloud_cli import output
-from gpucloud_cli.addressing import find_claim, refuse_unknown
+from gpucloud_cli.addressing import NAMED, find_claim, refuse_unknown
 from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
@@ -64,9 +64,9 @@ def _previews(resource: Resource, method: str) -> Callable[[Command], Command]:
 
 
 def _list(resource: Resource) -> click.Command:
-    released = "; released ones only with --all" if resource.history else ""
+    past = f"; {resource.past} ones only with --all" if resource.history else ""
 
-    @click.command(help=_help(resource, "list", f"List {WORDING[resource.name].plural}, {resource.order}{released}."))
+    @click.command(help=_help(resource, "list", f"List {WORDING[resource.name].plural}, {resource.order}{past}."))
     @field_options((*_parents(resource), *resource.filters))
     @limits(resource)
     @output_options
@@ -89,7 +89,7 @@ def _list(resource: Resource) -> click.Command:
 
 def limits(resource: Resource) -> Callable[[Command], Command]:
     """Return a decorator that adds `--limit` and `--all`."""
-    also = ", released ones too" if resource.history else ""
+    also = f", {resource.past} ones too" if resource.history else ""
 
     def decorate(command: Command) -> Command:
         everything = click.option("--all", "everything", is_flag=True, help=f"list all{also}, not only the first")
@@ -113,13 +113,13 @@ def first(read: Callable[..., Iterator[Any]], path: str, limit: int, **wanted: A
 def _show(resource: Resource) -> click.Command:
     @click.command(help=_help(resource, "show", f"Show {WORDING[resource.name].noun}."))
     @field_options(_parents(resource))
-    @click.argument("key", metavar="CLAIM" if resource.name == "claim" else resource.key.upper())
+    @click.argument("key", metavar=(resource.name if resource.name in NAMED else resource.key).upper())
     @output_options
     @pass_invocation
     def command(invocation: Invocation, /, key: str, **given: Any) -> None:
         parent = _parent(resource, given)
         with invocation.api() as api:
-            name = find_claim(api, key) if resource.name == "claim" else key
+            name = NAMED[resource.name](api, key) if resource.name in NAMED else key
             invocation.show(api.get(path_of(resource, parent, name)).body)
 
     return command

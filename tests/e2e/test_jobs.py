@@ -63,6 +63,8 @@ def test_a_command_runs_on_the_node_and_its_output_and_exit_code_come_back(platf
     assert lines[1].startswith("GPU-")
     assert lines[2] == "wrong"
     assert "failed: exit code 7" in messages
+    shown = gpucloud(platform, tenant, "job", "show", "sh", "-o", "json").communicate(timeout=60)[0]
+    assert (json.loads(shown)["name"], json.loads(shown)["exit_code"]) == ("sh", 7)
 
 
 def test_a_gpu_program_has_the_limits_of_its_claim_and_a_stop_ends_it(platform: Platform, tenant: str) -> None:
