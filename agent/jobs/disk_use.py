@@ -12,12 +12,10 @@ from agent.host.processes import Process
 from agent.jobs import descendants
 
 BLOCK_BYTES = 512
-# Other places that every user may write to: the run's own under a unit of its own, else all of its user's files count.
+# Other places that every user may write to: the run's own under a unit of its own, else all that its user has there.
 SHARED = ("/tmp", "/var/tmp")  # noqa: S108 - they are measured, not written
-
-
 # Between two measurements, and so many times as long as one takes: a million files take seconds.
-LEAST_SECONDS, PAUSES = 0.5, 20
+LEAST_SECONDS, MOST_SECONDS, PAUSES = 0.5, 10.0, 20
 
 
 class TooDeep(Exception):
@@ -51,7 +49,7 @@ class DiskWatch(threading.Thread):
             except OSError:
                 # Its directory is being removed.
                 pass
-            time.sleep(max(LEAST_SECONDS, PAUSES * (time.monotonic() - begun)))
+            time.sleep(min(MOST_SECONDS, max(LEAST_SECONDS, PAUSES * (time.monotonic() - begun))))
 
 
 def measure(own: Iterable[str], *, uid: int | None, programs: Iterable[Process]) -> int:
@@ -62,7 +60,7 @@ def measure(own: Iterable[str], *, uid: int | None, programs: Iterable[Process])
     devices = {Path(path).stat().st_dev for path in own}
     total = sum(_size(facts) for path in own for facts in _files(path))
     if uid is not None:
-        total += sum(_size(facts) for path in SHARED for facts in _files(path) if facts.st_uid == uid)
+        total += sum(_size(facts) for path in SHARED for facts in _files_of(uid, path))
     removed = {
         (facts.st_dev, facts.st_ino): _size(facts)
         for process in programs
@@ -89,6 +87,23 @@ def _files(top: str) -> Iterator[os.stat_result]:
             if error.errno == errno.ENAMETOOLONG:
                 raise TooDeep from error
             # Removed meanwhile, or closed to this user, who then has it from somebody else.
+
+
+def _files_of(uid: int, top: str) -> Iterator[os.stat_result]:
+    """Yield the facts of a user's entries of a directory, and of all below its own directories there."""
+    try:
+        entries = list(os.scandir(top))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if facts.st_uid == uid:
+            yield facts
+            if stat.S_ISDIR(facts.st_mode):
+                yield from _files(entry.path)
 
 
 def _open_files(process: Process) -> Iterator[os.stat_result]:

@@ -18,7 +18,7 @@ from tests.agent.jobs import FIRST, IS_ROOT, OWNER, Jobs, only_root, settings
 from tests.agent.stage import Stage, eventually
 
 MIB = 1 << 20
-MEMORY_MIB, DISK_MIB = 96, 24
+MEMORY_MIB, DISK_MIB = 192, 24
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or ""
 
 
@@ -50,7 +50,7 @@ async def test_a_program_that_takes_too_much_memory_is_ended_and_told(jobs: Jobs
     ended = await jobs.reach(greedy, "ended")
     assert (ended.exit_code, ended.reason) == (137, f"host memory: the kernel ended a process at {MEMORY_MIB} MiB")
     # Many small processes count together; the keeper lives on to tell it.
-    part = f'{PYTHON} -c "{hold % 40}; import time; time.sleep(9)"'
+    part = f'{PYTHON} -c "{hold % 80}; import time; time.sleep(9)"'
     many = await jobs.want("sh", "-c", f"for i in 1 2 3 4; do {part} & done; wait; exit 1")
     assert "host memory" in str((await jobs.reach(many, "ended")).reason)
     jobs.runs.clear()
