@@ -93,7 +93,7 @@ def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any
 def focus(invocation: Invocation, /, *, month: str | None, tenant: str | None) -> None:
     """Print the charges of a month as CSV in the columns of FOCUS 1.2.
 
-    Example: gpucloud report focus --month 2026-11 > focus.csv
+    Example: gpucloud report focus --month 2026-11
     """
     begin, to = month_bounds(month)
     writer: csv.DictWriter[str] | None = None
