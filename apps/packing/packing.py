@@ -18,7 +18,7 @@ from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.proposal import MOVES
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.failures import each
-from apps.scheduling.services.rebalancing.proposals import REBALANCER, mark_decided, take
+from apps.scheduling.services.rebalancing.proposals import expire, take
 from gpucloud import counters
 from gpucloud.locks import exclusive
 
@@ -93,15 +93,4 @@ def _withdraw(pool: Pool, found: set[tuple[int, str]]) -> int:
     """Expire the open proposals that are not among these, by claim and GPU."""
     rows = Proposal.objects.filter(pool=pool, kind__in=MOVES, state=ProposalState.PROPOSED)
     gone = [row for row in rows.order_by("pk") if (row.claim_id, row.after["gpus"][0]) not in found]
-    return each(gone, _expire)
-
-
-@transaction.atomic
-def _expire(seen: Proposal) -> bool:
-    locked(seen.claim)
-    row = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
-    if row is None:
-        return False
-    mark_decided(row, ProposalState.EXPIRED, by=REBALANCER.name, words="A later run does not find it any more.")
-    row.change(**{name: getattr(row, name) for name in ("state", "words", "decided_by", "decided_at")})
-    return True
+    return each(gone, expire)

@@ -8,7 +8,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from apps.console.pools.pool_forms import BOUNDS, GROUPS, SETTABLE
+from apps.console.pools.pool_forms import BOUNDS, GROUPS, SETTABLE, label_in_sentence
 from apps.quotas.models import AuditEvent, Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
@@ -33,6 +33,14 @@ def form_data(pool: Pool, **changes: Any) -> dict[str, Any]:
             values[f"{name}_unlimited"] = "on"
     sent = {**values, "version": pool.version, "act": "apply", **changes}
     return {name: "" if value is None else value for name, value in sent.items() if value is not False}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("mps_group", "MPS group"), ("idle_percent", "idle threshold"), ("unknown_field", "unknown field")],
+)
+def test_a_label_in_a_sentence_keeps_the_capitals_of_abbreviations(name: str, words: str) -> None:
+    assert label_in_sentence(name) == words
 
 
 def test_pools_are_the_operators(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -103,7 +103,10 @@ LABELS: Final = {
 
 def label_in_sentence(name: str) -> str:
     """Return a field's name inside a sentence; a field that only the API sets has its own name."""
-    return str(LABELS[name]).lower() if name in LABELS else name.replace("_", " ")
+    if name not in LABELS:
+        return name.replace("_", " ")
+    # An abbreviation keeps its capitals: "MPS group".
+    return " ".join(word if word.isupper() else word.lower() for word in str(LABELS[name]).split(" "))
 
 
 class PoolForm(VersionedForm):

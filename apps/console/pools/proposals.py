@@ -32,6 +32,7 @@ KINDS: Final = {
     "resize": _("resize"),
     "pack": _("pack"),
     "unpack": _("unpack"),
+    "requeue": _("place again"),
 }
 CHANGES: Final = {
     "core_request": _("core request"),
@@ -39,6 +40,7 @@ CHANGES: Final = {
     "memory_mib": _("memory"),
     "lent_core": _("lent core"),
     "gpus": _("GPU"),
+    "mig_start": _("first memory slice"),
 }
 
 

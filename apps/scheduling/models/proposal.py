@@ -19,6 +19,7 @@ class ProposalKind(models.TextChoices):
     RESIZE = "resize", "Resize: another core_request or memory_mib"
     PACK = "pack", "Pack: move to the GPU of another claim"
     UNPACK = "unpack", "Unpack: move to a GPU of its own"
+    REQUEUE = "requeue", "Requeue: release the MIG instance and be placed again"
 
 
 # Proposals of `apps.packing`: they change GPUs, by a move.

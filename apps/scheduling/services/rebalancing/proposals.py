@@ -21,10 +21,11 @@ from apps.quotas.services import audit
 from apps.scheduling.core import rebalancing as core
 from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
+from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.proposal import MOVES, ProposalKind
 from apps.scheduling.providers import move_orders
 from apps.scheduling.services.charging import borrowing
-from apps.scheduling.services.claims.lifecycle import WrongState, locked
+from apps.scheduling.services.claims.lifecycle import WrongState, end_assignments, locked
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.failures import each
@@ -111,20 +112,21 @@ def _end_one(claim: Claim) -> bool:
 def expire_proposals() -> int:
     """Expire the proposals for claims that are gone, or going; return the number of proposals."""
     gone = Proposal.objects.filter(state=ProposalState.PROPOSED, claim__state__in=ENDED)
-    return each(gone.order_by("pk"), _close)
+    return each(gone.order_by("pk"), partial(expire, if_ended=True))
 
 
 @transaction.atomic
-def _close(seen: Proposal) -> bool:
-    """Expire the proposal of a claim that is gone.
+def expire(seen: Proposal, *, if_ended: bool = False) -> bool:
+    """Expire an open proposal that a run does not find any more, or only if its claim has ended; return if it did.
 
     The claim is locked first, as everywhere: one that is being preempted may come back meanwhile.
     """
     claim = locked(seen.claim)
     proposal = Proposal.objects.select_for_update().filter(pk=seen.pk, state=ProposalState.PROPOSED).first()
-    if proposal is None or claim.state not in ENDED:
+    if proposal is None or (if_ended and claim.state not in ENDED):
         return False
-    mark_decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=f"The claim is {claim.state}.")
+    words = f"The claim is {claim.state}." if if_ended else "A later run does not find it any more."
+    mark_decided(proposal, ProposalState.EXPIRED, by=REBALANCER.name, words=words)
     proposal.change(**_decision(proposal))
     return True
 
@@ -227,6 +229,9 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
     if proposal.kind in (ProposalKind.LEND, ProposalKind.GIVE_BACK):
         guarantees.lend(principal=principal, claim=claim, core=proposal.after["lent_core"], why=proposal.explanation)
         return
+    if proposal.kind == ProposalKind.REQUEUE:
+        _requeue(claim)
+        return
     if proposal.kind in MOVES:
         moved = move_orders.get().move_claim(principal=principal, claim=claim, gpus=proposal.after["gpus"])
         moved.change(rebalanced_at=timezone.now())
@@ -237,6 +242,14 @@ def act(proposal: Proposal, *, principal: Principal) -> None:
     if proposal.kind == ProposalKind.LIMIT:
         facts["asked_core_limit"] = None if changed.core_limit == asked else asked
     changed.change(**facts)
+
+
+def _requeue(claim: Claim) -> None:
+    """Release the locked claim, to be placed again. Raises WrongState."""
+    if claim.state not in PLACED:
+        raise WrongState(f"The claim is {claim.state}: there is nothing to place again.", state=claim.state)
+    reasons = [{"code": "placed-again", "gpus": 0, "detail": "Released to be placed again, by an accepted proposal"}]
+    end_assignments(claim, preempt_at=timezone.now(), rebalanced_at=timezone.now(), reasons=reasons)
 
 
 def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> None:
@@ -253,6 +266,8 @@ def _refuse_stale(proposal: Proposal, claim: Claim, principal: Principal) -> Non
 def _value(claim: Claim, name: str) -> Any:
     if name == "gpus":
         return sorted(claim.assignments.live().values_list("gpu__uuid", flat=True))
+    if name == "mig_start":
+        return claim.assignments.live().values_list("mig_start", flat=True).first()
     return getattr(claim, name)
 
 
@@ -306,10 +321,8 @@ def mark_decided(proposal: Proposal, state: str, *, by: str, words: str = "") ->
 
 def record_lent(claim: Claim, core: int, *, policy: str, why: str, numbers: dict[str, float] | None = None) -> None:
     """Lend this much of the claim's guarantee now, and record that as an applied change of this policy."""
-    before, kind = (
-        {"lent_core": claim.lent_core},
-        ProposalKind.LEND if core > claim.lent_core else ProposalKind.GIVE_BACK,
-    )
+    before = {"lent_core": claim.lent_core}
+    kind = ProposalKind.LEND if core > claim.lent_core else ProposalKind.GIVE_BACK
     guarantees.lend(principal=REBALANCER, claim=claim, core=core, why=why)
     done = Proposal(pool=claim.pool, claim=claim, kind=kind, policy=policy, before=before, after={"lent_core": core})
     done.explanation, done.numbers = why, numbers or {}
