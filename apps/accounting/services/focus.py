@@ -41,6 +41,7 @@ FIXED = {
     "ChargeFrequency": "Usage-Based",
     "ConsumedUnit": UNIT,
     "InvoiceIssuerName": SELLER,
+    "PricingCategory": "Standard",
     "PricingUnit": UNIT,
     "ProviderName": SELLER,
     "PublisherName": SELLER,
@@ -110,7 +111,8 @@ def _row(
     item: MeteredClaim, model: str, begin: datetime, price: int | None, *, hours: Decimal, cost: Decimal
 ) -> dict[str, Any]:
     month = begin.replace(day=1)
-    unit_price = None if price is None else f"{Decimal(price) / MILLIONTHS:f}"
+    # A row of usage has a unit price; what was never priced costs 0.
+    unit_price = f"{Decimal(price or 0) / MILLIONTHS:f}"
     money, quantity = f"{cost:f}", f"{hours:f}"
     facts = FIXED | {
         **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), money),
@@ -124,11 +126,11 @@ def _row(
         "ChargePeriodStart": _utc(begin),
         "ChargePeriodEnd": _utc(begin + timedelta(days=1)),
         "ChargeDescription": f"Share of {model} reserved in pool {item.pool}",
-        "PricingCategory": None if price is None else "Standard",
         "ResourceId": str(item.uid),
         "ResourceName": item.name,
         "SkuId": model,
-        "SkuPriceId": None if price is None else f"{model}/{item.pool}/{unit_price}",
+        # It stays the same when the price changes.
+        "SkuPriceId": f"{model}/{item.pool}",
         "Tags": json.dumps({"pool": item.pool, "owner": item.owner}),
         "x_GpuModel": model,
         "x_Owner": item.owner,
