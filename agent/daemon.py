@@ -248,11 +248,14 @@ class Daemon:
             backoff=Backoff(self._settings.backoff_cap_seconds),
         )
         self._node_name, set_clock = me.node_name or "", self._checkup.clock.record_server_time
+        jobs, self._jobs.tunnels.credential = self._jobs, me.credential
         self._link = Link(
             server=self._settings.server,
             credential=me.credential,
             outbox=self._outbox,
-            callbacks=Callbacks(self._hello, self._apply_desired, set_clock, self._jobs.sender.take_answer),
+            callbacks=Callbacks(
+                self._hello, self._apply_desired, set_clock, jobs.sender.take_answer, jobs.tunnels.dial
+            ),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
         await self._link.run()

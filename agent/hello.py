@@ -42,4 +42,5 @@ async def build(
         backends=list(backends),
         jobs=settings.jobs is not None or UNSET,
         images=settings.jobs_engine is not None or UNSET,
+        tunnels=settings.jobs is not None or UNSET,
     )

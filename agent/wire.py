@@ -48,6 +48,7 @@ from agent.wire_jobs import JobRun as JobRun  # noqa: PLC0414 - likewise
 from agent.wire_jobs import JobState as JobState  # noqa: PLC0414 - likewise
 from agent.wire_jobs import Output as Output  # noqa: PLC0414 - likewise
 from agent.wire_jobs import Stored as Stored  # noqa: PLC0414 - likewise
+from agent.wire_jobs import Tunnel as Tunnel  # noqa: PLC0414 - likewise
 from agent.wire_jobs import fit_runs as fit_runs  # noqa: PLC0414 - likewise
 from agent.wire_mig import MAX_SLICES as MAX_SLICES  # noqa: PLC0414 - likewise
 from agent.wire_mig import Mig as Mig  # noqa: PLC0414 - likewise
@@ -112,23 +113,21 @@ class Hello(Frame, frozen=True, kw_only=True):
     arbiter: bool = False  # True if one is installed, which gives the claims of a GPU their turns
     gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
     checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
-    # Both left out without a kubelet: the machine's node name in its cluster; True if the agent is the node's driver
-    # for Dynamic Resource Allocation.
+    # Both left out without a kubelet: the node's name in its cluster; True if the agent is its driver for DRA.
     kubernetes_node: ObjectName | UnsetType = UNSET
     dra: bool | UnsetType = UNSET
     # Both left out unless the driver can suspend: True, and the host memory of all suspended claims of this node.
     suspend: bool | UnsetType = UNSET
     host_memory_bytes: Bytes | UnsetType = UNSET
-    # True: it knows `end_seconds`.
-    restart: bool | UnsetType = UNSET
+    restart: bool | UnsetType = UNSET  # True: it knows `end_seconds`.
     # True: a suspended claim may resume on other GPUs of this node, of the same model. Left out if it may not.
     move: bool | UnsetType = UNSET
-    # True: it can send and take running programs (`carry`). Left out if it cannot.
-    carry: bool | UnsetType = UNSET
+    carry: bool | UnsetType = UNSET  # True: it can send and take running programs. Left out if it cannot.
     # The back ends that it can serve beside turns. Left out by an older agent, which gives turns only.
     backends: Annotated[list[BackEnd], Meta(max_length=8)] | UnsetType = UNSET
     jobs: bool | UnsetType = UNSET  # True: it can start the programs of jobs. Left out if it cannot.
     images: bool | UnsetType = UNSET  # True: in containers, too. Likewise.
+    tunnels: bool | UnsetType = UNSET  # True: it knows `Tunnel`. Left out by an older agent.
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -367,7 +366,7 @@ class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 
 FromAgent = Hello | Observed | Usage | Event | Conditions | Health | Output
-FromServer = Welcome | Desired | Ack | Stored
+FromServer = Welcome | Desired | Ack | Stored | Tunnel
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

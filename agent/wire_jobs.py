@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agent.wire_frames import Bytes, Count, Frame, Record, Seconds, Sentence, Uid
+from agent.wire_frames import Bytes, Count, Frame, Record, Seconds, Sentence, Uid, Word
 
 # Of one node at a time: also those that have ended and whose output the server does not have yet.
 MAX_RUNS: Final = 1024
@@ -116,6 +116,14 @@ class Output(Frame, frozen=True, kw_only=True):
     uid: Uid
     offset: Bytes
     data: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+
+
+class Tunnel(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Server → agent, if its hello says `tunnels`: dial /ws/tunnel/ with this ticket, for a terminal in the run."""
+
+    uid: Uid
+    run_uid: Uid
+    ticket: Word
 
 
 class Stored(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -24,6 +24,7 @@ from apps.jobs.waiting import WaitForOutput  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
+from apps.tunnels.sockets import serve_client, serve_node  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
 from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
 from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
@@ -41,6 +42,8 @@ websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),
         route("ws/live/", pages),
+        route("ws/jobs/<uuid:uid>/terminal/", serve_client),
+        route("ws/tunnel/", serve_node),
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )

@@ -206,6 +206,11 @@ def bus() -> HintBus:
     return _buses[loop]
 
 
+def channel_of(group: str) -> str:
+    """Return the name in Redis of what belongs to a group."""
+    return _channel(group)
+
+
 def _channel(group: str) -> str:
     # "hub" is the wire format: processes of two releases share these channels during a rolling upgrade.
     return f"{settings.REDIS_PREFIX}:hub:{group}"

@@ -52,6 +52,7 @@ INSTALLED_APPS = [
     "apps.instances",
     "apps.whatif",
     "apps.jobs",
+    "apps.tunnels",
     "apps.demo",
     "apps.clusters",
 ]

@@ -10,6 +10,8 @@ from typing import Any
 ORDER, ADMITTED, STOP, FILES = "order.json", "admitted.json", "stop", "files"
 # `IMAGE`: what a container runs, and `VARIABLES`: its environment, for its engine.
 IMAGE, VARIABLES = "image.json", "variables"
+# A socket in it is a terminal that the agent waits for.
+TERMINALS = "terminals"
 LOCK, PROGRAM, OUTPUT, DROPPED, RESULT = "lock", "program.json", "output", "dropped.json", "result.json"
 
 

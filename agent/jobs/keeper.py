@@ -18,6 +18,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from agent.host import processes
 from agent.host.processes import Process
 from agent.jobs import descendants, program, resource_group
 from agent.jobs.disk_use import DiskWatch
-from agent.jobs.files import ADMITTED, LOCK, ORDER, PROGRAM, RESULT, STOP, read, write
+from agent.jobs.files import ADMITTED, LOCK, ORDER, PROGRAM, RESULT, STOP, TERMINALS, read, write
 from agent.jobs.kept_output import KeptOutput
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -62,6 +63,7 @@ class Keeper:
         for end in (self._pipe, self._refusal):
             os.set_blocking(end, False)
         self._open = True
+        self._terminals: set[str] = set()
         self._status: int | None = None
         self._ended_at: float | None = None
         self._reason: str | None = None
@@ -143,6 +145,7 @@ class Keeper:
                 self._leave()
             now = time.monotonic()
             if self._status is None:
+                self._open_terminals()
                 reason = self._disk.reason or (f"time limit of {seconds} s" if now >= over else None)
                 if kill_at == float("inf") and (reason or self._is_stopped()):
                     self._reason = reason or "stopped"
@@ -155,6 +158,18 @@ class Keeper:
                 self._signal_all(signal.SIGTERM)
             elif now >= linger_until or not (self._open or descendants.find()):
                 return
+
+    def _open_terminals(self) -> None:
+        """Start a process for each terminal that the agent waits for."""
+        try:
+            found = {name for name in os.listdir(TERMINALS) if not name.startswith(".")}  # noqa: PTH208 - each tick
+        except OSError:
+            return
+        for name in found - self._terminals:
+            command = [sys.executable, "-S", "-P", "-m", "agent.jobs.terminal_process", f"{TERMINALS}/{name}"]
+            # Reaped with the others; it inherits no pipe of the program's.
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+        self._terminals = found
 
     def _leave(self) -> NoReturn:
         """End with everything of the program: somebody removed the directory, so nobody knows of the run any more."""

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import UNSET, structs
 
@@ -24,6 +25,8 @@ from agent.jobs.fetching import Fetches
 from agent.jobs.keeper import TASKS as OF_KEEPER
 from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
+from agent.jobs.terminals import NoTerminal, Terminal
+from agent.jobs.tunnels import Tunnels
 from agent.launch import authorization, execution
 from agent.local_wire import Environment, Refusal
 from agent.logs import log
@@ -66,6 +69,7 @@ class Runs:
         self._containers = Containers(engine, settings.jobs_dir) if engine is not None else None
         self._fetches = Fetches(settings)
         self.sender = OutputSender()
+        self.tunnels = Tunnels(self, settings.server)
         self.check_now = asyncio.Event()
         self._boot = processes.boot_id()
         # The stored desired state may be older than a start of which this node has lost the record.
@@ -350,6 +354,16 @@ class Runs:
         await asyncio.to_thread(directory.admit, environment, access.options)
         log.info("run-admitted", run=run.uid, claim=run.claim_uid, image=directory.image())
         return self._running(run.uid, directory, directory.admitted_at() or time.time())
+
+    async def open_terminal(self, uid: str, command: list[str], variables: dict[str, str]) -> Terminal:
+        """Open a terminal with the command, or a shell, under a run's claim. Raises NoTerminal, OSError."""
+        runs = self._node.desired.jobs if self._node.desired is not None else UNSET
+        run = next((run for run in runs or () if run.uid == uid and not run.stop), None)
+        state, directory = self._states.get(uid), self._directory(uid)
+        if run is None or state is None or state.state != "running":
+            raise NoTerminal("The run does not run here: see the job's state.")
+        admit = partial(authorization.admit_job, self._node, self._settings.library, claim_uid=run.claim_uid)
+        return await Terminal.open(directory, command, variables, admit, partial(environment_of, run, directory))
 
     def _pause_seconds(self) -> float:
         states = {state.state for state in self._states.values() if state.reason is None or state.state == "running"}

@@ -46,6 +46,8 @@ class Callbacks(NamedTuple):
     server_time: Callable[[float], None]
     # The server has so many bytes of this run's output.
     stored: Callable[[str, int], None] = lambda _uid, _length: None
+    # Open this tunnel.
+    tunnel: Callable[[wire.Tunnel], None] = lambda _frame: None
 
 
 class Link:
@@ -158,6 +160,8 @@ class Link:
                     self._outbox.acknowledge(frame.seq)
                 case wire.Stored():
                     self._callbacks.stored(frame.uid, frame.bytes)
+                case wire.Tunnel():
+                    self._callbacks.tunnel(frame)
                 case wire.Welcome():
                     raise wire.MalformedFrame("a second welcome")
                 case _:

@@ -59,7 +59,7 @@ class Api:
         timeout_seconds: float = TIMEOUT_SECONDS,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self.url = access.url
+        self.url, self.token = access.url, access.token
         self._options = options or {}
         self.patience_seconds = patience_seconds
         self._client = httpx.Client(
@@ -73,7 +73,7 @@ class Api:
             # Reading certificates, which http does not use, is a sixth of a command's start.
             verify=not access.url.startswith("http:"),
             # Proxies are not used for this machine's own addresses.
-            trust_env=not _is_loopback(access.url),
+            trust_env=not is_loopback(access.url),
         )
 
     def __enter__(self) -> Self:
@@ -226,7 +226,8 @@ def _json(answer: httpx.Response) -> Any:
         return None
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Return whether the URL is of this machine itself."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

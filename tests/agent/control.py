@@ -99,6 +99,8 @@ class Control:
         self.claim_environments: dict[str, dict[str, Any]] = {}
         self.tokens_seen: list[str] = []
         self.connections: asyncio.Queue[Connection] = asyncio.Queue()
+        # The websockets that the agent dials for tunnels.
+        self.tunnels: asyncio.Queue[ServerConnection] = asyncio.Queue()
         self.attempts: list[float] = []
         self._front: asyncio.Server | None = None
         self._sockets: Server | None = None
@@ -129,6 +131,10 @@ class Control:
             return await self.connections.get()
 
     async def _agent(self, socket: ServerConnection) -> None:
+        if socket.request is not None and socket.request.path == "/ws/tunnel/":
+            await self.tunnels.put(socket)
+            await socket.wait_closed()
+            return
         self.attempts.append(time.monotonic())
         if self.close_codes:
             await socket.close(self.close_codes.pop(0), "as the test wants it")
@@ -165,7 +171,7 @@ class Control:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET /ws/agent/ ") and self.handshake_statuses:
                 writer.write(f"HTTP/1.1 {self.handshake_statuses.pop(0)} x\r\nContent-Length: 0\r\n\r\n".encode())
-            elif head.startswith(b"GET /ws/agent/ "):
+            elif head.startswith((b"GET /ws/agent/ ", b"GET /ws/tunnel/ ")):
                 await self._pass_on(head, reader, writer)
             else:
                 await self._answer(head, reader, writer)

@@ -39,6 +39,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
     source: Source | None = None
     # True once its hello was stored: other frames may follow.
     welcomed = False
+    # True if its agent can dial tunnels.
+    dials = False
     credential = ""
     checked = 0.0
 
@@ -172,7 +174,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await hints.bus().join(group, self._hear)
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
-        self.welcomed = True
+        self.welcomed, self.dials = True, hello.tunnels is True
         # Join before reading: a change in between is read now, a later one sends a hint.
         desired_states.of_this_loop().ask(node.pk, self._want, self._end_unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
@@ -214,6 +216,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
             case {"type": "node.superseded", "by": by}:
                 if by != self.name:
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
+            case {"type": "node.tunnel", "tunnel": uid, "run": run, "ticket": ticket}:
+                if self.welcomed and self.dials:
+                    self.outgoing.tunnel(wire.Tunnel(uid=uid, run_uid=run, ticket=ticket))
             case {"type": "node.forgotten"}:
                 # Its agent stays refused until it is enrolled again.
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")

@@ -5,6 +5,7 @@ frames before it, and nothing is sent after the end.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from agent import wire
 
 # A socket buffers megabytes before it blocks; an agent that reads none of them for so long is gone.
 READS_WITHIN_SECONDS = 10.0
+# Requests to an agent that does not read them: who asked gives up after a few seconds.
+MOST_TUNNELS = 64
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -29,6 +32,8 @@ class Outgoing:
         self._ack: int | None = None
         # The stored length of each run's output that was not confirmed yet.
         self._stored: dict[str, int] = {}
+        # Tunnels to dial, as text.
+        self._tunnels: deque[str] = deque(maxlen=MOST_TUNNELS)
         self._end: tuple[int, str] | None = None
 
     @property
@@ -54,6 +59,11 @@ class Outgoing:
     def stored(self, uid: str, length: int) -> None:
         """Confirm that this run's output is stored up to this length."""
         self._stored[uid] = length
+        self._news.set()
+
+    def tunnel(self, frame: wire.Tunnel) -> None:
+        """Have the agent dial this tunnel."""
+        self._tunnels.append(wire.encode(frame))
         self._news.set()
 
     def end(self, code: int, why: str) -> None:
@@ -87,6 +97,8 @@ class Outgoing:
         if self._ack is not None:
             texts.append(wire.encode(wire.Ack(seq=self._ack)))
         texts += [wire.encode(wire.Stored(uid=uid, bytes=length)) for uid, length in self._stored.items()]
+        texts += self._tunnels
+        self._tunnels.clear()
         self._welcome = self._desired = self._ack = None
         self._stored = {}
         return [{"type": "websocket.send", "text": text} for text in texts]

@@ -1,4 +1,4 @@
-"""`job run|logs|stop`."""
+"""`job run|logs|stop|exec`."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gpucloud_cli import output
+from gpucloud_cli import output, terminal
 from gpucloud_cli.addressing import find_array, find_awaited, find_job
 from gpucloud_cli.api import Api
 from gpucloud_cli.commands.arrays import await_all
@@ -280,4 +280,23 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-COMMANDS = {"job": (run, logs, stop)}
+@click.command("exec", context_settings=WORDS, options_metavar="OPTIONS [--]")
+@JOB_ARGUMENT
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@connection_options
+@pass_invocation
+def exec_(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> None:
+    """Open a terminal in a running job: COMMAND, or a shell, under the job's claim, as its user, in its home.
+
+    What is typed goes to the program, Ctrl-C too; the exit code is the program's own. Everything that was started in
+    the terminal ends with it.
+
+    Example: gpucloud job exec train.py -- nvidia-smi
+    """
+    with invocation.api() as api:
+        job = find_job(api, name)
+        code = terminal.run(api.url, api.token, f"jobs/{job['uid']}/terminal/", list(command))
+    raise click.exceptions.Exit(code)
+
+
+COMMANDS = {"job": (run, logs, stop, exec_)}

@@ -1,0 +1,165 @@
+"""`python -m agent.jobs.terminal_process NAME`: one terminal of a run, started by the run's keeper in its directory.
+
+As the keeper's descendant it has the run's bounds and sandbox, and ends with the run. It makes the terminal, forks the
+program, hands the terminal's other side to the agent, which waits at the socket NAME, and ends with the agent's
+connection or with the program, and everything that was started in it. Standard library only.
+
+To the agent: the program's process, with the terminal; then its exit code. From the agent: command and environment.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+from typing import Any, NoReturn
+
+from agent.host import processes
+from agent.jobs import descendants, program
+from agent.jobs.files import ORDER, read
+
+PR_SET_CHILD_SUBREAPER = 36
+# From the hangup to SIGKILL.
+HANGUP_SECONDS, POLL_SECONDS = 1.0, 0.02
+CHUNK_BYTES = 64 << 10
+
+
+def main(name: str) -> int:
+    """Serve one terminal to its end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    agent.connect(name)
+    order = read(ORDER)
+    master, slave = os.openpty()
+    if order["uid"] is not None:
+        # Programs open their terminal by name, too.
+        os.fchown(slave, order["uid"], -1)
+    waiting, go = os.pipe()
+    pid = _fork(order, slave, waiting, go)
+    os.close(slave)
+    os.close(waiting)
+    socket.send_fds(agent, [json.dumps(processes.find(pid)).encode() + b"\n"], [master])
+    # The terminal hangs up when the agent closes it.
+    os.close(master)
+    try:
+        code = _serve(agent, pid, go, woken)
+        if code is not None:
+            with contextlib.suppress(OSError):
+                agent.sendall(json.dumps(code).encode() + b"\n")
+    finally:
+        _end_all()
+    return 0
+
+
+def _fork(order: dict[str, Any], slave: int, waiting: int, go: int) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go)
+            _become(order, slave, waiting, parent)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not go on as a second parent
+            os.write(2, f"gpucloud: {error}\n".encode())
+        finally:
+            os._exit(program.EXIT_FAILED)
+    return pid
+
+
+def _serve(agent: socket.socket, pid: int, go: int, woken: int) -> int | None:
+    """Return the program's exit code; None if the agent hung up before."""
+    text, is_begun = b"", False
+    watched: list[Any] = [agent, woken]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            while (status := _reap(pid)) is not False:
+                if status is not None:
+                    code = os.waitstatus_to_exitcode(status)
+                    return 128 - code if code < 0 else code
+        if agent in ready:
+            try:
+                data = agent.recv(CHUNK_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            text += data
+            if not is_begun and text.endswith(b"\n"):
+                is_begun = True
+                with os.fdopen(go, "wb") as pipe:
+                    pipe.write(text)
+
+
+def _reap(pid: int) -> int | bool | None:
+    """Reap one child; return the status of the program, None for another child, False if there is none to reap."""
+    try:
+        found, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    if found == 0:
+        return False
+    return status if found == pid else None
+
+
+def _end_all() -> None:
+    """End what is left: by a hangup, then by SIGKILL."""
+    waits = HANGUP_SECONDS
+    while found := descendants.find():
+        number = signal.SIGHUP if waits == HANGUP_SECONDS else signal.SIGKILL
+        if number == signal.SIGHUP or waits <= 0:
+            for process in found:
+                processes.send(process, number)
+                processes.send(process, signal.SIGCONT)
+        select.select([], [], [], POLL_SECONDS)
+        waits -= POLL_SECONDS
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _become(order: dict[str, Any], slave: int, waiting: int, parent: int) -> NoReturn:
+    """Become the program in the terminal: as the run's user, with its limits, as soon as its environment comes."""
+    signal.set_wakeup_fd(-1)
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for standard in (0, 1, 2):
+        os.dup2(slave, standard)
+    program.restrict(order)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(program.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    prctl(program.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(program.EXIT_FAILED)
+    os.chdir(order["home"])
+    text = b""
+    while data := os.read(waiting, CHUNK_BYTES):
+        text += data
+    if not text:
+        os._exit(program.EXIT_FAILED)
+    asked = json.loads(text)
+    command = asked["command"]
+    try:
+        os.execvpe(command[0], command, asked["environment"])  # noqa: S606 - to become it is its purpose
+    except (FileNotFoundError, NotADirectoryError):
+        os.write(2, f"gpucloud: {command[0]}: command not found\n".encode())
+        os._exit(program.EXIT_NOT_FOUND)
+    except OSError as error:
+        os.write(2, f"gpucloud: {command[0]}: {error.strerror}\n".encode())
+        os._exit(program.EXIT_NOT_EXECUTABLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
