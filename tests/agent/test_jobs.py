@@ -207,6 +207,7 @@ async def test_a_keeper_that_is_killed_loses_the_run_and_its_program_ends(jobs: 
 async def test_a_reboot_loses_the_run_and_it_is_not_started_again(jobs: Jobs) -> None:
     uid = await jobs.want("sh", "-c", "echo begun >>count; sleep 60")
     await jobs.reach(uid, "running")
+    await eventually((jobs.directory(uid) / "home/count").exists)
     await jobs.stage.kill()
     (keeper,) = jobs.keepers()
     os.kill(keeper, signal.SIGKILL)

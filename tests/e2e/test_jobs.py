@@ -1,11 +1,16 @@
 """A job the whole way: command, API, server, agent, keeper, program, and its output back in the terminal."""
 
+import fcntl
 import itertools
 import json
 import os
+import pty
+import select
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -34,7 +39,15 @@ def tenant(platform: Platform) -> str:
 
 def gpucloud(platform: Platform, tenant: str, *words: str, **more: Any) -> subprocess.Popen[str]:
     """Start the command as its user would."""
-    environment = {
+    command = [sys.executable, "-m", "gpucloud_cli", *words]
+    pipe = subprocess.PIPE
+    environment = environment_of(platform, tenant)
+    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, **more)
+
+
+def environment_of(platform: Platform, tenant: str) -> dict[str, str]:
+    """Return the environment of the command's user."""
+    return {
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
@@ -42,9 +55,6 @@ def gpucloud(platform: Platform, tenant: str, *words: str, **more: Any) -> subpr
         "GPUCLOUD_TOKEN": platform.token,
         "GPUCLOUD_TENANT": tenant,
     }
-    command = [sys.executable, "-m", "gpucloud_cli", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, **more)
 
 
 def ended(platform: Platform, tenant: str, *words: str) -> tuple[int, str, str]:
@@ -231,3 +241,42 @@ def test_the_documented_upload_with_curl(platform: Platform, tenant: str, tmp_pa
     job = platform.granted("POST", "jobs/", asked)
     until(lambda: platform.granted("GET", f"jobs/{job['uid']}/")["state"] == "succeeded", seconds=60, what="its end")
     assert platform.granted("GET", f"jobs/{job['uid']}/output/")["text"] == "came by curl\n"
+
+
+def test_a_terminal_in_a_running_job(platform: Platform, tenant: str) -> None:
+    follower = gpucloud(platform, tenant, "job", "run", *SHARE, "--wait", "--name", "shell", "--", "sleep", "300")
+    job = until(lambda: running(platform, tenant), seconds=60, what="the job to run")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    script = "stty size; echo claim $GPUCLOUD_CLAIM; read word; echo said $word; exit 9"
+    command = [sys.executable, "-m", "gpucloud_cli", "job", "exec", "shell", "--", "sh", "-c", script]
+    process = subprocess.Popen(
+        command, env=environment_of(platform, tenant) | {"TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    text = read_until(master, b"claim " + job["claim"].encode(), seconds=60)
+    assert b"33 77" in text
+    os.write(master, b"hello\n")
+    assert b"said hello" in read_until(master, b"said hello", seconds=30)
+    assert process.wait(60) == 9
+    os.close(master)
+    # It ends with the run, in words.
+    last = gpucloud(
+        platform, tenant, "job", "exec", "shell", "--", "sh", "-c", "echo begun; sleep 200", stdin=subprocess.DEVNULL
+    )
+    time.sleep(3)
+    gpucloud(platform, tenant, "job", "stop", "shell").communicate(timeout=60)
+    out, messages = last.communicate(timeout=60)
+    assert last.returncode != 0, (out, messages)
+    follower.communicate(timeout=60)
+
+
+def read_until(descriptor: int, wanted: bytes, *, seconds: float) -> bytes:
+    """Return what was read from the terminal once it contains this."""
+    text, end = b"", time.monotonic() + seconds
+    while wanted not in text:
+        left = end - time.monotonic()
+        assert left > 0, text
+        if select.select([descriptor], [], [], left)[0]:
+            text += os.read(descriptor, 4096)
+    return text
