@@ -278,5 +278,9 @@ def read_until(descriptor: int, wanted: bytes, *, seconds: float) -> bytes:
         left = end - time.monotonic()
         assert left > 0, text
         if select.select([descriptor], [], [], left)[0]:
-            text += os.read(descriptor, 4096)
+            try:
+                text += os.read(descriptor, 4096)
+            except OSError as error:
+                # The other side has closed the terminal.
+                raise AssertionError(text) from error
     return text

@@ -295,7 +295,9 @@ def exec_(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> Non
     """
     with invocation.api() as api:
         job = find_job(api, name)
-        code = terminal.run(api.url, api.token, f"jobs/{job['uid']}/terminal/", list(command))
+        # `--` after the job is common; click removes it only before the first argument.
+        words = command[1:] if command[:1] == ("--",) else command
+        code = terminal.run(api.url, api.token, f"jobs/{job['uid']}/terminal/", list(words))
     raise click.exceptions.Exit(code)
 
 
