@@ -1,91 +1,26 @@
-"""The periodic tasks of Celery beat."""
+"""Celery's beat without the apps: it sends tasks by name and by the clock, and runs none of them."""
 
 from typing import Any
 
-from celery.schedules import crontab
+from celery import Celery
+from celery.beat import PersistentScheduler
+from django.conf import settings
+from django.utils.log import configure_logging
 
-SCHEDULE: dict[str, dict[str, Any]] = {
-    # Two seconds: a lost push is repaired within 5 s + 2 s, and until an audit event is sealed, it could be removed
-    # without a trace. Claims are driven last: making room may take long, and another process does the others' next run.
-    "every-two-seconds": {
-        "task": "gpucloud.celery.run_together",
-        "args": [
-            [
-                "apps.quotas.tasks.seal_audit",
-                "apps.suspension.tasks.rotate_claims",
-                "apps.groups.tasks.size_groups",
-                "apps.instances.tasks.drive_instances",
-                "apps.scheduling.tasks.drive_claims",
-            ]
-        ],
-        "schedule": 2.0,
-        "options": {"expires": 4},
-    },
-    "every-five-seconds": {
-        "task": "gpucloud.celery.run_together",
-        "args": [
-            [
-                "apps.suspension.tasks.keep_schedules",
-                "apps.scheduling.tasks.watch_claims",
-                "apps.jobs.tasks.follow_jobs",
-                "apps.accounting.tasks.stop_budgets",
-            ]
-        ],
-        "schedule": 5.0,
-        "options": {"expires": 10},
-    },
-    # Complete periods are rolled up, and periods with late frames again. A claim stands still from the end of one part
-    # of a swap until a run begins the next.
-    "every-ten-seconds": {
-        "task": "gpucloud.celery.run_together",
-        "args": [
-            [
-                "apps.suspension.tasks.give_up_moves",
-                "apps.suspension.tasks.leave_unhealthy_gpus",
-                "apps.nodes.tasks.roll_up_telemetry",
-            ]
-        ],
-        "schedule": 10.0,
-        "options": {"expires": 10},
-    },
-    # Partitions are made four hours ahead, so a worker may be down for as long.
-    "keep-partitions": {"task": "apps.nodes.tasks.keep_partitions", "schedule": 60.0, "options": {"expires": 60}},
-    "drop-old-rounds": {"task": "apps.scheduling.tasks.drop_old_rounds", "schedule": 3600.0},
-    "check-ledger": {"task": "apps.accounting.tasks.check_ledger", "schedule": crontab(hour=3, minute=37)},
-    "verify-audit": {"task": "apps.quotas.tasks.verify_audit", "schedule": crontab(hour=3, minute=17)},
-    "lapse-requests": {"task": "apps.quotas.tasks.lapse_requests", "schedule": 30.0, "options": {"expires": 30}},
-    # Repairs lost hints, and retries failed deliveries.
-    "deliver-webhooks": {"task": "apps.quotas.tasks.deliver_webhooks", "schedule": 2.0, "options": {"expires": 4}},
-    "drop-old-deliveries": {"task": "apps.quotas.tasks.drop_old_deliveries", "schedule": 3600.0},
-    "watch-budgets": {"task": "apps.scheduling.tasks.watch_budgets", "schedule": 60.0, "options": {"expires": 60}},
-    # Each run counts the last two hours again, second by second: more runs would be wasted work.
-    "roll-up-usage": {"task": "apps.accounting.tasks.roll_up_usage", "schedule": crontab(minute=5)},
-    "roll-up-allocations": {
-        "task": "apps.accounting.tasks.roll_up_allocations",
-        "schedule": 300.0,
-        "options": {"expires": 300},
-    },
-    # Returning lent core does not wait for this task: see `services.waking`.
-    "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
-    # From the roll-ups, which are written every ten seconds.
-    "watch-guarantees": {
-        "task": "apps.accounting.tasks.watch_guarantees",
-        "schedule": 15.0,
-        "options": {"expires": 15},
-    },
-    "pack-claims": {"task": "apps.packing.tasks.pack_claims", "schedule": 15.0, "options": {"expires": 15}},
-    "propose-room": {"task": "apps.instances.tasks.propose_room", "schedule": 15.0, "options": {"expires": 15}},
-    "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
-    "forget-job-output": {"task": "apps.jobs.tasks.forget_job_output", "schedule": 300.0},
-    "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
-    "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},
-}
+from gpucloud import heartbeat
 
 
-def __getattr__(name: str) -> Any:
-    """Return Celery's app for `celery -A gpucloud.beat`: later, since the settings import this module first."""
-    if name == "app":
-        from gpucloud.beat_app import app  # noqa: PLC0415
+class Scheduler(PersistentScheduler):  # type: ignore[misc]
+    """Celery's own scheduler, with a heartbeat."""
 
-        return app
-    raise AttributeError(name)
+    def tick(self, *args: Any, **options: Any) -> Any:
+        """Send what is due. Celery calls this in a loop."""
+        heartbeat.beat()
+        return super().tick(*args, **options)
+
+
+# The app of the workers would set up Django and import every task: two thirds of beat's start and memory.
+app = Celery("gpucloud", fixups=[])
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.beat_scheduler = Scheduler
+configure_logging(settings.LOGGING_CONFIG, settings.LOGGING)

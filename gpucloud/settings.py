@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpucloud import beat, environment
+from gpucloud import environment, periodic_tasks
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -300,7 +300,7 @@ CELERY_TASK_TIME_LIMIT = 300
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 # Tasks are acknowledged late and may run twice: a task whose broker connection broke is abandoned and redelivered.
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
-CELERY_BEAT_SCHEDULE = beat.SCHEDULE
+CELERY_BEAT_SCHEDULE = periodic_tasks.SCHEDULE
 
 LOGGING = {
     "version": 1,

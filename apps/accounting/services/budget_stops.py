@@ -29,7 +29,7 @@ CODE = "budget-stop"
 SPARED = "The budget of its tenant lasts longer again"
 # A prediction that moves by less, as claims come and go, does not withdraw a notice.
 STEADY = timedelta(minutes=1)
-# The time between two runs (`gpucloud.beat`): notice is given one run early, so that no claim outlasts its budget.
+# The time between two runs (`gpucloud.periodic_tasks`). Notice is given one run early: no claim outlasts its budget.
 BETWEEN = timedelta(seconds=5)
 
 
