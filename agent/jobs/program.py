@@ -69,9 +69,6 @@ def become(order: dict[str, Any], output: int, waiting: int, telling: int, paren
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    with contextlib.suppress(OSError):
-        # When memory runs out, a tenant's program ends before what the machine needs, and before its keeper.
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     restrict(order)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -109,6 +106,9 @@ def execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 def restrict(order: dict[str, Any]) -> None:
     """Take the user of the order and its bounds."""
+    with contextlib.suppress(OSError):
+        # When memory runs out, a tenant's program ends before what the machine needs, and before its keeper.
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     uid, own = order["uid"], 0
     if uid is None:
         # The bound counts all threads of the user, also those that are not of this run.

@@ -150,15 +150,7 @@ def _become(order: dict[str, Any], slave: int, waiting: int, parent: int) -> NoR
     if not text:
         os._exit(program.EXIT_FAILED)
     asked = json.loads(text)
-    command = asked["command"]
-    try:
-        os.execvpe(command[0], command, asked["environment"])  # noqa: S606 - to become it is its purpose
-    except (FileNotFoundError, NotADirectoryError):
-        os.write(2, f"gpucloud: {command[0]}: command not found\n".encode())
-        os._exit(program.EXIT_NOT_FOUND)
-    except OSError as error:
-        os.write(2, f"gpucloud: {command[0]}: {error.strerror}\n".encode())
-        os._exit(program.EXIT_NOT_EXECUTABLE)
+    program.execute(asked["command"], asked["environment"])
 
 
 if __name__ == "__main__":

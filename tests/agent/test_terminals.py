@@ -97,11 +97,20 @@ async def running(jobs: Jobs, *command: str) -> str:
 async def test_a_shell_has_a_terminal_under_the_claim_as_the_runs_user_in_its_home(jobs: Jobs) -> None:
     uid = await running(jobs)
     client = await open_terminal(jobs, uid)
-    await client.type("tty; id -u; pwd; echo $GPUCLOUD_RUN $TERM; stty size; echo $((1 + 1))end\n")
+    await client.type("tty; id -u; pwd; echo $GPUCLOUD_RUN $TERM; stty size\n")
+    # When memory runs out, it ends before the run's keeper.
+    await client.type("cat /proc/self/oom_score_adj; echo $((1 + 1))end\n")
     await client.see("2end\r\n")
     shown = client.shown.decode()
     home = str(jobs.directory(uid) / "home")
-    for expected in ("/dev/pts/", f"\n{ME}\r\n", f"\n{home}\r\n", f"\n{uid} xterm-256color\r\n", "\n33 91\r\n"):
+    for expected in (
+        "/dev/pts/",
+        f"\n{ME}\r\n",
+        f"\n{home}\r\n",
+        f"\n{uid} xterm-256color\r\n",
+        "\n33 91\r\n",
+        "500\r\n2end",
+    ):
         assert expected in shown
     assert f"\n{jobs.claim.claim_uid}\r\n" not in shown
     await client.type("echo $GPUCLOUD_CLAIM $LD_PRELOAD done\n")
