@@ -50,7 +50,7 @@ environment:
   GPUCLOUD_MPS_CONTROL            nvidia-cuda-mps-control (that of PATH); off: no back end mps
   GPUCLOUD_JOBS                   users of jobs' programs, one a tenant, like 61000-61999; self: the agent's own (off)
   GPUCLOUD_JOBS_DIR               directory of their runs, on a disk (else the state directory's name with -jobs)
-  GPUCLOUD_JOBS_MEMORY_MIB        host memory of each run (its claim's part of the node's GPUs, at least 1,024)
+  GPUCLOUD_JOBS_MEMORY_MIB        host memory of each run (its claim's part of the node's GPUs, at least 2,048)
   GPUCLOUD_JOBS_DISK_MIB          disk space of each run (20,480)
   GPUCLOUD_JOBS_ENGINE            podman or docker, for jobs that name a container image (off)
   GPUCLOUD_JOBS_IMAGES            the images that it may run: registries, or repositories, separated by commas

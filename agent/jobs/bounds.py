@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from agent import wire
 
-LEAST_MEMORY_BYTES = 1 << 30
+# A PyTorch program with a CUDA context takes 1.2 GiB (H100), part of which are files that can be read again.
+LEAST_MEMORY_BYTES = 2 << 30
 # Weights of control groups go from 1 to 10,000; a service of the machine has 100.
 WEIGHT_OF_ALL_GPUS = 1000
 

@@ -19,7 +19,8 @@ WEIGHT, SHARES = 100, 1024
 def can_bound_memory() -> bool:
     """Return whether this process may make groups that bound memory."""
     group = find_own().get("memory")
-    return group is not None and os.access(group, os.W_OK)
+    place = _find_place(group, "memory") if group is not None else None
+    return place is not None and os.access(place, os.W_OK)
 
 
 def is_bounded(memory_bytes: int) -> bool:
@@ -46,9 +47,12 @@ def enter(name: str, *, memory_bytes: int, most_processes: int, cpu_weight: int)
         "pids": {"pids.max": most_processes},
         "cpu": {"cpu.weight": cpu_weight, "cpu.shares": max(2, cpu_weight * SHARES // WEIGHT)},
     }
-    for controller, above in find_own().items():
+    for controller, own in find_own().items():
         with contextlib.suppress(OSError):
-            _offer(above)
+            _offer(own)
+            above = _find_place(own, controller)
+            if above is None:
+                continue
             group = above / name
             group.mkdir(exist_ok=True)
             for file, bound in limits[controller].items():
@@ -60,9 +64,25 @@ def enter(name: str, *, memory_bytes: int, most_processes: int, cpu_weight: int)
 def _offer(group: Path) -> None:
     """Let groups below this one have controllers (version 2)."""
     control = group / "cgroup.subtree_control"
-    if control.exists() and "memory" not in control.read_text().split():
-        # Refused while processes are in the group itself, unless it is the root of all.
-        control.write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+    if control.exists():
+        has = set((group / "cgroup.controllers").read_text().split()).intersection(CONTROLLERS)
+        with contextlib.suppress(OSError):
+            # Refused while processes are in the group itself, unless it is the root of all.
+            control.write_text(" ".join(f"+{name}" for name in sorted(has)))
+
+
+def _find_place(own: Path, controller: str) -> Path | None:
+    """Return the group below which this controller bounds a new one; None if there is none.
+
+    It is this process's own, or in version 2, where a group has processes or controllers, the one above it.
+    """
+    if not (own / "cgroup.subtree_control").exists():
+        return own
+    for place in (own, own.parent):
+        with contextlib.suppress(OSError):
+            if controller in (place / "cgroup.subtree_control").read_text().split():
+                return place
+    return None
 
 
 def leave(name: str) -> None:
@@ -75,10 +95,12 @@ def leave(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove a group of this name that a keeper left below this process's own."""
-    for above in find_own().values():
-        with contextlib.suppress(OSError):
-            (above / name).rmdir()
+    """Remove a group of this name that a keeper left below or beside this process's own."""
+    for place in {place for own in find_own().values() for place in (own, own.parent)}:
+        # A claim's group in it is made anew by who needs it.
+        for group in (*(place / name).glob("*/"), place / name):
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def read_peak(group: Path) -> int:

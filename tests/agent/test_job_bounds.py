@@ -159,3 +159,23 @@ async def test_a_keeper_that_systemd_starts_is_kept_before_it_has_its_lock(tmp_p
     other = RunDirectory(tmp_path / "other")
     other.begin(order, starter=["false"])
     await eventually(lambda: not other.is_kept(), seconds=5)
+
+
+def test_a_group_of_version_2_is_made_where_controllers_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "above/own"
+    own.mkdir(parents=True)
+    monkeypatch.setattr(resource_group, "find_own", lambda: {"memory": own})
+    # Version 1 has no such file.
+    assert resource_group.can_bound_memory()
+    (own / "cgroup.subtree_control").write_text("")
+    assert not resource_group.can_bound_memory()
+    (tmp_path / "above/cgroup.subtree_control").write_text("pids\n")
+    assert not resource_group.can_bound_memory()
+    (tmp_path / "above/cgroup.subtree_control").write_text("memory pids\n")
+    assert resource_group.can_bound_memory()
+    # What a keeper left beside it is removed, with an empty group of a claim in it.
+    (tmp_path / "above/run-x/gpucloud-claim").mkdir(parents=True)
+    resource_group.remove("run-x")
+    assert not (tmp_path / "above/run-x").exists()
