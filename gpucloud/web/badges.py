@@ -36,7 +36,7 @@ BADGES: Final = {
     "over_limit": Badge(_("Over its limit"), "alert-triangle", "bad"),
     # Jobs; one whose claim waits is `queued`, a failed one `failed`.
     "job-waiting": Badge(_("Waiting"), "hourglass", "quiet"),
-    "running": Badge(_("Running"), "circle-check", "good"),
+    "running": Badge(_("Running"), "loader-2", "busy"),
     "succeeded": Badge(_("Succeeded"), "circle-check", "good"),
     "job-stopped": Badge(_("Stopped"), "x", "quiet"),
     # Reservations.

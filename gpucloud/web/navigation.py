@@ -54,7 +54,7 @@ SECTIONS: Final = (
             Place("overview", _("Overview"), "layout-dashboard", words="home start attention"),
             Place("claims", _("Claims"), "stack-2", words="vgpu assignments shares"),
             Place("queue", _("Queue"), "clock", words="waiting pending why"),
-            Place("jobs", _("Jobs"), "terminal-2", words="run commands batch output logs"),
+            Place("jobs", _("Jobs"), "terminal-2", within=("/job-arrays/",), words="run commands batch output logs"),
             Place("reservations", _("Reservations"), "calendar", words="booking week"),
             Place("proposals", _("Proposals"), "adjustments-horizontal", words="rebalancing idle"),
             Place("requests", _("Requests"), "hourglass", words="approvals ask for more quota approve refuse"),

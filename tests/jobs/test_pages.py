@@ -1,5 +1,7 @@
 """Pages of jobs: the list, one job with its output, a new one, its end."""
 
+import re
+
 from apps.jobs.models import Job, JobArray
 from apps.quotas.models import Pool
 from tests.cast import Cast, Machine
@@ -85,6 +87,8 @@ def test_an_array_is_made_shown_at_a_glance_and_stopped(cast: Cast, machine: Mac
     page = max_.get(f"/job-arrays/{array.uid}/").content.decode()
     assert page.count('class="array-cell ') == 12
     assert page.count('title="11: Waiting"') == 1
+    # The bar shows that the page belongs to the jobs.
+    assert re.search(r'href="/jobs/"\s+aria-current="true"', page)
     assert "train[11]" in max_.get(f"/jobs/{array.jobs.get(array_index=11).uid}/").content.decode()
     assert browser("gus").get(f"/job-arrays/{array.uid}/").status_code == 404
     assert browser("vera").post(f"/job-arrays/{array.uid}/stop/").status_code == 403
