@@ -1,7 +1,7 @@
 """The control group of one run, which bounds its memory, processes and processor time. Standard library only.
 
 Where systemd runs, the run is a unit of its own and systemd makes its group (`agent.jobs.unit`); elsewhere, the keeper
-makes one below its own, in both versions of control groups. Its name does not begin like that of a claim's group: those
+makes one below its own, or in version 2 beside it. Its name does not begin like that of a claim's group: those
 are made below it (`agent.host.cgroups`).
 """
 
