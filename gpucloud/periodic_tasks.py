@@ -15,6 +15,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
                 "apps.suspension.tasks.rotate_claims",
                 "apps.groups.tasks.size_groups",
                 "apps.instances.tasks.drive_instances",
+                "apps.scheduling.tasks.drive_reservations",
                 "apps.scheduling.tasks.drive_claims",
             ]
         ],

@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "apps.quotas",
     "apps.nodes",
     "apps.scheduling",
+    "apps.reservations",
     "apps.accounting",
     "apps.suspension",
     "apps.groups",
@@ -251,7 +252,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "ENUM_NAME_OVERRIDES": {
-        "HolderKind": "apps.scheduling.api.reservation_serializers.HOLDERS",
+        "HolderKind": "apps.reservations.api.serializers.HOLDERS",
         "ReservationState": "apps.scheduling.models.ReservationState",
         "ReservationEnding": "apps.scheduling.models.reservation.Ending",
         "JobState": "apps.jobs.models.JobState",

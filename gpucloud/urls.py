@@ -23,6 +23,7 @@ urlpatterns = [
     path("api/v1/", include("apps.quotas.api.urls")),
     path("api/v1/", include("apps.nodes.api.urls")),
     path("api/v1/", include("apps.scheduling.api.urls")),
+    path("api/v1/", include("apps.reservations.api.urls")),
     path("api/v1/", include("apps.accounting.api.urls")),
     path("api/v1/", include("apps.whatif.api.urls")),
     path("api/v1/", include("apps.suspension.api.urls")),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROUNDS_CHANNEL = "gpucloud_rounds"
-# By its name: tasks import services, and services import this module.
+# By its name: the task is of an app above (`apps.reservations`), and older processes know it by this name.
 DRIVE_RESERVATIONS = "apps.scheduling.tasks.drive_reservations"
 
 # Messages by group of the hint bus.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from agent import wire
 from apps.nodes.models import Node
 from apps.quotas.principals import Principal
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, Reservation
 from gpucloud.providers import Provider
 
 
@@ -78,6 +78,18 @@ class NodeMoves(Protocol):
 
 
 node_moves: Provider[NodeMoves] = Provider("scheduling.node_moves")
+
+
+class Bookings(Protocol):
+    """Orders to end reservations; see `apps.reservations.lifecycle`."""
+
+    def release_reservation(
+        self, *, principal: Principal, reservation: Reservation, ending: str | None = None
+    ) -> Reservation:
+        """End the reservation. Raises Conflict if it has ended."""
+
+
+bookings: Provider[Bookings] = Provider("scheduling.bookings")
 
 
 class InstanceSeats(Protocol):

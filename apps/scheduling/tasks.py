@@ -24,7 +24,6 @@ from apps.scheduling.services.rebalancing import idleness
 from apps.scheduling.services.rebalancing.guarantees import own_what_is_free
 from apps.scheduling.services.rebalancing.proposals import REBALANCER, end_lending, expire_proposals, rebalance
 from apps.scheduling.services.reclaiming import draining, failover, preemption
-from apps.scheduling.services.reservations import clock
 
 logger = logging.getLogger(__name__)
 
@@ -137,11 +136,11 @@ def watch_nodes() -> int:
 # The services are driven together: a message to a worker costs more than most of them find to do.
 @shared_task
 def drive_claims() -> int:
-    """Push again, drive reservations, make room; return the number of changes.
+    """Push again, make room; return the number of changes.
 
     Preemption comes last: another worker does the others' next run while it takes long.
     """
-    return each((repair_pushes, drive_reservations, drive_preemption), _call)
+    return each((repair_pushes, drive_preemption), _call)
 
 
 @shared_task
@@ -154,11 +153,7 @@ def _call(service: Callable[[], int]) -> int:
     return service()
 
 
-def _task(name: str, service: Callable[[], int]) -> Callable[[], int]:
-    """Return the task of this name, which is nothing but a call of the service."""
-    made: Callable[[], int] = shared_task(name=f"{__name__}.{name}")(service)
-    return made
-
-
-drive_reservations = _task("drive_reservations", clock.drive)
-watch_budgets = _task("watch_budgets", budgets.watch_budgets)
+@shared_task
+def watch_budgets() -> int:
+    """Warn once for each threshold and period of a budget; return the number of warnings."""
+    return budgets.watch_budgets()

@@ -11,8 +11,8 @@ from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool, ResourceQuota, Tenant, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit, quotas, tenants
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim, FleetSnapshot, Proposal, Reservation, Round
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from benchmarks.telemetry.filled import Filled
 from benchmarks.telemetry.filling import fill
 from benchmarks.utilization import fill_levels

@@ -11,8 +11,8 @@ from apps.clusters.models import Cluster, PodClaim, PodHold
 from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give_plenty
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.paper import container, pod

@@ -16,8 +16,8 @@ from apps.clusters.models import Cluster, PodClaim, PodHold
 from apps.clusters.services import bindings, clusters, outside
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, assert_books_agree, give, give_plenty, used
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.clusters.test_recording import pod

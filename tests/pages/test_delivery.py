@@ -20,8 +20,8 @@ from django.utils import timezone
 from apps.nodes.models import Sample
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.urls import server_error
 from gpucloud.web.badges import BADGES
 from gpucloud.web.tags import SPRITE, coded

@@ -11,9 +11,9 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Proposal, Round
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

@@ -15,8 +15,8 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.nodes.models.node import STATES, state_now
 from apps.nodes.services.conditions import READY
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from gpucloud.web import keyset
 from tests.cast import Cast, Machine, ask, placed
 from tests.matrix import crossed

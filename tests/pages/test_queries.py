@@ -15,9 +15,9 @@ from apps.quotas.models import Pool, ResourceQuota, Tenant, User, Webhook
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, limit_ranges, member_limits, tenants
 from apps.quotas.services.webhooks import hooks
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim, Proposal, Round
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, give, give_plenty, lose
 from tests.pages.addresses import addresses
 from tests.pages.conftest import SignIn

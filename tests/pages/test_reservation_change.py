@@ -8,8 +8,8 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import change_reservation, release_reservation
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reservations.lifecycle import change_reservation, release_reservation
 from tests.cast import Cast, Machine
 from tests.pages.conftest import SignIn
 from tests.pages.test_reservation_pages import HOUR, book

@@ -7,8 +7,8 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Reservation
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, placed
 from tests.pages.conftest import SignIn
 

@@ -8,8 +8,8 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.services.claims.lifecycle import release_claim
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 

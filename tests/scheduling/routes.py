@@ -42,9 +42,9 @@ from apps.quotas.models import (
 from apps.quotas.principals import SYSTEM, of_user
 from apps.quotas.services import accounts, budgets, invitations, limit_ranges, member_limits, prices, requests, tokens
 from apps.quotas.services.webhooks import hooks
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
 from apps.scheduling.services.claims.sharing import change_pool
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.emptying import empty

@@ -17,12 +17,12 @@ from apps.accounting.services.efficiency import efficiency as allocated
 from apps.quotas.models import Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.reservations.clock import drive
 from apps.scheduling.models import AllocatedDay, AllocatedHour
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.clock import drive
 from tests.cast import GIB, Api, Cast, Machine, give, give_plenty, placed
 from tests.matrix import seeds
 from tests.scheduling.clock import Clock

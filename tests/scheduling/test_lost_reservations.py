@@ -11,14 +11,14 @@ from django.test.utils import CaptureQueriesContext
 from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.reservations import clock as reservations_clock
+from apps.reservations.clock import drive
+from apps.reservations.lifecycle import create_reservation, release_reservation
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.claims import leases
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.reclaiming.forgetting import forget_node
-from apps.scheduling.services.reservations import clock as reservations_clock
-from apps.scheduling.services.reservations.clock import drive
-from apps.scheduling.services.reservations.lifecycle import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, lose, placed, used
 from tests.measurements import steady
 from tests.scheduling.clock import START, Clock

@@ -14,9 +14,9 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.budgets import create_budget
 from apps.quotas.services.member_limits import create_limit
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed, uids
 from tests.matrix import seeds
 from tests.scheduling.routes import dump_database

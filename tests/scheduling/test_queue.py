@@ -10,11 +10,11 @@ from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles import queue
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, everything, give, give_plenty, placed, uids
 
 

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.charging import borrowing
@@ -19,7 +20,6 @@ from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.rebalancing import guarantees, proposals, waking
 from apps.scheduling.services.reclaiming.forgetting import forget_node
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, lose, placed, used
 from tests.scheduling.clock import Clock
 from tests.scheduling.idling import borrower, idle_lender, machine, measured, run, usage

@@ -8,6 +8,8 @@ import pytest
 from apps.accounting.services.ledger_check import differences
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.reservations.clock import drive
+from apps.reservations.lifecycle import create_reservation, release_reservation
 from apps.scheduling.models import Assignment, Claim, Reservation, Round
 from apps.scheduling.services.charging.reservation_charges import ReservationFull, ReservationNotActive
 from apps.scheduling.services.claims.lifecycle import release_claim
@@ -15,8 +17,6 @@ from apps.scheduling.services.claims.resize import NoRoom, resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.clock import drive
-from apps.scheduling.services.reservations.lifecycle import create_reservation, release_reservation
 from apps.whatif import rounds as replays
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, lose, placed, used
 from tests.measurements import steady

@@ -10,12 +10,12 @@ from apps.nodes.services.nodes import change_node
 from apps.quotas.models import AuditEvent, User
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import member_limits, tenants
+from apps.reservations.clock import drive
+from apps.reservations.lifecycle import change_reservation, create_reservation
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
-from apps.scheduling.services.reservations.clock import drive
-from apps.scheduling.services.reservations.lifecycle import change_reservation, create_reservation
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
 from tests.scheduling.clock import START, Clock
 

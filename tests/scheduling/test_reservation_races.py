@@ -14,14 +14,14 @@ from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.reservations import booking, clock, lifecycle
+from apps.reservations.clock import drive
+from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.core import calendar
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.services.cycles import commits, rounds
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.services.fleet.reserved import Guard, holds_of, microseconds
-from apps.scheduling.services.reservations import booking, clock, lifecycle
-from apps.scheduling.services.reservations.clock import drive
-from apps.scheduling.services.reservations.lifecycle import create_reservation
 from tests.cast import Cast, Machine, ask, assert_books_agree, give, used
 from tests.racing import outcomes, race
 

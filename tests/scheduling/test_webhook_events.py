@@ -13,14 +13,14 @@ from apps.quotas.models import EventKind, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, quotas, requests
 from apps.quotas.services.webhooks import hooks
+from apps.reservations import clock as reservations_clock
+from apps.reservations.lifecycle import create_reservation, release_reservation
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging.budgets import watch_budgets
 from apps.scheduling.services.claims.absences import watch_nodes
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.reclaiming import preemption
 from apps.scheduling.services.reclaiming.forgetting import forget_node
-from apps.scheduling.services.reservations import clock as reservations_clock
-from apps.scheduling.services.reservations.lifecycle import create_reservation, release_reservation
 from tests.cast import GIB, Cast, Machine, ask, give, give_plenty, lose, placed, seen
 from tests.scheduling.clock import Clock
 from tests.scheduling.test_preemption import build

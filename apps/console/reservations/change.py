@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy as _
 from apps.console.reservations.reservations import WindowPage, find
 from apps.console.shell.form_page import Link
 from apps.console.shell.forms import VersionedForm, moment, name_field, number, posted_versions
+from apps.reservations.lifecycle import change_reservation
 from apps.scheduling.models import Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
-from apps.scheduling.services.reservations.lifecycle import change_reservation
 
 A_DAY, A_WEEK = 24 * 60, 7 * 24 * 60
 

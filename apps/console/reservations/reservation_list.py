@@ -18,9 +18,9 @@ from apps.console.shell.lists.views import ListPage
 from apps.nodes.models import Gpu
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import DEFAULT
+from apps.reservations.calendar import NodeMissing, pool_calendar
 from apps.scheduling.models import Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
-from apps.scheduling.services.reservations.calendar import NodeMissing, pool_calendar
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key
 

@@ -16,9 +16,9 @@ from apps.console.reservations.reservation_forms import BookingForm
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.principals import Principal
+from apps.reservations.lifecycle import create_reservation, preview_reservation, release_reservation
 from apps.scheduling.models import Claim, Reservation
 from apps.scheduling.models.reservation import OPEN, ReservationState
-from apps.scheduling.services.reservations.lifecycle import create_reservation, preview_reservation, release_reservation
 from gpucloud.errors import GpucloudError
 
 PER_PAGE = 50

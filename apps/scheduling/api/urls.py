@@ -9,7 +9,6 @@ from apps.scheduling.api import (
     pools,
     proposals,
     queue,
-    reservations,
     rounds,
 )
 
@@ -36,10 +35,6 @@ urlpatterns = [
     path("proposals/<uuid:uid>/accept/", proposals.ProposalAccept.as_view()),
     path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
     path("pools/<slug:name>/queue/", queue.PoolQueue.as_view()),
-    path("pools/<slug:name>/calendar/", reservations.PoolCalendar.as_view()),
-    path("reservations/", reservations.ReservationList.as_view()),
-    path("reservations/<uuid:uid>/", reservations.ReservationDetail.as_view()),
-    path("reservations/<uuid:uid>/release/", reservations.ReservationRelease.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
 ]

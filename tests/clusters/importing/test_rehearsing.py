@@ -17,7 +17,7 @@ from apps.clusters.models import Cluster
 from apps.clusters.services import bindings
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.services.reservations.lifecycle import create_reservation
+from apps.reservations.lifecycle import create_reservation
 from tests.cast import GIB, Cast, Machine, give, give_plenty
 from tests.clusters.formats.pods import container_with, pod
 from tests.clusters.importing.populated import gpu_manager_pod, gpushare_pod, populate, running

@@ -10,11 +10,10 @@ from apps.quotas.services import audit, charging
 from apps.scheduling import events
 from apps.scheduling.models import Assignment, Claim, ClaimState, ReservationState
 from apps.scheduling.models.reservation import Ending
-from apps.scheduling.providers import node_moves
+from apps.scheduling.providers import bookings, node_moves
 from apps.scheduling.services.charging import borrowing, reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.reclaiming.failover import leave_gpus
-from apps.scheduling.services.reservations.lifecycle import release_reservation
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
@@ -41,7 +40,7 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     charging.lock(*{claim.tenant for claim in claims}, *{row.tenant for row in ending})
     for row in sorted(ending, key=lambda row: row.tenant_id):
         if row.gpus.filter(node=node).exists():
-            release_reservation(principal=principal, reservation=row, ending=Ending.FORGOTTEN)
+            bookings.get().release_reservation(principal=principal, reservation=row, ending=Ending.FORGOTTEN)
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
     for claim in claims:

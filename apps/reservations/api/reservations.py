@@ -12,16 +12,16 @@ from apps.quotas.api.methods import changes, lists, order
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
-from apps.scheduling.api import reservation_serializers as shapes
-from apps.scheduling.api.claims import DRY_RUN, default_pool, dry_run
-from apps.scheduling.models import Reservation
-from apps.scheduling.services.reservations.calendar import pool_calendar
-from apps.scheduling.services.reservations.lifecycle import (
+from apps.reservations.api import serializers as shapes
+from apps.reservations.calendar import pool_calendar
+from apps.reservations.lifecycle import (
     change_reservation,
     create_reservation,
     preview_reservation,
     release_reservation,
 )
+from apps.scheduling.api.claims import DRY_RUN, default_pool, dry_run
+from apps.scheduling.models import Reservation
 from gpucloud.api import etags
 from gpucloud.api.filters import Named, filters_of
 

@@ -17,13 +17,13 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.webhooks.outbox import tell
+from apps.reservations import booking
 from apps.scheduling import events
 from apps.scheduling.core.values import Placed
 from apps.scheduling.models import Reservation, ReservationState
 from apps.scheduling.models.reservation import OPEN, Ending
 from apps.scheduling.services.charging import reservation_charges
 from apps.scheduling.services.claims.lifecycle import WrongState
-from apps.scheduling.services.reservations import booking
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 

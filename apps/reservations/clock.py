@@ -17,6 +17,9 @@ from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.charging import QuotaExceeded
+from apps.reservations import booking
+from apps.reservations.idleness import used_percent
+from apps.reservations.lifecycle import lock, locked, note, release_reservation, tell_of
 from apps.scheduling.models import Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.reservation import Ending
@@ -25,9 +28,6 @@ from apps.scheduling.services.claims.lifecycle import locked as locked_claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.failures import each
 from apps.scheduling.services.fleet.reserved import NOTICE, overrun
-from apps.scheduling.services.reservations import booking
-from apps.scheduling.services.reservations.idleness import used_percent
-from apps.scheduling.services.reservations.lifecycle import lock, locked, note, release_reservation, tell_of
 from gpucloud.errors import Busy
 
 # A reservation is checked for being idle this often within its `idle_seconds`.
