@@ -5,6 +5,7 @@ from django.urls import path
 from apps.accounting.api import budgets, quotas, requests
 from apps.accounting.api.efficiency import EfficiencyReport
 from apps.accounting.api.focus import FocusReport
+from apps.accounting.api.opencost import OpencostReport
 from apps.accounting.api.reports import UsageReport
 from apps.accounting.api.utilization import Utilization
 
@@ -23,6 +24,7 @@ urlpatterns = [
     path("quota-requests/<uuid:uid>/withdraw/", requests.RequestWithdraw.as_view()),
     path("reports/efficiency/", EfficiencyReport.as_view()),
     path("reports/focus/", FocusReport.as_view()),
+    path("reports/opencost/", OpencostReport.as_view()),
     path("reports/usage/", UsageReport.as_view()),
     path("utilization/", Utilization.as_view()),
 ]

@@ -1,6 +1,7 @@
-"""`gpucloud report`: GPU-hours reserved, their cost and forecast; GPU-hours unused."""
+"""`gpucloud report`: GPU-hours reserved, their cost and forecast; GPU-hours unused; formats of other tools."""
 
 import csv
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -109,6 +110,21 @@ def focus(invocation: Invocation, /, *, month: str | None, tenant: str | None) -
                 writer.writeheader()
             writer.writerows(rows)
             after = parse_qs(urlsplit(following).query)["after"][0] if following else None
+
+
+@report.command()
+@click.option("--window", default="7d", show_default=True, help="today, lastweek, 12h, or two times with a comma")
+@click.option("--aggregate", default="namespace", show_default=True, help="properties, with commas between them")
+@click.option("--step", help="the length of a set, like 1d; default: one set")
+@click.option("--tenant", help="only this tenant")
+@pass_invocation
+def opencost(invocation: Invocation, /, **query: Any) -> None:
+    """Print GPU-hours and their cost as JSON in the shape of OpenCost's allocations.
+
+    Example: gpucloud report opencost --window lastmonth --aggregate namespace,label:owner --step 1d
+    """
+    with invocation.api() as api:
+        click.echo(json.dumps(api.get("reports/opencost/", **query).body, indent=2))
 
 
 def month_bounds(month: str | None) -> tuple[str | None, str | None]:
