@@ -66,6 +66,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
         "schedule": 300.0,
         "options": {"expires": 300},
     },
+    # A round counts what is held now by itself, so that past use may be a minute old.
+    "settle-past-use": {"task": "apps.accounting.tasks.settle_past_use", "schedule": 30.0, "options": {"expires": 30}},
     # Returning lent core does not wait for this task: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
     # From the roll-ups, which are written every ten seconds.

@@ -4,7 +4,7 @@ import logging
 
 from celery import shared_task
 
-from apps.accounting.services import allocations, budget_stops, guarantees, rollups
+from apps.accounting.services import allocations, budget_stops, guarantees, past_use, rollups
 from apps.accounting.services.ledger_check import differences
 from apps.nodes.services.telemetry import rolling
 
@@ -31,6 +31,12 @@ def roll_up_usage() -> int:
 def roll_up_allocations() -> int:
     """Count allocated and used GPU-hours; return the number of rows written."""
     return allocations.roll_up()
+
+
+@shared_task
+def settle_past_use() -> int:
+    """Bring the past use of pools whose fair share remembers up to now; return the number of pools."""
+    return past_use.settle_all()
 
 
 @shared_task

@@ -115,6 +115,7 @@ TABLE = (
             "mig",
             "mps_group",
             "patience_seconds",
+            "fair_share",
             "idle_rule",
             "idle_seconds",
             "failover_policy",

@@ -235,6 +235,7 @@ NULLS = {
     "limit-range.pool": "all",
     "member-limit.member": "each",
 }
+_POOL = "a pool's name"
 _TIME = "a time in ISO 8601, or like 7d from now"
 # Help texts that say what the API's do not: units as people write them, words for null, defaults of the command.
 HELP = {
@@ -254,7 +255,7 @@ HELP = {
     "node drain.dry_run": "show which claims would move, and where to; change nothing",
     "quota.dry_run": "show who would be over quota, and what would start or wait; change nothing",
     "tenant": "a tenant's slug",
-    "pool": "a pool's name",
+    "pool": _POOL,
     "node": "a node's name",
     "state": "a state",
     "resource": "the resource",
@@ -272,19 +273,16 @@ HELP = {
     "description": "a description",
     "name": "a display name",
     "role": "the role in the tenant",
-    "starts_at": f"{_TIME}, for a custom period",
-    "ends_at": f"{_TIME}, for a custom period",
+    **dict.fromkeys(("starts_at", "ends_at"), f"{_TIME}, for a custom period"),
     "tenant.weight": "its share relative to other tenants",
     "tenant.cohort": "the cohort to borrow unused quota from; or none",
-    "quota.pool": "a pool's name; default: all pools together",
+    **dict.fromkeys(("quota.pool", "quota-request.pool", "limit-range.pool"), f"{_POOL}; default: all pools together"),
     "quota.borrowing_limit": "the most to borrow of the cohort's unused quota",
     "quota.lending_limit": "the most of its unused part that the cohort may borrow",
-    "quota-request.pool": "a pool's name; default: all pools together",
     "quota-request.resource": "the resource; gpu_hours: a budget",
     "quota-request.period": "the budget's, with gpu_hours",
     "quota-request.amount": "the additional amount; memory also as 64GiB",
     "quota-request.until": f"{_TIME}; default: permanent",
-    "limit-range.pool": "a pool's name; default: all pools together",
     "limit-range.field": "the field of a claim",
     "limit-range.minimum": "the least, like 8GiB or 2h; or none",
     "limit-range.maximum": "the most, like 8GiB or 2h; or none",
@@ -307,6 +305,8 @@ HELP = {
     "pool.preempt_by": "the treatment of preempted claims",
     "pool.preempt_by_priority": "let a tenant's claims preempt its lower priorities",
     "pool.patience_seconds": "order claims by age, not by share, after this wait, like 4h; or none",
+    "pool.fair_share": "order tenants by what they hold, or also by what they held before",
+    "pool.half_life_seconds": "with decayed fair share, past use counts half after this time, like 7d",
     "pool.oversubscribe": "let claims share GPUs by time, up to so many times a GPU; or none",
     "pool.default_schedule": 'the weekly window of new claims that say none, like "weekdays 09:00-18:00"',
     "pool.jobs": "let members of tenants run jobs on its nodes",

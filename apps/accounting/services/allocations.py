@@ -12,8 +12,10 @@ from django.db import connection, transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from apps.accounting.services.allocated import HELD
 from apps.nodes.models import TelemetryMark
 from apps.nodes.services.telemetry.levels import DAY, EPOCH, HOUR, Level, floor
+from apps.quotas.models import Resource
 from apps.scheduling.models import AllocatedDay, AllocatedHour
 
 # An agent that was away sends what it stored; frames that come later than this are not counted.
@@ -26,44 +28,9 @@ HOURS, DAYS = "scheduling_allocatedhour", "scheduling_allocatedday"
 # The moment of the last count.
 MARK = "allocated"
 
-COUNT = """
-WITH holder AS MATERIALIZED (
-    SELECT id, uid, tenant_id, pool_id, created_by FROM scheduling_claim
-    WHERE (released_at IS NULL OR released_at > %(begin)s) AND created_at < %(end)s
-),
-booking AS MATERIALIZED (
-    SELECT uid, tenant_id, pool_id, created_by, started_at, released_at FROM scheduling_reservation
-    WHERE (released_at IS NULL OR released_at > %(begin)s) AND started_at < %(end)s
-),
--- The times on GPUs. A claim with several GPUs counts while it is on any of them: its charge covers all.
-placed AS (
-    SELECT uid, unnest(range_agg(tstzrange(since, until))) AS during FROM (
-        SELECT holder.uid, assignment.created_at AS since,
-            CASE WHEN assignment.state = 'released' THEN greatest(assignment.created_at, assignment.updated_at) END
-                AS until
-        FROM holder JOIN scheduling_assignment AS assignment ON assignment.claim_id = holder.id
-        UNION ALL
-        SELECT uid, started_at, released_at FROM booking
-    ) AS span GROUP BY uid
-),
--- The charge from each entry to the next. A claim is charged to the overall quota, to its pool's, or to both.
-level AS (
-    SELECT claim_uid AS uid, greatest(
-            sum(amount) FILTER (WHERE pool_id IS NULL) OVER entries,
-            sum(amount) FILTER (WHERE pool_id IS NOT NULL) OVER entries
-        ) AS core, tstzrange(at, lead(at) OVER entries) AS during
-    FROM quotas_ledgerentry
-    WHERE resource = 'core_percent' AND at < %(end)s
-        AND claim_uid IN (SELECT uid FROM holder UNION ALL SELECT uid FROM booking)
-    WINDOW entries AS (PARTITION BY claim_uid ORDER BY at, id)
-),
-held AS (
-    SELECT level.uid, level.core, level.during * placed.during * tstzrange(%(begin)s, %(end)s) AS during
-    FROM level JOIN placed ON placed.uid = level.uid AND placed.during && level.during
-    WHERE level.core > 0
-),
+COUNT = f"""{HELD},
 reserved AS (
-    SELECT bin.at, held.uid, sum(10 * held.core * extract(epoch FROM
+    SELECT bin.at, held.uid, sum(10 * held.amount * extract(epoch FROM
         least(upper(held.during), bin.at + %(span)s) - greatest(lower(held.during), bin.at))) AS ms
     FROM held CROSS JOIN LATERAL generate_series(
         date_bin(%(span)s, lower(held.during), %(epoch)s), upper(held.during) - interval '1 microsecond', %(span)s
@@ -82,7 +49,7 @@ used AS (
     JOIN holder ON holder.id = assignment.claim_id
     GROUP BY 1, 2
 )
-INSERT INTO {table} (at, uid, tenant_id, pool_id, owner, reserved_ms, used_ms)
+INSERT INTO {{table}} (at, uid, tenant_id, pool_id, owner, reserved_ms, used_ms)
 SELECT at, uid, whose.tenant_id, whose.pool_id, whose.created_by,
     round(coalesce(reserved.ms, 0)), round(coalesce(used.ms, 0)::numeric)
 FROM reserved FULL JOIN used USING (at, uid) JOIN (
@@ -90,7 +57,7 @@ FROM reserved FULL JOIN used USING (at, uid) JOIN (
     UNION ALL SELECT uid, tenant_id, pool_id, created_by FROM booking
 ) AS whose USING (uid)
 ON CONFLICT (at, uid) DO UPDATE SET reserved_ms = excluded.reserved_ms, used_ms = excluded.used_ms
-"""
+"""  # noqa: S608 - our own words
 
 
 def roll_up() -> int:
@@ -115,7 +82,8 @@ def roll_up() -> int:
 @transaction.atomic
 def _count(table: str, level: Level, begin: datetime, end: datetime) -> int:
     rolled = TelemetryMark.objects.filter(name="rolled").values_list("at", flat=True).first()
-    asked: dict[str, Any] = {"begin": begin, "end": end, "span": level.span, "epoch": EPOCH}
+    asked: dict[str, Any] = {"begin": begin, "end": end, "span": level.span, "epoch": EPOCH, "pool": None}
+    asked["resources"] = [Resource.CORE_PERCENT.value]
     # Hours are rolled up once they are complete, so the present one is counted by its minutes.
     asked["hour"] = floor(rolled or end, HOUR.span)
     with connection.cursor() as cursor:

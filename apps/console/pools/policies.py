@@ -15,8 +15,8 @@ COLUMNS = [
     "pool", "sharing_policy", "backend", "mps_group", "parts", "core_ceiling", "placement_policy", "audit_policy",
     "repair_drift", "idle_rule", "idle_seconds", "unused_seconds", "idle_grace_seconds", "rebalance_mode",
     "rebalance_policy", "rebalance_bounds", "preemption_grace_seconds", "preempt_by_priority", "preempt_by",
-    "patience_seconds", "failover_policy", "failover_after_seconds", "oversubscribe", "slice_seconds",
-    "pack_keep_percent", "default_schedule", "jobs",
+    "patience_seconds", "fair_share", "half_life_seconds", "failover_policy", "failover_after_seconds",
+    "oversubscribe", "slice_seconds", "pack_keep_percent", "default_schedule", "jobs",
 ]  # fmt: skip
 
 

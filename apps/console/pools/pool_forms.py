@@ -16,6 +16,7 @@ from apps.quotas.models.pool import (
     AuditPolicy,
     BackEnd,
     FailoverPolicy,
+    FairShare,
     IdleRule,
     MigInstances,
     MpsGroup,
@@ -37,7 +38,7 @@ GROUPS: Final = (
     Group(_("Basics"), BASICS),
     Group(
         _("Advanced: placement and violations"),
-        ("placement_policy", "preempt_by", "audit_policy", "repair_drift", "mig"),
+        ("placement_policy", "fair_share", "half_life_seconds", "preempt_by", "audit_policy", "repair_drift", "mig"),
         folded=True,
     ),
     Group(
@@ -55,6 +56,7 @@ CHOICES: Final[dict[str, type[TextChoices]]] = {
     "mps_group": MpsGroup,
     "placement_policy": PlacementPolicy,
     "audit_policy": AuditPolicy,
+    "fair_share": FairShare,
     "preempt_by": PreemptBy,
     "failover_policy": FailoverPolicy,
     "idle_rule": IdleRule,
@@ -76,6 +78,8 @@ LABELS: Final = {
     "jobs": _("Jobs"),
     "pack_keep_percent": _("Packing: rate kept"),
     "placement_policy": _("Placement policy"),
+    "fair_share": _("Fair share"),
+    "half_life_seconds": _("Half-life of past use"),
     "preempt_by": _("Preempt by"),
     "audit_policy": _("Audit policy"),
     "repair_drift": _("Repair drift"),

@@ -8,9 +8,11 @@ from rest_framework import serializers
 from apps.quotas.models import RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.pool import (
     LEAST_FAILOVER_SECONDS,
+    LEAST_HALF_LIFE_SECONDS,
     LEAST_IDLE_SECONDS,
     LEAST_KEPT_PERCENT,
     LEAST_SLICE_SECONDS,
+    MOST_HALF_LIFE_SECONDS,
     MOST_IDLE_SECONDS,
     MOST_OVERSUBSCRIBED,
     MOST_PARTS,
@@ -18,6 +20,7 @@ from apps.quotas.models.pool import (
     AuditPolicy,
     BackEnd,
     FailoverPolicy,
+    FairShare,
     IdleRule,
     MigInstances,
     MpsGroup,
@@ -184,6 +187,17 @@ class PoolSerializer(Strict):
         default=14_400,
         help_text="Who has waited longer in the pool's queue goes first at its priority, oldest first, whatever its "
         "tenant holds; null: shares decide however long somebody waits.",
+    )
+    fair_share = serializers.ChoiceField(
+        choices=FairShare.choices,
+        default=FairShare.CURRENT,
+        help_text=_("What counts of a tenant in the order of the queue, divided by its weight."),
+    )
+    half_life_seconds = StrictInteger(
+        min_value=LEAST_HALF_LIFE_SECONDS,
+        max_value=MOST_HALF_LIFE_SECONDS,
+        default=604_800,
+        help_text=_("With decayed fair share: the time after which what a tenant held counts half."),
     )
     oversubscribe = StrictInteger(
         min_value=2,

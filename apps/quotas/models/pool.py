@@ -20,6 +20,8 @@ MOST_OVERSUBSCRIBED = 8
 LEAST_SLICE_SECONDS, MOST_SLICE_SECONDS = 10, 86_400
 # With less than half, two claims are better off one after the other.
 LEAST_KEPT_PERCENT = 50
+# A shorter half-life remembers less than one claim takes; a longer one than a year hardly forgets.
+LEAST_HALF_LIFE_SECONDS, MOST_HALF_LIFE_SECONDS = 3600, 365 * 86_400
 # A restart of an agent or of its machine takes less.
 LEAST_FAILOVER_SECONDS = 30
 
@@ -111,6 +113,13 @@ class FailoverPolicy(models.TextChoices):
     RELEASE = "release", _("Release: the claims are released")
 
 
+class FairShare(models.TextChoices):
+    """The use of a tenant that counts in the order of the queue (`apps.scheduling.core.fair_share`)."""
+
+    CURRENT = "current", _("Current: what it holds now")
+    DECAYED = "decayed", _("Decayed: what it holds now and what it held before, the less the older it is")
+
+
 class PlacementPolicy(models.TextChoices):
     """Choice between GPUs that fit a claim (`apps.scheduling.core.placement.policies`)."""
 
@@ -183,6 +192,11 @@ class Pool(Row):
     )
     # A claim that has waited longer goes first at its priority, by age; null: only shares decide.
     patience_seconds = models.PositiveIntegerField(null=True, default=14_400, db_default=14_400)
+    fair_share = models.CharField(
+        max_length=10, choices=FairShare, default=FairShare.CURRENT, db_default=FairShare.CURRENT
+    )
+    # With decayed fair share: the time after which past use counts half; as Slurm's PriorityDecayHalfLife, a week.
+    half_life_seconds = models.PositiveIntegerField(default=7 * 86_400, db_default=7 * 86_400)
     # Claims that do not fit together share GPUs by time, up to this many times what a GPU has; null: they do not.
     oversubscribe = models.PositiveSmallIntegerField(null=True)
     slice_seconds = models.PositiveIntegerField(default=300, db_default=300)
@@ -234,6 +248,10 @@ class Pool(Row):
             pool_pack_keep_in_range=Q(pack_keep_percent__isnull=True)
             | Q(pack_keep_percent__gte=LEAST_KEPT_PERCENT, pack_keep_percent__lte=100),
             pool_preempt_by_known=Q(preempt_by__in=PreemptBy.values),
+            pool_fair_share_known=Q(fair_share__in=FairShare.values),
+            pool_half_life_in_range=Q(
+                half_life_seconds__gte=LEAST_HALF_LIFE_SECONDS, half_life_seconds__lte=MOST_HALF_LIFE_SECONDS
+            ),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
         )
 

@@ -7,11 +7,12 @@ estimate, and a sentence says why: no estimate is honest, a guess is not.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from apps.scheduling.core.backfill import ExpectedRelease
+from apps.scheduling.core.fair_share import Past
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.gangs import ready
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
@@ -55,12 +56,16 @@ class Standing:
     weights: Mapping[str, int]
     # Claims that have waited longer go by age; None: no claim.
     patience_seconds: float | None = None
+    # What each tenant held on average in the past; empty unless the pool's fair share remembers.
+    past: Mapping[str, Past] = field(default_factory=dict)
 
     def queue(self, asks: Iterable[Ask], *, now: float, held: Mapping[str, Amounts] | None = None) -> Queue:
         """Return these asks in their order at that moment."""
         long_before = None if self.patience_seconds is None else now - self.patience_seconds
         held = self.held if held is None else held
-        return Queue(asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before)
+        return Queue(
+            asks, capacity=self.capacity, held=held, weights=self.weights, long_before=long_before, past=self.past
+        )
 
 
 def _nothing_reserved(claim: QueueEntry, now: float) -> Held:

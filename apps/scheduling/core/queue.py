@@ -9,6 +9,9 @@ costs n log t.
 Claims that are placed together are asked together: a gang counts as old as its last claim and as urgent as its least
 urgent one, so that nobody gains by sending one claim of it ahead.
 
+In a pool whose fair share remembers, what a tenant held on average in the past counts as if it held it now, too
+(`core.fair_share`).
+
 By shares alone, a tenant's large claims would be passed by everybody's small ones for as long as it holds most. So a
 claim that has waited longer than the pool's patience goes first at its priority, by age alone, whatever its tenant
 holds.
@@ -20,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from apps.scheduling.core.fair_share import NO_PAST, Past
 from apps.scheduling.core.values import Request
 
 WHOLE_GPU = 100
@@ -48,14 +52,15 @@ class Amounts:
     def __sub__(self, less: "Amounts") -> "Amounts":
         return Amounts(self.core_percent - less.core_percent, self.memory_mib - less.memory_mib, self.gpus - less.gpus)
 
-    def share_of(self, capacity: "Amounts", weight: int) -> float:
-        """Return the dominant share by weight.
+    def share_of(self, capacity: "Amounts", weight: int, past: Past = NO_PAST) -> float:
+        """Return the dominant share by weight, with what was held in the past.
 
-        Division of integers rounds exactly, so equal shares compare as equal.
+        Division of integers (and of multiples of 1/1024) rounds exactly, so equal shares compare as equal. The core of
+        whole GPUs is a part of all core, so that they need no past of their own.
         """
         pairs = (
-            (self.core_percent, capacity.core_percent),
-            (self.memory_mib, capacity.memory_mib),
+            (self.core_percent + past.core_percent, capacity.core_percent),
+            (self.memory_mib + past.memory_mib, capacity.memory_mib),
             (self.gpus, capacity.gpus),
         )
         return max((held / (has * weight) for held, has in pairs if has), default=0.0)
@@ -124,7 +129,8 @@ class Ask:
 class Queue:
     """Asks in their order, while shares move.
 
-    `held` are the amounts that each tenant holds of the pool now, `capacity` those of the pool. An ask that has waited
+    `held` are the amounts that each tenant holds of the pool now, `past` those that count beside them, `capacity` those
+    of the pool. An ask that has waited
     since before `long_before` (Unix seconds) goes by age. `next` returns each ask once; call `record_placement` for an
     ask that got its GPUs, before the next `next`.
     """
@@ -137,8 +143,10 @@ class Queue:
         held: Mapping[str, Amounts],
         weights: Mapping[str, int],
         long_before: float | None = None,
+        past: Mapping[str, Past] | None = None,
     ) -> None:
         self._capacity, self._weights = capacity, weights
+        self._past = {tenant: amounts.rounded() for tenant, amounts in (past or {}).items()}
         self._held = dict(held)
         # Asks that have waited long are a level of their own, above the others of their priority, with one line.
         levels: dict[tuple[int, bool], dict[str, list[Ask]]] = defaultdict(lambda: defaultdict(list))
@@ -177,7 +185,8 @@ class Queue:
 
     def share(self, tenant: str) -> float:
         """Return the tenant's dominant share by weight, as it stands."""
-        return self._held.get(tenant, Amounts()).share_of(self._capacity, self._weights.get(tenant, 1))
+        held, past = self._held.get(tenant, Amounts()), self._past.get(tenant, NO_PAST)
+        return held.share_of(self._capacity, self._weights.get(tenant, 1), past)
 
     def _open_level(self) -> bool:
         """Go on to the next lower level, with the shares as they are by then."""

@@ -8,7 +8,7 @@ from apps.scheduling.models.proposal import Proposal, ProposalState
 from apps.scheduling.models.reservation import Reservation, ReservationState
 from apps.scheduling.models.rotation import RotationMember
 from apps.scheduling.models.round import FleetSnapshot, Round
-from apps.scheduling.models.usage import AllocatedDay, AllocatedHour, UsedHour
+from apps.scheduling.models.usage import AllocatedDay, AllocatedHour, PastUse, PastUseMark, UsedHour
 
 __all__ = [
     "AllocatedDay",
@@ -20,6 +20,8 @@ __all__ = [
     "ElasticGroup",
     "FleetSnapshot",
     "PackProfile",
+    "PastUse",
+    "PastUseMark",
     "Proposal",
     "ProposalState",
     "Reservation",

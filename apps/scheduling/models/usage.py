@@ -28,6 +28,40 @@ class UsedHour(models.Model):
         return f"{self.tenant} on {self.gpu_model} in {self.hour:%Y-%m-%d %H}h"
 
 
+class PastUse(models.Model):
+    """The amounts of a pool that a tenant held on average, older times counting less (`core.fair_share`).
+
+    Of the moment of the pool's mark. Only `apps.accounting.services.past_use` writes these rows.
+    """
+
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="+", db_index=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="+")
+    core_percent = models.FloatField()
+    memory_mib = models.FloatField()
+
+    class Meta:
+        ordering = ["pk"]
+        constraints = [
+            models.UniqueConstraint(fields=["pool", "tenant"], name="past_use_once"),
+            *checks(past_use_not_negative=Q(core_percent__gte=0, memory_mib__gte=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} in {self.pool}"
+
+
+class PastUseMark(models.Model):
+    """The moment up to which a pool's past use is counted, and how it was."""
+
+    pool = models.OneToOneField(Pool, on_delete=models.CASCADE, related_name="past_use_mark")
+    half_life_seconds = models.PositiveIntegerField()
+    at = models.DateTimeField()
+    counted_at = models.DateTimeField(help_text="The moment of the last count of all the past.")
+
+    def __str__(self) -> str:
+        return f"{self.pool} up to {self.at:%Y-%m-%d %H:%M}"
+
+
 class Allocated(models.Model):
     """The GPU time that a claim (or a reservation, beside its claims) was allocated and used within one span.
 

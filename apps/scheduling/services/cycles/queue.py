@@ -40,7 +40,7 @@ from apps.scheduling.services.charging.shortages import (
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
 from apps.scheduling.services.cycles.other_pools import pools_with_room
-from apps.scheduling.services.cycles.queue_order import capacity_of, entry_of, holdings
+from apps.scheduling.services.cycles.queue_order import capacity_of, entry_of, holdings, read_past
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.failures import SET_ASIDE
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
@@ -343,7 +343,8 @@ def _aside(claim: Claim) -> Refused | None:
 def read_standing(pool: Pool, gpus: Sequence[GpuState], weights: Mapping[str, int]) -> Standing:
     """Return the pool's capacity and its tenants' holdings; `weights` are those of the tenants that wait."""
     held = holdings(pool, tenant="claim__tenant__slug")
-    return Standing(capacity_of(gpus), held, weights, pool.patience_seconds)
+    past = read_past(pool, tenant="tenant__slug")
+    return Standing(capacity_of(gpus), held, weights, pool.patience_seconds, past)
 
 
 def _read_freed(pool: Pool, now: datetime) -> tuple[tuple[Release, ...], datetime]:

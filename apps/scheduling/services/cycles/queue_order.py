@@ -6,11 +6,12 @@ from dataclasses import replace
 from django.db.models import Count, Q, Sum
 
 from apps.quotas.models import Pool, Tenant
-from apps.quotas.models.pool import PlacementPolicy
+from apps.quotas.models.pool import FairShare, PlacementPolicy
 from apps.scheduling.core import gangs
+from apps.scheduling.core.fair_share import Past
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import GpuState, Refused, Request
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, PastUse
 from apps.scheduling.services.cycles.waiting_claims import WaitingClaim
 
 
@@ -29,10 +30,10 @@ class QueueOrder:
         self.early: list[tuple[WaitingClaim, Refused]] = [(self._by_uid[uid], why) for uid, why in early.items()]
         tenants = {ask.tenant for ask in asks}
         # The claims of one tenant have one order, whatever it holds: most rounds are of one new claim.
-        held, weights = (holdings(pool), _weights(tenants)) if len(tenants) > 1 else ({}, {})
+        held, weights, past = (holdings(pool), _weights(tenants), read_past(pool)) if len(tenants) > 1 else ({}, {}, {})
         capacity = capacity_of(gpus) if len(tenants) > 1 else Amounts()
         long_before = None if pool.patience_seconds is None else now - pool.patience_seconds
-        self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before)
+        self._queue = Queue(asks, capacity=capacity, held=held, weights=weights, long_before=long_before, past=past)
         self.next, self.record_placement = self._queue.next, self._queue.record_placement
 
     def members(self, ask: Ask) -> list[WaitingClaim]:
@@ -80,6 +81,14 @@ def holdings(pool: Pool, *, tenant: str = "claim__tenant") -> dict[str, Amounts]
         core=Sum("held_core"), memory=Sum("held_memory_mib"), gpus=Count("pk", filter=Q(held_core=100))
     )
     return {str(row[tenant]): Amounts(row["core"], row["memory"], row["gpus"]) for row in sums}
+
+
+def read_past(pool: Pool, *, tenant: str = "tenant_id") -> dict[str, Past]:
+    """Return what each tenant, by key or by another column, held of the pool on average; nothing unless that counts."""
+    if pool.fair_share != FairShare.DECAYED:
+        return {}
+    rows = PastUse.objects.filter(pool=pool).order_by("pk").values_list(tenant, "core_percent", "memory_mib")
+    return {str(key): Past(core, memory) for key, core, memory in rows}
 
 
 def _weights(tenants: Iterable[str]) -> Mapping[str, int]:

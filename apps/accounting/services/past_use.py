@@ -1,0 +1,100 @@
+"""The past use of pools whose fair share remembers: a row for each tenant, brought forward to a moment.
+
+Each run adds the time since the mark of the pool and moves the mark, in one transaction that holds the mark's row: of
+two runs at once the second finds nothing left, and a run that is killed has done nothing. All the past is counted again
+from the ledger once a day, and when the half-life changes, so that no error lasts.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from apps.accounting.services.allocated import HELD
+from apps.nodes.services.telemetry.levels import EPOCH
+from apps.quotas.models import Pool, Resource
+from apps.quotas.models.pool import FairShare
+from apps.scheduling.core.fair_share import decay
+from apps.scheduling.models import PastUse, PastUseMark
+from apps.scheduling.services.failures import each
+
+# A transaction whose rows have an earlier time may commit so much later.
+SETTLED = timedelta(seconds=30)
+RECOUNT = timedelta(days=1)
+# What is older has a weight of less than a millionth.
+HALF_LIVES = 20
+
+# The weight of an interval is that of `core.fair_share.weight_of`.
+ADD = f"""{HELD},
+whose AS (
+    SELECT uid, tenant_id FROM holder UNION ALL SELECT uid, tenant_id FROM booking
+),
+added AS (
+    SELECT whose.tenant_id, held.resource, sum(held.amount * (
+        power(2::float8, extract(epoch FROM upper(held.during) - %(end)s)::float8 / %(half_life)s::float8)
+        - power(2::float8, extract(epoch FROM lower(held.during) - %(end)s)::float8 / %(half_life)s::float8)
+    )) AS amount
+    FROM held JOIN whose USING (uid)
+    WHERE NOT isempty(held.during)
+    GROUP BY 1, 2
+)
+INSERT INTO scheduling_pastuse AS past (pool_id, tenant_id, core_percent, memory_mib)
+SELECT %(pool)s, tenant_id,
+    coalesce(sum(amount) FILTER (WHERE resource = 'core_percent'), 0),
+    coalesce(sum(amount) FILTER (WHERE resource = 'memory_mib'), 0)
+FROM added GROUP BY tenant_id ORDER BY tenant_id
+ON CONFLICT (pool_id, tenant_id) DO UPDATE SET core_percent = past.core_percent + excluded.core_percent,
+    memory_mib = past.memory_mib + excluded.memory_mib
+"""  # noqa: S608 - our own words
+
+
+def settle_all() -> int:
+    """Bring the past use of all pools that count it up to now; return the number of pools."""
+    return each(Pool.objects.filter(fair_share=FairShare.DECAYED).order_by("pk"), _settle_one)
+
+
+def _settle_one(pool: Pool) -> bool:
+    return settle(pool) > 0
+
+
+@transaction.atomic
+def settle(pool: Pool, *, now: datetime | None = None) -> int:
+    """Bring the past use of one pool up to half a minute ago; return the number of tenants of whom something counts."""
+    end = (now or timezone.now()) - SETTLED
+    half_life = Pool.objects.values_list("half_life_seconds", flat=True).get(pk=pool.pk)
+    mark = lock_mark(pool, half_life)
+    if mark.half_life_seconds != half_life or mark.counted_at <= end - RECOUNT:
+        PastUse.objects.filter(pool=pool).delete()
+        mark.half_life_seconds, mark.counted_at = half_life, end
+        mark.at = end - timedelta(seconds=HALF_LIVES * half_life)
+    if end <= mark.at:
+        return 0
+    kept = decay((end - mark.at).total_seconds(), half_life)
+    PastUse.objects.filter(pool=pool).update(core_percent=F("core_percent") * kept, memory_mib=F("memory_mib") * kept)
+    written = add(pool, begin=mark.at, end=end, half_life=half_life)
+    mark.at = end
+    mark.save()
+    return written
+
+
+def lock_mark(pool: Pool, half_life: int) -> PastUseMark:
+    """Return the pool's mark, locked until the end of the transaction; a new one is long past."""
+    unset = {"half_life_seconds": half_life, "at": EPOCH, "counted_at": EPOCH}
+    PastUseMark.objects.get_or_create(pool=pool, defaults=unset)
+    return PastUseMark.objects.select_for_update().get(pool=pool)
+
+
+def add(pool: Pool, *, begin: datetime, end: datetime, half_life: int) -> int:
+    """Add the use between two moments to rows that are of the later one; return the number of tenants."""
+    asked: dict[str, Any] = {
+        "pool": pool.pk,
+        "begin": begin,
+        "end": end,
+        "half_life": half_life,
+        "resources": [Resource.CORE_PERCENT.value, Resource.MEMORY_MIB.value],
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(ADD, asked)
+        return int(cursor.rowcount)
