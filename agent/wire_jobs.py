@@ -78,6 +78,8 @@ class JobRun(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     started: bool = False
     # Bytes of its output that the server has.
     stored: Bytes = 0
+    # Its program is Jupyter, which listens in the run's home (`agent.jobs.notebooks`).
+    notebook: bool = False
 
 
 def fit_runs(runs: Iterable[JobRun]) -> list[JobRun]:
@@ -108,6 +110,8 @@ class JobState(Record, frozen=True, kw_only=True):
     dropped_bytes: Bytes = 0
     # The image that runs, by its digest; left out if there is none.
     image: Annotated[str, Meta(max_length=MAX_IMAGE + 80)] | UnsetType = UNSET
+    # Since a notebook was used; left out if that is not known.
+    idle_seconds: Annotated[int, Meta(ge=0, le=2**31 - 1)] | UnsetType = UNSET
 
 
 class Output(Frame, frozen=True, kw_only=True):
@@ -124,6 +128,8 @@ class Tunnel(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     uid: Uid
     run_uid: Uid
     ticket: Word
+    # True: not for a terminal, but for a connection to the run's notebook.
+    stream: bool = False
 
 
 class Stored(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -22,6 +22,7 @@ from django.urls import path  # noqa: E402
 from apps.groups.waiting import WaitForGroup  # noqa: E402
 from apps.jobs.waiting import WaitForOutput  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
+from apps.notebooks.gate import NotebookHosts  # noqa: E402
 from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
 from apps.tunnels.sockets import serve_client, serve_node  # noqa: E402
@@ -47,7 +48,8 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-application = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
+console: Any = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
+application = NotebookHosts(console)
 
 # The views, before the first request needs them.
 import_module(settings.ROOT_URLCONF)

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+from django.http.request import validate_host
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
@@ -118,6 +119,29 @@ def issuer(name: str) -> str:
     local = parts.hostname in {"127.0.0.1", "localhost", "::1"}
     if value and not (parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and local))):
         raise ImproperlyConfigured(f"{name}={value} must begin with https://, as the provider names itself.")
+    return value
+
+
+def notebooks_url(name: str, hosts: list[str], origins: list[str]) -> str:
+    """Return the URL below which notebooks are, without a path; empty: none. No page of the server may be there."""
+    value = text(name, "").strip().rstrip("/").lower()
+    if not value:
+        return ""
+    try:
+        parts = urlsplit(value)
+        host, is_whole = parts.hostname or "", value == f"{parts.scheme}://{parts.netloc}" and parts.port != 0
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name}={value}: {error}.") from error
+    is_local = parts.scheme == "http" and host.endswith(".localhost")
+    if not (is_whole and parts.username is None and "." in host and (parts.scheme == "https" or is_local)):
+        raise ImproperlyConfigured(f"{name}={value} must be like https://notebooks.example.org, a name for notebooks.")
+    trusted = [urlsplit(origin).hostname or "" for origin in origins]
+    known = [*hosts, *(one.removeprefix("*") for one in trusted)]
+    if any(validate_host(one, known) for one in (host, f"uid.{host}")):
+        raise ImproperlyConfigured(
+            f"{name}={value}: ALLOWED_HOSTS or CSRF_TRUSTED_ORIGINS accept its names, so a notebook could act as its "
+            "reader in the console: name the console's own hosts there."
+        )
     return value
 
 

@@ -13,6 +13,8 @@ DEBUG = environment.flag("DEBUG", default=False)
 ALLOWED_HOSTS = environment.words("ALLOWED_HOSTS", "127.0.0.1,localhost")
 CSRF_TRUSTED_ORIGINS = environment.words("CSRF_TRUSTED_ORIGINS")
 LOG_LEVEL = environment.text("LOG_LEVEL", "INFO").upper()
+# Each notebook is at a name of its own below this one (apps/notebooks); empty: notebooks cannot be opened.
+NOTEBOOKS_URL = environment.notebooks_url("NOTEBOOKS_URL", ALLOWED_HOSTS, CSRF_TRUSTED_ORIGINS)
 # Set where the server is reached by TLS only: cookies are then never sent in the clear.
 HTTPS_ONLY = environment.flag("HTTPS_ONLY", default=False)
 # ISO 4217. The currency of prices and costs, which are not converted when it changes.
@@ -54,6 +56,7 @@ INSTALLED_APPS = [
     "apps.whatif",
     "apps.jobs",
     "apps.tunnels",
+    "apps.notebooks",
     "apps.demo",
     "apps.clusters",
 ]
@@ -256,6 +259,7 @@ SPECTACULAR_SETTINGS = {
         "ReservationState": "apps.scheduling.models.ReservationState",
         "ReservationEnding": "apps.scheduling.models.reservation.Ending",
         "JobState": "apps.jobs.models.JobState",
+        "JobKind": "apps.jobs.models.JobKind",
         "ClaimState": "apps.scheduling.models.ClaimState",
         "AssignmentState": "apps.scheduling.models.AssignmentState",
         "ProposalKind": "apps.scheduling.models.proposal.ProposalKind",

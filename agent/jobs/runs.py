@@ -8,6 +8,7 @@ nothing is begun and nothing removed.
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,16 +20,18 @@ from agent.host import processes
 from agent.host.gpus import Inventory
 from agent.host.sampling import pause
 from agent.jobs import bounds, containers, unit
-from agent.jobs.containers import Access, Containers
+from agent.jobs.containers import Containers
 from agent.jobs.engine import EngineError
+from agent.jobs.environments import environment_of, environment_of_container
 from agent.jobs.fetching import Fetches
 from agent.jobs.keeper import TASKS as OF_KEEPER
+from agent.jobs.notebooks import NoNotebook, NotebookWatch, connect
 from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
 from agent.jobs.terminals import NoTerminal, Terminal
 from agent.jobs.tunnels import Tunnels
-from agent.launch import authorization, execution
-from agent.local_wire import Environment, Refusal
+from agent.launch import authorization
+from agent.local_wire import Refusal
 from agent.logs import log
 from agent.node import UID_CHARACTERS, Node
 from agent.server.outbox import Outbox
@@ -45,7 +48,6 @@ LINGER_SECONDS = 5.0
 MAX_STARTS = 3
 # What one user may have at a time, and each of its processes.
 PROCESSES, OPEN_FILES = 1024, 4096
-PATH = "/usr/local/bin:/usr/bin:/bin"
 LOST_RECORD = "lost: this node has no record of the run, though it was started here"
 OFF = "This node starts no programs of jobs: an operator sets GPUCLOUD_JOBS for its agent."
 
@@ -70,6 +72,7 @@ class Runs:
         self._fetches = Fetches(settings)
         self.sender = OutputSender()
         self.tunnels = Tunnels(self, settings.server)
+        self._notebooks = NotebookWatch(self._directory)
         self.check_now = asyncio.Event()
         self._boot = processes.boot_id()
         # The stored desired state may be older than a start of which this node has lost the record.
@@ -85,6 +88,7 @@ class Runs:
         async with asyncio.TaskGroup() as both:
             both.create_task(self._watch())
             both.create_task(self._send())
+            both.create_task(self._notebooks.run())
             if self._containers is not None:
                 both.create_task(self._sweep(self._containers))
 
@@ -168,6 +172,7 @@ class Runs:
             await asyncio.sleep(IDLE_SECONDS)
             return
         log.info("run-removed", run=uid)
+        self._notebooks.forget(uid)
         for known in (self._directories, self._starts, self._ended, self._left, self._removals):
             known.pop(uid, None)
 
@@ -198,7 +203,8 @@ class Runs:
             directory.stop()
         if admitted_at is None:
             return await self._admit(run, directory)
-        return self._running(run.uid, directory, admitted_at)
+        state = self._running(run.uid, directory, admitted_at)
+        return structs.replace(state, idle_seconds=self._notebooks.follow(run)) if run.notebook else state
 
     def _running(self, uid: str, directory: RunDirectory, started_at: float) -> wire.JobState:
         return wire.JobState(
@@ -211,6 +217,7 @@ class Runs:
         )
 
     def _end(self, uid: str, directory: RunDirectory, result: Result) -> wire.JobState:
+        self._notebooks.forget(uid)
         log.info("run-ended", run=uid, exit_code=result.exit_code, reason=result.reason)
         self._ended[uid] = ended = wire.JobState(
             uid=uid,
@@ -355,12 +362,24 @@ class Runs:
         log.info("run-admitted", run=run.uid, claim=run.claim_uid, image=directory.image())
         return self._running(run.uid, directory, directory.admitted_at() or time.time())
 
-    async def open_terminal(self, uid: str, command: list[str], variables: dict[str, str]) -> Terminal:
-        """Open a terminal with the command, or a shell, under a run's claim. Raises NoTerminal, OSError."""
+    def _find_running(self, uid: str) -> wire.JobRun | None:
+        """Return the run, if it is wanted and runs."""
         runs = self._node.desired.jobs if self._node.desired is not None else UNSET
         run = next((run for run in runs or () if run.uid == uid and not run.stop), None)
-        state, directory = self._states.get(uid), self._directory(uid)
-        if run is None or state is None or state.state != "running":
+        state = self._states.get(uid)
+        return run if state is not None and state.state == "running" else None
+
+    def connect_notebook(self, uid: str) -> socket.socket:
+        """Return a connection to a run's notebook. Raises NoNotebook, OSError."""
+        run = self._find_running(uid)
+        if run is None or not run.notebook:
+            raise NoNotebook("The notebook does not run here: see the job's state.")
+        return connect(self._directory(uid))
+
+    async def open_terminal(self, uid: str, command: list[str], variables: dict[str, str]) -> Terminal:
+        """Open a terminal with the command, or a shell, under a run's claim. Raises NoTerminal, OSError."""
+        run, directory = self._find_running(uid), self._directory(uid)
+        if run is None:
             raise NoTerminal("The run does not run here: see the job's state.")
         admit = partial(authorization.admit_job, self._node, self._settings.library, claim_uid=run.claim_uid)
         return await Terminal.open(directory, command, variables, admit, partial(environment_of, run, directory))
@@ -372,26 +391,5 @@ class Runs:
         return WATCH_SECONDS if self._states or self._find_on_disk() else IDLE_SECONDS
 
 
-def environment_of(run: wire.JobRun, directory: RunDirectory, answer: Environment) -> dict[str, str]:
-    """Return the environment of the run's program: the job's own, what the agent adds, what the claim needs."""
-    environment = {"PATH": PATH, "LANG": "C.UTF-8"}
-    environment |= {name: value for name, value in run.environment.items() if name not in execution.SECRETS}
-    environment |= {
-        "HOME": str(directory.home),
-        "TMPDIR": str(directory.temporary),
-        "GPUCLOUD_CLAIM": run.claim_uid,
-        "GPUCLOUD_RUN": run.uid,
-    }
-    execution.apply(answer, environment)
-    return environment
-
-
-def environment_of_container(run: wire.JobRun, directory: RunDirectory, access: Access) -> dict[str, str]:
-    """Return the same for a container. PATH and LANG are the image's, and so are the paths of temporary files."""
-    environment = {name: value for name, value in run.environment.items() if name not in execution.SECRETS}
-    own = {"HOME": str(directory.home), "TMPDIR": "/tmp", "GPUCLOUD_CLAIM": run.claim_uid, "GPUCLOUD_RUN": run.uid}  # noqa: S108
-    return environment | own | access.environment
-
-
 def _news_of(state: wire.JobState) -> tuple[object, ...]:
-    return state.state, state.exit_code, state.reason, state.image
+    return state.state, state.exit_code, state.reason, state.image, state.idle_seconds

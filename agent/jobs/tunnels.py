@@ -1,4 +1,4 @@
-"""Tunnels that this agent dials: a second websocket to the server for each terminal into a run.
+"""Tunnels that this agent dials: a second websocket to the server for each terminal into a run, or stream.
 
 The server cannot reach a node behind NAT. So it asks by the connection that the agent keeps, and the agent dials
 `/ws/tunnel/` with its own credential and the ticket of that one tunnel. What a client sends comes as it was sent: text
@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from agent import wire
+from agent.jobs.streams import MOST_OF_NODE, Streams
 from agent.jobs.terminals import NoTerminal, Terminal, decode_asked, decode_resized
 from agent.logs import log
 from agent.server.rest import is_loopback
@@ -39,15 +40,18 @@ class Tunnels:
         self._url = f"ws{server.removeprefix('http')}/ws/tunnel/"
         self.credential = ""
         self._open: set[asyncio.Task[None]] = set()
+        self._streams, self._streaming = Streams(runs), set[asyncio.Task[None]]()
 
     def dial(self, frame: wire.Tunnel) -> None:
         """Open this tunnel."""
-        if len(self._open) > 2 * MOST_TUNNELS:
+        tasks, most = (self._streaming, MOST_OF_NODE) if frame.stream else (self._open, MOST_TUNNELS)
+        # Those above the bound are told so, until they are too many for that.
+        if len(tasks) > 2 * most:
             log.warning("tunnel-not-opened", run=frame.run_uid, reason="too many are open")
             return
         task = asyncio.ensure_future(self._serve(frame))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _serve(self, frame: wire.Tunnel) -> None:
         try:
@@ -68,7 +72,8 @@ class Tunnels:
                 compression=None,
                 proxy=None if is_loopback(self._url) else True,
             ) as socket:
-                await self._open_terminal(frame.run_uid, socket)
+                serve = self._streams.serve if frame.stream else self._open_terminal
+                await serve(frame.run_uid, socket)
         except (OSError, TimeoutError, WebSocketException) as error:
             log.info("tunnel-ended", run=frame.run_uid, reason=str(error) or type(error).__name__)
 

@@ -6,7 +6,7 @@ from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
-from apps.console.jobs import arrays, job_list, jobs, new_job
+from apps.console.jobs import arrays, job_list, jobs, new_job, notebooks
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals, what_if
@@ -135,6 +135,7 @@ urlpatterns = [
     path("jobs/<uuid:uid>/", jobs.job_detail, name="job"),
     path("jobs/<uuid:uid>/output/", jobs.job_output, name="job-output"),
     path("jobs/<uuid:uid>/stop/", jobs.job_stop, name="job-stop"),
+    path("jobs/<uuid:uid>/notebook/", notebooks.open_notebook, name="open-notebook"),
     path("reservations/", reservation_list.ReservationList.as_view(), name="reservations"),
     path("reservations/new/", reservations.NewReservation.as_view(), name="new-reservation"),
     path("reservations/<uuid:uid>/", reservations.reservation_detail, name="reservation"),

@@ -17,10 +17,18 @@ MOST_RETRIES = 10
 MOST_OUTPUT_BYTES = 16 << 20
 MOST_GIT_URL, MOST_GIT_REF = 1000, 200
 MOST_OF_ARRAY = 1000
+MOST_IDLE_MINUTES, IDLE_MINUTES = 10_080, 60
 # The name of an image, and its digest.
 MOST_DIGEST = wire.MAX_IMAGE + 80
 # What one job waits for: each is looked at again for every job of an array.
 MOST_DEPENDENCIES = 16
+
+
+class JobKind(models.TextChoices):
+    """Kinds: a notebook is a job whose program is Jupyter."""
+
+    JOB = "job"
+    NOTEBOOK = "notebook"
 
 
 class JobState(models.TextChoices):
@@ -136,6 +144,7 @@ class Job(Row):
     array = models.ForeignKey(JobArray, null=True, on_delete=models.PROTECT, related_name="jobs")
     array_index = models.PositiveSmallIntegerField(null=True)
     name = models.CharField(max_length=200)
+    kind = models.CharField(max_length=10, choices=JobKind, default=JobKind.JOB, db_default=JobKind.JOB)
     command = models.JSONField()
     # May hold secrets: the API shows the names only.
     environment = models.JSONField(default=dict)
@@ -162,6 +171,9 @@ class Job(Row):
     runs = models.PositiveIntegerField(default=1)
     run_started_at = models.DateTimeField(null=True)
     run_node = models.CharField(max_length=63, null=True)
+    # Of a notebook: it ends when it was not used for so long (null: it does not), and when it was last used.
+    idle_minutes = models.PositiveSmallIntegerField(null=True)
+    idle_since = models.DateTimeField(null=True)
     # The result of a run whose output is still on its way.
     run_result = models.JSONField(null=True)
     # Bytes of the run's output that the server has, and that the node did not keep.
@@ -182,6 +194,8 @@ class Job(Row):
             job_waits_without_claim=~Q(state="waiting") | Q(claim=None),
             job_files_or_git=Q(files=None) | Q(git_url=None),
             job_git_has_url=Q(git_ref=None) | Q(git_url__isnull=False),
+            job_kind_known=Q(kind__in=JobKind.values),
+            job_idle_of_notebooks=Q(idle_minutes=None) | Q(kind="notebook", idle_minutes__gte=1),
             job_index_in_array=Q(array=None, array_index=None) | Q(array__isnull=False, array_index__isnull=False),
         )
         indexes = [

@@ -93,6 +93,15 @@ class End:
             raise Ended(found)
         return found
 
+    def stop(self, why: str) -> None:
+        """Have `receive` raise Ended after what has come."""
+        self._came.put_nowait(why)
+
+    @property
+    def has_message(self) -> bool:
+        """True if `receive` would not wait."""
+        return not self._came.empty()
+
     async def give_credit(self, message: Message) -> None:
         """Let the other end send as much again. Raises Ended."""
         self.moved_at = time.monotonic()

@@ -61,6 +61,7 @@ CONTROL_PLANE = frozenset(
         "LOG_LEVEL",
         "METRICS_CIDRS",
         "METRICS_MOST_DETAILS",
+        "NOTEBOOKS_URL",
         "OIDC_CLIENT_ID",
         "OIDC_CLIENT_SECRET",
         "OIDC_CLIENT_SECRET_FILE",
@@ -119,6 +120,8 @@ class Commands:
             "DEBUG": "0",
             "ALLOWED_HOSTS": f"{HOST},localhost",
             "DJANGO_SETTINGS_MODULE": "gpucloud.settings",
+            # Browsers know that names below localhost are this machine's.
+            "NOTEBOOKS_URL": f"http://notebooks.localhost:{port}",
         }
 
     def manage(self, name: str, *arguments: str) -> Program:

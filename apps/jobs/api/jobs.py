@@ -51,6 +51,7 @@ class JobList(JobView, ListMixin):
     filterset_class = filters_of(
         Job,
         "state",
+        "kind",
         "name",
         base=Open,
         tenant=Named(Tenant.objects, "slug"),

@@ -9,10 +9,12 @@ from rest_framework import serializers
 
 from agent import wire
 from apps.jobs.models import (
+    IDLE_MINUTES,
     MOST_ARGUMENTS,
     MOST_DEPENDENCIES,
     MOST_GIT_REF,
     MOST_GIT_URL,
+    MOST_IDLE_MINUTES,
     MOST_LETTERS_OF_ARGUMENT,
     MOST_OF_ARRAY,
     MOST_RETRIES,
@@ -21,9 +23,11 @@ from apps.jobs.models import (
     JobArray,
     JobDependency,
     JobFiles,
+    JobKind,
     JobState,
 )
 from apps.jobs.services.arrays import ENDED, count_states, state_of
+from apps.jobs.services.notebooks import DEFAULT_COMMAND
 from apps.nodes.api.serializers import LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
@@ -119,12 +123,25 @@ class JobSerializer(Strict):
     uid = shown.uid()
     tenant = TenantBySlug()
     name = serializers.CharField(max_length=MOST_NAME, default="unnamed")
+    kind = serializers.ChoiceField(
+        choices=JobKind.choices, default=JobKind.JOB, help_text="A `notebook` is a job whose program is Jupyter."
+    )
     command = serializers.ListField(
         child=Argument(),
-        min_length=1,
         max_length=MOST_ARGUMENTS,
-        help_text="The program and its arguments; no shell reads them.",
+        default=list,
+        help_text="The program and its arguments; no shell reads them. Of a notebook: the program `jupyter`, by its "
+        "path if it is elsewhere, and options of Jupyter's server; `jupyter` unless given.",
     )
+    idle_minutes = StrictInteger(
+        min_value=1,
+        max_value=MOST_IDLE_MINUTES,
+        allow_null=True,
+        required=False,
+        help_text="A notebook ends when no kernel was busy and nobody was connected to one for so long; "
+        f"{IDLE_MINUTES} unless given. Null: it does not.",
+    )
+    idle_since = shown.time("When a notebook was last used; null: not known.", null=True)
     environment = serializers.DictField(
         child=Argument(),
         default=dict,
@@ -242,7 +259,7 @@ class JobSerializer(Strict):
 
     def validate_command(self, value: list[str]) -> list[str]:
         """Refuse a command that names no program."""
-        if not value[0].strip():
+        if value and not value[0].strip():
             raise serializers.ValidationError("The first argument names the program: it must not be empty.")
         return value
 
@@ -259,6 +276,7 @@ class JobSerializer(Strict):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Check limit against request."""
+        self._fit_kind(attrs)
         claim = attrs["share"]
         if claim.get("core_limit", 100) < claim.get("core_request", 0):
             raise serializers.ValidationError({"core_limit": ["Must not be below core_request."]})
@@ -276,6 +294,19 @@ class JobSerializer(Strict):
         if attrs["at_once"] is not None and attrs["array_size"] is None:
             raise serializers.ValidationError({"at_once": ["This is for arrays: give array_size, too."]})
         return attrs
+
+    def _fit_kind(self, attrs: dict[str, Any]) -> None:
+        """Fill in what a notebook has unless given, and refuse what its kind cannot have."""
+        if attrs["kind"] == JobKind.NOTEBOOK:
+            attrs["command"] = attrs["command"] or list(DEFAULT_COMMAND)
+            attrs.setdefault("idle_minutes", IDLE_MINUTES)
+            if "array" in attrs and attrs["array"].get("size") is not None:
+                raise serializers.ValidationError({"array_size": ["A notebook is one job: leave array_size out."]})
+            return
+        if not attrs["command"]:
+            raise serializers.ValidationError({"command": ["Give the program and its arguments."]})
+        if attrs.setdefault("idle_minutes", None) is not None:
+            raise serializers.ValidationError({"idle_minutes": ["This is for notebooks: give kind, too."]})
 
 
 class OutputSerializer(Strict):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobArray, JobDependency, JobState
+from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobArray, JobDependency, JobKind, JobState
 from apps.jobs.services import waiting
 from apps.jobs.services.lifecycle import refuse_unfit, run_job
 from apps.jobs.services.source import NOTHING, Source
@@ -43,6 +43,9 @@ class JobSpec:
     array_size: int | None = None
     at_once: int | None = None
     source: Source = NOTHING
+    kind: JobKind = JobKind.JOB
+    # Of a notebook.
+    idle_minutes: int | None = None
 
 
 def create_job(*, principal: Principal, spec: JobSpec) -> Job:
@@ -60,6 +63,8 @@ def create_job(*, principal: Principal, spec: JobSpec) -> Job:
             retries=spec.retries,
             image=spec.image,
             source=spec.source,
+            kind=spec.kind,
+            idle_minutes=spec.idle_minutes,
         )
     job = _make_waiting(principal, spec)
     if job.array is not None:
@@ -99,6 +104,7 @@ def _make_waiting(principal: Principal, spec: JobSpec) -> Job:
         **spec.source.facts(),
     }  # fmt: skip
     after |= {"image": spec.image} if spec.image is not None else {}
+    after |= {"kind": spec.kind} if spec.kind != JobKind.JOB else {}
     if array is not None:
         audit.record(
             principal, "job-array.create", array, after={**after, "size": array.size, "at_once": array.at_once}
@@ -154,6 +160,8 @@ def _draft(principal: Principal, spec: JobSpec, drafted: Claim, array: JobArray 
             time_limit_seconds=spec.time_limit_seconds,
             retries=spec.retries,
             image=spec.image,
+            kind=spec.kind,
+            idle_minutes=spec.idle_minutes,
             created_by=principal.name,
             user_id=principal.user_id,
             **source,

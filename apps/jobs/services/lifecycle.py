@@ -10,7 +10,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from apps.jobs.hints import job_changed_on_commit
-from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobState
+from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobKind, JobState
 from apps.jobs.services.source import NOTHING, Source
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
@@ -46,6 +46,8 @@ def run_job(
     retries: int,
     image: str | None = None,
     source: Source = NOTHING,
+    kind: JobKind = JobKind.JOB,
+    idle_minutes: int | None = None,
 ) -> Job:
     """Make a job with its claim. Raises JobsNotAllowed, NoSuchFiles, and as `create_claim`."""
     refuse_unfit(principal, claim, command, environment)
@@ -61,12 +63,15 @@ def run_job(
         time_limit_seconds=time_limit_seconds,
         retries=retries,
         image=image,
+        kind=kind,
+        idle_minutes=idle_minutes,
         created_by=principal.name,
         user_id=principal.user_id,
         **found,
     )
     after = {"name": job.name, "claim": str(made.uid), "command": job.command, "environment": sorted(environment)}
     after |= {"image": image} if image is not None else {}
+    after |= {"kind": kind} if kind != JobKind.JOB else {}
     after |= source.facts()
     audit.record(principal, "job.create", job, after=after)
     return job
@@ -159,6 +164,7 @@ def begin_again(job: Job, *, reason: str, counts: bool) -> None:
         run_started_at=None,
         run_node=None,
         run_result=None,
+        idle_since=None,
         output_bytes=0,
         dropped_bytes=0,
     )

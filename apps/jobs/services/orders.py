@@ -1,13 +1,15 @@
 """The runs that a node is to have, as its agent is told."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from agent import wire
-from apps.jobs.models import MOST_OUTPUT_BYTES, OPEN, Job
+from apps.jobs.models import MOST_OUTPUT_BYTES, OPEN, Job, JobKind
+from apps.jobs.services import notebooks
 from apps.scheduling.models import Assignment
 
 COLUMNS = (
-    "run_uid", "claim__uid", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
+    "run_uid", "claim__uid", "kind", "command", "environment", "time_limit_seconds", "tenant_id", "stop_requested_at",
     "run_started_at", "output_bytes", "array_index", "array__size", "image",
     "files__sha256", "files__size", "git_url", "git_ref",
 )  # fmt: skip
@@ -23,13 +25,15 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
     )
     found: dict[int, list[wire.JobRun]] = {}
     for pk, *values in Job.objects.filter(pk__in=placed).order_by("pk").values_list("pk", *COLUMNS) if placed else ():
-        run, claim, command, environment, seconds, owner, stop, started, stored, index, size, image, *source = values
+        run, claim, kind, command, environment, seconds, owner, stop, started, stored, index, size, image, *source = (
+            values
+        )
         found.setdefault(placed[pk], []).append(
             wire.JobRun(
                 uid=str(run),
                 claim_uid=str(claim),
-                command=command,
-                environment=environment | _of_array(index, size),
+                command=notebooks.program_of(command) if kind == JobKind.NOTEBOOK else command,
+                environment=environment | _of_array(index, size) | _of_kind(kind, run),
                 files=wire.Files(sha256=source[0], bytes=source[1]) if source[0] else None,
                 git=wire.Git(url=source[2], ref=source[3] or "") if source[2] else None,
                 seconds=seconds or 0,
@@ -39,6 +43,7 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
                 started=started is not None,
                 stored=stored,
                 image=image or "",
+                notebook=kind == JobKind.NOTEBOOK,
             )
         )
     return {node_id: wire.fit_runs(runs) for node_id, runs in found.items()}
@@ -47,3 +52,8 @@ def orders(node_ids: Sequence[int]) -> dict[int, list[wire.JobRun]]:
 def _of_array(index: int | None, size: int | None) -> dict[str, str]:
     """Return the variables of a job of an array."""
     return {} if index is None else {"GPUCLOUD_ARRAY_INDEX": str(index), "GPUCLOUD_ARRAY_SIZE": str(size)}
+
+
+def _of_kind(kind: str, run_uid: UUID) -> dict[str, str]:
+    """Return the variables of a notebook."""
+    return {notebooks.TOKEN: notebooks.token_of(run_uid)} if kind == JobKind.NOTEBOOK else {}

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from agent import wire
 from apps.jobs.hints import job_changed_on_commit
 from apps.jobs.models import Job, JobOutput, JobState
-from apps.jobs.services import waiting
+from apps.jobs.services import notebooks, waiting
 from apps.jobs.services.lifecycle import begin_again, end_job, end_run
 from apps.nodes.models import Node
 from apps.scheduling.models import Assignment, ClaimState
@@ -48,6 +48,8 @@ def _take(job: Job, node: Node, state: wire.JobState) -> None:
         _note_start(job, node, state)
         if state.image is not UNSET and state.image != job.image_digest:
             job.change(image_digest=state.image)
+    if state.state == "running" and state.idle_seconds is not UNSET:
+        notebooks.note_idle(job, state.idle_seconds)
     if state.state == "ended" and job.run_result is None:
         job.change(
             run_result={"exit_code": state.exit_code, "reason": state.reason, "output_bytes": state.output_bytes},

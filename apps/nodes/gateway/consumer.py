@@ -218,7 +218,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
                     self.outgoing.end(wire.CLOSE_SUPERSEDED, "another connection of this node took over")
             case {"type": "node.tunnel", "tunnel": uid, "run": run, "ticket": ticket}:
                 if self.welcomed and self.dials:
-                    self.outgoing.tunnel(wire.Tunnel(uid=uid, run_uid=run, ticket=ticket))
+                    stream = message.get("stream") is True
+                    self.outgoing.tunnel(wire.Tunnel(uid=uid, run_uid=run, ticket=ticket, stream=stream))
             case {"type": "node.forgotten"}:
                 # Its agent stays refused until it is enrolled again.
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")

@@ -28,7 +28,9 @@ from gpucloud_cli.options import (
 )
 from gpucloud_cli.packing import send_directory
 
-OF_COMMAND = frozenset({"command", "environment", "after", "after_any", "files", "git_url", "git_ref"})
+OF_COMMAND = frozenset(
+    {"command", "environment", "after", "after_any", "files", "git_url", "git_ref", "kind", "idle_minutes"}
+)
 FIELDS = tuple(
     replace(field, required=False) for field in body_fields("POST jobs/", "job") if field.name not in OF_COMMAND
 )

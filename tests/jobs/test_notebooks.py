@@ -1,0 +1,76 @@
+"""Notebooks at the server: what a node is told, and their end by the idle rule."""
+
+from datetime import timedelta
+
+from django.utils import timezone
+
+from apps.jobs.models import JobState
+from apps.quotas.models import AuditEvent
+from tests.cast import Cast, Machine
+from tests.jobs.acting import end, fresh, post, report, runs, started
+
+
+def test_a_node_is_told_to_start_jupyter_with_a_token_of_the_run(cast: Cast, machine: Machine) -> None:
+    job = started(cast, machine, kind="notebook", command=["/opt/jupyter", "--debug"], environment={"A": "b"})
+    (run,) = runs(machine)
+    assert run.notebook
+    assert run.command[:2] == ["sh", "-c"]
+    assert run.command[3:] == ["/opt/jupyter", "--debug"]
+    assert run.environment["A"] == "b"
+    token = run.environment["JUPYTER_TOKEN"]
+    assert len(token) == 64
+    # Nobody reads it anywhere: answers and audit log name what was given.
+    answer = cast.max.get(f"jobs/{job.uid}/")
+    assert token not in str(answer.body)
+    assert (answer.body["kind"], answer.body["command"]) == ("notebook", ["/opt/jupyter", "--debug"])
+    assert answer.body["environment_names"] == ["A"]
+    # Another run has another one.
+    end(machine, job, 1)
+    assert fresh(job).state == JobState.FAILED
+
+
+def test_a_notebook_has_defaults_and_a_job_has_nothing_of_a_notebook(cast: Cast, machine: Machine) -> None:
+    notebook = post(cast.max, kind="notebook", command=[]).body
+    assert (notebook["command"], notebook["idle_minutes"]) == (["jupyter"], 60)
+    assert post(cast.max, kind="notebook", idle_minutes=None).body["idle_minutes"] is None
+    job = post(cast.max).body
+    assert (job["kind"], job["idle_minutes"], job["idle_since"]) == ("job", None, None)
+    for asked, field in (
+        ({"command": []}, "command"), ({"idle_minutes": 5}, "idle_minutes"), ({"kind": "lab"}, "kind"),
+        ({"kind": "notebook", "array_size": 2}, "array_size"),
+        ({"kind": "notebook", "idle_minutes": 0}, "idle_minutes"),
+    ):  # fmt: skip
+        answer = post(cast.max, **asked)
+        assert (answer.status, field in str(answer.body)) == (400, True), answer.body
+    assert [one["uid"] for one in cast.max.get("jobs/?kind=job").body["results"]] == [job["uid"]]
+
+
+def test_an_unused_notebook_is_ended_by_its_rule_and_a_used_one_is_not(cast: Cast, machine: Machine) -> None:
+    job = started(cast, machine, kind="notebook", idle_minutes=30)
+    report(machine, job, "running", started_at=1.0, idle_seconds=29 * 60)
+    found = fresh(job)
+    assert found.stop_requested_at is None
+    assert found.idle_since is not None
+    assert timedelta(minutes=28) < timezone.now() - found.idle_since < timedelta(minutes=30)
+    # It was used; then nobody knows; then it was not.
+    report(machine, job, "running", started_at=1.0, idle_seconds=0)
+    report(machine, job, "running", started_at=1.0)
+    assert fresh(job).stop_requested_at is None
+    report(machine, job, "running", started_at=1.0, idle_seconds=30 * 60)
+    found = fresh(job)
+    assert found.stop_requested_at is not None
+    assert "not used for 30 minutes" in str(found.reason)
+    assert runs(machine)[0].stop
+    stop = AuditEvent.objects.get(action="job.stop")
+    assert stop.actor == "system"
+    ended = end(machine, job, 143)
+    assert (ended.state, "not used" in str(ended.reason)) == (JobState.STOPPED, True)
+
+
+def test_a_notebook_without_a_rule_and_a_job_go_on(cast: Cast, machine: Machine) -> None:
+    notebook = started(cast, machine, kind="notebook", idle_minutes=None)
+    job = started(cast, machine)
+    for one in (notebook, job):
+        report(machine, one, "running", started_at=1.0, idle_seconds=10**6)
+        assert fresh(one).stop_requested_at is None
+    assert fresh(job).idle_since is None
