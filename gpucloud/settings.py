@@ -144,6 +144,9 @@ EMAIL_USE_TLS = environment.flag("EMAIL_USE_TLS", default=True)
 EMAIL_TIMEOUT = 10
 DEFAULT_FROM_EMAIL = environment.text("EMAIL_FROM", "gpucloud@localhost")
 
+# Address under which people reach the server (https://gpus.example.org): links of messages lead there. Empty: no links.
+PUBLIC_URL = environment.text("PUBLIC_URL", "").rstrip("/")
+
 # Networks besides the public internet that webhooks may call.
 WEBHOOK_NETWORKS = environment.networks("WEBHOOK_NETWORKS")
 
@@ -323,6 +326,8 @@ LOGGING = {
         "django.request": {"level": "ERROR"},  # A 404 is a response, not an event.
         # Scanners send any Host: the response is a 400, not an event.
         "django.security.DisallowedHost": {"filters": ["occasional"]},
+        # Its INFO lines have the whole URLs of webhooks, which are secrets.
+        "httpx": {"level": "WARNING"},
         "uvicorn.error": {"filters": ["malformed"]},
         "uvicorn.access": {"level": "WARNING"},
         # The heads of the audit log's chain are evidence: they are logged whatever LOG_LEVEL or a worker's own level

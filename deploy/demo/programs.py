@@ -74,6 +74,7 @@ CONTROL_PLANE = frozenset(
         "PGPASSWORD",
         "POD_CLAIM_SECONDS",
         "POSTGRES_PASSWORD",
+        "PUBLIC_URL",
         "REDIS_PREFIX",
         "REDIS_URL",
         "RESOURCE_CLAIM_UNUSED_SECONDS",

@@ -263,3 +263,34 @@ def test_making_one_is_found_by_who_may(cast: Cast, browser: SignIn) -> None:
     found = {name: text(browser(name).get("/search/?q=webhook")) for name in ("anna", "max")}
     assert "/new-webhook/" in found["anna"]
     assert "webhook/" not in found["max"]
+
+
+CHAT = "https://hooks.slack.com/services/T000/B000/verysecretXYZ4"
+
+
+def test_a_chat_is_made_without_a_secret_and_its_url_is_kept(cast: Cast, anna: Client) -> None:
+    posted = {"tenant": "acme", "format": "slack", "url": CHAT, "events": TOLD}
+    page = text(anna.post("/new-webhook/", posted, follow=True))
+    assert "The webhook is created. Send a test" in page
+    hook = Webhook.objects.get()
+    assert (hook.format, hook.url) == ("slack", CHAT)
+    assert "https://hooks.slack.com/…XYZ4" in page
+    assert ("verysecret" in page, "whsec_" in page, 'data-opens="rotate"' in page) == (False, False, False)
+    hook.refresh_from_db()
+    anna.post(path(hook), {"url": "", "description": "chat", "events": TOLD, "version": hook.version})
+    hook.refresh_from_db()
+    assert (hook.url, hook.description) == (CHAT, "chat")
+    files = anna.get("/webhooks/?format=json").content.decode()
+    assert ('"slack"' in files, "verysecret" in files) == (True, False)
+
+
+def test_a_chats_message_is_shown_as_it_is_sent(cast: Cast, anna: Client) -> None:
+    hook = made(cast.acme, CHAT, format="slack")
+    assert "A test message is being sent" in act(anna, hook, "test")
+    assert "&quot;type&quot;: &quot;header&quot;" in text(anna.get(path(hook)))
+
+
+def test_events_without_an_alert_are_refused_beside_their_field(cast: Cast, anna: Client) -> None:
+    posted = {"tenant": "acme", "format": "alertmanager", "url": "https://a.example.org/api/v2/alerts", "events": TOLD}
+    answer = anna.post("/new-webhook/", posted)
+    assert (answer.status_code, "no alert begins with it" in text(answer)) == (422, True)

@@ -31,7 +31,9 @@ def receiver(settings: Any) -> Iterator[Receiver]:
 
 
 def hook_of(tenant: Tenant | None, url: str, *events: str) -> tuple[Webhook, str]:
-    return hooks.create(principal=SYSTEM, tenant=tenant, url=url, events=events or (ACTIVE,))
+    hook, secret = hooks.create(principal=SYSTEM, tenant=tenant, url=url, events=events or (ACTIVE,))
+    assert secret is not None
+    return hook, secret
 
 
 def only_delivery() -> WebhookDelivery:

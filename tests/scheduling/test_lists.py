@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from drf_spectacular.generators import SchemaGenerator
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import budgets, prices, quotas, requests, tenants

@@ -6,16 +6,19 @@ from django import forms
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.shell.fields import boxes, one_of
+from apps.console.shell.fields import boxes, one_of, radios
 from apps.console.shell.forms import ServiceForm, VersionedForm
 from apps.console.shell.owner_filter import administered_tenants
 from apps.quotas.models import EventKind, Tenant, Webhook
-from apps.quotas.models.webhook import TEST, DeliveryState
+from apps.quotas.models.webhook import TEST, DeliveryState, WebhookFormat
 from apps.quotas.principals import Principal
+from apps.quotas.services.webhooks.formats.rendering import SECRET_URLS, shown_url
 from gpucloud.errors import GpucloudError
 from gpucloud.web.badges import badge
 
 SETTABLE: Final = ("url", "events", "description")
+# Field beside which a refusal is shown, by the code of the error.
+BESIDE: Final = {"webhook-url": "url", "webhook-events": "events"}
 # Events by subject: a title, and the prefixes of their names.
 GROUPS: Final = (
     (_("Claims"), ("claim.",)),
@@ -53,8 +56,8 @@ class WebhookForm(ServiceForm):
 
     def refuse(self, error: GpucloudError) -> None:
         """Show a refused URL beside its field."""
-        if error.code == "webhook-url":
-            self.add_error("url", f"{gettext(error.title)}. {gettext(error.detail)}")
+        if error.code in BESIDE:
+            self.add_error(BESIDE[error.code], f"{gettext(error.title)}. {gettext(error.detail)}")
         else:
             super().refuse(error)
 
@@ -66,7 +69,8 @@ class NewWebhookForm(WebhookForm):
         _("Tenant"), Tenant.objects.none(), "slug",
         _("Tenant whose events are sent. Cannot be changed later."), required=False,
     )  # fmt: skip
-    field_order = ("tenant", "url", "description", "events")
+    format = radios(_("Format"), WebhookFormat.choices, initial=WebhookFormat.GPUCLOUD, required=False)
+    field_order = ("tenant", "format", "url", "description", "events")
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,6 +80,10 @@ class NewWebhookForm(WebhookForm):
         field.required = not principal.is_operator
         field.empty_label = gettext("The whole platform: of every tenant") if principal.is_operator else None
 
+    def clean_format(self) -> str:
+        """Return the format, or the default."""
+        return self.cleaned_data["format"] or WebhookFormat.GPUCLOUD
+
 
 class ChangeForm(VersionedForm, WebhookForm):
     """The changeable fields of a webhook."""
@@ -83,12 +91,20 @@ class ChangeForm(VersionedForm, WebhookForm):
     def __init__(self, data: Any = None, *, hook: Webhook) -> None:
         super().__init__(data, initial={name: getattr(hook, name) for name in (*SETTABLE, "version")})
         self.hook = hook
+        if hook.format in SECRET_URLS:
+            self.initial["url"] = ""
+            url = self.fields["url"]
+            url.required = False
+            url.help_text = gettext("It is {0}: a secret, not shown again. Leave this empty to keep it.").format(
+                shown_url(hook)
+            )
 
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from the webhook, for the service."""
         values = {name: self.cleaned_data[name] for name in SETTABLE}
         values["events"] = sorted(values["events"])
+        values["url"] = values["url"] or self.hook.url
         return {name: value for name, value in values.items() if getattr(self.hook, name) != value}
 
 

@@ -22,9 +22,10 @@ from apps.console.shell.page_access import page, wants_fragment
 from apps.console.shell.shown_once import redirect_to_secret, take_secret
 from apps.console.webhooks.webhook_forms import STATES, ChangeForm, DeliveryForm, NewWebhookForm
 from apps.quotas.models import Webhook, WebhookDelivery
-from apps.quotas.models.webhook import DeliveryState
+from apps.quotas.models.webhook import DeliveryState, WebhookFormat
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses, hooks, signing
+from apps.quotas.services.webhooks.formats import rendering
 from apps.quotas.services.webhooks.sending import DISABLED_AFTER
 from gpucloud.web.badges import badge
 from gpucloud.web.keyset import Key, keyset_page
@@ -54,6 +55,8 @@ class WebhookFilter(ListFilter):
     tenant = Owner()
     state = Choice(_("State"), {name: (badge(name).label, condition) for name, condition in STANDINGS.items()})
     event = Text(_("Event"), "events__contains", "claim.idle")
+    # Not "format": that chooses the kind of file.
+    sent_as = Choice(_("Format"), {one.value: (one.value, Q(format=one)) for one in WebhookFormat})
     mine = Flag(_("Mine"), made_by)
 
 
@@ -68,6 +71,7 @@ class WebhookList(ListPage):
     columns = [
         column(_("To")),
         column(_("Owner"), "tenant", F("tenant__natural_name")),
+        column(_("Format"), "format"),
         column(_("State"), "state", WORST),
         column(_("Events"), css="wide"),
         number(_("Pending deliveries")),
@@ -75,7 +79,7 @@ class WebhookList(ListPage):
     views = [SavedView(_("All")), SavedView(_("Stopped"), "state=stopped"), SavedView(_("Mine"), "mine=1")]
     # Files are passed on, and the path of a URL may be a secret: without it, as in the audit log.
     file = ("webhooks", [
-        "uid", "tenant", "to", "description", "events", "standing", "disabled_reason", "pending", "failures",
+        "uid", "tenant", "to", "format", "description", "events", "standing", "disabled_reason", "pending", "failures",
         "failing_since", "rotated_at", "created_by", "created_at",
     ])  # fmt: skip
 
@@ -118,10 +122,10 @@ def find(principal: Principal, uid: uuid.UUID) -> Any:
 
 
 class NewWebhook(FormPage):
-    """A new webhook; the next page alone shows its secret."""
+    """A new webhook; the next page alone shows its secret, if its messages are signed."""
 
     title = _("New webhook")
-    subtitle = _("Each event is a signed POST of JSON to your server; its secret is shown once, on the next page")
+    subtitle = _("Each event is a POST to your server, a chat or Alertmanager, in the format that it takes")
     form_class, submit = NewWebhookForm, _("Create webhook")
     admins_only = _("A tenant’s admin makes its webhooks.")
     parent = ("webhooks", _("Webhooks"))
@@ -130,12 +134,15 @@ class NewWebhook(FormPage):
         """Return the form with the tenant of the URL."""
         return NewWebhookForm(data, principal=self.principal, initial={"tenant": self.request.GET.get("tenant")})
 
-    def act(self, form: NewWebhookForm) -> tuple[Webhook, str]:
+    def act(self, form: NewWebhookForm) -> tuple[Webhook, str | None]:
         """Create the webhook."""
         return hooks.create(principal=self.principal, **form.cleaned_data)
 
-    def finish(self, form: NewWebhookForm, done: tuple[Webhook, str]) -> HttpResponse:
-        """Lead to the secret."""
+    def finish(self, form: NewWebhookForm, done: tuple[Webhook, str | None]) -> HttpResponse:
+        """Lead to the secret, or else to the webhook."""
+        if done[1] is None:
+            self.say(gettext("The webhook is created. Send a test: the result appears below."))
+            return redirect("webhook", uid=done[0].uid)
         return redirect_to_secret(self.request, done[1], "webhook-secret", done[0].uid)
 
 
@@ -215,12 +222,13 @@ class WebhookPage(FormPage):
 
 
 def _with_payload(row: Any, hook: Webhook) -> Any:
-    """Return the delivery with `payload` (formatted; empty if it is too long for a page) and `next_at`.
+    """Return the delivery with `payload` (as its format has it; empty if it is too long for a page) and `next_at`.
 
     After a failure the webhook pauses as a whole, so a message that is due may have to wait for that.
     """
     large = len(row.body) > MOST_SHOWN
-    row.payload = "" if large else json.dumps(json.loads(row.body), indent=2, ensure_ascii=False)
+    row.webhook = hook
+    row.payload = "" if large else json.dumps(rendering.message(row, timezone.now()), indent=2, ensure_ascii=False)
     row.next_at = row.next_attempt_at and max(row.next_attempt_at, hook.not_before or row.next_attempt_at)
     return row
 

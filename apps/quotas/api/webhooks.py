@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -14,7 +15,9 @@ from apps.quotas.api.serializers import TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import EventKind, Webhook, WebhookDelivery
+from apps.quotas.models.webhook import WebhookFormat
 from apps.quotas.services.webhooks import hooks
+from apps.quotas.services.webhooks.formats import rendering
 from gpucloud.api import etags, shown
 from gpucloud.api.filters import filters_of
 from gpucloud.api.serializers import Strict
@@ -29,7 +32,14 @@ class WebhookSerializer(Strict):
         allow_null=True, default=None, help_text="Null: the whole platform (operators only). Never changes."
     )
     url = serializers.CharField(
-        max_length=2000, help_text="https; to the public internet, or to networks that an operator's setting names."
+        max_length=2000,
+        help_text="https; to the public internet, or to networks that an operator's setting names. Of slack and teams"
+        " it is a secret: answers show the server and the last four characters.",
+    )
+    format = serializers.ChoiceField(
+        choices=WebhookFormat.choices,
+        default=WebhookFormat.GPUCLOUD,
+        help_text="Format of its messages; never changes.",
     )
     events = serializers.ListField(
         child=serializers.ChoiceField(choices=EventKind.choices),
@@ -50,17 +60,22 @@ class WebhookSerializer(Strict):
     rotated_at = shown.time("Time of the last rotation; for a day the previous secret signs as well.", null=True)
     columns = Columns(Webhook, "created_by version created_at updated_at")
 
+    def to_representation(self, instance: Webhook) -> dict[str, Any]:
+        """Return the webhook with its URL as it may be shown."""
+        return {**super().to_representation(instance), "url": rendering.shown_url(instance)}
+
 
 class WebhookChangeSerializer(WebhookSerializer):
     """Changeable fields of a webhook."""
 
     tenant = shown.text(null=True, source="tenant.slug")
+    format = shown.choice(WebhookFormat.choices)
 
 
 class NewWebhookSerializer(WebhookSerializer):
     """A webhook with its signing secret, which is shown only once."""
 
-    secret = shown.text("Null in a repeated answer.", null=True)
+    secret = shown.text("Null in a repeated answer, and for formats that are not signed.", null=True)
 
 
 class DeliverySerializer(Strict):
@@ -72,13 +87,20 @@ class DeliverySerializer(Strict):
     status_code = shown.integer("Status of the last response; null: none.", null=True)
     error = shown.text("Error of the last attempt.", null=True)
     delivered_at = shown.time(null=True)
-    payload = serializers.SerializerMethodField(help_text="The body, as JSON.")
+    payload = serializers.SerializerMethodField(help_text="The event, as JSON.")
+    message = serializers.SerializerMethodField(
+        help_text="The body in the format of the webhook, as JSON; null: it is `payload`."
+    )
     changed = Columns(WebhookDelivery, "version created_at updated_at")
 
     def get_payload(self, row: WebhookDelivery) -> dict[str, Any]:
         """Return the body: `type`, `timestamp` and `data`."""
         body: dict[str, Any] = json.loads(row.body)
         return body
+
+    def get_message(self, row: WebhookDelivery) -> Any:
+        """Return the body of a format that is not our own."""
+        return None if row.webhook.signed else rendering.message(row, timezone.now())
 
 
 class WebhookView(ApiView):
@@ -89,7 +111,7 @@ class WebhookView(ApiView):
     read_scope, write_scope = "webhooks:read", "webhooks:write"
     queryset = Webhook.objects.select_related("tenant")
 
-    def show_once(self, hook: Webhook, secret: str) -> Response:
+    def show_once(self, hook: Webhook, secret: str | None) -> Response:
         """Return the webhook with its secret, which is shown once."""
         headers = {
             "ETag": etags.etag(hook.version),
@@ -157,7 +179,9 @@ class DeliveryList(ListMixin):
 
     def get_queryset(self) -> Any:
         """Return the deliveries of webhooks visible to the caller."""
-        return WebhookDelivery.objects.filter(webhook__in=Webhook.objects.visible_to(self.principal))
+        return WebhookDelivery.objects.filter(webhook__in=Webhook.objects.visible_to(self.principal)).select_related(
+            "webhook"
+        )
 
     def get(self, request: Request, uid: str) -> Response:
         """List the messages to a webhook, newest first; kept for a month."""

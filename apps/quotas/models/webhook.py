@@ -53,6 +53,15 @@ class EventKind(models.TextChoices):
 TEST = "webhook.test"
 
 
+class WebhookFormat(models.TextChoices):
+    """Format of a webhook's messages; the label says who takes it."""
+
+    GPUCLOUD = "gpucloud", _("Signed JSON of Standard Webhooks, for your own server")
+    SLACK = "slack", _("Slack: an incoming webhook (also Mattermost)")
+    TEAMS = "teams", _("Microsoft Teams: a workflow’s webhook")
+    ALERTMANAGER = "alertmanager", _("Prometheus Alertmanager: its API for alerts")
+
+
 class WebhookQuerySet(Owned["Webhook"]):
     """Webhooks, filtered by principal."""
 
@@ -69,6 +78,9 @@ class Webhook(Row):
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="webhooks", null=True)
     url = models.CharField(max_length=2000)
+    format = models.CharField(
+        max_length=20, choices=WebhookFormat, default=WebhookFormat.GPUCLOUD, db_default=WebhookFormat.GPUCLOUD
+    )
     description = models.CharField(max_length=200, blank=True, default="")
     # Values of `EventKind`.
     events = ArrayField(models.CharField(max_length=40))
@@ -87,9 +99,16 @@ class Webhook(Row):
 
     class Meta:
         ordering = ["pk"]
+        constraints = checks(webhook_format_known=Q(format__in=WebhookFormat.values))
 
     def __str__(self) -> str:
-        return f"{self.tenant or 'platform'}: {self.url}"
+        # Without the URL: of some formats it is a secret, and a text like this ends in logs.
+        return f"{self.tenant or 'platform'}: {self.uid}"
+
+    @property
+    def signed(self) -> bool:
+        """True if its messages are signed; others are authenticated by their URL or their network."""
+        return self.format == WebhookFormat.GPUCLOUD
 
     @property
     def standing(self) -> str:
@@ -114,7 +133,7 @@ class WebhookDelivery(Row):
     # No constraint: removing a webhook meanwhile must not roll back the event.
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, db_constraint=False, related_name="deliveries")
     kind = models.CharField(max_length=40)
-    body = models.TextField(help_text="As it is signed and sent, to the byte.")
+    body = models.TextField(help_text="The event as JSON; signed formats send it to the byte.")
     state = models.CharField(max_length=10, choices=DeliveryState, default=DeliveryState.PENDING)
     attempts = models.PositiveSmallIntegerField(default=0)
     next_attempt_at = models.DateTimeField(null=True)

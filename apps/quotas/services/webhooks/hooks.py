@@ -7,10 +7,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from apps.quotas.models import Role, Tenant, Webhook, WebhookDelivery
-from apps.quotas.models.webhook import TEST, DeliveryState
+from apps.quotas.models.webhook import TEST, DeliveryState, WebhookFormat
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.webhooks import addresses, outbox, signing
+from apps.quotas.services.webhooks.formats import rendering
 from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict
@@ -34,29 +35,40 @@ def create(
     tenant: Tenant | None,
     url: str,
     events: Iterable[str],
+    format: str = WebhookFormat.GPUCLOUD,  # noqa: A002 - the field's name
     description: str = "",
     enabled: bool = True,
-) -> tuple[Webhook, str]:
-    """Create a webhook and its secret, which is shown once. Raises UrlRefused, TooManyWebhooks, Denied."""
+) -> tuple[Webhook, str | None]:
+    """Create a webhook and its secret, which is shown once (None: the format is not signed).
+
+    Raises UrlRefused, EventsRefused, TooManyWebhooks, Denied.
+    """
     _require(principal, tenant)
     addresses.parse(url)
+    events = sorted(set(events))
+    rendering.check(format, url=url, events=events)
     locks.serialize_transaction(f"webhooks of tenant {tenant.pk}" if tenant else "webhooks of the platform")
     _refuse_many(tenant)
     hook = Webhook.objects.create(
         tenant=tenant,
         url=url,
-        events=sorted(set(events)),
+        format=format,
+        events=events,
         description=description,
         enabled=enabled,
         created_by=principal.name,
     )
-    _note(hook, principal=principal, action="create", to=addresses.origin(url), events=hook.events, enabled=enabled)
-    return hook, signing.secret(hook)
+    told = {"to": addresses.origin(url), "format": format, "events": events, "enabled": enabled}
+    _note(hook, principal=principal, action="create", **told)
+    return hook, signing.secret(hook) if hook.signed else None
 
 
 @transaction.atomic
 def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = None, **values: Any) -> Webhook:
-    """Set the given values; enabling resets the failures. Raises UrlRefused, Denied, PreconditionFailed."""
+    """Set the given values; enabling resets the failures.
+
+    Raises UrlRefused, EventsRefused, Denied, PreconditionFailed.
+    """
     hook = _lock_row(principal, hook, versions)
     told = {name: value for name, value in values.items() if name != "url"}
     if "url" in values:
@@ -64,6 +76,8 @@ def change(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
         told["to"] = addresses.origin(values["url"])
     if "events" in values:
         values["events"] = told["events"] = sorted(set(values["events"]))
+    if values.keys() & {"url", "events"}:
+        rendering.check(hook.format, **{"url": hook.url, "events": hook.events, **_of(values, "url", "events")})
     if "enabled" in values or "url" in values:
         values |= {"failures": 0, "failing_since": None, "not_before": None}
     if "enabled" in values:
@@ -84,8 +98,10 @@ def delete(*, principal: Principal, hook: Webhook, versions: etags.Versions = No
 
 @transaction.atomic
 def rotate(*, principal: Principal, hook: Webhook, versions: etags.Versions = None) -> tuple[Webhook, str]:
-    """Create a new secret; the previous one signs too for a day. Raises Denied, PreconditionFailed."""
+    """Create a new secret; the previous one signs too for a day. Raises UnsignedFormat, Denied, PreconditionFailed."""
     hook = _lock_row(principal, hook, versions)
+    if not hook.signed:
+        raise rendering.UnsignedFormat("Its messages have no secret: only those of format gpucloud are signed.")
     hook.change(secret_number=hook.secret_number + 1, rotated_at=timezone.now())
     _note(hook, principal=principal, action="rotate")
     return hook, signing.secret(hook)
@@ -116,6 +132,10 @@ def redeliver(
     _note(hook, principal=principal, action="redeliver", delivery=str(delivery.uid), kind=delivery.kind)
     transaction.on_commit(outbox.hint)
     return delivery
+
+
+def _of(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _refuse_many(tenant: Tenant | None) -> None:

@@ -16,6 +16,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from apps.quotas.models import Tenant, Webhook, WebhookDelivery
+from apps.quotas.services.webhooks.formats import rendering
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 logger = logging.getLogger(__name__)
@@ -23,20 +24,23 @@ logger = logging.getLogger(__name__)
 # By name, because tasks import services.
 DELIVER = "apps.quotas.tasks.deliver_webhooks"
 
-
-@compiled_query
-def _listening(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
-    return Webhook.objects.filter(Q(tenant=tenant) | Q(tenant=None), enabled=True).values_list("pk", "events")
+SUBSCRIPTION = ("pk", "events", "format")
+Subscription = tuple[int, list[str], str]
 
 
 @compiled_query
-def _own(tenant: Any) -> QuerySet[Webhook, tuple[int, list[str]]]:
-    return Webhook.objects.filter(tenant=tenant, enabled=True).values_list("pk", "events")
+def _listening(tenant: Any) -> QuerySet[Webhook, Subscription]:
+    return Webhook.objects.filter(Q(tenant=tenant) | Q(tenant=None), enabled=True).values_list(*SUBSCRIPTION)
 
 
 @compiled_query
-def _of_platform() -> QuerySet[Webhook, tuple[int, list[str]]]:
-    return Webhook.objects.filter(tenant=None, enabled=True).values_list("pk", "events")
+def _own(tenant: Any) -> QuerySet[Webhook, Subscription]:
+    return Webhook.objects.filter(tenant=tenant, enabled=True).values_list(*SUBSCRIPTION)
+
+
+@compiled_query
+def _of_platform() -> QuerySet[Webhook, Subscription]:
+    return Webhook.objects.filter(tenant=None, enabled=True).values_list(*SUBSCRIPTION)
 
 
 def tell(kind: str, *, tenant: Tenant | None, platform: bool = True, **data: Any) -> int:
@@ -45,13 +49,13 @@ def tell(kind: str, *, tenant: Tenant | None, platform: bool = True, **data: Any
     The platform's webhooks receive every tenant's events too, unless `platform` is False because they have them
     already.
     """
-    hooks = [key for key, events in _subscriptions(tenant, platform) if kind in events]
+    hooks = [key for key, events, form in _subscriptions(tenant, platform) if rendering.wants(form, events, kind)]
     if hooks:
         write(hooks, kind, {"tenant": tenant and tenant.slug, **data})
     return len(hooks)
 
 
-def _subscriptions(tenant: Tenant | None, platform: bool) -> list[tuple[int, list[str]]]:
+def _subscriptions(tenant: Tenant | None, platform: bool) -> list[Subscription]:
     if tenant is None:
         return _of_platform()
     return _listening(tenant.pk) if platform else _own(tenant.pk)

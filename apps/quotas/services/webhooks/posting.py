@@ -1,10 +1,12 @@
 """One POST to a webhook's server: to the checked address, within a fixed time, reading only the status."""
 
 import asyncio
+import socket
 import ssl
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from apps.quotas.services.webhooks import addresses
 from apps.quotas.services.webhooks.addresses import Target, UrlRefused
@@ -49,7 +51,23 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> Answer:
     except TimeoutError:
         return Answer(None, f"No answer within {SECONDS:g} s.")
     except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-        return Answer(None, f"{type(error).__name__}: {error}"[:300])
+        return Answer(None, _in_words(error, url))
+
+
+def _in_words(error: Exception, url: str) -> str:
+    """Return what failed, without the path of the URL, and what to look at."""
+    parts = urlsplit(url)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, (socket.gaierror, ssl.SSLError, ConnectionRefusedError)):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, socket.gaierror):
+        return f"The name {parts.hostname} is unknown: check the URL, or the server's name service."
+    if isinstance(cause, ssl.SSLError):
+        why = getattr(cause, "verify_message", "") or cause.reason
+        return f"TLS failed: {why}. Check the server's certificate."[:300]
+    if isinstance(cause, ConnectionRefusedError):
+        return f"Nothing listens on port {parts.port or (443 if parts.scheme == 'https' else 80)} of {parts.hostname}."
+    return f"{type(error).__name__}: {error}".replace(url, addresses.origin(url))[:300]
 
 
 async def _post(target: Target, address: str, body: bytes, headers: dict[str, str]) -> Answer:

@@ -19,10 +19,11 @@ from django.db.models import F, OuterRef, Q, Subquery
 from django.utils import timezone
 
 from apps.quotas.models import Webhook, WebhookDelivery
-from apps.quotas.models.webhook import TEST, DeliveryState
+from apps.quotas.models.webhook import TEST, DeliveryState, WebhookFormat
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import audit
 from apps.quotas.services.webhooks import posting, signing
+from apps.quotas.services.webhooks.formats import rendering
 from apps.quotas.services.webhooks.posting import Answer
 from gpucloud import counters
 from gpucloud.locks import exclusive
@@ -67,8 +68,9 @@ def _turn(threads: ThreadPoolExecutor) -> int:
 
 
 def _start(threads: ThreadPoolExecutor, delivery: WebhookDelivery) -> Future[Answer]:
-    hook, body = delivery.webhook, delivery.body.encode()
-    headers = signing.headers(hook, message=f"msg_{delivery.uid.hex}", body=body, now=timezone.now())
+    hook, now = delivery.webhook, timezone.now()
+    body = rendering.body(delivery, now)
+    headers = signing.headers(hook, message=f"msg_{delivery.uid.hex}", body=body, now=now) if hook.signed else {}
     return threads.submit(posting.post, hook.url, body, headers)
 
 
@@ -99,7 +101,7 @@ def _record(seen: WebhookDelivery, answer: Answer) -> None:
     if hook is None or delivery is None:
         return  # removed meanwhile, or leased by another sender
     now = timezone.now()
-    said = {"status_code": answer.status, "error": answer.error}
+    said = {"status_code": answer.status, "error": _reason(hook, answer)}
     if answer.delivered:
         counters.WEBHOOK_ATTEMPTS.add("delivered")
         delivery.change(state=DeliveryState.DELIVERED, next_attempt_at=None, delivered_at=now, **said)
@@ -118,8 +120,15 @@ def _record(seen: WebhookDelivery, answer: Answer) -> None:
     _record_failure(hook, answer, now)
 
 
+def _reason(hook: Webhook, answer: Answer) -> str | None:
+    """Return the error with advice, if its format knows one for the status."""
+    advice = rendering.ADVICE.get((WebhookFormat(hook.format), answer.status)) if answer.status else None
+    return f"{answer.error} {advice}" if advice else answer.error
+
+
 def _record_failure(hook: Webhook, answer: Answer, now: datetime) -> None:
-    pause = min(PAUSE_SECONDS * 2 ** min(hook.failures, 10), MOST_PAUSE_SECONDS)
+    # 429 and 503 name a time for the whole receiver, not only for this message.
+    pause = max(min(PAUSE_SECONDS * 2 ** min(hook.failures, 10), MOST_PAUSE_SECONDS), answer.retry_after_seconds)
     since = hook.failing_since or now
     _keep(hook, failures=F("failures") + 1, failing_since=since, not_before=now + timedelta(seconds=pause))
     if hook.enabled and (answer.gone or since <= now - DISABLED_AFTER):
