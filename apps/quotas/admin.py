@@ -11,6 +11,17 @@ register(models.Pool, "name", "description", "sharing_policy", find=("name",))
 register(
     models.ResourceQuota, "tenant", "pool", "resource", "hard", "used", find=("tenant__slug",), narrow=("resource",)
 )
+register(models.Organisation, "slug", "name", "parent", find=("slug", "name"))
+register(
+    models.OrganisationQuota,
+    "organisation",
+    "pool",
+    "resource",
+    "hard",
+    "used",
+    find=("organisation__slug",),
+    narrow=("resource",),
+)
 register(
     models.LedgerEntry,
     "tenant",

@@ -17,7 +17,7 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import ResourceQuota
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import Hold, Obstacle
 from apps.scheduling.core.placement import never_fits

@@ -16,7 +16,7 @@ from django.utils import timezone
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.reservations import booking
 from apps.reservations.idleness import used_percent
 from apps.reservations.lifecycle import lock, locked, note, release_reservation, tell_of

@@ -15,7 +15,7 @@ from django.utils import timezone
 from apps.quotas.models import EventKind, Pool, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.quotas.services.webhooks.outbox import tell
 from apps.reservations import booking
 from apps.scheduling import events

@@ -19,7 +19,7 @@ from apps.quotas.models import Resource
 from apps.quotas.models.pool import BackEnd
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.charging import amount_in_words
+from apps.quotas.services.refusals import amount_in_words
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.claim import PUT_ASIDE
 from apps.scheduling.models.orders import SuspendedBy

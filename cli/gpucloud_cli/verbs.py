@@ -12,9 +12,10 @@ from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.api import PAGE
 from gpucloud_cli.failures import Usage
 from gpucloud_cli.fields import Field
+from gpucloud_cli.nouns import PARENTS, WORDING
 from gpucloud_cli.options import Command, Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import Resource
-from gpucloud_cli.wording import HELP, PARENTS, WORDING
+from gpucloud_cli.wording import HELP
 
 
 def group(resource: Resource) -> click.Group:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from apps.groups import sizing
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import GroupExists, release_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, placed, used

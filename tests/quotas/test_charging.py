@@ -7,7 +7,8 @@ import pytest
 from apps.quotas.models import LedgerEntry, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, refund
+from apps.quotas.services.charging import ChargeContext, charge, refund
+from apps.quotas.services.refusals import QuotaExceeded
 from tests.books import assert_ledger_agrees
 from tests.cast import Cast, Machine, give, placed, used
 

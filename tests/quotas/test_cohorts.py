@@ -8,8 +8,9 @@ import pytest
 from apps.quotas.models import CohortShare, Pool, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.quotas.services.charging import ChargeContext, QuotaExceeded, charge, refund
+from apps.quotas.services.charging import ChargeContext, charge, refund
 from apps.quotas.services.cohorts import CohortInUse
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.books import assert_shares_agree

@@ -3,8 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from decimal import Decimal
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -29,6 +28,8 @@ from apps.quotas.models import (
     LimitRange,
     MemberLimit,
     Membership,
+    Organisation,
+    OrganisationQuota,
     Pool,
     Price,
     QuotaRequest,
@@ -40,15 +41,20 @@ from apps.quotas.models import (
     WebhookDelivery,
 )
 from apps.quotas.principals import SYSTEM, of_user
-from apps.quotas.services import accounts, budgets, invitations, limit_ranges, member_limits, prices, requests, tokens
+from apps.quotas.services import (
+    accounts,
+    invitations,
+    tokens,
+)
 from apps.quotas.services.webhooks import hooks
 from apps.reservations.lifecycle import create_reservation
 from apps.scheduling.models import Assignment, Claim, Proposal, Reservation, Round
 from apps.scheduling.services.claims.sharing import change_pool
-from tests.cast import MODEL, Cast, Machine, ask, give, give_plenty, lose, make_cast, placed
+from tests.cast import Cast, Machine, ask, give_plenty, lose, make_cast, placed
 from tests.clusters.kubeconfigs import kubeconfig
 from tests.emptying import empty
 from tests.jobs.routes import make_job
+from tests.quotas.routes import MORE, make_limits, make_money, make_organisation
 
 # Any signed-in user may see that the object exists; the other routes answer 404 to a foreign tenant.
 SHARED = {
@@ -78,19 +84,16 @@ OPERATORS = {
 # new ones are made pod by pod, not in one transaction.
 NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
 WITHOUT_TOKEN = {"nodes/enrol/", "clusters/join/"}
-MORE: dict[str, Any] = {
-    "tenant": "acme",
-    "pool": "default",
-    "resource": "gpus",
-    "amount": 2,
-    "reason": "a larger model",
-}
 END = (timezone.now() + timedelta(days=3)).isoformat()
 NOBODY = "00000000-0000-0000-0000-000000000000"
 # A valid body, by method and route, if it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "tenants/"): {"slug": "initech"},
     ("PATCH", "tenants/<slug:slug>/"): {"weight": 2},
+    ("POST", "organisations/"): {"slug": "chemistry", "parent": "university"},
+    ("PATCH", "organisations/<slug:slug>/"): {"name": "Physics"},
+    ("POST", "organisation-quotas/"): {"organisation": "physics", "resource": "vgpus", "hard": 10},
+    ("PATCH", "organisation-quotas/<int:pk>/"): {"hard": 200_000},
     ("POST", "tenants/<slug:slug>/members/"): {"username": "max", "role": "viewer"},
     ("POST", "pools/"): {"name": "shared"},
     ("PATCH", "pools/<slug:name>/"): {"core_ceiling": 90},
@@ -188,29 +191,6 @@ class Platform:
         return self.paths.get(route.pattern, route.pattern)
 
 
-def make_money(cast: Cast) -> dict[str, str]:
-    """Create a budget, a price, and quota requests, open and with an offer. Return their paths, by route."""
-    budget = budgets.create_budget(principal=SYSTEM, tenant=cast.acme, period="month", gpu_hours=Decimal(1000))
-    give(cast.acme, pool=cast.pool, gpus=8)
-    asked = {**MORE, "tenant": cast.acme, "pool": cast.pool}
-    opened, countered, requested = (requests.ask(principal=SYSTEM, **asked) for _ in range(3))
-    QuotaRequest.objects.filter(pk=requested.pk).update(state="requested")
-    requests.counter(principal=SYSTEM, request=countered, amount=1)
-    price = prices.set_price(
-        principal=SYSTEM, gpu_model=MODEL, pool=None, valid_from=date(2026, 1, 1), per_gpu_hour=Decimal(2)
-    )
-    return {
-        "budgets/<int:pk>/": f"budgets/{budget.pk}/",
-        "prices/<int:pk>/": f"prices/{price.pk}/",
-        **{
-            f"quota-requests/<uuid:uid>/{verb}": f"quota-requests/{opened.uid}/{verb}"
-            for verb in ("", "approve/", "deny/", "counter/", "withdraw/")
-        },
-        "quota-requests/<uuid:uid>/forward/": f"quota-requests/{requested.uid}/forward/",
-        "quota-requests/<uuid:uid>/accept/": f"quota-requests/{countered.uid}/accept/",
-    }
-
-
 def make_proposal(claim: Claim) -> dict[str, str]:
     """Create a proposal that can be accepted and dismissed, in a pool with previews. Return its paths, by route."""
     change_pool(principal=SYSTEM, pool=claim.pool, rebalance_mode="propose")
@@ -303,17 +283,6 @@ def edit_a_page(machine: Machine, claim: Claim) -> None:
     machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
 
 
-def make_limits(cast: Cast) -> dict[str, str]:
-    limit_range = limit_ranges.create_range(
-        principal=SYSTEM, tenant=cast.acme, pool=None, field="time_limit_seconds", minimum=1
-    )
-    member_limit = member_limits.create_limit(principal=SYSTEM, tenant=cast.acme, user=None, resource="gpus", hard=1000)
-    return {
-        "limit-ranges/<int:pk>/": f"limit-ranges/{limit_range.pk}/",
-        "member-limits/<int:pk>/": f"member-limits/{member_limit.pk}/",
-    }
-
-
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
     machine = Machine("gpu1", cast.pool, host_memory_mib=16384)
@@ -334,7 +303,7 @@ def make_platform(cast: Cast) -> Platform:
         **{f"pools/<slug:name>/{verb}": f"pools/default/{verb}" for verb in ("", "queue/")},
         **make_money(cast),
         **make_proposal(claim),
-        **make_limits(cast),
+        **make_limits(cast) | make_organisation(cast),
         "quotas/<int:pk>/": f"quotas/{quota.pk}/",
         "quotas/<int:pk>/ledger/": f"quotas/{quota.pk}/ledger/",
         "tokens/<slug:key>/": f"tokens/{token.key}/",
@@ -376,7 +345,8 @@ def platform(module_platform: Platform, db: None) -> Platform:
 STORED = [
     Assignment, AuditEvent, Budget, BudgetPeriod, Claim, CohortShare, Condition, Gpu, IdempotencyRecord, LedgerEntry,
     Membership, Node, Pool, Price, Proposal, QuotaRequest, ResourceQuota, Round, Tenant, Token, UsageFrame,
-    LimitRange, MemberLimit, Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
+    LimitRange, MemberLimit, Organisation, OrganisationQuota,
+    Reservation, Webhook, WebhookDelivery, Cluster, DeviceClaim, NamespaceBinding, PodClaim,
     Invitation, Job, JobArray, JobFiles, JobOutput, User,
 ]  # fmt: skip
 

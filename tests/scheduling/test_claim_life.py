@@ -6,8 +6,8 @@ import pytest
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Assignment, Claim, Round
 from apps.scheduling.services.claims.lifecycle import ImpossibleClaim, LimitBelowRequest, WrongState, release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim

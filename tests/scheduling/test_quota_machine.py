@@ -25,8 +25,8 @@ from apps.accounting.services.ledger_check import differences
 from apps.quotas.models import CohortShare, ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
-from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.cohorts import CohortInUse
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.quotas.services.tenants import InUse
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim

@@ -123,8 +123,9 @@ def test_control_in_the_order_in_which_they_are_asked_for_they_hold_each_other(
 ) -> None:
     in_key_order = charging._covering
 
-    def as_asked(context: ChargeContext, amounts: charging.Amounts) -> list[ResourceQuota]:
-        return sorted(in_key_order(context, amounts), key=lambda quota: list(amounts).index(quota.resource))
+    def as_asked(context: ChargeContext, amounts: charging.Amounts) -> Any:
+        found, levels = in_key_order(context, amounts)
+        return sorted(found, key=lambda quota: list(amounts).index(quota.resource)), levels
 
     monkeypatch.setattr(charging, "_covering", as_asked)
     monkeypatch.setattr(charging, "_take", slowly(charging._take))
@@ -139,7 +140,7 @@ def removed_while_claimed(cast: Cast, monkeypatch: pytest.MonkeyPatch, racers: i
     rows = give(cast.acme, core_percent=None, memory_mib=None, vgpus=100)
     in_key_order, read = charging._covering, threading.Event()
 
-    def slowly_covering(context: ChargeContext, amounts: charging.Amounts) -> list[ResourceQuota]:
+    def slowly_covering(context: ChargeContext, amounts: charging.Amounts) -> Any:
         found = in_key_order(context, amounts)
         read.set()
         time.sleep(4 * A_MOMENT_SECONDS)
@@ -168,7 +169,7 @@ def test_control_a_quota_that_is_not_removed_alone_is_missed_by_claims_under_way
 ) -> None:
     lock = charging.lock_tenants
 
-    def together(*tenants: Tenant, exclusive: bool = False) -> bool:
+    def together(*tenants: Tenant, exclusive: bool = False) -> charging.Ties:
         return lock(*tenants)
 
     monkeypatch.setattr(charging, "lock_tenants", together)

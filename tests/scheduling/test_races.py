@@ -15,8 +15,8 @@ from apps.quotas import idempotency
 from apps.quotas.models import ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging
-from apps.quotas.services.charging import QuotaExceeded
 from apps.quotas.services.quotas import change_quota
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import NoRoom, resize_claim

@@ -357,7 +357,7 @@ def test_grants_and_changes_in_a_pool_with_a_ratio_do_not_hold_each_other(
     paths = [make_request(real_cast) for _ in range(4)]
     lock = charging.lock_tenants
 
-    def lock_and_wait(*tenants: Tenant, exclusive: bool = False) -> bool:
+    def lock_and_wait(*tenants: Tenant, exclusive: bool = False) -> charging.Ties:
         found = lock(*tenants, exclusive=exclusive)
         time.sleep(0.05)  # so that the other one locks the next row, if it may
         return found

@@ -4,7 +4,7 @@ import pytest
 
 from apps.accounting.services.sums import Sums
 from apps.quotas.models import ResourceQuota
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.previews.gpu_cordons import effects_of_cordon
 from tests.cast import GIB, Cast, Machine, ask, give

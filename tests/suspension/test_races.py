@@ -15,7 +15,7 @@ from apps.accounting.services.ledger_check import differences
 from apps.nodes.models import Gpu, Node
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.claims.lifecycle import WrongState, release_claim

@@ -100,6 +100,24 @@ FROM quotas_cohortshare share LEFT JOIN quotas_pool pool ON pool.id = share.pool
 WHERE is_now <> should_be ORDER BY share.id, number
 """
 
+# Per quota of an organisation: `used`, and the sum of the claims of all tenants below it.
+OF_ORGANISATIONS = f"""
+WITH RECURSIVE charged AS ({CHARGED}),
+below AS (
+    SELECT id AS top, id FROM quotas_organisation
+    UNION ALL SELECT below.top, part.id FROM quotas_organisation part JOIN below ON part.parent_id = below.id
+),
+told AS (
+    SELECT quota.id, organisation.slug || '/' || COALESCE(pool.name, '*') || '/' || quota.resource AS name, quota.used,
+        COALESCE((SELECT SUM(charged.amount) FROM charged JOIN quotas_tenant tenant ON tenant.id = charged.tenant_id
+            JOIN below ON below.id = tenant.organisation_id AND below.top = quota.organisation_id
+            WHERE charged.resource = quota.resource AND (quota.pool_id IS NULL OR charged.pool_id = quota.pool_id)
+        ), 0) AS claims
+    FROM quotas_organisationquota quota JOIN quotas_organisation organisation ON organisation.id = quota.organisation_id
+        LEFT JOIN quotas_pool pool ON pool.id = quota.pool_id
+)
+SELECT NULL, 'organisation ' || name, 'used', used, claims FROM told WHERE used <> claims ORDER BY id
+"""  # noqa: S608 - likewise
 
 # Per node: the host memory of suspended claims.
 HELD = """(
@@ -115,7 +133,7 @@ FROM nodes_node node WHERE node.host_memory_used_mib <> {HELD} ORDER BY node.id
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number that is not what it should be. `quota_id` is None if it is a cohort's share or a node."""
+    """One number that is not what it should be. `quota_id` is None if it is no tenant's quota."""
 
     quota_id: int | None
     subject: str
@@ -128,7 +146,7 @@ def differences() -> list[Difference]:
     """Return all numbers that differ; none on a sound platform."""
     found = []
     with connection.cursor() as cursor:
-        for statement in (OF_QUOTAS, OF_CLAIMS, OF_SHARES, OF_NODES):
+        for statement in (OF_QUOTAS, OF_CLAIMS, OF_SHARES, OF_ORGANISATIONS, OF_NODES):
             cursor.execute(statement)
             found += [
                 Difference(quota_id, subject, number, int(is_now), int(should_be))

@@ -17,7 +17,7 @@ from django.utils import timezone
 from apps.accounting.services.sums import Saved as SavedSums
 from apps.accounting.services.sums import Sums
 from apps.quotas.models import Pool, ResourceQuota, Tenant
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.core import gangs
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, NodeState, Placed

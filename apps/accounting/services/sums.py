@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 
-from apps.quotas.models import CohortShare, ResourceQuota
+from apps.quotas.models import CohortShare, OrganisationQuota, ResourceQuota
+from apps.quotas.services.organisation_quotas import levels_above
 from apps.scheduling.models import Claim
 from apps.scheduling.services.charging.shortages import MemberHoldings, find_shortages
 
 # The amounts used of each quota, taken of each share, and held by the members looked up.
 Saved = tuple[
-    list[tuple[ResourceQuota, int]], list[tuple[CohortShare, int]], dict[tuple[int, int | None], dict[str, int]]
+    list[tuple[ResourceQuota | OrganisationQuota, int]],
+    list[tuple[CohortShare, int]],
+    dict[tuple[int, int | None], dict[str, int]],
 ]
 
 
@@ -19,6 +22,8 @@ class Sums:
         """Take all quotas of each tenant that is charged here, in key order, with their pools and shares."""
         self.quotas = list(quotas)
         self._members = MemberHoldings()
+        # Of the organisations above; tenants of one have the same rows.
+        self._levels = levels_above({quota.tenant_id: quota.tenant for quota in self.quotas}.values())
         # Quotas of one share must see one another's charges.
         shares: dict[int, CohortShare] = {}
         for quota in self.quotas:
@@ -32,8 +37,11 @@ class Sums:
         wanted = {resource: amount for resource, amount in due.items() if amount}
         limits, held = self._members.of(claim)
         quotas = [quota for quota in self.quotas if _covers(quota, claim) and quota.resource in wanted]
-        if short := find_shortages(claim, quotas, limits=limits, held=held):
+        levels = [row for row in self._levels.get(claim.tenant_id, ()) if row.covers(claim.pool_id)]
+        if short := find_shortages(claim, quotas, limits=limits, held=held, levels=levels):
             raise short[0].join(short[1:])
+        for row in levels:
+            row.used += wanted.get(row.resource, 0)
         for quota in quotas:
             more = quota.taken(quota.used + wanted[quota.resource]) - quota.taken()
             quota.used += wanted[quota.resource]
@@ -45,8 +53,10 @@ class Sums:
     def save(self) -> Saved:
         """Return the present numbers, for `undo`."""
         shares = {quota.share.pk: quota.share for quota in self.quotas if quota.share is not None}
+        levels = {row.pk: row for rows in self._levels.values() for row in rows}
+        rows: list[ResourceQuota | OrganisationQuota] = [*self.quotas, *levels.values()]
         return (
-            [(quota, quota.used) for quota in self.quotas],
+            [(row, row.used) for row in rows],
             [(share, share.taken) for share in shares.values()],
             {key: dict(held) for key, (_, held) in self._members.known.items()},
         )

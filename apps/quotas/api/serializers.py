@@ -8,7 +8,7 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from apps.quotas.models import Pool, Resource, Role, Tenant, User
+from apps.quotas.models import Organisation, Pool, Resource, Role, Tenant, User
 from apps.quotas.models.audit import AuditEvent
 from apps.quotas.models.quota import LedgerEntry, ResourceQuota
 from apps.quotas.models.resource import AMOUNT_HELP, MOST_AMOUNT, RESOURCE
@@ -49,6 +49,19 @@ class TenantBySlug(serializers.SlugRelatedField[Tenant]):
         return self.fail("does_not_exist", value=data)
 
 
+class OrganisationBySlug(serializers.SlugRelatedField[Organisation]):
+    """An organisation by its slug; one that the caller may not see does not exist."""
+
+    default_error_messages = {"does_not_exist": "There is no organisation {value} that you may use."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="slug", queryset=Organisation.objects.none(), **kwargs)
+
+    def get_queryset(self) -> QuerySet[Organisation]:
+        """Return the organisations that the caller may see."""
+        return Organisation.objects.visible_to(self.context["request"].user)
+
+
 class PoolByName(serializers.SlugRelatedField[Pool]):
     """A pool by its name."""
 
@@ -71,6 +84,9 @@ class TenantSerializer(Strict):
     name = serializers.CharField(max_length=MOST_NAME, required=False, help_text="For people; the slug unless given.")
     weight = StrictInteger(min_value=1, max_value=1000, default=1)
     cohort = serializers.RegexField(SLUG, allow_null=True, default=None)
+    organisation = OrganisationBySlug(
+        allow_null=True, default=None, help_text="Its quotas, and those above it, count what the tenant holds."
+    )
     changed = Columns(Tenant, "version created_at updated_at")
 
 

@@ -21,10 +21,10 @@ class TenantList(ListMixin):
     """Tenants."""
 
     serializer_class = serializers.TenantSerializer
-    filterset_class = filters_of(Tenant, "slug", "cohort")
+    filterset_class = filters_of(Tenant, "slug", "cohort", organisation="organisation__slug")
     read_scope, write_scope = "tenants:read", "tenants:write"
     operator_methods = CHANGES
-    queryset = Tenant.objects.all()
+    queryset = Tenant.objects.select_related("organisation")
 
     get = lists("List tenants.")
 
@@ -42,10 +42,10 @@ class TenantDetail(ApiView):
     serializer_class = serializers.TenantChangeSerializer
     lookup_key = "slug"
     read_scope, write_scope = "tenants:read", "tenants:write"
-    queryset = Tenant.objects.all()
+    queryset = Tenant.objects.select_related("organisation")
 
     get = shows("Show a tenant.")
-    patch = changes(tenants.change_tenant, "tenant", "Change name, weight or cohort.")
+    patch = changes(tenants.change_tenant, "tenant", "Change name, weight, cohort or organisation.")
     delete = removes(tenants.delete_tenant, "tenant", "Remove a tenant that never had a quota.")
 
 

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.quotas.api import limits, people, prices, quotas, tenants, tokens, webhooks
+from apps.quotas.api import limits, organisations, people, prices, quotas, tenants, tokens, webhooks
 
 urlpatterns = [
     path("me/", people.Me.as_view()),
@@ -18,6 +18,10 @@ urlpatterns = [
     path("tenants/<slug:slug>/", tenants.TenantDetail.as_view()),
     path("tenants/<slug:slug>/members/", tenants.MemberList.as_view()),
     path("tenants/<slug:slug>/members/<str:username>/", tenants.MemberDetail.as_view()),
+    path("organisations/", organisations.OrganisationList.as_view()),
+    path("organisations/<slug:slug>/", organisations.OrganisationDetail.as_view()),
+    path("organisation-quotas/", organisations.OrganisationQuotaList.as_view()),
+    path("organisation-quotas/<int:pk>/", organisations.OrganisationQuotaDetail.as_view()),
     path("pools/", tenants.PoolList.as_view()),
     path("prices/", prices.PriceList.as_view()),
     path("prices/<int:pk>/", prices.PriceDetail.as_view()),

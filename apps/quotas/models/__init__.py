@@ -5,6 +5,7 @@ from apps.quotas.models.budget import Budget, BudgetPeriod
 from apps.quotas.models.cohort import CohortShare
 from apps.quotas.models.idempotency import IdempotencyRecord
 from apps.quotas.models.limits import LimitRange, MemberLimit
+from apps.quotas.models.organisation import Organisation, OrganisationQuota
 from apps.quotas.models.people import Invitation, UserSession
 from apps.quotas.models.pool import Pool, RebalanceMode, RebalancePolicy, SharingPolicy
 from apps.quotas.models.price import Price
@@ -30,6 +31,8 @@ __all__ = [
     "LimitRange",
     "MemberLimit",
     "Membership",
+    "Organisation",
+    "OrganisationQuota",
     "Pool",
     "Price",
     "QuotaRequest",

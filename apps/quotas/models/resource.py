@@ -45,6 +45,7 @@ AMOUNT_HELP = {
     "hard": _("What the tenant may hold; 0: nothing."),
     "borrowing_limit": _("Above the quota, while its cohort has idle quota."),
     "lending_limit": _("Of the quota, to its cohort while idle."),
+    "organisation_hard": _("What all its tenants may hold together; 0: nothing."),
     "member_hard": _("Over all pools, by all tokens of the member together; 0: nothing."),
     "range_default": _("The value of claims that do not set it."),
     "more": _("The amount to add to the present quota."),

@@ -53,6 +53,10 @@ class Tenant(Row):
     name = models.CharField(max_length=200)
     weight = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1), MaxValueValidator(1000)])
     cohort = models.CharField(max_length=63, null=True, blank=True, validators=[RegexValidator(SLUG)])
+    # Its charges count at this organisation and at all above it.
+    organisation = models.ForeignKey(
+        "quotas.Organisation", on_delete=models.PROTECT, null=True, blank=True, related_name="tenants"
+    )
     natural_name = natural_name("slug")
     members = models.ManyToManyField(User, through="Membership", related_name="tenants")
 

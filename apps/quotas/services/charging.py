@@ -7,7 +7,8 @@ the caller's transaction rolls back the rest. The row's version stays: it is the
 would be stale all the time in a busy tenant.
 
 A tenant in a cohort takes from its quota and, above its kept part, from the cohort's share, in the same way
-(`apps.quotas.services.cohorts`).
+(`apps.quotas.services.cohorts`). A tenant in an organisation takes from the quotas of all organisations above it, too
+(`apps.quotas.services.organisation_quotas`).
 """
 
 import uuid
@@ -20,12 +21,12 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
-from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Tenant
-from apps.quotas.models.resource import IN_MIB, ZERO_WITHOUT_ROW, profile_of
+from apps.quotas.models import LedgerEntry, OrganisationQuota, Pool, ResourceQuota, Tenant
+from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
-from apps.quotas.services import cohorts, member_limits
-from gpucloud.errors import Conflict
+from apps.quotas.services import cohorts, member_limits, organisation_quotas
+from apps.quotas.services.refusals import MemberLimitExceeded, QuotaExceeded, quota_exceeded
 from gpucloud.fastpath.compiled_queries import compiled_query
 
 # The condition is that of `apps.quotas.models.quota.within`, which is the constraint too. An unlimited quota borrows
@@ -77,118 +78,29 @@ class ChargeContext:
     user_id: int | None = None
 
 
-NAMES = {
-    Resource.CORE_PERCENT: "Core",
-    Resource.MEMORY_MIB: "Memory",
-    Resource.VGPUS: "vGPU",
-    Resource.GPUS: "Whole-GPU",
-    Resource.HOST_MEMORY_MIB: "Host-memory",
-}
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """Cohorts and organisations of locked tenants."""
+
+    in_cohort: bool
+    organisation_ids: set[int]
 
 
-def resource_in_words(resource: str) -> str:
-    """Return how a refusal begins that is about this resource."""
-    return f"{profile} instance" if (profile := profile_of(resource)) else NAMES[Resource(resource)]
-
-
-def amount_in_words(resource: str, amount: int) -> str:
-    """Return an amount with its unit: `60 %`, `8 GiB`, `1536 MiB`, `2`."""
-    if resource == Resource.CORE_PERCENT:
-        return f"{amount} %"
-    if resource in IN_MIB:
-        return f"{amount} MiB" if amount % 1024 or not amount else f"{amount // 1024} GiB"
-    return str(amount)
-
-
-def _shortage(resource: str, *, requested: int, free: int, hard: int) -> str:
-    words = (amount_in_words(resource, amount) for amount in (requested, free, hard))
-    return "requested {}, {} of {} available".format(*words)
-
-
-class QuotaExceeded(Conflict, code="quota-exceeded", title="Quota exceeded"):
-    """The tenant's quota has no room for this; `shortages` lists every resource that is short, the first one as well.
-
-    The other facts are those of the first.
-    """
-
-    def __init__(self, *, resource: str, pool: str | None, hard: int, used: int, requested: int, **facts: Any) -> None:
-        where = f" in pool {pool}" if pool else ""
-        free = facts.get("free", max(0, hard - used))
-        lent = f" ({amount_in_words(resource, facts['lent'])} lent to its cohort)" if facts.get("lent") else ""
-        short = _shortage(resource, requested=requested, free=free, hard=hard)
-        self._explain(
-            f"{resource_in_words(resource)} quota{where} exceeded: {short}{lent}",
-            free,
-            resource=resource,
-            pool=pool,
-            hard=hard,
-            used=used,
-            requested=requested,
-            **facts,
-        )
-
-    def _explain(self, detail: str, available: int, **facts: Any) -> None:
-        short = {name: facts.get(name) for name in ("resource", "pool", "hard", "used", "requested")}
-        shortages = [{"code": self.code, **short, "available": available, "detail": detail}]
-        super().__init__(detail, **facts, shortages=shortages)
-
-    @property
-    def shortages(self) -> list[dict[str, Any]]:
-        """The short resources: `code`, `resource`, `pool`, `hard`, `used`, `requested`, `available`, `detail` each."""
-        found: list[dict[str, Any]] = self.facts["shortages"]
-        return found
-
-    def join(self, others: "Iterable[QuotaExceeded]") -> "QuotaExceeded":
-        """Name what the others are short of, too; return this error."""
-        for other in others:
-            self.shortages.extend(other.shortages)
-        self.detail = "; ".join(item["detail"] for item in self.shortages)
-        self.args = (self.detail,)
-        return self
-
-
-def quota_exceeded(quota: ResourceQuota, requested: int, **facts: Any) -> QuotaExceeded:
-    """Return the refusal with this row's numbers. `facts`: corrections by lending and borrowing."""
-    return QuotaExceeded(
-        resource=quota.resource,
-        pool=quota.pool.name if quota.pool else None,
-        hard=quota.hard or 0,
-        used=quota.used,
-        requested=requested,
-        **facts,
-    )
-
-
-class MemberLimitExceeded(QuotaExceeded, code="member-limit-exceeded", title="Member's limit exceeded"):
-    """The member may hold no more of the resource, even if the tenant's quota has room."""
-
-    def __init__(self, *, resource: str, hard: int, used: int, requested: int) -> None:
-        free = max(0, hard - used)
-        short = _shortage(resource, requested=requested, free=free, hard=hard)
-        self._explain(
-            f"{resource_in_words(resource)} limit of this member exceeded: {short} (set by the tenant's admins)",
-            free,
-            resource=resource,
-            hard=hard,
-            used=used,
-            requested=requested,
-        )
-
-
-def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> bool:
+def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> Ties:
     """Lock the tenants' sets of quotas: shared for charges and refunds, `exclusive` to create or remove one.
 
     Without the lock a claim in progress while a quota is created would be charged to the earlier quotas, never to the
-    new one. Returns True if one of the tenants is in a cohort.
+    new one. Returns the tenants' ties, which stay while the lock is held.
     """
     # Django has no FOR KEY SHARE.
     strength = "UPDATE" if exclusive else "KEY SHARE"
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT cohort FROM quotas_tenant WHERE id = ANY(%s) ORDER BY id FOR {strength}",  # noqa: S608
+            f"SELECT cohort, organisation_id FROM quotas_tenant WHERE id = ANY(%s) ORDER BY id FOR {strength}",  # noqa: S608
             [[tenant.pk for tenant in tenants]],
         )
-        return any(cohort is not None for (cohort,) in cursor.fetchall())
+        rows = cursor.fetchall()
+    return Ties(any(cohort is not None for cohort, _ in rows), {pk for _, pk in rows if pk is not None})
 
 
 def lock(*tenants: Tenant) -> None:
@@ -196,8 +108,10 @@ def lock(*tenants: Tenant) -> None:
 
     For a transaction on several tenants: each charge keeps the order of locks, several in a row do not.
     """
-    if lock_tenants(*tenants):
+    ties = lock_tenants(*tenants)
+    if ties.in_cohort:
         cohorts.lock(ResourceQuota.objects.filter(tenant__in=tenants).values_list("share_id", flat=True))
+    organisation_quotas.lock(ties.organisation_ids)
 
 
 def count_held(quota: ResourceQuota, *, principal: Principal) -> None:
@@ -221,7 +135,7 @@ def charge(context: ChargeContext, *, amounts: Amounts) -> None:
     short: list[QuotaExceeded] = []
     if limits := member_limits.lock(context.tenant, context.user_id, wanted):
         short += member_shortages(context, wanted, limits)
-    quotas = _covering(context, wanted)
+    quotas, levels = _covering(context, wanted)
     short += missing_quotas(wanted, quotas, pool=context.pool)
     for quota in quotas:
         amount = wanted[quota.resource]
@@ -231,6 +145,7 @@ def charge(context: ChargeContext, *, amounts: Amounts) -> None:
                 short.append(_refusal(quota, amount, context.principal))
         elif not (_take(quota, amount, context) and cohorts.take(quota, amount)):
             short.append(_refusal(quota, amount, context.principal))
+    short += organisation_quotas.shortages(levels, wanted) if short else organisation_quotas.take(levels, wanted)
     if short:
         raise short[0].join(short[1:])
 
@@ -242,13 +157,14 @@ class _Short(Exception):
 def charge_many(*, principal: Principal, tenant: Tenant, pool: Pool, amounts: Mapping[uuid.UUID, Amounts]) -> bool:
     """Charge many claims without a member, given by uid, in two statements and one for each quota.
 
-    Return False and charge nothing if they must be charged one by one: some quota is short, missing, or of a cohort.
+    Return False and charge nothing if they must be charged one by one: some quota is short, missing, of a cohort or
+    of an organisation.
     """
     resources = {resource: amount for each in amounts.values() for resource, amount in each.items() if amount > 0}
     try:
         with transaction.atomic():
-            quotas = _covering(ChargeContext(principal, tenant, pool, uuid.UUID(int=0)), resources)
-            if missing_quotas(resources, quotas, pool=pool) or any(quota.share_id for quota in quotas):
+            quotas, levels = _covering(ChargeContext(principal, tenant, pool, uuid.UUID(int=0)), resources)
+            if missing_quotas(resources, quotas, pool=pool) or levels or any(quota.share_id for quota in quotas):
                 return False
             for quota in quotas:
                 mine = {uid: each[quota.resource] for uid, each in amounts.items() if each.get(quota.resource, 0) > 0}
@@ -266,7 +182,9 @@ def refund(context: ChargeContext, *, amounts: Amounts) -> None:
     A quota that was created after the claim was not charged by it, and gets no refund.
     """
     wanted = {resource: amount for resource, amount in amounts.items() if amount > 0}
-    for quota in _covering(context, wanted):
+    quotas, levels = _covering(context, wanted)
+    organisation_quotas.give_back(levels, wanted)
+    for quota in quotas:
         held = _charged_amount(quota, context.claim_uid)
         if amount := min(wanted[quota.resource], held):
             cohorts.give_back(quota, amount)
@@ -316,14 +234,17 @@ def _rows(context: ChargeContext, amounts: Amounts) -> QuerySet[ResourceQuota]:
     )
 
 
-def _covering(context: ChargeContext, amounts: Amounts) -> list[ResourceQuota]:
-    """Return the quotas to charge: the pool's and the overall ones, in primary-key order.
+def _covering(context: ChargeContext, amounts: Amounts) -> tuple[list[ResourceQuota], list[OrganisationQuota]]:
+    """Return the quotas to charge, the pool's and the overall ones: the tenant's, and those of its organisations.
 
-    Quotas with a share are read under its lock, so their numbers are current.
+    Each in primary-key order. Quotas with a share, and those of organisations, are read under locks, so their numbers
+    are current.
     """
-    if lock_tenants(context.tenant):
+    ties = lock_tenants(context.tenant)
+    if ties.in_cohort:
         cohorts.lock(_rows(context, amounts).values_list("share_id", flat=True))
-    return [quota for quota in _quotas_of(context.tenant.pk, context.pool.pk) if quota.resource in amounts]
+    levels = organisation_quotas.lock(ties.organisation_ids, pool=context.pool, resources=amounts)
+    return [quota for quota in _quotas_of(context.tenant.pk, context.pool.pk) if quota.resource in amounts], levels
 
 
 @compiled_query

@@ -7,21 +7,27 @@ from collections.abc import Collection
 from django.db import transaction
 from django.db.models import Sum
 
-from apps.quotas.models import CohortShare, LedgerEntry, ResourceQuota
+from apps.quotas.models import CohortShare, LedgerEntry, Organisation, ResourceQuota, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
-from apps.quotas.services import audit, charging, cohorts
+from apps.quotas.services import audit, charging, cohorts, organisation_quotas
 
 
 @transaction.atomic
 def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
-    """Reset `used`, `borrowed` and the ledger to the sums of the tenants' claims, and recount all shares."""
+    """Reset `used`, `borrowed` and the ledger to the sums of the tenants' claims.
+
+    Recount all shares and the quotas of all organisations.
+    """
     principal.require_operator()
+    organisation_quotas.serialize_tree()
     quotas = ResourceQuota.objects.filter(pk__in=quota_ids).select_related("tenant", "pool").order_by("pk")
     # Exclusive: no charge of these tenants is in progress, so their claims are complete.
-    charging.lock_tenants(*(quota.tenant for quota in quotas), exclusive=True)
+    inside = Tenant.objects.exclude(organisation=None)
+    charging.lock_tenants(*(quota.tenant for quota in quotas), *inside, exclusive=True)
     shares = list(CohortShare.objects.values_list("pk", flat=True))
     cohorts.lock(shares)
+    _recount_organisations(principal)
     before = _sums()
     for quota in quotas.all():
         _repair(quota, principal=principal)
@@ -30,6 +36,13 @@ def repair_quotas(*, principal: Principal, quota_ids: Collection[int]) -> None:
         # A share that was created meanwhile was not repaired.
         if sums != (old := before.get(share, sums)):
             _note(share, old, sums, principal=principal)
+
+
+def _recount_organisations(principal: Principal) -> None:
+    every = organisation_quotas.lock(Organisation.objects.order_by().values_list("pk", flat=True))
+    for quota, used in organisation_quotas.recount(every):
+        before, after = {"used": used}, {"used": quota.used}
+        audit.record(principal, "organisation-quota.repair", quota, before=before, after=after)
 
 
 def _sums() -> dict[CohortShare, dict[str, int]]:

@@ -5,11 +5,12 @@ from typing import Any
 from django.db import transaction
 from django.db.models import ProtectedError
 
-from apps.quotas.models import Membership, Pool, Role, SharingPolicy, Tenant, User
+from apps.quotas.models import Membership, Organisation, Pool, Role, SharingPolicy, Tenant, User
 from apps.quotas.models.pool import LENDING_POLICIES, BackEnd, IdleRule
 from apps.quotas.principals import ALL_SCOPES, RANK, Principal
-from apps.quotas.services import audit, cohorts
+from apps.quotas.services import audit, cohorts, organisations
 from apps.quotas.services.names import NameTaken, refuse_taken
+from apps.quotas.services.organisation_quotas import serialize_tree
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Denied, Invalid
 
@@ -31,31 +32,47 @@ class BackEndCannotSuspend(Invalid, code="back-end-cannot-suspend", title="The b
 
 
 @transaction.atomic
-def create_tenant(*, principal: Principal, slug: str, name: str, weight: int = 1, cohort: str | None = None) -> Tenant:
+def create_tenant(
+    *,
+    principal: Principal,
+    slug: str,
+    name: str,
+    weight: int = 1,
+    cohort: str | None = None,
+    organisation: Organisation | None = None,
+) -> Tenant:
     """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken."""
     principal.require_operator()
+    if organisation is not None:
+        serialize_tree()
+    facts: dict[str, Any] = {"slug": slug, "name": name, "weight": weight, "cohort": cohort}
     with refuse_taken(lambda: NameTaken(f"There is a tenant {slug} already.", slug=slug)):
-        tenant = Tenant.objects.create(slug=slug, name=name, weight=weight, cohort=cohort)
+        tenant = Tenant.objects.create(**facts, organisation=organisation)
     audit.record(
         principal,
         "tenant.create",
         audit.Named("tenant", slug),
         tenant=tenant,
-        after={"slug": slug, "name": name, "weight": weight, "cohort": cohort},
+        after={**facts, "organisation": organisation and organisation.slug},
     )
     return tenant
 
 
 @transaction.atomic
 def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None, **values: Any) -> Tenant:
-    """Change name, weight or cohort. Raises PreconditionFailed, CohortInUse."""
+    """Change name, weight, cohort or organisation. Raises PreconditionFailed, CohortInUse, OrganisationFull."""
     principal.require_operator()
+    if "organisation" in values:
+        serialize_tree()
     tenant = etags.lock(tenant, versions)
-    before = {name: getattr(tenant, name) for name in values}
+    before = {name: organisations.recorded(getattr(tenant, name)) for name in values}
     if "cohort" in values and values["cohort"] != tenant.cohort:
         cohorts.move(tenant, values["cohort"])
+    if "organisation" in values and values["organisation"] != tenant.organisation:
+        organisations.place_tenant(tenant, values["organisation"])
     tenant.change(**values)
-    audit.record(principal, "tenant.change", tenant, tenant=tenant, before=before, after=values)
+    after = {name: organisations.recorded(value) for name, value in values.items()}
+    audit.record(principal, "tenant.change", tenant, tenant=tenant, before=before, after=after)
     return tenant
 
 

@@ -8,10 +8,11 @@ import click
 
 from gpucloud_cli.addressing import find_claim
 from gpucloud_cli.fields import body_fields, has_preview
+from gpucloud_cli.nouns import WORDING
 from gpucloud_cli.options import Invocation, body, field_options, output_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
-from gpucloud_cli.wording import HELP, WORDING
+from gpucloud_cli.wording import HELP
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from gpucloud_cli.addressing import find_claim
 from gpucloud_cli.amounts import size_text
 from gpucloud_cli.api import Api
 from gpucloud_cli.failures import Problem
+from gpucloud_cli.nouns import WORDING
 from gpucloud_cli.options import Invocation, connection_options, pass_invocation
 from gpucloud_cli.resources import BY_NAME
 from gpucloud_cli.verbs import path_of
-from gpucloud_cli.wording import WORDING
 
 Row = dict[str, Any]
 MOST_EVENTS = 12

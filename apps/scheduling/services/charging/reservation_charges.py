@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from apps.quotas.models import Pool, Resource, Tenant
 from apps.quotas.principals import SYSTEM, Principal
-from apps.quotas.services import charging
+from apps.quotas.services import charging, refusals
 from apps.scheduling.models import Claim, Reservation, ReservationState
 from gpucloud.errors import Conflict
 
@@ -121,7 +121,7 @@ def lift_if_possible(reservation: Reservation, target: Amounts) -> bool:
     try:
         with transaction.atomic():
             lift(reservation, target)
-    except charging.QuotaExceeded:
+    except refusals.QuotaExceeded:
         reservation.refresh_from_db()
         return False
     return True

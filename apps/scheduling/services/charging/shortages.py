@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from apps.quotas.models import Resource, ResourceQuota
-from apps.quotas.services import charging, member_limits
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded, quota_exceeded
+from apps.quotas.models import OrganisationQuota, Resource, ResourceQuota
+from apps.quotas.services import charging, member_limits, organisation_quotas
+from apps.quotas.services.refusals import MemberLimitExceeded, QuotaExceeded, quota_exceeded
 from apps.scheduling.core.nearest import QuotaBounds
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Claim
@@ -32,10 +32,12 @@ def find_shortages(
     limits: Mapping[str, int],
     held: Mapping[str, int],
     wanted: Mapping[str, int] | None = None,
+    levels: Iterable[OrganisationQuota] = (),
 ) -> list[QuotaExceeded]:
     """Return a refusal for everything that the claim's charge is short of. `quotas` are the tenant's, with shares.
 
-    `limits` and `held` are the member's, by resource; `wanted` are other amounts than the claim's own.
+    `limits` and `held` are the member's, by resource; `wanted` are other amounts than the claim's own; `levels` are the
+    quotas of the organisations above.
     """
     more = {resource: amount - claim.charged[resource] for resource, amount in (wanted or claim.amounts).items()}
     asked = {resource: amount for resource, amount in more.items() if amount > 0}
@@ -51,7 +53,7 @@ def find_shortages(
         if quota.free is not None and amount > quota.free:
             facts = {} if quota.share is None else {"free": quota.free, "lent": quota.lent}
             found.append(quota_exceeded(quota, amount, **facts))
-    return found
+    return found + organisation_quotas.shortages([row for row in levels if row.covers(claim.pool_id)], asked)
 
 
 class MemberHoldings:
@@ -74,16 +76,18 @@ class TenantQuotas:
     """The present quotas and member limits of some tenants, without locks."""
 
     def __init__(self, tenant_ids: Iterable[int]) -> None:
-        rows = ResourceQuota.objects.filter(tenant__in=set(tenant_ids)).select_related("pool", "share").order_by("pk")
+        rows = ResourceQuota.objects.filter(tenant__in=set(tenant_ids)).select_related("pool", "share", "tenant")
         self._quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
-        for quota in rows:
+        for quota in rows.order_by("pk"):
             self._quotas[quota.tenant_id].append(quota)
+        self._levels = organisation_quotas.levels_above(quotas[0].tenant for quotas in self._quotas.values())
         self._members = MemberHoldings()
 
     def shortages(self, claim: Claim, wanted: Mapping[str, int] | None = None) -> list[QuotaExceeded]:
         """Return a refusal for everything that the claim's charge is short of, or another charge in its place."""
         limits, held = self._members.of(claim)
-        return find_shortages(claim, self._quotas[claim.tenant_id], limits=limits, held=held, wanted=wanted)
+        quotas, levels = self._quotas[claim.tenant_id], self._levels.get(claim.tenant_id, ())
+        return find_shortages(claim, quotas, limits=limits, held=held, wanted=wanted, levels=levels)
 
 
 def waits_for_quota(claim: Claim) -> bool:

@@ -13,7 +13,7 @@ from apps.nodes.models import Node
 from apps.quotas.models import EventKind, Tenant
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request

@@ -24,7 +24,7 @@ from apps.quotas.models import Budget, Resource, Tenant
 from apps.quotas.models.pool import MigInstances
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, member_limits
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.values import Reason, Refused
 from apps.scheduling.models import Assignment, Claim, ClaimState

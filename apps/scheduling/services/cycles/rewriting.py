@@ -8,7 +8,7 @@ reasons differ only in numbers, are rewritten here: only where they differ, many
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from apps.quotas.services.charging import MemberLimitExceeded, QuotaExceeded
+from apps.quotas.services.refusals import MemberLimitExceeded, QuotaExceeded
 from apps.scheduling.core.values import Refused
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.cycles.commits import write_refusals

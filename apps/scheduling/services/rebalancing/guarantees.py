@@ -13,7 +13,7 @@ from apps.nodes.services import capacity
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.quotas.services.charging import QuotaExceeded
+from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed

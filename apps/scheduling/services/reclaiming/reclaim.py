@@ -21,7 +21,7 @@ from apps.quotas.models import Pool, Resource, ResourceQuota, Tenant
 from apps.quotas.models.pool import PreemptBy
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
-from apps.quotas.services import member_limits
+from apps.quotas.services import member_limits, organisation_quotas
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import Request
@@ -165,6 +165,7 @@ class _View:
         self.members_hold: dict[tuple[int, int | None], dict[str, int]] = {}
         for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
             self.quotas[quota.tenant_id].append(quota)
+        self.levels = organisation_quotas.levels_above(rows[0].tenant for rows in self.quotas.values())
         # Nominations are decided anew here, so they withhold nothing.
         self.reserved: Reserved = replace(read_reserved(pool, now=now), nominated={})
         fleet = Fleet(read_fleet(pool), read_nodes(pool), policy=pool.placement_policy)
@@ -194,7 +195,7 @@ class _View:
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
         victims = tuple(dict.fromkeys(member for item in found.claims for member in self._members_of(item.claim)))
-        if not self._within_member(claim, victims):
+        if not (self._within_organisations(claim, victims) and self._within_member(claim, victims)):
             return None
         self.scene.settle(wanting, found)
         shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
@@ -234,6 +235,12 @@ class _View:
             return False
         self.members_hold[whose] = then
         return True
+
+    def _within_organisations(self, claim: Claim, victims: Iterable[Claim]) -> bool:
+        """Return True if all organisations above have room for the claim once these have gone; it then counts there."""
+        due = {resource: amount - claim.charged[resource] for resource, amount in claim.amounts.items()}
+        gone = [(row.tenant_id, row.pool_id, {key: -amount for key, amount in row.charged.items()}) for row in victims]
+        return organisation_quotas.book(self.levels, [(claim.tenant_id, claim.pool_id, due), *gone])
 
     def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
         """Return True if the claim's tenant lends, and stays within its own quota with the claim."""
