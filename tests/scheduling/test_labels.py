@@ -86,6 +86,17 @@ def test_a_selector_finds_nodes_by_the_labels_that_operators_give(cast: Cast, ma
     assert Assignment.objects.get(claim=claim).gpu.node.name == "gpu2"
 
 
+def test_a_selector_finds_a_node_by_its_name(cast: Cast, machines: list[Machine]) -> None:
+    # An operator's label of that name has no effect.
+    change_node(principal=SYSTEM, node=Node.objects.get(name="gpu1"), labels={"gpucloud.io/node": "gpu2"})
+    for name in ("gpu2", "gpu1"):
+        claim = small(cast, node_selector={"gpucloud.io/node": name})
+        assert gpus(claim)
+        assert Assignment.objects.get(claim=claim).gpu.node.name == name
+    with pytest.raises(ImpossibleClaim, match=r"without the labels gpucloud\.io/node=gpu9"):
+        small(cast, node_selector={"gpucloud.io/node": "gpu9"})
+
+
 def test_a_pool_places_by_its_policy(cast: Cast, machines: list[Machine]) -> None:
     cast.pool.change(placement_policy="spread")
     assert len({uuid for _ in range(4) for uuid in gpus(small(cast))}) > 1

@@ -23,12 +23,15 @@ SHORT_WAIT_SECONDS = 30
 CONFIRM_SECONDS = 10
 # Time of one request at the end, beyond its wait: a server that hangs must not use up the whole patience.
 ANSWER_SECONDS = 5.0
+# The label that each node has by itself.
+NODE_NAME = "gpucloud.io/node"
 # Arguments after the command belong to the command.
 WORDS = {"allow_interspersed_args": False}
 
 
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
 @field_options((*CLAIM_FIELDS, NAME))
+@click.option("--node", help='place it on this node only, like "$(hostname)" where each machine has its name as node')
 @click.option("--wait", type=DURATION, help="wait this long for quota and GPUs, then exit 5; default: 30s, for GPUs")
 @click.option(
     "--lease",
@@ -55,11 +58,14 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     COMMAND that fails after a member has left is started again.
 
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
+    Example: gpucloud run --node "$(hostname)" --core 30 --memory 8GiB -- python train.py
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
     # A program's name may not be text, and `/` has none: then the claim is unnamed.
     if name := Path(command[0]).name.encode(errors="replace").decode()[:200].strip():
         wanted.setdefault("name", name)
+    if given["node"] is not None:
+        wanted["node_selector"] = {**wanted.get("node_selector", {}), NODE_NAME: given["node"]}
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:
         wanted["lease_seconds"] = given["lease"]
@@ -226,7 +232,10 @@ def _how_there(claim: claiming.Claim, command: tuple[str, ...], *, kept: bool) -
     node = claim["assignments"][0]["node"]
     if kept:
         return f"Run there: gpucloud claim exec {claim['uid']} -- {' '.join(command)}"
-    return f"Run `gpucloud run` on {node}, or use --keep here and `gpucloud claim exec UID -- COMMAND` there."
+    return (
+        f"Run `gpucloud run` on {node}, or here with `--node NAME`, the name that this machine has as a node; "
+        "or use --keep here and `gpucloud claim exec UID -- COMMAND` there."
+    )
 
 
 COMMANDS = {"": (run,)}

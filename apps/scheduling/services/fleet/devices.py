@@ -20,6 +20,7 @@ LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The fields of a node on which the state of its GPUs depends.
 # The labels that nodes have by themselves while their agents run jobs, and container images; jobs' claims select them.
+NODE_NAME = "gpucloud.io/node"
 RUNS_JOBS, RUNS_IMAGES = {"gpucloud.io/jobs": "true"}, {"gpucloud.io/images": "true"}
 OWN_LABELS = {**RUNS_JOBS, **RUNS_IMAGES}
 OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame", "backends")
@@ -209,7 +210,8 @@ def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
 
 def labels_of(node: Node) -> dict[str, str]:
     """Return the labels that selectors of claims see: those that operators gave, and the node's own."""
-    return {**node.labels, **(RUNS_JOBS if node.jobs else {}), **(RUNS_IMAGES if node.images else {})}
+    own = {NODE_NAME: node.name, **(RUNS_JOBS if node.jobs else {}), **(RUNS_IMAGES if node.images else {})}
+    return {**node.labels, **own}
 
 
 def labels_on(pool: Pool, gpus: Collection[int] | None = None) -> dict[int, tuple[Label, ...]]:

@@ -1,0 +1,1 @@
+"""Recipes of docs/recipes.md, with the real programs where they are installed."""
