@@ -13,7 +13,7 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from apps.scheduling.waiting import WaitForClaim
 from gpucloud import hints
-from gpucloud.asgi import application
+from gpucloud.asgi import console
 from tests.cast import Answer, Cast, Machine, give_plenty
 from tests.processes import eventually
 from tests.scheduling.asgi_client import Request, call, in_database
@@ -60,7 +60,7 @@ async def active(cast: Cast, machine: Machine) -> str:
 
 @pytest.mark.parametrize(("waiting", "seconds"), [(1, 1.0), (100, 1.0), (1000, 10.0)])
 def test_a_thousand_waits_look_again_no_more_often_than_a_hundred(waiting: int, seconds: float) -> None:
-    door = WaitForClaim(application)
+    door = WaitForClaim(console)
     door.waiting = waiting
     assert door.pause() == seconds
 
