@@ -34,6 +34,8 @@ from gpucloud.fastpath.static_files import StaticFilesMiddleware  # noqa: E402
 # The published types of Channels' routing do not include its own consumers.
 route: Any = path
 pages: Any = AllowedHostsOriginValidator(AuthMiddlewareStack(LiveConsumer.as_asgi()))
+# For the session of a page; who has a token has none.
+terminals: Any = AuthMiddlewareStack(serve_client)
 # These handle HTTP only; ASGI's type covers every protocol.
 bounded: Any = BoundedBody(SingleThreadHandler())
 for_output: Any = WaitForOutput(bounded)
@@ -43,13 +45,13 @@ websockets = URLRouter(
     [
         route("ws/agent/", AgentConsumer.as_asgi()),
         route("ws/live/", pages),
-        route("ws/jobs/<uuid:uid>/terminal/", serve_client),
+        route("ws/jobs/<uuid:uid>/terminal/", terminals),
         route("ws/tunnel/", serve_node),
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
 console: Any = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
-application = NotebookHosts(console)
+application: Any = NotebookHosts(console)
 
 # The views, before the first request needs them.
 import_module(settings.ROOT_URLCONF)

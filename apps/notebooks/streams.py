@@ -65,7 +65,7 @@ class Stream(httpcore.AsyncNetworkStream):
                 async with asyncio.timeout(timeout):
                     message = await self._end.receive()
                 self._rest = message.data
-                await self._end.give_credit(message)
+                await self._end.give_credit(message.cost)
             except TimeoutError as error:
                 raise httpcore.ReadTimeout("Jupyter does not answer") from error
             except Ended as error:

@@ -8,6 +8,7 @@ from rest_framework import authentication, exceptions
 from rest_framework.request import Request
 
 from apps.quotas import principals
+from apps.quotas.models import User
 from apps.quotas.services import attempts, tokens
 
 
@@ -45,6 +46,13 @@ class Session(authentication.SessionAuthentication):
         """Return the session's user as a principal."""
         found = super().authenticate(request)
         return found and (principals.of_user(found[0], source_ip=source_of(request)), None)
+
+
+def find_session_user(session: Any, user: Any) -> User | None:
+    """Return the user of a websocket's session, if neither has ended; asks the database, not the socket's memory."""
+    if user is None or not user.is_authenticated or not session.exists(session.session_key):
+        return None
+    return User.objects.filter(pk=user.pk, is_active=True).first()
 
 
 def source_of(request: Request | HttpRequest) -> str | None:

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from apps.nodes.models import Node
 from apps.quotas import principals
-from apps.quotas.models import User
+from apps.quotas.authentication import find_session_user
 from apps.quotas.services import accounts
 from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
@@ -121,13 +121,8 @@ def _text(message: hints.Message) -> str:
 
 
 def _groups(session: Any, user: Any, query: dict[str, str]) -> tuple[str, ...]:
-    """Return the groups that this session may watch; none if it may not.
-
-    Reads the database, not the socket's memory.
-    """
-    if user is None or not user.is_authenticated or not session.exists(session.session_key):
-        return ()
-    user = User.objects.filter(pk=user.pk, is_active=True).first()
+    """Return the groups that this session may watch; none if it may not."""
+    user = find_session_user(session, user)
     if user is None:
         return ()
     principal = principals.of_user(user)

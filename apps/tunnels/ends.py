@@ -14,6 +14,7 @@ import hmac
 import secrets
 import time
 import uuid
+from collections import deque
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -61,6 +62,8 @@ class End:
         self._sent = self._heard = 0
         self._heard_at = self.moved_at = time.monotonic()
         self._hear = self._take
+        # The costs of messages that a page has, but has not drawn; None where who takes a message has read it.
+        self.drawing: deque[int] | None = None
 
     async def open(self) -> None:
         """Listen to the other end."""
@@ -102,10 +105,10 @@ class End:
         """True if `receive` would not wait."""
         return not self._came.empty()
 
-    async def give_credit(self, message: Message) -> None:
+    async def give_credit(self, cost: int) -> None:
         """Let the other end send as much again. Raises Ended."""
         self.moved_at = time.monotonic()
-        await self._publish({"type": "credit", "cost": message.cost})
+        await self._publish({"type": "credit", "cost": cost})
 
     async def keep_alive(self) -> None:
         """Say that this end lives, and end when the other has been silent. Raises Ended."""

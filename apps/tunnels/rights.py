@@ -3,6 +3,7 @@
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import transaction
 from redis.exceptions import RedisError
@@ -10,6 +11,7 @@ from redis.exceptions import RedisError
 from apps.jobs.models import Job, JobState
 from apps.nodes.models import Node
 from apps.quotas import principals
+from apps.quotas.authentication import find_session_user
 from apps.quotas.models import Role
 from apps.quotas.principals import Principal
 from apps.quotas.services import attempts, audit, tokens
@@ -20,6 +22,10 @@ from gpucloud.errors import Busy, Conflict, Denied, Missing
 MOST_OF_ONE = 16
 # One that was not counted again for so long is gone, with its server.
 FORGOTTEN_SECONDS = 60.0
+
+
+class SessionEnded(Denied, code="session-ended", title="The session has ended"):
+    """The page's user has signed out, or is signed out."""
 
 
 class TokenRefused(Denied, code="token-refused", title="The token is not valid"):
@@ -48,13 +54,25 @@ class Opening:
     node: Node
 
 
-def authorize(token_text: str, source_ip: str | None, job_uid: uuid.UUID) -> Opening:
-    """Return what the caller may open. Raises TokenRefused, ScopeMissing, RoleMissing, NoSuchJob, JobDoesNotRun."""
+def find_token_principal(token_text: str, source_ip: str | None) -> Principal:
+    """Return the principal of a token. Raises TokenRefused."""
     token = tokens.find(token_text, source_ip=source_ip)
     if token is None:
         attempts.count_wrong_token(address=source_ip)
         raise TokenRefused("The token is wrong, expired, revoked, or not valid from here.")
-    principal = principals.of_token(token, source_ip=source_ip)
+    return principals.of_token(token, source_ip=source_ip)
+
+
+def find_session_principal(scope: dict[str, Any], source_ip: str | None) -> Principal:
+    """Return the principal of a page's session. Raises SessionEnded."""
+    user = find_session_user(scope.get("session"), scope.get("user"))
+    if user is None:
+        raise SessionEnded("You are not signed in, or your session has ended: load the page again.")
+    return principals.of_user(user, source_ip=source_ip)
+
+
+def authorize(principal: Principal, job_uid: uuid.UUID) -> Opening:
+    """Return what the caller may open. Raises ScopeMissing, RoleMissing, NoSuchJob, JobDoesNotRun."""
     principal.require_scope("claims:write")
     job = Job.objects.visible_to(principal).select_related("tenant").filter(uid=job_uid).first()
     if job is None:

@@ -1,10 +1,17 @@
-"""The two websockets of a tunnel: a client's, /ws/jobs/UID/terminal/, and its node's, /ws/tunnel/."""
+"""The two websockets of a tunnel: a client's, /ws/jobs/UID/terminal/, and its node's, /ws/tunnel/.
+
+A client has a token, or is a page of this server with its session: then its origin must be the server's own, since a
+browser sends the cookie with websockets of other sites' pages, too. A page reads all that comes, however slowly it
+draws; with `?shown=1` it says how many messages it has drawn, `{"shown": 1}`, and gets no more than a window ahead.
+"""
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -14,11 +21,13 @@ from redis.exceptions import RedisError
 
 from apps.nodes.models.node import hint_group
 from apps.nodes.services import nodes
+from apps.quotas.authentication import source_of
 from apps.tunnels import rights
 from apps.tunnels.ends import ALIVE_SECONDS, ClientEnd, End, Ended, Message, NodeEnd
 from apps.tunnels.rights import Opening
 from gpucloud import hints
 from gpucloud.errors import Denied, GpucloudError, Missing
+from gpucloud.web.origins import is_same_origin, request_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +47,17 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 async def serve_client(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Serve a client's terminal."""
     await receive()
+    token = _header(scope, b"authorization").removeprefix("Bearer ").strip()
+    if not token and not is_same_origin(scope):
+        # Before it is accepted: the browser tells a foreign page nothing.
+        await _close(send, CLOSE_DENIED, "")
+        return
     await send({"type": "websocket.accept"})
-    job_uid: uuid.UUID = scope["url_route"]["kwargs"]["uid"]
-    source = scope["client"][0] if scope.get("client") else None
+    source = source_of(request_of(scope))
 
     def authorize() -> Opening:
-        return rights.authorize(_header(scope, b"authorization").removeprefix("Bearer ").strip(), source, job_uid)
+        found = rights.find_token_principal(token, source) if token else rights.find_session_principal(scope, source)
+        return rights.authorize(found, scope["url_route"]["kwargs"]["uid"])
 
     try:
         opening = await database_sync_to_async(authorize)()
@@ -59,6 +73,8 @@ async def serve_client(scope: dict[str, Any], receive: Receive, send: Send) -> N
     why = "the client closed it"
     await end.open()
     try:
+        if b"shown=1" in scope["query_string"].split(b"&"):
+            end.drawing = deque()
         why = await _open_and_relay(opening, end, authorize, receive, send)
     finally:
         await end.close(why)
@@ -160,6 +176,9 @@ async def _carry_in(end: End, receive: Receive) -> None:
         if message["type"] == "websocket.disconnect":
             raise Ended(message.get("reason") or "the other side closed it")
         text = message.get("text")
+        if text is not None and end.drawing is not None and (count := _count_shown(text)):
+            await end.give_credit(sum(end.drawing.popleft() for _ in range(min(count, len(end.drawing)))))
+            continue
         data = message.get("bytes") or b""
         await end.send(Message(data if text is None else text.encode(), text is not None))
 
@@ -172,7 +191,20 @@ async def _carry_out(end: End, send: Send) -> None:
                 await send({"type": "websocket.send", "text": message.data.decode(errors="replace")})
             else:
                 await send({"type": "websocket.send", "bytes": message.data})
-        await end.give_credit(message)
+        if end.drawing is None:
+            await end.give_credit(message.cost)
+        else:
+            end.drawing.append(message.cost)
+
+
+def _count_shown(text: str) -> int:
+    """Return how many messages a page has drawn; 0 if the text says something else."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return 0
+    count = said.get("shown") if isinstance(said, dict) else None
+    return count if isinstance(count, int) and count > 0 else 0
 
 
 async def _close(send: Send, code: int, why: str) -> None:

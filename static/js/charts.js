@@ -1,5 +1,6 @@
 // Live charts: series by key (an assignment, or a GPU), a window that slides, marks where limits were moved.
 // Every chart has a legend with its present numbers and a table with the same data.
+import { colourOf } from "./colours.js";
 import { ago, duration, say } from "./words.js";
 import { Zoom } from "./zoom.js";
 
@@ -89,15 +90,6 @@ function share(what, colour, fill) {
       { label: "leased", colour: "limit", dash: [7, 4], css: "dashed", of: (p) => p[`${what}_leased`] },
     ],
   };
-}
-
-function colourOf(token) {
-  const probe = document.createElement("i");
-  probe.style.color = `var(--${token})`;
-  document.body.append(probe);
-  const colour = getComputedStyle(probe).color;
-  probe.remove();
-  return colour;
 }
 
 export class Charts {

@@ -188,6 +188,7 @@ export class Watch {
     const mode = age > limit ? "stale" : this.connected ? "live" : "polling";
     const text = { stale: say("stale", age), live: say("live"), polling: say("polling", POLL_SECONDS) }[mode];
     const element = document.getElementById("live");
+    if (!element) return; // what it shows has ended: nothing of it changes any more
     element.dataset.mode = mode;
     const word = document.getElementById("live-word");
     if (word.textContent !== text) word.textContent = text;

@@ -2,6 +2,8 @@
 
 import re
 
+from django.test import Client
+
 from apps.jobs.models import Job, JobArray
 from apps.quotas.models import Pool
 from tests.cast import Cast, Machine
@@ -68,8 +70,19 @@ def test_who_may_see_and_act(cast: Cast, machine: Machine, browser: SignIn) -> N
     vera = browser("vera")
     assert "Stop job" not in vera.get(f"/jobs/{job.uid}/").content.decode()
     assert vera.post(f"/jobs/{job.uid}/stop/").status_code == 403
+    # A terminal is for who may act, while the job runs.
+    assert _terminal_parts(browser("max"), job) == {"data-opens-terminal", 'id="terminal"', "terminal.js"}
+    assert not _terminal_parts(vera, job)
+    end(machine, job, code=0, output_bytes=0)
+    assert not _terminal_parts(browser("max"), job)
     Pool.objects.update(jobs=False)
     assert "No pool runs jobs" in browser("max").get("/jobs/new/").content.decode()
+
+
+def _terminal_parts(reader: Client, job: Job) -> set[str]:
+    """Return what the job's page has of a terminal."""
+    page = reader.get(f"/jobs/{job.uid}/").content.decode()
+    return {part for part in ("data-opens-terminal", 'id="terminal"', "terminal.js") if part in page}
 
 
 def test_a_jobs_page_shows_its_repository(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -29,15 +29,22 @@ __all__ = ["machine_of", "real_cast"]
 class Socket:
     """One websocket at the application."""
 
-    def __init__(self, path: str, **headers: str) -> None:
+    def __init__(self, path: str, query: bytes = b"", /, **headers: str) -> None:
         raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "websocket", "path": path, "query_string": b"", "headers": raw, "subprotocols": []}
+        scope = {"type": "websocket", "path": path, "query_string": query, "headers": raw, "subprotocols": []}
         self.it = ApplicationCommunicator(application, scope)
 
     async def connect(self) -> "Socket":
         await self.it.send_input({"type": "websocket.connect"})
         assert (await self.it.receive_output(timeout=5))["type"] == "websocket.accept"
         return self
+
+    async def refused(self) -> bool:
+        """Return True if it is refused before it is accepted: nobody hears a word."""
+        await self.it.send_input({"type": "websocket.connect"})
+        message = await self.it.receive_output(timeout=5)
+        await self.it.wait(timeout=5)
+        return bool(message["type"] == "websocket.close" and not message["reason"])
 
     async def send(self, message: str | bytes) -> None:
         kind = "text" if isinstance(message, str) else "bytes"
@@ -156,7 +163,7 @@ async def test_only_who_may_create_claims_in_the_tenant_opens_one(stage: Stage) 
     foreign, viewer, reader = await in_database(tokens)
     assert (await (await stage.client(foreign)).closed())[0] == sockets.CLOSE_MISSING
     assert (await (await stage.client(uid=uuid.uuid4())).closed())[0] == sockets.CLOSE_MISSING
-    for token in (viewer, reader, "", "gpc_abc.def"):
+    for token in (viewer, reader, "gpc_abc.def"):
         assert (await (await stage.client(token)).closed())[0] == sockets.CLOSE_DENIED
     assert await audited() == []
 
@@ -200,10 +207,10 @@ async def test_a_client_that_does_not_read_costs_one_window(stage: Stage, monkey
     reading = asyncio.Event()
     give = ends.End.give_credit
 
-    async def held(self: ends.End, message: ends.Message) -> None:
+    async def held(self: ends.End, cost: int) -> None:
         if isinstance(self, ends.ClientEnd):
             await reading.wait()
-        await give(self, message)
+        await give(self, cost)
 
     monkeypatch.setattr(ends.End, "give_credit", held)
     for _ in range(64):

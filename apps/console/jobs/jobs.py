@@ -37,6 +37,7 @@ def find(principal: Principal, uid: uuid.UUID) -> Job:
 def job_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> HttpResponseBase:
     """Show a job, and the end of its output."""
     job = find(principal, uid)
+    may_act = job.is_open and _may_act(principal, job)
     begin = max(0, job.output_bytes - SHOWN_BYTES)
     shown = {
         "job": job,
@@ -44,7 +45,8 @@ def job_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> Ht
         "names": sorted(job.environment),
         "dependencies": job.dependencies.select_related("on", "on_array"),
         "output": read_output(job, offset=begin, most=SHOWN_BYTES),
-        "may_stop": job.is_open and job.stop_requested_at is None and _may_act(principal, job),
+        "may_stop": may_act and job.stop_requested_at is None,
+        "may_open_terminals": may_act,
     }
     return render(request, "jobs/_live.html" if wants_fragment(request) else "jobs/job.html", shown)
 
