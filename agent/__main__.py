@@ -142,7 +142,9 @@ def _add_launch_commands(commands: Commands) -> None:
 
 def _add_status_and_check(commands: Commands) -> None:
     status = commands.add_parser(
-        "status", help="list the agent's claims", description="Print the claims that this machine's agent manages."
+        "status",
+        help="list the agent's claims and runs",
+        description="Print the claims and the runs of jobs that this machine's agent manages.",
     )
     status.add_argument("--run-dir", metavar="DIR", help="of the agent (else GPUCLOUD_RUN_DIR, or the default)")
     status.add_argument("--state-dir", metavar="DIR", help="of the agent, to find its default run directory")

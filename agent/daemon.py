@@ -394,7 +394,7 @@ class Daemon:
     def _status(self, caller: Caller) -> Answer:
         if not authorization.is_operator(caller):
             return Refusal(code="not-allowed", detail="Only the agent's own user and root may see its status.")
-        link = self._link is not None and self._link.connected, self._outbox.unacknowledged
-        server = report.Server(self._node_name, self._settings.server, *link)
+        server = report.Server(self._node_name, self._settings.server, self._link, self._outbox.unacknowledged)
         audit = report.describe_audit(self._auditor.audit, self._auditor.mode)
-        return report.describe_status(self._node, self._inventory, server, arbiter=self._arbiter.status, audit=audit)
+        status = report.describe_status(self._node, self._inventory, server, arbiter=self._arbiter.status, audit=audit)
+        return report.add_runs(status, self._node.desired, self._jobs.add_to(self._node.observe()))

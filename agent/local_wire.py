@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.wire import AssignmentState, AuditPolicy, Check, Count, GpuProcess, Sharing, Uid
+from agent.wire_jobs import RunState
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
@@ -30,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A request: run under a claim, let a user's programs in, report the status, or run the self-check.
 
     `environment`: register the caller under the claim. `page`: let the user's programs write its usage page. `status`:
-    list the assignments. `check`: run the self-check.
+    list the assignments and the runs of jobs. `check`: run the self-check.
     """
 
     ask: Literal["environment", "page", "status", "check"] = "environment"
@@ -114,6 +115,25 @@ class ArbiterStatus(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job that the agent manages."""
+
+    uid: str
+    claim: str
+    state: RunState
+    reason: str | None
+    exit_code: int | None
+    # By the machine's clock; null before its program executes, and before its end.
+    started_at: float | None
+    ended_at: float | None
+    output_bytes: int
+    dropped_bytes: int
+    # The container image, by its digest once that is known; "": none.
+    image: str
+    # As a shell would take it, its beginning if it is long.
+    command: str
+
+
 class Status(Answer, frozen=True, kw_only=True):
     """The status of the whole agent."""
 
@@ -127,6 +147,8 @@ class Status(Answer, frozen=True, kw_only=True):
     arbiter: ArbiterStatus
     audit: AuditStatus
     assignments: list[Held]
+    # Agents of older versions say nothing of them.
+    runs: list[Run] = []
 
 
 class Checked(Answer, frozen=True, kw_only=True):

@@ -1,20 +1,27 @@
 """The facts that `agent status` shows, read from the node."""
 
+import shlex
 from typing import NamedTuple
+
+from msgspec import structs
 
 from agent import wire
 from agent.claims.audit import Audit
 from agent.host.gpus import Inventory
-from agent.local_wire import ArbiterStatus, AuditMode, AuditStatus, Found, Held, Status
+from agent.local_wire import ArbiterStatus, AuditMode, AuditStatus, Found, Held, Run, Status
 from agent.node import Node
+from agent.server.link import Link
+
+# More of a command is on the job's page.
+MOST_OF_COMMAND = 200
 
 
 class Server(NamedTuple):
-    """The node's name at its server, the server's address, and the state of the connection."""
+    """The node's name at its server, the server's address, the connection to it, and what it has not acknowledged."""
 
     node: str
     address: str
-    connected: bool
+    link: Link | None
     unacknowledged: int
 
 
@@ -25,7 +32,7 @@ def describe_status(
     return Status(
         node=server.node,
         server=server.address,
-        connected=server.connected,
+        connected=server.link is not None and server.link.connected,
         frame=node.desired.frame if node.desired else None,
         gpus=len(inventory.gpus),
         gpu_problem=inventory.problem,
@@ -34,6 +41,14 @@ def describe_status(
         audit=audit,
         assignments=list_assignments(node),
     )
+
+
+def add_runs(status: Status, desired: wire.Desired | None, observed: wire.Observed) -> Status:
+    """Return the status with every run of a job that the agent manages, by claim."""
+    states = {one.uid: one for one in observed.jobs or ()}
+    wanted = (desired.jobs if desired else None) or ()
+    rows = [_run(run, state) for run in wanted if (state := states.get(run.uid)) is not None]
+    return structs.replace(status, runs=sorted(rows, key=lambda row: (row.claim, row.started_at or 0.0, row.uid)))
 
 
 def list_assignments(node: Node) -> list[Held]:
@@ -71,4 +86,20 @@ def _row(node: Node, observation: wire.Observation, wanted: wire.Assignment | No
         memory_bytes=observation.memory_bytes,
         memory_limit_bytes=slot.memory_bytes if slot else 0,
         processes=[process.pid for process in runtime.members.living()] if runtime else [],
+    )
+
+
+def _run(run: wire.JobRun, state: wire.JobState) -> Run:
+    return Run(
+        uid=run.uid,
+        claim=run.claim_uid,
+        state=state.state,
+        reason=state.reason,
+        exit_code=state.exit_code,
+        started_at=state.started_at,
+        ended_at=state.ended_at,
+        output_bytes=state.output_bytes,
+        dropped_bytes=state.dropped_bytes,
+        image=state.image or run.image,
+        command=shlex.join(run.command)[:MOST_OF_COMMAND],
     )

@@ -1,14 +1,17 @@
-"""`python -m agent status`: the claims of this machine's agent, as a table or as JSON."""
+"""`python -m agent status`: the claims and runs of this machine's agent, as tables or as JSON."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from agent import local_wire
-from agent.local_wire import Held, Refusal, Request, Status
+from agent.local_wire import Held, Refusal, Request, Run, Status
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 COLUMNS = ("CLAIM", "TENANT", "GPU", "STATE", "GEN", "CORE", "POLICY", "ALLOTTED", "MEMORY MIB", "PROCESSES")
+COLUMNS_OF_RUNS = ("RUN", "CLAIM", "STATE", "EXIT", "TIME", "OUTPUT KIB", "IMAGE", "COMMAND")
 
 
 class StatusError(Exception):
@@ -34,7 +37,7 @@ def as_json(status: Status) -> str:
 
 
 def as_table(status: Status) -> str:
-    """Return the whole status as a table."""
+    """Return the whole status as tables."""
     link = "connected" if status.connected else "not connected"
     gpus = f"{status.gpus} GPUs" if status.gpu_problem is None else status.gpu_problem
     frame = "none" if status.frame is None else status.frame
@@ -45,13 +48,35 @@ def as_table(status: Status) -> str:
     lines += [found.detail for found in status.audit.findings]
     if status.audit.unseen:
         lines.append(f"{status.audit.unseen} processes on the GPUs cannot be seen from the agent's pid namespace")
-    if not status.assignments:
-        return "\n".join([*lines, "no assignments"])
-    rows = [COLUMNS, *(_row(held) for held in status.assignments)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += _table(COLUMNS, [_row(held) for held in status.assignments]) or ["no assignments"]
     lines += [f"{held.assignment}: {held.reason}" for held in status.assignments if held.reason]
+    now = time.time()
+    lines += _table(COLUMNS_OF_RUNS, [_row_of_run(run, now) for run in status.runs])
+    lines += [f"{run.uid}: {run.reason}" for run in status.runs if run.reason]
     return "\n".join(lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the table's lines; none without rows."""
+    if not rows:
+        return []
+    every = [columns, *rows]
+    widths = [max(len(row[column]) for row in every) for column in range(len(columns))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
+
+
+def _row_of_run(run: Run, now: float) -> tuple[str, ...]:
+    seconds = None if run.started_at is None else (run.ended_at or now) - run.started_at
+    return (
+        run.uid,
+        run.claim,
+        run.state,
+        "-" if run.exit_code is None else str(run.exit_code),
+        "-" if seconds is None else f"{seconds:.0f} s",
+        str((run.output_bytes + run.dropped_bytes) // KIB),
+        run.image or "-",
+        run.command,
+    )
 
 
 def _row(held: Held) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import time
@@ -10,11 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from agent import wire
 from agent.host import processes
 from agent.jobs import files
+from agent.local_api import status as local_status
 from tests.agent import forked
 from tests.agent.control import Control
 from tests.agent.jobs import ME, Jobs, settings
@@ -70,6 +72,27 @@ async def test_its_gpu_programs_are_limited(jobs: Jobs) -> None:
     assert usage.assignments[0].memory_limit_bytes == jobs.claim.memory_bytes
     await jobs.change(uid, stop=True)
     assert (await jobs.reach(uid, "ended")).reason == "stopped"
+
+
+async def test_the_agents_status_lists_runs(jobs: Jobs) -> None:
+    uid = await jobs.want("sh", "-c", "echo 'one  two'; sleep 1000", image="")
+    await jobs.reach(uid, "running")
+    ended = await jobs.want("sh", "-c", "exit 3")
+    await jobs.reach(ended, "ended")
+    refused = await jobs.want("true", claim_uid=UNKNOWN)
+    await jobs.reach(refused, "waiting")
+    runs = {row["uid"]: row for row in (await asyncio.to_thread(jobs.stage.status))["runs"]}
+    assert runs.keys() == {uid, ended, refused}
+    assert (runs[uid]["state"], runs[uid]["command"]) == ("running", """sh -c 'echo '"'"'one  two'"'"'; sleep 1000'""")
+    assert runs[uid]["claim"] == jobs.claim.claim_uid
+    assert (runs[ended]["state"], runs[ended]["exit_code"]) == ("ended", 3)
+    assert runs[ended]["started_at"] <= runs[ended]["ended_at"]
+    assert "not on this node" in runs[refused]["reason"]
+    status = await asyncio.to_thread(local_status.ask, jobs.stage.run_dir)
+    table = local_status.as_table(status)
+    assert re.search(rf"^{ended}  {jobs.claim.claim_uid}  ended +3 +0 s +0 +-  ", table, re.MULTILINE), table
+    assert f"{refused}: Claim {UNKNOWN} is not on this node." in table
+    assert "RUN " not in local_status.as_table(structs.replace(status, runs=[]))
 
 
 async def test_a_run_waits_for_its_claim(jobs: Jobs) -> None:
