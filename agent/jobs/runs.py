@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 
 from msgspec import UNSET, structs
 
@@ -28,7 +27,7 @@ from agent.jobs.keeper import TASKS as OF_KEEPER
 from agent.jobs.notebooks import NoNotebook, NotebookWatch, connect
 from agent.jobs.run_directory import Order, Result, RunDirectory, group_of
 from agent.jobs.sender import OutputSender
-from agent.jobs.terminals import NoTerminal, Terminal
+from agent.jobs.terminals import Admission, NoTerminal, Terminal
 from agent.jobs.tunnels import Tunnels
 from agent.launch import authorization
 from agent.local_wire import Refusal
@@ -381,8 +380,7 @@ class Runs:
         run, directory = self._find_running(uid), self._directory(uid)
         if run is None:
             raise NoTerminal("The run does not run here: see the job's state.")
-        admit = partial(authorization.admit_job, self._node, self._settings.library, claim_uid=run.claim_uid)
-        return await Terminal.open(directory, command, variables, admit, partial(environment_of, run, directory))
+        return await Terminal.open(directory, command, variables, Admission(self._node, self._settings.library, run))
 
     def _pause_seconds(self) -> float:
         states = {state.state for state in self._states.values() if state.reason is None or state.state == "running"}

@@ -11,23 +11,50 @@ import struct
 import termios
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
+from agent import wire
 from agent.host.processes import Process
 from agent.jobs import files
-from agent.jobs.run_directory import RunDirectory
+from agent.jobs.environments import environment_of
+from agent.jobs.run_directory import Order, RunDirectory
+from agent.launch import authorization
 from agent.local_wire import Environment, Refusal
+from agent.node import Node
+from agent.settings import Library
 
 # A keeper looks for new terminals ten times a second, and starts an interpreter.
 OPEN_SECONDS = 10.0
 CHUNK_BYTES = 32 << 10
 SHELL = "/bin/bash"
+SHELL_OF_IMAGES = ["sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi"]
 
 
 class NoTerminal(Exception):
     """Failure to open a terminal; the message is for the person who asked."""
+
+
+class Admission(NamedTuple):
+    """The admission of a terminal's program under a run's claim."""
+
+    node: Node
+    library: Library
+    run: wire.JobRun
+
+    def admit(self, process: Process, order: Order, directory: RunDirectory) -> dict[str, str]:
+        """Put the program, which waits, under the claim; return its environment. Raises NoTerminal."""
+        answer: Environment | Refusal | None
+        claim = self.run.claim_uid
+        if order.container is not None:
+            answer = authorization.find_job_obstacle(self.node, self.library, claim, order.uid)
+        else:
+            answer = authorization.admit_job(self.node, self.library, claim_uid=claim, process=process, uid=order.uid)
+        if isinstance(answer, Refusal):
+            raise NoTerminal(answer.detail)
+        # A container has its variables, by which its programs are known.
+        return {} if answer is None else environment_of(self.run, directory, answer) | {"SHELL": _find_shell()}
 
 
 class Terminal:
@@ -45,15 +72,12 @@ class Terminal:
         directory: RunDirectory,
         command: list[str],
         variables: dict[str, str],
-        admit: Callable[..., Environment | Refusal],
-        environment_of: Callable[[Environment], dict[str, str]],
+        admission: "Admission",
     ) -> Self:
         """Open a terminal in this run, and start the command in it, or a shell. Raises NoTerminal."""
         order = directory.order()
         if order is None:
             raise NoTerminal("The run has just ended.")
-        if order.container is not None:
-            raise NoTerminal("Terminals into a container image are not there yet.")
         connection, listener = await asyncio.to_thread(_ask_keeper, directory)
         listener.close()
         try:
@@ -63,12 +87,13 @@ class Terminal:
         except (OSError, ValueError, TypeError, IndexError) as error:
             connection.close()
             raise NoTerminal("The run has just ended.") from error
-        answer = admit(process=process, uid=order.uid)
-        if isinstance(answer, Refusal):
+        try:
+            environment = admission.admit(process, order, directory)
+        except NoTerminal:
             terminal.close()
-            raise NoTerminal(answer.detail)
-        shell = [_find_shell()]
-        asked = {"command": command or shell, "environment": {**environment_of(answer), "SHELL": shell[0], **variables}}
+            raise
+        shell = SHELL_OF_IMAGES if order.container is not None else [environment["SHELL"]]
+        asked = {"command": command or shell, "environment": environment | variables}
         connection.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(connection, json.dumps(asked).encode() + b"\n")
         return terminal

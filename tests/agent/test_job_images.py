@@ -30,7 +30,7 @@ RUNC = shutil.which("runc")
 OPTIONS = ["--network=none", *([f"--runtime={RUNC}"] if RUNC else [])]
 MEMORY_MIB, DISK_MIB = 96, 24
 MIB = 1 << 20
-PROGRAMS = ("sh", "id", "sleep", "cat", "head", "env", "mount", "ls", "kill", "touch", "tr")
+PROGRAMS = ("sh", "id", "sleep", "cat", "head", "env", "mount", "ls", "kill", "touch", "tr", "stty", "setsid")
 real = pytest.mark.skipif(not (IS_ROOT and PODMAN), reason="needs root and podman: containers are started with it")
 
 
