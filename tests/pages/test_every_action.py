@@ -100,6 +100,14 @@ PAGES: dict[str, str] = {
 WITHOUT = {
     "POST job-files/": "A page's request has 1 MiB at most; the command packs a directory.",
     "POST job-files/<uuid:uid>/pieces/": "As above.",
+    **dict.fromkeys(
+        (
+            f"{method} {path}"
+            for path, key in (("organisations/", "<slug:slug>/"), ("organisation-quotas/", "<int:pk>/"))
+            for method, path in (("POST", path), ("PATCH", path + key), ("DELETE", path + key))
+        ),
+        "No page shows the tree of organisations yet; the command does.",
+    ),
     "POST nodes/enrol/": "A machine's agent asks for it with its one-time token, not a person.",
     "POST clusters/join/": "A cluster's agents ask for it with their service account, not a person.",
     "POST pools/<slug:name>/consolidation/accept/": "No page lists a consolidation's plans; the command does.",
