@@ -41,6 +41,7 @@ from benchmarks.shim.parts import (
     share_torch,
     stops,
     tail,
+    tail_rotations,
     tenants,
 )
 from benchmarks.shim.report import Report
@@ -63,6 +64,7 @@ PARTS = [
     foreign.PART,
     beside.PART,
     tail.PART,
+    tail_rotations.PART,
     mps_probe.PART,
     mps_memory.PART,
     mps_live.PART,

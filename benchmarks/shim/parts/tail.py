@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.shim.drive import Got, profile_judged, run_alone, run_together, warm_each
 from benchmarks.shim.pages import Claim
@@ -38,13 +39,18 @@ class Latencies:
     @classmethod
     def of(cls, process: Process) -> "Latencies":
         """Read the process's last run, its first moments left out."""
-        found = [row for row in process.answers() if row.get("event") == "request"]
-        kept = [row for row in found if row["at"] > found[0]["at"] + LEAD_SECONDS]
+        kept = read_requests(process)
         ordered = sorted(row["latency_ms"] for row in kept)
         p50, p99 = (ordered[round(part * (len(ordered) - 1))] for part in (0.5, 0.99))
         spent = kept[-1]["at"] - kept[0]["at"]
         service = sum(row["service_ms"] for row in kept) / len(kept)
         return cls(p50, p99, ordered[-1], (len(kept) - 1) / spent, service)
+
+
+def read_requests(process: Process) -> list[dict[str, Any]]:
+    """Return the requests of the process's last run in the order of their arrival, its first moments left out."""
+    found = [row for row in process.answers() if row.get("event") == "request"]
+    return [row for row in found if row["at"] > found[0]["at"] + LEAD_SECONDS]
 
 
 @dataclass(frozen=True)
