@@ -6,7 +6,7 @@ from django.views.i18n import set_language
 
 from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
-from apps.console.jobs import arrays, job_list, jobs, new_job, notebooks
+from apps.console.jobs import arrays, job_list, jobs, new_job, new_notebook, notebooks
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
 from apps.console.pools import policies, pools, proposals, what_if
@@ -132,6 +132,7 @@ urlpatterns = [
     path("job-arrays/<uuid:uid>/stop/", arrays.job_array_stop, name="stop-job-array"),
     path("jobs/", job_list.JobList.as_view(), name="jobs"),
     path("jobs/new/", new_job.NewJob.as_view(), name="new-job"),
+    path("jobs/new-notebook/", new_notebook.NewNotebook.as_view(), name="new-notebook"),
     path("jobs/<uuid:uid>/", jobs.job_detail, name="job"),
     path("jobs/<uuid:uid>/output/", jobs.job_output, name="job-output"),
     path("jobs/<uuid:uid>/stop/", jobs.job_stop, name="job-stop"),

@@ -284,6 +284,8 @@ OTHERWISE = {
     "PATCH gpus/{}/ cordoned": "`gpu cordon`, `gpu uncordon`",
     "PATCH nodes/{}/ cordoned": "`node cordon`, `node uncordon`",
     "PATCH users/{}/ active": "`user activate`, `user deactivate`",
+    "POST jobs/ kind": "`job notebook`",
+    "POST jobs/ idle_minutes": "`job notebook --idle-minutes`",
     "POST jobs/ command": "the words after `--`",
     "POST jobs/ files": "`--dir`, which packs and uploads",
     "POST jobs/ git_url": "`--git URL[@REF]`",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud_cli import packing
-from gpucloud_cli.commands.jobs import _repository
+from gpucloud_cli.commands.jobs import read_repository
 from gpucloud_cli.failures import Usage
 
 
@@ -80,9 +80,9 @@ def test_too_many_bytes_are_refused_with_the_largest_files(tmp_path: Path, monke
 
 def test_a_repository_is_an_address_and_perhaps_a_reference() -> None:
     url = "https://git.example.org/vision/train.git"
-    assert _repository(url) == {"git_url": url}
-    assert _repository(f"{url}@feature/x") == {"git_url": url, "git_ref": "feature/x"}
-    assert _repository("ssh://git@host/x@v1") == {"git_url": "ssh://git@host/x", "git_ref": "v1"}
+    assert read_repository(url) == {"git_url": url}
+    assert read_repository(f"{url}@feature/x") == {"git_url": url, "git_ref": "feature/x"}
+    assert read_repository("ssh://git@host/x@v1") == {"git_url": "ssh://git@host/x", "git_ref": "v1"}
     for wrong in ("git@github.com:x/y", "train", f"{url}@"):
         with pytest.raises(Usage, match="--git"):
-            _repository(wrong)
+            read_repository(wrong)

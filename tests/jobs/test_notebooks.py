@@ -1,13 +1,17 @@
 """Notebooks at the server: what a node is told, and their end by the idle rule."""
 
 from datetime import timedelta
+from typing import Any
 
 from django.utils import timezone
 
-from apps.jobs.models import JobState
+from apps.jobs.models import Job, JobState
 from apps.quotas.models import AuditEvent
 from tests.cast import Cast, Machine
-from tests.jobs.acting import end, fresh, post, report, runs, started
+from tests.jobs.acting import claim_of, end, fresh, place, post, report, runs, started
+from tests.pages.conftest import SignIn, browser
+
+__all__ = ["browser"]
 
 
 def test_a_node_is_told_to_start_jupyter_with_a_token_of_the_run(cast: Cast, machine: Machine) -> None:
@@ -74,3 +78,45 @@ def test_a_notebook_without_a_rule_and_a_job_go_on(cast: Cast, machine: Machine)
         report(machine, one, "running", started_at=1.0, idle_seconds=10**6)
         assert fresh(one).stop_requested_at is None
     assert fresh(job).idle_since is None
+
+
+def test_a_person_starts_a_notebook_by_the_form_and_is_led_to_its_address(
+    cast: Cast, machine: Machine, browser: SignIn, settings: Any
+) -> None:
+    settings.NOTEBOOKS_URL = "https://notebooks.example.org"
+    max_ = browser("max")
+    form = {"tenant": "acme", "pool": "default", "name": "lab", "core_request": "20", "memory_mib": "1"}
+    answer = max_.post("/jobs/new-notebook/", {**form, "command": "jupyter", "idle_minutes": "15"})
+    job = Job.objects.get()
+    assert (answer.status_code, answer["Location"]) == (302, f"/jobs/{job.uid}/")
+    assert (job.kind, job.command, job.idle_minutes) == ("notebook", ["jupyter"], 15)
+    # It waits: there is nothing to open yet.
+    assert "Open notebook" not in max_.get(f"/jobs/{job.uid}/").content.decode()
+    assert max_.get(f"/jobs/{job.uid}/notebook/")["Location"] == f"/jobs/{job.uid}/"
+    assert "/resize/" in max_.get(f"/jobs/{job.uid}/").content.decode()
+    place(cast, machine)
+    report(machine, job, "running", started_at=1.0, idle_seconds=0)
+    page = max_.get(f"/jobs/{job.uid}/").content.decode()
+    assert "Open notebook" in page
+    assert f"/claims/{claim_of(job).uid}/resize/" in page
+    assert "Nobody uses this notebook" not in page
+    report(machine, job, "running", started_at=1.0, idle_seconds=10 * 60)
+    assert "Nobody uses this notebook" in max_.get(f"/jobs/{job.uid}/").content.decode()
+    link = max_.get(f"/jobs/{job.uid}/notebook/")["Location"]
+    assert link.startswith(f"https://{job.uid}.notebooks.example.org/.gpucloud/enter?ticket=")
+    assert "lab" in max_.get("/jobs/?kind=notebook").content.decode()
+    # Who may only look is not led in; a stranger sees nothing; without an address it is said.
+    assert "Open notebook" not in browser("vera").get(f"/jobs/{job.uid}/").content.decode()
+    assert browser("vera").get(f"/jobs/{job.uid}/notebook/").status_code == 403
+    assert browser("gus").get(f"/jobs/{job.uid}/notebook/").status_code == 404
+    settings.NOTEBOOKS_URL = ""
+    assert "NOTEBOOKS_URL" in max_.get(f"/jobs/{job.uid}/notebook/", follow=True).content.decode()
+
+
+def test_no_idle_minutes_and_wrong_ones_in_the_form(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    form = {"tenant": "acme", "pool": "default", "name": "lab", "core_request": "20", "memory_mib": "1"}
+    asked = {**form, "command": "/opt/conda/bin/jupyter --debug"}
+    assert browser("max").post("/jobs/new-notebook/", {**asked, "idle_minutes": "0"}).status_code == 422
+    assert browser("max").post("/jobs/new-notebook/", {**asked, "idle_minutes": ""}).status_code == 302
+    job = Job.objects.get()
+    assert (job.idle_minutes, job.command) == (None, ["/opt/conda/bin/jupyter", "--debug"])

@@ -9,7 +9,7 @@ from apps.console.shell.export import Row, facts_of
 from apps.console.shell.lists.columns import SavedView, column, named, number
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, Text, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
-from apps.jobs.models import OPEN, Job, JobState
+from apps.jobs.models import OPEN, Job, JobKind, JobState
 from gpucloud.web.badges import Badge, badge
 
 
@@ -21,7 +21,7 @@ def badge_of(state: str) -> Badge:
 class JobFilter(ListFilter):
     """The filters of jobs."""
 
-    folded = ("tenant", "pool", "node", "owner", "mine")
+    folded = ("kind", "tenant", "pool", "node", "owner", "mine")
     q = Search("name", "uid", placeholder=_("name or uid"))
     state = Choice(
         _("State"),
@@ -29,6 +29,7 @@ class JobFilter(ListFilter):
         | {"open": (_("Not ended"), Q(state__in=OPEN))},
         empty=_("All"),
     )
+    kind = Choice(_("Kind"), {JobKind.NOTEBOOK.value: (_("Notebooks"), Q(kind=JobKind.NOTEBOOK))}, empty=_("All"))
     tenant = tenants()
     pool = pools("pool")
     node = Text(_("Node"), "run_node", _("all"))
@@ -55,12 +56,13 @@ class JobList(ListPage):
     views = [
         SavedView(_("All")),
         SavedView(_("Not ended"), "state=open"),
+        SavedView(_("Notebooks"), "kind=notebook"),
         SavedView(_("Failed"), "state=failed"),
         SavedView(_("Mine"), "mine=1"),
     ]
     file = ("jobs", [
-        "uid", "name", "tenant", "pool", "state", "exit_code", "reason", "run_node", "attempt", "runs", "created_by",
-        "created_at", "started_at", "ended_at", "output_bytes", "dropped_bytes",
+        "uid", "name", "kind", "tenant", "pool", "state", "exit_code", "reason", "run_node", "attempt", "runs",
+        "created_by", "created_at", "started_at", "ended_at", "output_bytes", "dropped_bytes",
     ])  # fmt: skip
 
     def with_details(self, rows: Any) -> Any:

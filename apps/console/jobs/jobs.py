@@ -2,15 +2,18 @@
 
 import shlex
 import uuid
+from datetime import timedelta
+from typing import Any
 
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.utils.translation import gettext
 from django.views.decorators.http import require_GET, require_POST
 
 from apps.console.shell.page_access import page, wants_fragment
-from apps.jobs.models import Job
+from apps.jobs.models import Job, JobKind, JobState
 from apps.jobs.services.lifecycle import stop_job
 from apps.jobs.services.output import read_output, stream_output
 from apps.quotas.principals import Principal
@@ -47,8 +50,23 @@ def job_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> Ht
         "output": read_output(job, offset=begin, most=SHOWN_BYTES),
         "may_stop": may_act and job.stop_requested_at is None,
         "may_open_terminals": may_act,
+        **_of_notebook(job, may_act=may_act),
     }
     return render(request, "jobs/_live.html" if wants_fragment(request) else "jobs/job.html", shown)
+
+
+def _of_notebook(job: Job, *, may_act: bool) -> dict[str, Any]:
+    """Return what the page of a notebook has beside that of a job."""
+    if job.kind != JobKind.NOTEBOOK:
+        return {}
+    runs = job.state == JobState.RUNNING and job.stop_requested_at is None and may_act
+    ends_at = None
+    if runs and job.idle_minutes is not None and job.idle_since is not None:
+        ends_at = job.idle_since + timedelta(minutes=job.idle_minutes)
+    # Told from the half of its time on.
+    is_near = ends_at is not None and ends_at - timezone.now() < timedelta(minutes=(job.idle_minutes or 0) / 2)
+    limit = 60 * (job.idle_minutes or 0)
+    return {"is_notebook": True, "may_open": runs, "idle_limit": limit, "idle_ends_at": ends_at if is_near else None}
 
 
 def _may_act(principal: Principal, job: Job) -> bool:

@@ -85,12 +85,12 @@ def run(
     """
     _refuse_mixed(stops=stops and not wait, excludes=bool(exclude) and directory is None, both=bool(git and directory))
     wanted = body(FIELDS, given) | {"command": list(command)}
-    wanted |= {"environment": dict(map(_variable, environment_))} if environment_ else {}
+    wanted |= read_variables(environment_)
     if name := Path(command[0]).name[:63].strip():
         wanted.setdefault("name", name)
     with invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
-        wanted |= _find_all_awaited(api, after=after_, after_any=after_any_) | _repository(git)
+        wanted |= _find_all_awaited(api, after=after_, after_any=after_any_) | read_repository(git)
         if directory is not None:
             wanted["files"] = send_directory(api, wanted["tenant"], directory, exclude)
         job = api.post("jobs/", wanted).body
@@ -119,7 +119,7 @@ def _refuse_mixed(*, stops: bool, excludes: bool, both: bool) -> None:
         raise Usage("Give --dir or --git, not both.")
 
 
-def _repository(text: str | None) -> dict[str, str]:
+def read_repository(text: str | None) -> dict[str, str]:
     """Return the fields of URL[@REF]; an `@` of the server's name is none of a reference."""
     if text is None:
         return {}
@@ -186,7 +186,7 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     while True:
         try:
             job = api.get(f"jobs/{job['uid']}/").body
-            said = _tell(job, said)
+            said = tell(job, said)
             if job["runs"] > run:
                 # What the run before still had to say comes first.
                 offset = _print_from(api, job["uid"], run, offset)
@@ -258,7 +258,7 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(job: dict[str, Any], said: str) -> str:
+def tell(job: dict[str, Any], said: str) -> str:
     """Say on stderr what the job does, if that is news; return it."""
     if job["state"] == "waiting":
         names = ", ".join(one["name"] for one in job["waits_for"])
@@ -273,6 +273,11 @@ def _tell(job: dict[str, Any], said: str) -> str:
     if words != said:
         output.say(words)
     return words
+
+
+def read_variables(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """Return the field of the variables, if there are any. Raises Usage."""
+    return {"environment": dict(map(_variable, texts))} if texts else {}
 
 
 def _variable(text: str) -> tuple[str, str]:
