@@ -79,6 +79,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "pack-claims": {"task": "apps.packing.tasks.pack_claims", "schedule": 15.0, "options": {"expires": 15}},
     "propose-room": {"task": "apps.instances.tasks.propose_room", "schedule": 15.0, "options": {"expires": 15}},
     "drop-old-proposals": {"task": "apps.scheduling.tasks.drop_old_proposals", "schedule": 3600.0},
+    "send-notices": {"task": "apps.notices.tasks.send_notices", "schedule": 5.0, "options": {"expires": 10}},
+    "drop-old-mails": {"task": "apps.notices.tasks.drop_old_mails", "schedule": 3600.0},
     "forget-job-output": {"task": "apps.jobs.tasks.forget_job_output", "schedule": 300.0},
     "forget-sign-ins": {"task": "apps.quotas.tasks.forget_sign_ins", "schedule": 3600.0},
     "forget-idempotency": {"task": "apps.quotas.tasks.forget_idempotency", "schedule": 3600.0},

@@ -4,7 +4,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 from django.views.i18n import set_language
 
-from apps.console.access import account, agents, audit, joining, token_list, tokens, user_list, users
+from apps.console.access import account, agents, audit, joining, notices, token_list, tokens, user_list, users
 from apps.console.claims import changes, claim_list, claims, new_claim, sharing, suspension
 from apps.console.jobs import arrays, job_list, jobs, new_job, new_notebook, notebooks
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
@@ -29,6 +29,9 @@ urlpatterns = [
     path("account/password/", account.change_password, name="change-password"),
     path("account/time-zone/", account.change_zone, name="change-time-zone"),
     path("account/sessions/end/", account.end_session, name="end-session"),
+    path("account/notices/", notices.NoticesPage.as_view(), name="notices"),
+    path("account/notices/test/", notices.send_test, name="test-notices"),
+    path("unsubscribe/<str:token>/", notices.unsubscribe, name="unsubscribe"),
     path("account/new-token/", account.NewPersonalToken.as_view(), name="new-personal-token"),
     path("users/", user_list.UserList.as_view(), name="users"),
     path("users/<str:username>/", users.user_detail, name="user"),

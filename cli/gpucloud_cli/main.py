@@ -17,6 +17,7 @@ from gpucloud_cli.commands import (
     jobs,
     nodes,
     notebooks,
+    notices,
     pools,
     reports,
     requests,
@@ -33,8 +34,8 @@ from gpucloud_cli.resources import TABLE
 from gpucloud_cli.verbs import group
 
 PARTS = (
-    acts, session, claims, describe, groups, jobs, notebooks, arrays, nodes, pools, tokens, requests, reservations,
-    reports, run, top, users, webhooks, apply,
+    acts, session, claims, describe, groups, jobs, notebooks, arrays, nodes, notices, pools, tokens, requests,
+    reservations, reports, run, top, users, webhooks, apply,
 )  # fmt: skip
 CODES = "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 EPILOG = f"""\b

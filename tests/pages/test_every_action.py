@@ -86,6 +86,8 @@ PAGES: dict[str, str] = {
     "DELETE me/sessions/": "end-session",
     "DELETE me/sessions/<slug:session>/": "end-session",
     "POST me/tokens/": "new-personal-token",
+    "PATCH me/notices/": "notices unsubscribe",
+    "POST me/notices/test/": "test-notices",
     "PATCH users/<str:username>/": "activate-user deactivate-user make-operator unmake-operator",
     "POST users/<str:username>/password-reset/": "reset-password",
     "POST invitations/": "new-invitation",

@@ -110,6 +110,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "pools/<slug:name>/consolidation/accept/"): {"moves": [{"claim": NOBODY, "to_gpus": ["GPU-0"]}]},
     ("PATCH", "me/"): {"time_zone": "Europe/Berlin"},
     ("POST", "me/tokens/"): {"name": "laptop"},
+    ("PATCH", "me/notices/"): {"idle": "off"},
     ("PATCH", "users/<str:username>/"): {"active": False},
     ("POST", "invitations/"): {"username": "zoe", "tenant": "acme"},
     ("POST", "quotas/"): {"tenant": "acme", "resource": "vgpus", "hard": 10},

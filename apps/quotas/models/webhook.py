@@ -62,10 +62,23 @@ class WebhookFormat(models.TextChoices):
     ALERTMANAGER = "alertmanager", _("Prometheus Alertmanager: its API for alerts")
 
 
+# Format of the one row that records events for personal notices (apps/notices); `Webhook.objects` never shows it.
+PEOPLE = "people"
+
+
 class WebhookQuerySet(Owned["Webhook"]):
     """Webhooks, filtered by principal."""
 
     least_role = Role.ADMIN
+
+
+class WebhookManager(models.Manager.from_queryset(WebhookQuerySet)):  # type: ignore[misc]
+    """Webhooks that somebody made."""
+
+    def get_queryset(self) -> WebhookQuerySet:
+        """Return all rows but that of the notices."""
+        rows: WebhookQuerySet = super().get_queryset()
+        return rows.exclude(format=PEOPLE)
 
 
 class Webhook(Row):
@@ -95,15 +108,26 @@ class Webhook(Row):
     failing_since = models.DateTimeField(null=True)
     not_before = models.DateTimeField(null=True)
 
-    objects = WebhookQuerySet.as_manager()
+    objects = WebhookManager()
+    # With the row of the notices: the outbox writes to it as to any other.
+    every = WebhookQuerySet.as_manager()
 
     class Meta:
         ordering = ["pk"]
-        constraints = checks(webhook_format_known=Q(format__in=WebhookFormat.values))
+        constraints = [
+            *checks(webhook_format_known=Q(format__in=[*WebhookFormat.values, PEOPLE])),
+            models.UniqueConstraint(fields=["format"], condition=Q(format=PEOPLE), name="webhook_people_once"),
+        ]
 
     def __str__(self) -> str:
         # Without the URL: of some formats it is a secret, and a text like this ends in logs.
         return f"{self.tenant or 'platform'}: {self.uid}"
+
+    @classmethod
+    def record_for_people(cls, events: list[str]) -> None:
+        """Have the outbox record these events for personal notices, and no others."""
+        values = {"tenant": None, "url": "", "events": events, "enabled": bool(events), "created_by": "system"}
+        cls.every.update_or_create(format=PEOPLE, defaults=values)
 
     @property
     def signed(self) -> bool:

@@ -30,17 +30,17 @@ Subscription = tuple[int, list[str], str]
 
 @compiled_query
 def _listening(tenant: Any) -> QuerySet[Webhook, Subscription]:
-    return Webhook.objects.filter(Q(tenant=tenant) | Q(tenant=None), enabled=True).values_list(*SUBSCRIPTION)
+    return Webhook.every.filter(Q(tenant=tenant) | Q(tenant=None), enabled=True).values_list(*SUBSCRIPTION)
 
 
 @compiled_query
 def _own(tenant: Any) -> QuerySet[Webhook, Subscription]:
-    return Webhook.objects.filter(tenant=tenant, enabled=True).values_list(*SUBSCRIPTION)
+    return Webhook.every.filter(tenant=tenant, enabled=True).values_list(*SUBSCRIPTION)
 
 
 @compiled_query
 def _of_platform() -> QuerySet[Webhook, Subscription]:
-    return Webhook.objects.filter(tenant=None, enabled=True).values_list(*SUBSCRIPTION)
+    return Webhook.every.filter(tenant=None, enabled=True).values_list(*SUBSCRIPTION)
 
 
 def tell(kind: str, *, tenant: Tenant | None, platform: bool = True, **data: Any) -> int:

@@ -1,0 +1,1 @@
+"""Personal notices: events by e-mail, as each person chooses."""

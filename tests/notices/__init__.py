@@ -1,0 +1,1 @@
+"""Personal notices by e-mail."""
