@@ -14,7 +14,17 @@ from apps.console.queue import queue, rounds
 from apps.console.reports import efficiency, prices, usage
 from apps.console.reservations import change, reservation_list, reservations
 from apps.console.shell import glossary, search, sign_in
-from apps.console.tenants import bounds, limits, people, quotas, removals, requests, tenant_changes, tenants
+from apps.console.tenants import (
+    bounds,
+    limits,
+    organisations,
+    people,
+    quotas,
+    removals,
+    requests,
+    tenant_changes,
+    tenants,
+)
 from apps.console.webhooks import actions, webhooks
 
 urlpatterns = [
@@ -71,6 +81,16 @@ urlpatterns = [
     path("tenants/", tenants.TenantList.as_view(), name="tenants"),
     path("new-tenant/", tenants.NewTenant.as_view(), name="new-tenant"),
     path("tenants/<slug:slug>/", tenants.tenant_detail, name="tenant"),
+    path("organisations/", organisations.OrganisationTree.as_view(), name="organisations"),
+    path("organisations/<slug:slug>/", organisations.OrganisationPage.as_view(), name="organisation"),
+    path("organisations/<slug:slug>/remove/", organisations.remove, name="remove-organisation"),
+    path(
+        "organisations/<slug:slug>/quotas/new/",
+        organisations.NewOrganisationQuota.as_view(),
+        name="new-organisation-quota",
+    ),
+    path("organisation-quotas/<int:pk>/", organisations.OrganisationQuotaPage.as_view(), name="organisation-quota"),
+    path("organisation-quotas/<int:pk>/remove/", organisations.remove_quota, name="remove-organisation-quota"),
     path("tenants/<slug:slug>/change/", tenant_changes.ChangeTenant.as_view(), name="change-tenant"),
     path("tenants/<slug:slug>/remove/", removals.remove_tenant, name="remove-tenant"),
     path("tenants/<slug:slug>/hours/", tenants.tenant_hours, name="tenant-hours"),

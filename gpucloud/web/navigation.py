@@ -73,8 +73,16 @@ SECTIONS: Final = (
                 "tenants",
                 _("Tenants"),
                 "building",
-                within=("/quotas/", "/new-tenant/", "/member-limits/", "/limit-ranges/", "/budgets/"),
-                words="quotas members tokens limits budgets",
+                within=(
+                    "/quotas/",
+                    "/new-tenant/",
+                    "/member-limits/",
+                    "/limit-ranges/",
+                    "/budgets/",
+                    "/organisations/",
+                    "/organisation-quotas/",
+                ),
+                words="quotas members tokens limits budgets organisations departments",
             ),
             Place(
                 "users",

@@ -74,6 +74,12 @@ PAGES: dict[str, str] = {
     "DELETE reservations/<uuid:uid>/": "give-back",
     "POST reservations/<uuid:uid>/release/": "give-back",
     "POST scheduler-configuration/": "integrations",
+    "POST organisations/": "organisations",
+    "PATCH organisations/<slug:slug>/": "organisation",
+    "DELETE organisations/<slug:slug>/": "remove-organisation",
+    "POST organisation-quotas/": "new-organisation-quota",
+    "PATCH organisation-quotas/<int:pk>/": "organisation-quota",
+    "DELETE organisation-quotas/<int:pk>/": "remove-organisation-quota",
     "POST tenants/": "new-tenant",
     "PATCH tenants/<slug:slug>/": "change-tenant",
     "DELETE tenants/<slug:slug>/": "remove-tenant",
@@ -102,14 +108,6 @@ PAGES: dict[str, str] = {
 WITHOUT = {
     "POST job-files/": "A page's request has 1 MiB at most; the command packs a directory.",
     "POST job-files/<uuid:uid>/pieces/": "As above.",
-    **dict.fromkeys(
-        (
-            f"{method} {path}"
-            for path, key in (("organisations/", "<slug:slug>/"), ("organisation-quotas/", "<int:pk>/"))
-            for method, path in (("POST", path), ("PATCH", path + key), ("DELETE", path + key))
-        ),
-        "No page shows the tree of organisations yet; the command does.",
-    ),
     "POST nodes/enrol/": "A machine's agent asks for it with its one-time token, not a person.",
     "POST clusters/join/": "A cluster's agents ask for it with their service account, not a person.",
     "POST pools/<slug:name>/consolidation/accept/": "No page lists a consolidation's plans; the command does.",

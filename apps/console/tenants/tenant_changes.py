@@ -1,4 +1,4 @@
-"""The change of a tenant: its name, its weight, its cohort; with a preview of the latter two."""
+"""The change of a tenant: its name, weight, cohort and organisation; with a preview of the latter three."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from apps.quotas.models import Tenant
 from apps.quotas.services import tenants
 from gpucloud.web.tags import percent
 
-SETTABLE = ("name", "weight", "cohort")
+SETTABLE = ("name", "weight", "cohort", "organisation")
 # A sentence names no more of a cohort's tenants than one reads.
 MOST_NAMED = 10
 

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET
 from apps.accounting.services.reports import usage_report
 from apps.console.access import tokens
 from apps.console.shell.export import as_file, facts_of, file_format
+from apps.console.shell.fields import one_of
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm, name_field
 from apps.console.shell.lists.columns import SavedView, column, number
@@ -23,7 +24,7 @@ from apps.console.shell.lists.filters import Flag, ListFilter, Search, Text
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.people import MemberForm
-from apps.quotas.models import ResourceQuota, Role, Tenant, Token
+from apps.quotas.models import Organisation, ResourceQuota, Role, Tenant, Token
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
 from apps.quotas.services import tenants
@@ -70,6 +71,10 @@ class NewTenantForm(ServiceForm):
         widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
         validators=[RegexValidator(SLUG)],
     )
+    organisation = one_of(
+        _("Organisation"), Organisation.objects.order_by("slug"), "slug", _("Its quotas count what the tenant holds."),
+        required=False, empty_label=_("None"),
+    )  # fmt: skip
 
 
 class TenantFilter(ListFilter):

@@ -112,6 +112,11 @@ class OrganisationQuota(Row):
         """Amount that can still be charged; None: no bound."""
         return None if self.hard is None else max(0, self.hard - self.used)
 
+    @property
+    def percent(self) -> float | None:
+        """The used part of `hard`; None if it is no bound."""
+        return 100 * self.used / self.hard if self.hard else None
+
     def covers(self, pool_id: int) -> bool:
         """Return True if charges in this pool count."""
         return self.pool_id is None or self.pool_id == pool_id
