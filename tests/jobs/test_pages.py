@@ -12,6 +12,7 @@ from tests.pages.conftest import SignIn, browser
 
 __all__ = ["browser"]
 
+UNKNOWN = "00000000-0000-0000-0000-000000000000"
 FORM = {"tenant": "acme", "pool": "default", "name": "train", "core_request": "20", "memory_mib": "1", "retries": "0"}
 
 
@@ -54,6 +55,10 @@ def test_wrong_input_stays_in_the_form_with_a_word_beside_it(cast: Cast, machine
         ({"environment": "LD_PRELOAD=x"}, "is set by the launch"),
         ({"git_url": "https://a:b@x/y"}, "GIT_PASSWORD"),
         ({"git_ref": "main"}, "This is for a clone"),
+        ({"uploaded": UNKNOWN}, "upload them first"),
+        ({"uploaded": "x"}, "valid UUID"),
+        ({"uploaded": UNKNOWN, "git_url": "https://x/y"}, "Give files or a git URL, not both."),
+        ({"uploaded": UNKNOWN, "image": "docker.io/library/debian:12"}, "A container brings its own files."),
         ({"core_request": "101"}, "less than or equal to 100"),
     ):
         answer = max_.post("/jobs/new/", {**FORM, "command": "true", **wrong})

@@ -5,6 +5,7 @@ import uuid
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext
@@ -71,6 +72,7 @@ class JobForm(TenantForm):
         help_text=_("A branch, a tag or a commit; the default branch unless given."),
         widget=forms.TextInput(attrs={**TEXT, "placeholder": "main"}),
     )
+    uploaded = forms.UUIDField(required=False, widget=forms.HiddenInput)
     after = forms.CharField(
         label=_("Starts after"),
         required=False,
@@ -131,8 +133,15 @@ class JobForm(TenantForm):
         values: dict[str, Any] = super().clean() or self.cleaned_data
         if values.get("at_once") is not None and values.get("array_size") is None:
             self.add_error("at_once", gettext("This is for arrays: say how many jobs it has."))
-        if values.get("image") and values.get("git_url"):
-            self.add_error("git_url", gettext("A container brings its own files."))
+        if "uploaded" in self.errors:
+            # It has no place of its own.
+            self.add_error(None, self.errors["uploaded"])
+        if values.get("image") and (values.get("git_url") or values.get("uploaded")):
+            self.add_error(
+                "git_url" if values.get("git_url") else "image", gettext("A container brings its own files.")
+            )
+        elif values.get("uploaded") and values.get("git_url"):
+            self.add_error("git_url", gettext("Give files or a git URL, not both."))
         if values.get("git_ref") and not values.get("git_url") and "git_url" not in self.errors:
             self.add_error("git_ref", gettext("This is for a clone: give a git URL, too."))
         return values
@@ -180,9 +189,13 @@ class NewJob(FormPage):
         of_job = {
             name: values.pop(name) for name in ("command", "environment", "image", "after", "array_size", "at_once")
         }
-        source = Source(git_url=values.pop("git_url"), git_ref=values.pop("git_ref"))
+        source = Source(files=values.pop("uploaded"), git_url=values.pop("git_url"), git_ref=values.pop("git_ref"))
         spec = JobSpec(claim=claim_of_job(**values, **common, image=of_job["image"]), source=source, **of_job, **common)
         return create_job(principal=self.principal, spec=spec)
+
+    def more_context(self) -> dict[str, Any]:
+        """Return the bound of an upload."""
+        return {"most_mib": settings.JOB_FILES_MIB}
 
     def finish(self, form: JobForm, done: Job) -> HttpResponse:
         """Lead to the job."""

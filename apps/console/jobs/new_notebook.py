@@ -60,7 +60,7 @@ class NewNotebook(NewJob):
         of_job: dict[str, Any] = {
             name: values.pop(name) for name in ("command", "environment", "image", "idle_minutes")
         }
-        source = Source(git_url=values.pop("git_url"), git_ref=values.pop("git_ref"))
+        source = Source(files=values.pop("uploaded"), git_url=values.pop("git_url"), git_ref=values.pop("git_ref"))
         claim = claim_of_job(**values, **common, image=of_job["image"])
         spec = JobSpec(claim=claim, source=source, kind=JobKind.NOTEBOOK, **of_job, **common)
         return create_job(principal=self.principal, spec=spec)
