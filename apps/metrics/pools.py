@@ -14,9 +14,9 @@ from prometheus_client.core import GaugeMetricFamily
 from apps.nodes.models import Gpu, Node
 from apps.nodes.models.node import FRESH, STATES, state_now
 from apps.quotas.models import Pool, ResourceQuota, WebhookDelivery
-from apps.quotas.models.pool import IdleRule
+from apps.quotas.models.pool import FairShare, IdleRule
 from apps.quotas.models.webhook import DeliveryState
-from apps.scheduling.models import Claim, ClaimState, PackProfile, RotationMember
+from apps.scheduling.models import Claim, ClaimState, PackProfile, PastUse, RotationMember
 from apps.scheduling.models.claim import WAITING, Idle
 
 # The label of a quota that counts in all pools together.
@@ -40,6 +40,17 @@ def queues(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
             length.add_metric([pool, state], number)
         oldest.add_metric([pool], (now - min(waiting[state][1] for state in WAITING)).total_seconds())
     yield from (length, oldest)
+
+
+def past_use(known: Sequence[Pool]) -> Iterator[GaugeMetricFamily]:
+    """Yield what tenants held of pools on average, where fair share remembers."""
+    words = "Core that a tenant held on average in a pool whose fair share remembers, in GPUs; older times count less."
+    family = GaugeMetricFamily("gpucloud_past_use_gpus", words, labels=["pool", "tenant"])
+    names = {pool.pk: pool.name for pool in known if pool.fair_share == FairShare.DECAYED}
+    rows = PastUse.objects.filter(pool__in=names).order_by().values_list("pool_id", "tenant__slug", "core_percent")
+    for pool, tenant, core in rows if names else ():
+        family.add_metric([names[pool], tenant], core / 100)
+    yield family
 
 
 def claims() -> Iterator[GaugeMetricFamily]:

@@ -18,7 +18,7 @@ class Platform(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families: a dozen queries and one call to Redis, whatever there is."""
         known = list(Pool.objects.order_by("name"))
-        for of_pools in (pools.queues, pools.idle, pools.rotation, pools.packed):
+        for of_pools in (pools.queues, pools.idle, pools.rotation, pools.packed, pools.past_use):
             yield from of_pools(known)
         for part in (pools.claims, pools.nodes, pools.gpus, pools.quotas, pools.messages):
             yield from part()

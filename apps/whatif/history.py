@@ -14,7 +14,9 @@ from uuid import UUID
 
 from django.db.models import Q
 
+from apps.accounting.services.past_use import read_at
 from apps.quotas.models import LedgerEntry, Pool, Resource, Tenant
+from apps.quotas.models.pool import FairShare
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging.metering import between
 from apps.scheduling.services.claims.lifecycle import request_of
@@ -62,6 +64,9 @@ def read_site(pool: Pool, *, begin: datetime, end: datetime) -> Site:
         policy=pool.placement_policy,
         patience_seconds=pool.patience_seconds,
         weights={str(pk): weight for pk, weight in Tenant.objects.values_list("pk", "weight")},
+        remembers=pool.fair_share == FairShare.DECAYED,
+        half_life_seconds=pool.half_life_seconds,
+        past={str(key): past for key, past in read_at(pool, begin, half_life=pool.half_life_seconds).items()},
     )
 
 

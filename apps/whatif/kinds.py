@@ -1,6 +1,7 @@
 """Kinds of sharing: the GPUs of a pool under each, and what becomes of a past claim there.
 
 - `turns`: a claim has the share that it asked for.
+- `fair-share-current`, `fair-share-decayed`: as turns, with the queue in the order of this fair share.
 - `mps`: as turns, but a program cannot be suspended, and a raise above the part that it started with needs a new start.
   Claims of several tenants on one GPU have a server each, which then take turns. The scheduler prefers other GPUs, as
   in a pool with MPS (`Request.sharing_group`), and the core that is given on such GPUs all the same is counted.

@@ -14,7 +14,8 @@ help it, so that a long queue costs little.
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -22,12 +23,13 @@ from statistics import median
 
 from apps.scheduling.core import gangs
 from apps.scheduling.core.backfill import BlockedHead, ExpectedRelease
+from apps.scheduling.core.fair_share import NO_PAST
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.queue import Amounts, Ask, Queue, QueueEntry
 from apps.scheduling.core.values import Placed, Refused, Request
 from apps.whatif.counting import WHOLE, Allocation, percent, percentile
 from apps.whatif.kinds import Converter, Unfit
-from apps.whatif.values import Figures, Kind, PastClaim, Resize, Site, Size
+from apps.whatif.values import ORDERS, Figures, Kind, PastClaim, Resize, Site, Size, Waits
 
 # The order of events at one moment.
 ENDS, RESIZES, LEAVES, ARRIVES = range(4)
@@ -72,6 +74,10 @@ class Replay:
         self._lines: dict[Line, dict[str, QueueEntry]] = {}
         self._running: dict[str, _Running] = {}
         self._held: dict[str, Amounts] = {}
+        # What tenants held on average, at `_past_at`; empty unless that counts.
+        self._remembers = site.remembers if kind not in ORDERS else kind == "fair-share-decayed"
+        self._past = dict(site.past) if self._remembers else {}
+        self._past_at = site.begin
         # Shapes without room; and, with their time limits, those without room beside what is withheld for the head.
         self._closed: set[Shape] = set()
         self._held_back: set[tuple[Shape, int | None]] = set()
@@ -94,6 +100,7 @@ class Replay:
         while self._events and self._events[0][0] < self.site.end:
             now = self._events[0][0]
             self.allocation.pass_to(now, claims_wait=bool(self._lines))
+            self._pass_to(now)
             while self._events and self._events[0][0] == now:
                 _, what, _, uid, resize = heapq.heappop(self._events)
                 seen += what == ARRIVES
@@ -104,6 +111,20 @@ class Replay:
         self.allocation.pass_to(self.site.end, claims_wait=bool(self._lines))
         progress(len(self.claims), len(self.claims))
         return self._figures()
+
+    def _pass_to(self, now: float) -> None:
+        """Let what tenants hold count as past use, up to this moment."""
+        if not self._remembers:
+            return
+        seconds, self._past_at = now - self._past_at, now
+        for tenant in self._past.keys() | self._held.keys():
+            held = self._held.get(tenant, Amounts())
+            self._past[tenant] = self._past.get(tenant, NO_PAST).after(
+                seconds,
+                half_life=self.site.half_life_seconds,
+                core_percent=held.core_percent,
+                memory_mib=held.memory_mib,
+            )
 
     def _push(self, at: float, what: int, uid: str, resize: Resize | None = None) -> None:
         heapq.heappush(self._events, (at, what, next(self._numbers), uid, resize))
@@ -202,6 +223,7 @@ class Replay:
             held=self._held,
             weights=self.site.weights,
             long_before=None if patience is None else now - patience,
+            past=self._past,
         )
         placed = 0
         while (ask := queue.next()) is not None:
@@ -264,7 +286,7 @@ class Replay:
             self.accepted.add(entry.id)
             if not claim.ran_before:
                 self.waits[entry.id] = now - claim.arrives_at
-            self.suspensions_refused += 0 if self.kind == "turns" else claim.suspensions
+            self.suspensions_refused += 0 if self.kind == "turns" or self.kind in ORDERS else claim.suspensions
             for resize in claim.resizes:
                 self._push(now + resize.after_seconds, RESIZES, entry.id, resize)
             if (seconds := self._seconds(claim)) is not None:
@@ -289,7 +311,8 @@ class Replay:
     def _figures(self) -> Figures:
         end, sums = self.site.end, self.allocation.sums
         waiting = [uid for line in self._lines.values() for uid in line]
-        waits = [*self.waits.values(), *(end - self._by_id[uid].arrives_at for uid in waiting)]
+        waits_of = self.waits | {uid: end - self._by_id[uid].arrives_at for uid in waiting}
+        waits = list(waits_of.values())
         seconds, capacity = end - self.site.begin, self.allocation.capacity
         core, memory = seconds * capacity.core, seconds * capacity.memory_mib
         return Figures(
@@ -313,7 +336,17 @@ class Replay:
             resizes_refused=self.resizes_refused,
             restarts=self.restarts,
             suspensions_refused=self.suspensions_refused,
+            waits=self._waits_by_tenant(waits_of),
         )
+
+    def _waits_by_tenant(self, waits_of: Mapping[str, float]) -> dict[str, Waits]:
+        found: dict[str, list[float]] = defaultdict(list)
+        for uid, seconds in waits_of.items():
+            found[self._by_id[uid].entry.tenant].append(seconds)
+        return {
+            tenant: Waits(len(waits), round(sum(waits) / len(waits), 1), round(percentile(waits, 95), 1))
+            for tenant, waits in sorted(found.items())
+        }
 
 
 def _line(entry: QueueEntry) -> Line:

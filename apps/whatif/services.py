@@ -6,22 +6,23 @@ ended after `LONGEST`.
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from celery import current_app
 from django.db import transaction
 from django.utils import timezone
 from kombu.exceptions import OperationalError
 
-from apps.quotas.models import Pool
+from apps.quotas.models import Pool, Tenant
 from apps.quotas.principals import Principal
 from apps.whatif.history import read_history, read_site
 from apps.whatif.models import UNFINISHED, WhatIf, WhatIfState
 from apps.whatif.replaying import Replay
-from apps.whatif.values import KINDS, Kind
+from apps.whatif.values import KINDS, SHARINGS, Figures, Kind
 from gpucloud.errors import Conflict, Invalid
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class NoGpus(Invalid, code="no-gpus", title="The pool has no GPUs"):
 
 
 @transaction.atomic
-def order_what_if(*, principal: Principal, pool: Pool, days: int = DAYS, kinds: Sequence[Kind] = KINDS) -> WhatIf:
+def order_what_if(*, principal: Principal, pool: Pool, days: int = DAYS, kinds: Sequence[Kind] = SHARINGS) -> WhatIf:
     """Order a replay of the pool's last days, for operators. Raises WhatIfRuns, NoGpus."""
     principal.require_operator()
     now = timezone.now()
@@ -98,6 +99,7 @@ def _replay(row: WhatIf) -> None:
     mine = WhatIf.objects.filter(pk=row.pk, run=row.run)
     site = read_site(row.pool, begin=row.begin, end=row.end)
     history = read_history(row.pool, begin=row.begin, end=row.end)
+    slugs = {str(pk): slug for pk, slug in Tenant.objects.values_list("pk", "slug")}
     results = []
     for number, kind in enumerate(kind for kind in KINDS if kind in row.kinds):
 
@@ -105,7 +107,7 @@ def _replay(row: WhatIf) -> None:
             part = (number + done / max(total, 1)) / len(row.kinds)
             mine.update(progress_percent=int(100 * part))
 
-        results.append(asdict(Replay(site, history.claims, kind).run(note)))
+        results.append(_document(Replay(site, history.claims, kind).run(note), slugs))
     mine.update(
         state=WhatIfState.DONE,
         progress_percent=100,
@@ -114,3 +116,9 @@ def _replay(row: WhatIf) -> None:
         results=results,
         finished_at=timezone.now(),
     )
+
+
+def _document(figures: Figures, slugs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the figures as they are stored, with the slugs of tenants."""
+    waits = [{"tenant": slugs.get(key, key), **one._asdict()} for key, one in figures.waits.items()]
+    return asdict(figures) | {"waits": sorted(waits, key=lambda one: str(one["tenant"]))}

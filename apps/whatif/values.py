@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, get_args
 
+from apps.scheduling.core.fair_share import Past
 from apps.scheduling.core.queue import QueueEntry
 from apps.scheduling.core.values import GpuState, NodeState
 
 # Under `mps-per-tenant` a GPU has claims of one tenant only, so that all of them have one MPS server.
-Kind = Literal["turns", "mps", "mps-per-tenant", "mig"]
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+Sharing = Literal["turns", "mps", "mps-per-tenant", "mig"]
+# As turns, with the queue in the order of this fair share; the others have the pool's own.
+Order = Literal["fair-share-current", "fair-share-decayed"]
+Kind = Sharing | Order
+SHARINGS: Final[tuple[Sharing, ...]] = get_args(Sharing)
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+KINDS: Final[tuple[Kind, ...]] = (*SHARINGS, *ORDERS)
 
 
 class Size(NamedTuple):
@@ -59,6 +65,18 @@ class Site:
     policy: str = "gpucloud"
     patience_seconds: int | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
+    # Of the queue's order: whether past use counts, and what each tenant held on average when the period began.
+    remembers: bool = False
+    half_life_seconds: int = 604_800
+    past: Mapping[str, Past] = field(default_factory=dict)
+
+
+class Waits(NamedTuple):
+    """The waits of one tenant's claims, in seconds; those that wait at the end count up to then."""
+
+    claims: int
+    mean_seconds: float
+    p95_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +110,5 @@ class Figures:
     resizes_refused: int
     restarts: int
     suspensions_refused: int
+    # By tenant.
+    waits: Mapping[str, Waits] = field(default_factory=dict)

@@ -227,6 +227,7 @@ COMMANDS = OF_THE_TABLE | {
     "POST nodes/{}/lift-fence/": "node lift-fence",
     "POST nodes/{}/repair/": "node repair",
     "GET pools/{}/calendar/": "reservation calendar",
+    "GET pools/{}/fair-share/": "pool fair-share",
     "GET pools/{}/what-if/": "pool what-if",
     "POST pools/{}/what-if/": "pool what-if",
     "GET pools/{}/consolidation/": "pool consolidate",

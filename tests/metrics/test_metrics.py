@@ -19,7 +19,7 @@ from apps.quotas.models import Token, Webhook, WebhookDelivery
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from apps.quotas.services.webhooks import hooks, outbox, sending
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, Claim, PastUse
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, MIB_BYTES, Api, Cast, Machine, ask, give, give_plenty, lose, placed, token_for
@@ -168,6 +168,13 @@ def test_what_was_not_heard_lately_is_not_told(cast: Cast, machine: Machine) -> 
     assert told.series("DCGM_FI_DEV_GPU_UTIL") == {}
     # Requested amounts need no measuring.
     assert [dict(labels)["pod_name"] for labels in told.series("container_request_gpu_memory")] == [str(claim.uid)]
+
+
+def test_past_use_is_told_of_pools_that_remember(cast: Cast, machine: Machine) -> None:
+    PastUse.objects.create(pool=cast.pool, tenant=cast.acme, core_percent=150, memory_mib=GIB)
+    assert scrape(cast.olga).series("gpucloud_past_use_gpus") == {}
+    cast.pool.change(fair_share="decayed")
+    assert scrape(cast.olga).value("gpucloud_past_use_gpus", pool="default", tenant="acme") == 1.5
 
 
 def test_the_platform_tells_pools_queues_nodes_quotas_and_claims(cast: Cast, machine: Machine) -> None:

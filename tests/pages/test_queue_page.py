@@ -6,9 +6,11 @@ from typing import Any
 from django.test import Client
 from django.utils import timezone
 
+from apps.accounting.services.past_use import settle
 from apps.console.queue.rounds import placed_by
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
+from apps.scheduling.models import PastUse
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
@@ -107,3 +109,28 @@ def test_an_operator_goes_from_a_claim_to_the_round_that_placed_it(
     assert "first" in text(browser("olga"), f"/rounds/{numbers['first']}/")
     assert "/rounds/" not in text(browser("max"), f"/claims/{first.uid}/")
     assert placed_by(ask(cast, name="waits", core_request=100, gpu_count=4)) is None
+
+
+def test_a_pool_that_remembers_shows_what_tenants_held(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    placed(cast, machine, core_request=100)
+    waiting = ask(cast, name="mine", core_request=100, gpu_count=4)
+    run_round(cast.pool)
+    assert "Fair share" not in text(browser("olga"), "/queue/")
+    cast.pool.change(fair_share="decayed")
+    assert "Past use is not counted yet: it follows within a minute." in text(browser("olga"), "/queue/")
+    settle(cast.pool, now=timezone.now() + timedelta(days=7))
+    for tenant in (cast.acme, cast.globex):
+        PastUse.objects.update_or_create(
+            pool=cast.pool,
+            tenant=tenant,
+            defaults={"core_percent": 300 if tenant == cast.acme else 100, "memory_mib": 0},
+        )
+    page = text(browser("olga"), "/queue/")
+    assert "Past use halves in 7 d; counted up to " in page
+    row = page[page.index('<th scope="row">acme</th>') :]
+    for value in ("1.00 GPU", "3.00 GPU", "50.0 %", "75.0 %", "0.354"):  # 2^(-0.75/0.5)
+        assert value in row[: row.index("</tr>")]
+    assert '<th scope="row">globex</th>' in page
+    assert '<th scope="row">globex</th>' not in text(browser("vera"), "/queue/")
+    words = "Tenant acme holds 1.00 GPUs and held 3.00 on average (half-life 7 d)"
+    assert words in text(browser("vera"), f"/claims/{waiting.uid}/")

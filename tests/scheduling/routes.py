@@ -61,6 +61,7 @@ SHARED = {
     "pools/<slug:name>/",
     "pools/<slug:name>/rebalance/",
     "pools/<slug:name>/queue/",
+    "pools/<slug:name>/fair-share/",
     "pools/<slug:name>/calendar/",
     "nodes/<slug:name>/",
     "nodes/<slug:name>/enrolment/",
@@ -207,6 +208,7 @@ def make_proposal(claim: Claim) -> dict[str, str]:
     )
     return {
         "pools/<slug:name>/consolidation/": "pools/default/consolidation/",
+        "pools/<slug:name>/fair-share/": "pools/default/fair-share/",
         "pools/<slug:name>/consolidation/accept/": "pools/default/consolidation/accept/",
         "pools/<slug:name>/rebalance/": "pools/default/rebalance/",
         "pools/<slug:name>/what-if/": "pools/default/what-if/",

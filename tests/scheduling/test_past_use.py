@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from apps.accounting import tasks
 from apps.accounting.services import past_use
-from apps.quotas.models import Pool
+from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import FairShare
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.fair_share import weight_of
@@ -243,3 +243,44 @@ def test_without_the_marks_lock_they_count_it_several_times(yesterday: Cast, mon
     now = timezone.now()
     expected = 40 * weight_of(0, 24, at=24, half_life=24)
     assert race_at(yesterday.pool, now + LATER) > 1.1 * expected
+
+
+def test_everyone_reads_the_standing_of_their_tenants(clock: Clock, cast: Cast, machine: Machine) -> None:
+    """Acme held 100 % for a day, globex 50 % for the next one; the half-life is a day, the weights are equal."""
+    for tenant, core in ((cast.acme, 100), (cast.globex, 50)):
+        claim, _ = placed(cast, machine, core_request=core, memory_mib=GIB, tenant=tenant)
+        clock.advance(hours=24)
+        end(machine, claim)
+    past_use.settle(cast.pool, now=clock.now + LATER)
+    waits = ask(cast, core_request=30, memory_mib=GIB)
+    body = cast.olga.get("pools/default/fair-share/").body
+    assert (body["fair_share"], body["half_life_seconds"], body["counted_to"][:10]) == ("decayed", DAY, "2026-06-17")
+    first, second = body["tenants"]
+    numbers = [
+        (row["tenant"], row["waiting"], row["past_gpus"], row["share_percent"], row["usage_percent"], row["factor"])
+        for row in (first, second)
+    ]
+    assert numbers == [
+        ("acme", 1, pytest.approx(0.25), 50, pytest.approx(50), pytest.approx(0.5)),
+        ("globex", 0, pytest.approx(0.25), 50, pytest.approx(50), pytest.approx(0.5)),
+    ]
+    assert [row["tenant"] for row in cast.anna.get("pools/default/fair-share/").body["tenants"]] == ["acme"]
+    document = cast.anna.get(f"claims/{waits.uid}/").body
+    assert document["fair_share"] == (
+        "Tenant acme holds 0.00 GPUs and held 0.25 on average (half-life 1 d): 25.0 % of the pool for each unit of its "
+        "weight of 1; no other waiting tenant has less"
+    )
+    Tenant.objects.filter(pk=cast.globex.pk).update(weight=2)
+    ask(cast, core_request=30, memory_mib=GIB, tenant=cast.globex)
+    assert cast.anna.get(f"claims/{waits.uid}/").body["fair_share"].endswith("; a tenant with less goes first")
+    assert cast.olga.get("pools/none/fair-share/").status == 404
+
+
+def test_a_pool_that_forgets_shows_what_is_held_now(cast: Cast) -> None:
+    give_plenty(cast.acme)
+    claim, _ = placed(cast, Machine("gpu1", cast.pool, gpus=1), core_request=50, memory_mib=GIB)
+    body = cast.olga.get("pools/default/fair-share/").body
+    assert (body["fair_share"], body["counted_to"]) == ("current", None)
+    (row,) = body["tenants"]
+    assert (row["tenant"], row["held_gpus"], row["order_percent"], row["factor"]) == ("acme", 0.5, 50, 1)
+    assert cast.anna.get(f"claims/{claim.uid}/").body["fair_share"] is None

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apps.scheduling.core.fair_share import Past
 from apps.scheduling.core.queue import QueueEntry
 from apps.scheduling.core.values import GpuState, NodeState, Request
 from apps.whatif.replaying import Replay
-from apps.whatif.values import KINDS, Figures, Kind, PastClaim, Resize, Site, Size
+from apps.whatif.values import KINDS, ORDERS, SHARINGS, Figures, Kind, PastClaim, Resize, Site, Size, Waits
 
 A100 = "NVIDIA A100-SXM4-40GB"
 MIB = 40960
@@ -104,14 +105,14 @@ def test_live_resizes_by_kind() -> None:
     """A raise from 20 to 60 % has room beside 30 %, one to 90 % does not; an instance keeps its size."""
     grows = past(1, 0, 1000, core_request=20, resizes=(Resize(100, Size(60, 10000)), Resize(200, Size(90, 10000))))
     claims = [grows, past(2, 0, 1000, core_request=30)]
-    found = {kind: replay(site(), claims, kind) for kind in KINDS}
+    found = {kind: replay(site(), claims, kind) for kind in SHARINGS}
     assert {kind: one.resizes_refused for kind, one in found.items()} == {
         "turns": 1, "mps": 1, "mps-per-tenant": 1, "mig": 2,
     }  # fmt: skip
     assert (found["turns"].restarts, found["mps"].restarts) == (0, 1)
     assert found["turns"].core_percent == 86.0, "20 % for 100 s, 60 for 900, and 30 for 1,000"
     suspended = [past(1, 0, 10, suspensions=3)]
-    assert [replay(site(), suspended, kind).suspensions_refused for kind in KINDS] == [0, 3, 3, 3]
+    assert [replay(site(), suspended, kind).suspensions_refused for kind in KINDS] == [0, 3, 3, 3, 0, 0]
 
 
 def test_claims_that_gave_up_and_that_still_wait() -> None:
@@ -190,3 +191,35 @@ def test_what_ran_by_turns_runs_again_at_the_same_time(claims: list[PastClaim], 
     assert again.core_percent == figures.core_percent
     if gpus < 3:
         assert replay(replace(site(gpus + 1), end=100_000.0), ran).accepted == len(ran)
+
+
+# Whole GPUs for 100 s: five of a that came first, and five of b.
+WHOLE = [past(n, 0, 100, tenant="a", core_request=100) for n in range(5)] + [
+    past(n, 50, 100, tenant="b", core_request=100) for n in range(5, 10)
+]
+
+
+def test_by_current_fair_share_the_older_claims_of_one_tenant_go_first_each_time() -> None:
+    """Nobody holds anything at the moment that decides: a 0–500, b 500–1,000."""
+    seen = replay(site(), WHOLE, "fair-share-current")
+    assert seen.waits == {"a": Waits(5, 200.0, 400.0), "b": Waits(5, 650.0, 850.0)}
+
+
+def test_by_decayed_fair_share_they_take_turns() -> None:
+    """a 0–100, b 100–200, a 200–300, …"""
+    seen = replay(site(half_life_seconds=3600), WHOLE, "fair-share-decayed")
+    assert seen.waits == {"a": Waits(5, 400.0, 800.0), "b": Waits(5, 450.0, 850.0)}
+
+
+def test_what_tenants_held_before_the_period_counts() -> None:
+    """The younger of two claims of one moment goes first: a held half a GPU before."""
+    both = [past(1, 0, 100, tenant="a", core_request=100), past(2, 0, 100, tenant="b", core_request=100)]
+    waits = {name: replay(site(past={"a": Past(50.0)}), both, name).waits for name in ORDERS}
+    assert waits["fair-share-current"]["a"].mean_seconds == 0
+    assert (waits["fair-share-decayed"]["b"].mean_seconds, waits["fair-share-decayed"]["a"].mean_seconds) == (0, 100)
+
+
+def test_other_kinds_have_the_pools_own_order() -> None:
+    for number, order in enumerate(ORDERS):
+        pool = site(half_life_seconds=3600, remembers=bool(number))
+        assert replay(pool, WHOLE, "turns") == replace(replay(pool, WHOLE, order), kind="turns")

@@ -7,6 +7,7 @@ from django.utils import timezone
 
 from apps.nodes.models import Gpu
 from apps.quotas.principals import SYSTEM
+from apps.scheduling.core.fair_share import weight_of
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
@@ -99,6 +100,39 @@ def test_an_order_runs_once_and_its_figures_are_the_histories(cast: Cast, machin
     # 30 % for an hour, 60 for three and 100 for five, of two GPUs over a day.
     assert turns["core_percent"] == round(100 * (30 + 180 + 500) / (200 * 24), 2)
     assert mig["unfit"] == {"no-mig-gpu": 3}, "an A10 has no instances"
+
+
+@pytest.mark.django_db
+def test_fair_shares_are_compared_by_the_waits_of_each_tenant(cast: Cast, machine: Machine, clock: Clock) -> None:
+    past_hours(cast, machine, clock)
+    assert cast.olga.post(URL, {"days": 1, "kinds": ["fair-share-decayed", "fair-share-current"]}).status == 202
+    row = WhatIf.objects.get()
+    assert services.run(row.pk, str(row.run))
+    current, decayed = cast.olga.get(URL).body["results"]
+    assert [one["kind"] for one in (current, decayed)] == ["fair-share-current", "fair-share-decayed"]
+    # Of acme one ran at once, and one gave up after an hour.
+    assert current["waits"] == [
+        {"tenant": "acme", "claims": 2, "mean_seconds": 1800.0, "p95_seconds": 3600.0},
+        {"tenant": "globex", "claims": 1, "mean_seconds": 0.0, "p95_seconds": 0.0},
+    ]
+    # Figures of an older version have no waits.
+    older = [{name: value for name, value in one.items() if name != "waits"} for one in WhatIf.objects.get().results]
+    WhatIf.objects.update(results=older)
+    assert cast.olga.get(URL).body["results"][0]["waits"] == []
+
+
+@pytest.mark.django_db
+def test_the_past_at_the_beginning_of_the_period_comes_from_the_ledger(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    """30 % of a GPU for an hour, 60 % for three, then nothing for four; the half-life is four hours."""
+    past_hours(cast, machine, clock)
+    cast.pool.change(half_life_seconds=4 * 3600)
+    found = history.read_site(cast.pool, begin=clock.now, end=clock.now + timedelta(days=1))
+    acme = found.past[str(cast.acme.pk)].core_percent
+    by_hand = 30 * (weight_of(-8, -7, at=0, half_life=4)) + 60 * weight_of(-7, -4, at=0, half_life=4)
+    assert acme == pytest.approx(by_hand)
+    assert not found.remembers
 
 
 @pytest.mark.django_db

@@ -43,3 +43,22 @@ def test_a_what_if_is_ordered_watched_and_read(cast: Cast, machine: Machine, clo
     assert "Do not fit: No GPU of its model can be in MIG mode" in shown
     assert "MPS, one tenant per GPU</th>" not in shown
     assert "every 2s" not in shown
+
+
+@pytest.mark.django_db
+def test_waits_of_tenants_are_rows_of_the_table(cast: Cast, machine: Machine, clock: Clock) -> None:
+    client = Client()
+    client.force_login(User.objects.get(username="olga"))
+    page = text(client)
+    assert 'name="fair-share-decayed"' in page
+    placed(cast, machine, core_request=10)
+    placed(cast, machine, core_request=10, tenant=cast.globex)
+    clock.advance(hours=1)
+    client.post(PAGE, {"days": 1, "fair-share-current": "on", "fair-share-decayed": "on", "act": "apply"})
+    row = WhatIf.objects.get()
+    assert row.kinds == ["fair-share-current", "fair-share-decayed"]
+    services.run(row.pk, str(row.run))
+    page = text(client)
+    assert "Fair share: decayed</th>" in page
+    assert "Mean wait of acme" in page
+    assert "Mean wait of globex" in page

@@ -16,7 +16,7 @@ from apps.accounting.services.allocated import HELD
 from apps.nodes.services.telemetry.levels import EPOCH
 from apps.quotas.models import Pool, Resource
 from apps.quotas.models.pool import FairShare
-from apps.scheduling.core.fair_share import decay
+from apps.scheduling.core.fair_share import Past, decay
 from apps.scheduling.models import PastUse, PastUseMark
 from apps.scheduling.services.failures import each
 
@@ -27,7 +27,7 @@ RECOUNT = timedelta(days=1)
 HALF_LIVES = 20
 
 # The weight of an interval is that of `core.fair_share.weight_of`.
-ADD = f"""{HELD},
+AVERAGES = f"""{HELD},
 whose AS (
     SELECT uid, tenant_id FROM holder UNION ALL SELECT uid, tenant_id FROM booking
 ),
@@ -40,14 +40,17 @@ added AS (
     WHERE NOT isempty(held.during)
     GROUP BY 1, 2
 )
-INSERT INTO scheduling_pastuse AS past (pool_id, tenant_id, core_percent, memory_mib)
-SELECT %(pool)s, tenant_id,
-    coalesce(sum(amount) FILTER (WHERE resource = 'core_percent'), 0),
-    coalesce(sum(amount) FILTER (WHERE resource = 'memory_mib'), 0)
+SELECT %(pool)s::bigint, tenant_id,
+    coalesce(sum(amount) FILTER (WHERE resource = 'core_percent'), 0)::float8,
+    coalesce(sum(amount) FILTER (WHERE resource = 'memory_mib'), 0)::float8
 FROM added GROUP BY tenant_id ORDER BY tenant_id
+"""  # noqa: S608 - our own words
+ADD = f"""
+INSERT INTO scheduling_pastuse AS past (pool_id, tenant_id, core_percent, memory_mib)
+{AVERAGES}
 ON CONFLICT (pool_id, tenant_id) DO UPDATE SET core_percent = past.core_percent + excluded.core_percent,
     memory_mib = past.memory_mib + excluded.memory_mib
-"""  # noqa: S608 - our own words
+"""
 
 
 def settle_all() -> int:
@@ -88,13 +91,19 @@ def lock_mark(pool: Pool, half_life: int) -> PastUseMark:
 
 def add(pool: Pool, *, begin: datetime, end: datetime, half_life: int) -> int:
     """Add the use between two moments to rows that are of the later one; return the number of tenants."""
-    asked: dict[str, Any] = {
-        "pool": pool.pk,
-        "begin": begin,
-        "end": end,
-        "half_life": half_life,
-        "resources": [Resource.CORE_PERCENT.value, Resource.MEMORY_MIB.value],
-    }
     with connection.cursor() as cursor:
-        cursor.execute(ADD, asked)
+        cursor.execute(ADD, _asked(pool, begin=begin, end=end, half_life=half_life))
         return int(cursor.rowcount)
+
+
+def read_at(pool: Pool, moment: datetime, *, half_life: int) -> dict[int, Past]:
+    """Return what each tenant, by key, held of the pool on average at a moment of the past; writes nothing."""
+    begin = moment - timedelta(seconds=HALF_LIVES * half_life)
+    with connection.cursor() as cursor:
+        cursor.execute(AVERAGES, _asked(pool, begin=begin, end=moment, half_life=half_life))
+        return {tenant: Past(core, memory) for _, tenant, core, memory in cursor.fetchall()}
+
+
+def _asked(pool: Pool, *, begin: datetime, end: datetime, half_life: int) -> dict[str, Any]:
+    resources = [Resource.CORE_PERCENT.value, Resource.MEMORY_MIB.value]
+    return {"pool": pool.pk, "begin": begin, "end": end, "half_life": half_life, "resources": resources}

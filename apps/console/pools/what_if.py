@@ -1,5 +1,6 @@
 """The what-if of a pool: its form, its progress, and the figures of each kind of sharing side by side."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from apps.console.shell.forms import ServiceForm, number
 from apps.quotas.models import Pool
 from apps.whatif.models import UNFINISHED, WhatIf
 from apps.whatif.services import DAYS, MOST_DAYS, order_what_if
+from apps.whatif.values import SHARINGS
 from gpucloud.web.tags import duration
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ KINDS: "dict[str, tuple[StrPromise, StrPromise]]" = {
     "mps": (_("MPS"), _("As turns, without suspension; tenants may share a GPU.")),
     "mps-per-tenant": (_("MPS, one tenant per GPU"), _("As MPS, but a GPU takes one tenant’s claims only.")),
     "mig": (_("MIG"), _("Each claim has an instance of the smallest profile that covers it.")),
+    "fair-share-current": (_("Fair share: current"), _("As turns; the queue counts what tenants hold now.")),
+    "fair-share-decayed": (_("Fair share: decayed"), _("As turns; it counts past use too, with the pool’s half-life.")),
 }
 REASONS: "dict[str, StrPromise]" = {
     "several-gpus": _("Several GPUs"),
@@ -38,6 +42,9 @@ REASONS: "dict[str, StrPromise]" = {
     "hard-isolation": _("Hard isolation"),
     "impossible": _("No node could carry it"),
 }
+
+
+MOST_TENANTS = 20
 
 
 def _percent(value: float) -> str:
@@ -79,7 +86,7 @@ class WhatIfForm(ServiceForm):
     def __init__(self, data: Any = None) -> None:
         super().__init__(data)
         for kind, (label, help_text) in KINDS.items():
-            self.fields[kind] = switch(label, help_text, initial=True)
+            self.fields[kind] = switch(label, help_text, initial=kind in SHARINGS)
 
     def clean(self) -> dict[str, Any]:
         """Require a kind."""
@@ -149,4 +156,22 @@ def table(results: list[dict[str, Any]]) -> list[Row]:
         Row(gettext("Do not fit: {0}").format(REASONS[reason]), [str(one["unfit"].get(reason, 0)) for one in results])
         for reason in reasons
     ]
-    return [*rows[:4], *unfit, *rows[4:]]
+    return [*rows[:4], *unfit, *rows[4:6], *_waits(results), *rows[6:]]
+
+
+def _waits(results: list[dict[str, Any]]) -> list[Row]:
+    """Return the mean waits of the tenants with most claims."""
+    found = [{item["tenant"]: item for item in one.get("waits", ())} for one in results]
+    claims = Counter({name: item["claims"] for by_tenant in found for name, item in by_tenant.items()})
+    names = sorted(name for name, _ in claims.most_common(MOST_TENANTS))
+    return (
+        [
+            Row(
+                gettext("Mean wait of {0}").format(name),
+                [duration(by_tenant[name]["mean_seconds"]) if name in by_tenant else "–" for by_tenant in found],
+            )
+            for name in names
+        ]
+        if len(names) > 1
+        else []
+    )

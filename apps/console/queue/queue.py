@@ -13,10 +13,11 @@ from apps.console.shell.export import Row, as_file, facts_of, file_format
 from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import Pool
-from apps.quotas.models.pool import DEFAULT
+from apps.quotas.models.pool import DEFAULT, FairShare
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim
 from apps.scheduling.services.cycles import queue
+from apps.scheduling.services.cycles.fair_share import read_table
 
 PER_PAGE = 50
 COLUMNS = [
@@ -58,6 +59,8 @@ def queue_page(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         part = Paginator(uids, PER_PAGE).get_page(request.GET.get("page"))
         claims = queue.attach_places(seen, list(part.object_list))
         shown |= {"claims": claims, "part": part, "length": len(seen.waiting)}
+        if pool.fair_share == FairShare.DECAYED:
+            shown["shares"] = read_table(pool, principal)
     return render(request, "queue/_rows.html" if wants_fragment(request) else "queue/queue.html", shown)
 
 

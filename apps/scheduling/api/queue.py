@@ -1,4 +1,4 @@
-"""The view of /pools/{name}/queue/, and the place in the queue that a waiting claim's document shows."""
+"""Views of /pools/{name}/queue/ and fair-share/, and the place in the queue that a waiting claim's document shows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,11 @@ from rest_framework.response import Response
 
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.models import Pool, Tenant
+from apps.quotas.models.pool import FairShare
 from apps.scheduling.api.serializers import ClaimSerializer, ClassField, ReasonSerializer
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.cycles import queue
+from apps.scheduling.services.cycles.fair_share import read_table
 from gpucloud.api import shown
 from gpucloud.api.filters import Named, filters_of
 from gpucloud.api.pagination import InOrder
@@ -79,6 +81,12 @@ class ClaimDocumentSerializer(ClaimSerializer):
         source="place.evaluated_at",
         default=None,
     )
+    fair_share = shown.text(
+        "In a pool whose fair share remembers, what the tenant holds and held; null unless it waits in line there.",
+        null=True,
+        source="place.fair_share",
+        default=None,
+    )
     # After the fields of its own, as in the document.
     class_ = ClassField(required=False)
 
@@ -106,6 +114,48 @@ class QueuedSerializer(Strict):
     reasons = ReasonSerializer(many=True, read_only=True)
     estimate = EstimateSerializer(source="place", read_only=True)
     columns_2 = Columns(Claim, "created_at updated_at")
+
+
+class TenantShareSerializer(Strict):
+    """One tenant, as the order of the queue sees it."""
+
+    tenant = shown.text(source="tenant.slug")
+    weight = shown.integer(source="tenant.weight")
+    waiting = shown.integer("Its claims that wait in the pool.")
+    held_gpus = shown.number("The core that it holds now, in GPUs.")
+    held_memory_mib = shown.integer(source="held.memory_mib")
+    past_gpus = shown.number("The core that it held on average, in GPUs; an older time counts less.")
+    past_memory_mib = shown.number(source="past.memory_mib")
+    share_percent = shown.number("Its weight, of the weights of all tenants here: Slurm's normalized shares.")
+    usage_percent = shown.number("Its past use, of that of all tenants here: Slurm's normalized usage.")
+    factor = shown.number("Slurm's fair-share factor, 2^(-usage / share).", source="standing.factor")
+    order_percent = shown.number(
+        "Its largest part of a resource, now and past together, divided by its weight: the least goes first."
+    )
+
+
+class FairShareSerializer(Strict):
+    """A pool's fair share: its tenants that hold or held something or wait, next first."""
+
+    pool = shown.text(source="pool.name")
+    fair_share = shown.choice(FairShare.choices, source="pool.fair_share")
+    half_life_seconds = shown.integer(source="pool.half_life_seconds")
+    counted_to = shown.time("The moment up to which past use is counted; null: it is not.", null=True)
+    tenants = TenantShareSerializer(many=True, read_only=True)
+
+
+class PoolFairShare(ApiView):
+    """The fair share of a pool's tenants."""
+
+    serializer_class = FairShareSerializer
+    queryset = Pool.objects.all()
+    lookup_key = "name"
+    read_scope = "claims:read"
+    tagged = False
+
+    def get(self, request: Request, name: str) -> Response:
+        """Show what the caller's tenants hold and held in the pool, and their share; operators see all tenants."""
+        return Response(FairShareSerializer(read_table(self.find(name), self.principal)).data)
 
 
 class PoolQueue(ListMixin, ApiView):

@@ -35,6 +35,7 @@ urlpatterns = [
     path("proposals/<uuid:uid>/accept/", proposals.ProposalAccept.as_view()),
     path("proposals/<uuid:uid>/dismiss/", proposals.ProposalDismiss.as_view()),
     path("pools/<slug:name>/queue/", queue.PoolQueue.as_view()),
+    path("pools/<slug:name>/fair-share/", queue.PoolFairShare.as_view()),
     path("rounds/", rounds.RoundList.as_view()),
     path("rounds/<int:pk>/", rounds.RoundDetail.as_view()),
 ]

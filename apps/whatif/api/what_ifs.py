@@ -12,11 +12,20 @@ from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool
 from apps.whatif.models import WhatIf, WhatIfState
 from apps.whatif.services import DAYS, LEAST_DAYS, MOST_DAYS, order_what_if
-from apps.whatif.values import KINDS
+from apps.whatif.values import KINDS, SHARINGS
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
 
 STATES = ["none", *WhatIfState.values]
+
+
+class WaitsSerializer(Strict):
+    """The waits of one tenant's claims; those that wait at the end count up to then."""
+
+    tenant = shown.text()
+    claims = shown.integer()
+    mean_seconds = shown.number()
+    p95_seconds = shown.number("The 95th percentile.")
 
 
 class FiguresSerializer(Strict):
@@ -44,6 +53,8 @@ class FiguresSerializer(Strict):
     resizes_refused = shown.integer("Those without room in place; all of them under MIG.")
     restarts = shown.integer("Those that need a new start of the program: raises above its first share, under MPS.")
     suspensions_refused = shown.integer("Suspensions that the kind cannot do.")
+    # What-ifs of older versions have none.
+    waits = WaitsSerializer(many=True, read_only=True, default=(), help_text="By tenant.")
 
 
 class WhatIfSerializer(Strict):
@@ -77,8 +88,9 @@ class WhatIfOrderSerializer(Strict):
     kinds = serializers.ListField(
         child=serializers.ChoiceField(choices=KINDS),
         min_length=1,
-        default=list(KINDS),
-        help_text="Kinds of sharing to compare; all unless given.",
+        default=list(SHARINGS),
+        help_text="Kinds of sharing to compare, or turns in the order of a fair share, with the pool's half-life; the "
+        "four kinds of sharing unless given.",
     )
 
 

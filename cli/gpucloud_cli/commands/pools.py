@@ -1,4 +1,4 @@
-"""`pool rebalance|consolidate|what-if`, and `queue list` over all pools."""
+"""`pool rebalance|consolidate|fair-share|what-if`, and `queue list` over all pools."""
 
 import time
 from typing import Any
@@ -23,9 +23,21 @@ WAITING = (
 )  # fmt: skip
 
 
-KINDS = ("turns", "mps", "mps-per-tenant", "mig")
+KINDS = ("turns", "mps", "mps-per-tenant", "mig", "fair-share-current", "fair-share-decayed")
 # Seconds between two looks at a what-if that runs.
 LOOK_SECONDS = 1.0
+SHARES = (
+    "tenant",
+    "weight",
+    "waiting",
+    "held_gpus",
+    "past_gpus",
+    "share_percent",
+    "usage_percent",
+    "factor",
+    "order_percent",
+)
+SHARES_WIDE = ("held_memory_mib", "past_memory_mib")
 WIDE = ("gpu_model", "group", "time_limit_seconds", "created_at")
 
 
@@ -71,6 +83,20 @@ def consolidate(invocation: Invocation, /, name: str, accept: int | None, dry_ru
     _explain(invocation, found, [{**plan, "moves": len(plan["moves"])} for plan in found["plans"]], PLANS)
 
 
+@click.command("fair-share")
+@click.argument("name")
+@output_options
+@pass_invocation
+def fair_share(invocation: Invocation, /, name: str) -> None:
+    """Show what tenants hold and held in a pool, and whose claims go first.
+
+    Example: gpucloud pool fair-share default
+    """
+    with invocation.api() as api:
+        found = api.get(f"{path_of(POOL, None, name)}fair-share/").body
+    invocation.show(found if invocation.structured else found["tenants"], columns=SHARES, wide=SHARES_WIDE)
+
+
 def _explain(
     invocation: Invocation, found: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...]
 ) -> None:
@@ -86,13 +112,15 @@ def _explain(
 @click.command("what-if")
 @click.argument("name")
 @click.option("--days", type=click.IntRange(1, 90), help="days up to now; default: 30")
-@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="a kind to compare; default: all")
+@click.option(
+    "--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="a kind to compare; default: the four of sharing"
+)
 @click.option("--no-wait", is_flag=True, help="order it, and do not wait for its figures")
 @click.option("--last", is_flag=True, help="show the last one; order nothing")
 @output_options
 @pass_invocation
 def what_if(invocation: Invocation, /, name: str, no_wait: bool, last: bool, **given: Any) -> None:
-    """Replay a pool's last days under other kinds of sharing, and compare what they allocate (operators).
+    """Replay a pool's last days under other kinds of sharing or another fair share, and compare (operators).
 
     Example: gpucloud pool what-if default --days 7 --kind turns --kind mig
     """
@@ -117,9 +145,12 @@ def what_if(invocation: Invocation, /, name: str, no_wait: bool, last: bool, **g
 
 def _by_figure(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each figure, with a column for each kind."""
-    names = [name for name in results[0] if name not in ("kind", "unfit")]
+    names = [name for name in results[0] if name not in ("kind", "unfit", "waits")]
     reasons = sorted({reason for one in results for reason in one["unfit"]})
     rows = [{"figure": name, **{one["kind"]: one[name] for one in results}} for name in names]
+    waits = {one["kind"]: {row["tenant"]: row["mean_seconds"] for row in one.get("waits", ())} for one in results}
+    tenants = sorted({tenant for by_tenant in waits.values() for tenant in by_tenant})
+    rows += [{"figure": f"mean wait of {name}", **{kind: waits[kind].get(name) for kind in waits}} for name in tenants]
     return rows + [
         {"figure": f"unfit: {reason}", **{one["kind"]: one["unfit"].get(reason, 0) for one in results}}
         for reason in reasons
@@ -156,4 +187,4 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "starts": estimate.get("at"), "reason": reasons[0]["detail"] if reasons else None}
 
 
-COMMANDS = {"pool": (rebalance, consolidate, what_if), "queue": (list_queue,)}
+COMMANDS = {"pool": (rebalance, consolidate, fair_share, what_if), "queue": (list_queue,)}

@@ -6,7 +6,7 @@ snapshot of a large pool is used again for some seconds, so polling costs little
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
 from apps.quotas.models import Pool
+from apps.quotas.models.pool import FairShare
 from apps.quotas.principals import Principal
 from apps.scheduling.core import estimates, gangs
 from apps.scheduling.core.backfill import ExpectedRelease, HeadPlan, explain_withheld
@@ -39,6 +40,7 @@ from apps.scheduling.services.charging.shortages import (
 )
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.cycles.expected_releases import ending
+from apps.scheduling.services.cycles.fair_share import explain_share
 from apps.scheduling.services.cycles.other_pools import pools_with_room
 from apps.scheduling.services.cycles.queue_order import capacity_of, entry_of, holdings, read_past
 from apps.scheduling.services.cycles.records import reasons_as_json
@@ -75,6 +77,8 @@ class Place:
     # Why it waits, by the same snapshot and the present quotas; and the time of that.
     reasons: Sequence[dict[str, Any]] = ()
     evaluated_at: datetime | None = None
+    # What its tenant holds and held, where that is remembered.
+    fair_share: str | None = None
 
     @property
     def starts_at(self) -> datetime | None:
@@ -232,7 +236,16 @@ def find_place(claim: Claim) -> Place | None:
     """Return the claim's place; None if it does not wait."""
     if not claim.waiting:
         return None
-    seen = get_snapshot(claim.pool)
+    seen, pool = get_snapshot(claim.pool), claim.pool
+    place = _find_place(seen, claim)
+    if pool.fair_share != FairShare.DECAYED or place.position is None:
+        return place
+    waiting = (one.tenant for one in seen.waiting)
+    words = explain_share(seen.standing, claim.tenant.slug, waiting, half_life_seconds=pool.half_life_seconds)
+    return replace(place, fair_share=words)
+
+
+def _find_place(seen: QueueSnapshot, claim: Claim) -> Place:
     uid = str(claim.uid)
     length = len(seen.waiting)
     position = seen.positions.get(uid)
