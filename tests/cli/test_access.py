@@ -222,6 +222,8 @@ COMMANDS = OF_THE_TABLE | {
     "POST nodes/": "node add",
     "POST nodes/{}/drain/": "node drain",
     "GET nodes/{}/drift/": "node drift",
+    "GET me/notices/": "notice show",
+    "POST me/notices/test/": "notice test",
     "POST nodes/{}/enrolment/": "node enrol",
     "POST nodes/{}/forget/": "node forget",
     "POST nodes/{}/lift-fence/": "node lift-fence",

@@ -12,7 +12,7 @@ from tests.pages.conftest import SignIn
 LEFT_OUT = {
     # Not for reading: telemetry has its charts, and its keys have several columns.
     "UsageTens", "UsageMinute", "UsageHour", "UsageDay", "FleetMinute", "LateFrames", "TelemetryMark", "UsageFrame",
-    "Sample", "AllocatedHour", "AllocatedDay", "GpuHealth",
+    "Sample", "AllocatedHour", "AllocatedDay", "GpuHealth", "PastUse", "PastUseMark",
     # Bytes; rounds are read on their page.
     "FleetSnapshot",
     # Shown on the pool's own page.

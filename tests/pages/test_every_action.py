@@ -131,7 +131,9 @@ def test_every_page_that_is_named_is_led_to_from_another() -> None:
     sources = [*root.glob("templates/**/*.html"), *root.glob("apps/console/**/*.py")]
     said = "".join(path.read_text() for path in sources if path.name != "urls.py")
     named = {name for names in PAGES.values() for name in names.split()}
-    assert not {name for name in named if f"'{name}'" not in said and f'"{name}"' not in said}
+    lost = {name for name in named if f"'{name}'" not in said and f'"{name}"' not in said}
+    # Its link is in mails only.
+    assert lost == {"unsubscribe"}
 
 
 def test_a_lease_is_renewed_from_the_claims_page(cast: Cast, machine: Machine, browser: SignIn) -> None:

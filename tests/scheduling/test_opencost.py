@@ -125,7 +125,6 @@ def test_windows_are_read_as_opencost_reads_them(window: str, begin: str, end: s
 @pytest.mark.parametrize(
     ("query", "field"),
     [
-        ("", "window"),
         ("window=", "window"),
         ("window=fortnight", "window"),
         ("window=0d", "window"),

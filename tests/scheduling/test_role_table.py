@@ -21,7 +21,7 @@ from tests.scheduling.routes import OPERATIONS, OPERATORS, SHARED, WITHOUT_TOKEN
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TABLE = Path(__file__).resolve().parent.parent.parent / "docs" / "roles.md"
-QUERIES = {"utilization/": "?tenant=acme", "reports/opencost/": "?window=7d"}
+QUERIES = {"utilization/": "?tenant=acme"}
 ROLES = ("nobody", "viewer", "member", "admin", "foreign admin", "operator", "no scope")
 # Without any scope a token may still ask for its owner.
 NO_SCOPE_NEEDED = {"me/"}

@@ -62,7 +62,10 @@ class AggregateField(serializers.CharField):
 class OpencostQuestion(Question):
     """The parameters of OpenCost's query, and the tenant."""
 
-    window = WindowField(help_text="`today`, `lastweek`, `7d`, or two times with a comma between them.")
+    window = WindowField(
+        required=False,
+        help_text="`today`, `lastweek`, `30d`, or two times with a comma between them; `7d` unless given.",
+    )
     aggregate = AggregateField(
         required=False, help_text=f"Some of {', '.join(AGGREGATES)}; `{','.join(DEFAULT)}` unless given."
     )
@@ -102,7 +105,7 @@ class OpencostReport(ReportView):
         """Show GPU-hours, cost and efficiency of a window in the shape of OpenCost's `/allocation/compute`."""
         values = OpencostQuestion.read(request)
         visible, slug = Tenant.objects.visible_to(self.principal), values.get("tenant")
-        begin, end = values["window"]
+        begin, end = values.get("window") or (timezone.now() - timedelta(days=7), timezone.now())
         sets = allocation_sets(
             tenants=visible if slug is None else [get_object_or_404(visible, slug=slug)],
             begin=begin,

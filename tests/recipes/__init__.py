@@ -1,1 +1,0 @@
-"""Recipes of docs/recipes.md, with the real programs where they are installed."""
