@@ -175,20 +175,35 @@ void round_disturb(struct round *r, uint64_t now)
         r->seat[r->holder].ends_ns = over;
 }
 
+/* Let nobody go beside the others' turns. A guaranteed service leaves its turns idle between its requests, and gets no less of
+ * the GPU by the driver's slices; but beside best effort it would wait for a whole slice at each request. */
+static void keep_in_turns(struct round *r, uint64_t now)
+{
+    for (int i = 0; i < r->n; i++) {
+        struct seat *s = &r->seat[i];
+        s->beside = s->light = s->thin = s->let_go = s->sparse = 0;
+        s->cap = 0;
+        s->turns_gpu_time_ns = s->reading.gpu_time_ns;
+    }
+    round_judge_anew(r, now);
+}
+
 void round_begin(struct round *r, uint64_t now)
 {
     struct share_terms terms[ROUND_SEATS];
     uint32_t shares[ROUND_SEATS];
-    int idle = r->began_ns && beside_judge(r, now);
+    int watchful = round_is_watchful(r), idle = r->began_ns && !watchful && beside_judge(r, now);
     uint64_t length = r->length_ns * (is_steady(r, now) ? STEADY_ROUNDS : 1);
     if (r->began_ns)
         round_settle(r, now);
     int needless =
         now - r->crowded_ns > ALONE_FOR_NS || (now - r->hungry_ns > LIGHT_FOR_NS && now - r->heavy_ns > LIGHT_FOR_NS);
-    if (idle || (needless && !round_is_watchful(r))) {
+    if (idle || (needless && !watchful)) {
         give_no_turns(r);
         return;
     }
+    if (watchful)
+        keep_in_turns(r, now);
     for (int i = 0; i < r->n; i++) {
         r->seat[i].in_round = seat_is_active(&r->seat[i], now) && !r->seat[i].beside;
         terms[i] = r->seat[i].terms;
@@ -204,7 +219,7 @@ void round_begin(struct round *r, uint64_t now)
         s->budget_ns = share_of(r->span_ns, s->share) + lesser(s->carry_ns, (int64_t)r->length_ns / 2);
         s->charged_ns = s->used_ns = s->bonus_ns = 0;
         s->idled = s->stopped = 0;
-        s->depth_ns = s->terms.tier && round_is_watchful(r) ? DEPTH_BEST_EFFORT_NS : 0;
+        s->depth_ns = s->terms.tier && watchful ? DEPTH_BEST_EFFORT_NS : 0;
         if (s->beside)
             free_seat(r, s);
     }
@@ -295,11 +310,11 @@ static uint64_t stay_free(struct round *r, int active, uint64_t now)
     r->waits = waiting ? r->waits + 1 : 0;
     r->clash = r->clash - r->clash / 8 + (busy > 1 ? 125 : 0);
     int clashing = r->clash >= CLASH && r->use >= CLASH_USE;
-    int harm = beside_watch(r, now);
-    if (now < r->no_turns_until_ns && r->n <= r->free_active && !harm)
+    int harm = beside_watch(r, now), watchful = round_is_watchful(r);
+    if (now < r->no_turns_until_ns && r->n <= r->free_active && !harm && !watchful)
         return now + FREE_POLL_NS;
     int fight = active > 1 && (harm || r->waits > 1 || r->use >= HEAVY_USE || clashing);
-    if (!r->native && (fight || round_is_watchful(r))) {
+    if (!r->native && (fight || watchful)) {
         r->clash = 0;
         start(r, now);
         return now + MS / 5;

@@ -298,6 +298,37 @@ static void test_watchful(struct virtual_gpu *v)
            (double)first->longest_wait_ns / 1e6, virtual_share(v, 1));
 }
 
+/* A guaranteed service that leaves its turns idle is not let go beside best effort: it would wait for the flood's slices. */
+static void test_light_and_guaranteed(struct virtual_gpu *v)
+{
+    virtual_begin(v, 50);
+    struct tenant *service = light(v, 50), *best_effort = heavy(v, 0);
+    service->limit.policy = best_effort->limit.policy = VCUDA_POLICY_PREEMPT;
+    best_effort->limit.flags = VCUDA_FLAG_BEST_EFFORT;
+    virtual_run(v, 3);
+    virtual_count(v);
+    virtual_run(v, 20);
+    expect(v->turns_ns > 19900 * MS && service->longest_wait_ns < 6 * MS && virtual_share(v, 1) > 40,
+           "preempt: a guaranteed claim that leaves its turns idle has turns in %.2f of 20 s and waits %.1f ms at "
+           "most; best "
+           "effort gets %.1f %%",
+           (double)v->turns_ns / 1e9, (double)service->longest_wait_ns / 1e6, virtual_share(v, 1));
+    /* The policy changes while none has turns. */
+    virtual_begin(v, 50);
+    service = light(v, 50);
+    best_effort = heavy(v, 50);
+    virtual_run(v, 3);
+    int free = v->round.phase == ROUND_FREE;
+    service->limit.policy = best_effort->limit.policy = VCUDA_POLICY_PREEMPT;
+    best_effort->limit.core_request = 0;
+    best_effort->limit.flags = VCUDA_FLAG_BEST_EFFORT;
+    virtual_run(v, 0.1);
+    virtual_count(v);
+    virtual_run(v, 5);
+    expect(free && v->turns_ns > 4950 * MS, "and within 0.1 s of a change to preempt: %.2f of 5 s",
+           (double)v->turns_ns / 1e9);
+}
+
 void test_beside(struct virtual_gpu *v)
 {
     test_let_go(v);
@@ -312,4 +343,5 @@ void test_beside(struct virtual_gpu *v)
     test_filled(v);
     test_away(v);
     test_watchful(v);
+    test_light_and_guaranteed(v);
 }
