@@ -75,6 +75,7 @@ class MyNotices(ApiView):
 
     def patch(self, request: Request) -> Response:
         """Choose what the caller is told by e-mail, and when."""
+        tokens.require_own_rights(self.principal)
         values, versions = self.parse_body(request, partial=True), etags.if_match(request)
         try:
             return self.answer(choosing.choose(principal=self.principal, versions=versions, **values))
@@ -95,6 +96,7 @@ class MyNoticeTest(ApiView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Send the caller a test mail, within seconds."""
+        tokens.require_own_rights(self.principal)
         self.without_body(request)
         return Response(self.get_serializer(choosing.send_test(principal=self.principal)).data, status=201)
 

@@ -29,6 +29,7 @@ NAME = re.compile(r"`((?:gpucloud|container|DCGM)_\w+)`")
 MOVED_ELSEWHERE = {
     "gpucloud_pools_set_aside": "test_failures.py: a pool over which a round raises",
     "gpucloud_quota_borrowed": "test_cohorts.py: a quota above its nominal share",
+    "gpucloud_past_use_gpus": "test_metrics.py: a pool that remembers",
     "gpucloud_details_left_out": "test_metrics.py: more devices than one scrape should carry",
     "gpucloud_cluster_heard_seconds": "clusters/test_heard.py: a cluster that says nothing ages",
     "gpucloud_http_requests": "test_metrics.py: a request is counted by its route",

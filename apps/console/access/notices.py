@@ -56,8 +56,8 @@ class NoticesForm(VersionedForm):
         widget=forms.Select(attrs={"class": "form-select"}),
     )
     groups = (
-        Group(_("When it is mailed"), NoticeKind.values),
-        Group(_("What concerns me"), ["budget_percent", "all_claims"]),
+        Group(_("Kinds of notices"), NoticeKind.values),
+        Group(_("Scope"), ["budget_percent", "all_claims"]),
         Group(_("Time"), ["digest_hour", "quiet_hours", "urgent_passes"]),
     )
 
