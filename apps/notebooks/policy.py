@@ -22,6 +22,8 @@ NOT_TO_BROWSER = OF_CONNECTION | {
     b"server", b"set-cookie", b"strict-transport-security", b"alt-svc", b"clear-site-data", b"report-to", b"nel",
     b"reporting-endpoints", b"service-worker-allowed", b"public-key-pins",
 }  # fmt: skip
+# Other origins are the notebook's to name for nobody; the rest steers nginx, if it stands in front.
+PREFIXES_KEPT = (b"access-control-", b"x-accel-", b"x-sendfile")
 OWN_TO_BROWSER: Headers = [
     (b"content-security-policy", b"frame-ancestors 'self'"),
     (b"referrer-policy", b"same-origin"),
@@ -77,7 +79,7 @@ def to_browser(headers: Headers) -> Headers:
     """Return the headers of Jupyter's answer as the browser gets them."""
     lower = [(name.lower(), value) for name, value in headers]
     dropped = NOT_TO_BROWSER | _named_by_connection(lower)
-    kept = [(name, value) for name, value in lower if name not in dropped and not name.startswith(b"access-control-")]
+    kept = [(name, value) for name, value in lower if name not in dropped and not name.startswith(PREFIXES_KEPT)]
     cookies = [(name, value) for name, value in lower if name == b"set-cookie" and _is_harmless(value)]
     return [*kept, *cookies, *OWN_TO_BROWSER]
 

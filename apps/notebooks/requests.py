@@ -34,6 +34,9 @@ async def serve(uid: UUID | None, scope: dict[str, Any], receive: Receive, send:
         if scope["path"] == admission.ENTRANCE:
             await admission.enter(uid, scope, send)
             return
+        if any(name == b"service-worker" for name, _ in scope["headers"]):
+            # It would see the tickets of those who enter after it.
+            raise Refused(403, "A notebook has no service workers.")
         is_use = scope["method"] not in ("GET", "HEAD", "OPTIONS")
         _, opening = await admission.admit(uid, scope, is_use=is_use)
         if scope["method"] not in METHODS:

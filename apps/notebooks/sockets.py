@@ -57,7 +57,7 @@ async def serve(uid: UUID | None, scope: dict[str, Any], receive: Receive, send:
             with contextlib.suppress(OSError, RuntimeError):
                 reason = why.encode()[:120].decode(errors="ignore")
                 await send({"type": "websocket.close", "code": code, "reason": reason})
-    except (Ended, httpcore.NetworkError, WebSocketException, OSError, TimeoutError) as error:
+    except (Ended, httpcore.NetworkError, WebSocketException, OSError, TimeoutError, ValueError) as error:
         logger.info("a websocket of notebook %s could not be opened: %s", opening.job.uid, error)
         await send({"type": "websocket.close", "code": POLICY})
     finally:

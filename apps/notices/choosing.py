@@ -8,7 +8,7 @@ from django.db import transaction
 from django.urls import reverse
 from django.utils import timezone
 
-from apps.notices.models import EVENTS, Mail, NoticeKind, NoticeSettings, When
+from apps.notices.models import EVENTS, Mail, MailState, Notice, NoticeKind, NoticeSettings, When
 from apps.quotas.models import User
 from apps.quotas.models.webhook import Webhook
 from apps.quotas.principals import Principal, of_user
@@ -80,6 +80,10 @@ def unsubscribe(token: str) -> User:
     row = NoticeSettings.objects.select_for_update().filter(user=user).first()
     if row is not None and row.chosen:
         row.change(**dict.fromkeys(NoticeKind.values, When.OFF))
+        # What waits for the daily mail, or for another attempt, is not mailed either.
+        Notice.objects.filter(user=user, mail=None).delete()
+        waiting = Mail.objects.filter(user=user, is_test=False, state=MailState.PENDING)
+        waiting.update(state=MailState.DROPPED, next_attempt_at=None)
         audit.record(of_user(user), "notices.unsubscribe", user)
         _subscribe()
     return user

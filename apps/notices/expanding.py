@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -102,8 +103,8 @@ def due_at(one: NoticeSettings, kind: str, when: str, now: datetime) -> datetime
 
 def quiet_of(one: NoticeSettings) -> schedules.Schedule:
     """Return the quiet hours, in the person's own time zone if they name none."""
-    text = one.quiet_hours
-    return schedules.parse(text if len(text.split()) == 3 else f"{text} {zone_of(one)}")
+    found = schedules.parse(one.quiet_hours)
+    return found if len(one.quiet_hours.split()) == 3 else replace(found, zone=zone_of(one))
 
 
 def zone_of(one: NoticeSettings) -> ZoneInfo:

@@ -121,9 +121,9 @@ async def _watch(opening: Opening, end: ClientEnd, authorize: Callable[[], Openi
 async def serve_node(scope: dict[str, Any], receive: Receive, send: Send) -> None:
     """Serve the connection that a node's agent has dialled for one tunnel."""
     await receive()
-    await send({"type": "websocket.accept"})
     credential = _header(scope, b"authorization").removeprefix("Bearer ").strip()
     node = await database_sync_to_async(nodes.authenticate)(credential=credential)
+    await send({"type": "websocket.accept"})
     tunnel = _header(scope, b"x-gpucloud-tunnel")
     if node is None or not _is_uid(tunnel):
         await _close(send, CLOSE_DENIED, "unknown or revoked credential, or no tunnel is named")
@@ -201,7 +201,7 @@ def _count_shown(text: str) -> int:
     """Return how many messages a page has drawn; 0 if the text says something else."""
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return 0
     count = said.get("shown") if isinstance(said, dict) else None
     return count if isinstance(count, int) and count > 0 else 0

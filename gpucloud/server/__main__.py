@@ -19,6 +19,8 @@ DEFAULTS = {
     "http": "gpucloud.server.protocol:BoundedProtocol",
     "ws": "websockets-sansio",
     "ws_max_size": LARGEST_FRAME_BYTES,
+    # One read of compressed messages can be a thousand times its size, before any of them is taken.
+    "ws_per_message_deflate": False,
     "access_log": False,
     # A page's stream ends at once; a request in progress has this long.
     "timeout_graceful_shutdown": 10,

@@ -181,6 +181,8 @@ static void keep_in_turns(struct round *r, uint64_t now)
 {
     for (int i = 0; i < r->n; i++) {
         struct seat *s = &r->seat[i];
+        if (s->beside)
+            s->ends_ns = s->starts_ns = 0;
         s->beside = s->light = s->thin = s->let_go = s->sparse = 0;
         s->cap = 0;
         s->turns_gpu_time_ns = s->reading.gpu_time_ns;

@@ -190,3 +190,19 @@ async def test_a_notebook_that_does_not_answer_is_not_known_to_be_unused(
     assert await watching.seen() == 0
     watching.watch.forget("a")
     assert await watching.seen() is UNSET
+
+
+async def test_no_answer_of_a_notebook_ends_the_looking(directory: RunDirectory, watching: Watching) -> None:
+    body = b"[" * 100_000
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + body)
+        await writer.drain()
+        writer.close()
+
+    with listening(directory.home / SOCKET) as listener:
+        async with await asyncio.start_unix_server(answer, sock=listener):
+            assert await watching.seen() is UNSET
+            assert not watching.looking.done()

@@ -172,6 +172,7 @@ def test_a_job_has_the_share_that_its_comment_names(cluster: Cluster, platform: 
     [
         ("gpucloud core=30 mem=1GiB", "mem=1GiB is unknown"),
         ("gpucloud", "write both"),
+        ("gpucloud /etc/passw*", "/etc/passw* is unknown"),
         ("gpucloud core=300 memory=1GiB", "300 is not in the range"),
         ("gpucloud core=$(reboot) memory=1GiB", "$(reboot)"),
     ],

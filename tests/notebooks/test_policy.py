@@ -62,6 +62,7 @@ def test_a_browser_gets_nothing_that_reaches_beyond_the_notebook() -> None:
     answer = headers(
         content_type="text/html", set_cookie="_xsrf=1; Path=/", strict_transport_security="max-age=0",
         clear_site_data='"*"', access_control_allow_origin="*", alt_svc='h3=":1"', service_worker_allowed="/",
+        x_accel_redirect="/internal/",
     )  # fmt: skip
     answer += [(b"Set-Cookie", b"x=1; Domain=example.org"), (b"set-cookie", b"__Host-gpucloud-notebook=stolen")]
     got = policy.to_browser(answer)

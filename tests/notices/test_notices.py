@@ -170,6 +170,26 @@ def test_quiet_hours_keep_what_is_not_urgent(cast: Cast, server: MailServer, clo
     assert "is idle" in server.came[1]["Subject"]
 
 
+def test_the_longest_quiet_hours_stop_nobodys_notices(cast: Cast, server: MailServer, clock: Clock) -> None:
+    User.objects.filter(username="max").update(time_zone="America/Argentina/ComodRivadavia")
+    clock.now = datetime(2026, 7, 1, 12, 0, tzinfo=UTC)
+    days = ",".join(["mon", "tue", "wed", "thu", "fri", "sat", "sun"] * 3)
+    chooses("max", idle="now", quiet_hours=f"{days} 22:00-07:00")
+    tell(cast.acme, "claim.idle")
+    assert mailing.send_notices() == 1
+
+
+def test_who_ends_all_notices_gets_none_that_waits(cast: Cast, server: MailServer, clock: Clock) -> None:
+    clock.now = datetime(2026, 7, 1, 12, 0, tzinfo=UTC)
+    chooses("max", idle="digest")
+    tell(cast.acme, "claim.idle")
+    assert mailing.send_notices() == 0
+    user = User.objects.get(username="max")
+    choosing.unsubscribe(choosing.unsubscribe_path(user).rstrip("/").rpartition("/")[2])
+    clock.advance(hours=24)
+    assert mailing.send_notices() == 0
+
+
 def test_urgent_ones_are_kept_too_if_so_chosen(cast: Cast, server: MailServer, clock: Clock) -> None:
     clock.now = datetime(2026, 7, 1, 23, 0, tzinfo=UTC)
     chooses("max", preempted="now", quiet_hours="daily 22:00-07:00 UTC", urgent_passes=False)

@@ -128,6 +128,8 @@ def test_windows_are_read_as_opencost_reads_them(window: str, begin: str, end: s
         ("window=", "window"),
         ("window=fortnight", "window"),
         ("window=0d", "window"),
+        ("window=999999w", "window"),
+        ("window=7d&step=999999w", "step"),
         ("window=2026-06-01,2026-06-02", "window"),
         ("window=99999999999999,1", "window"),
         ("window=1,2,3", "window"),
@@ -149,6 +151,12 @@ def test_a_query_that_is_wrong_is_refused_with_its_field(cast: Cast, query: str,
 def test_a_window_that_is_too_long_or_reversed_is_refused(cast: Cast, query: str) -> None:
     answer = cast.vera.get(f"reports/opencost/?{query}")
     assert (answer.status, answer.code) == (422, "period-invalid")
+
+
+def test_a_window_of_another_zone_is_shown_in_utc(cast: Cast, machine: Machine, clock: Clock) -> None:
+    use_for_days(cast, machine, clock)
+    (found,) = sets(cast.vera, "2026-06-01T00:00:00%2B02:00,2026-07-01T00:00:00Z", "&aggregate=namespace")
+    assert found["acme"]["window"]["start"] == "2026-05-31T22:00:00Z"
 
 
 def test_the_window_may_end_in_the_future(cast: Cast, machine: Machine, clock: Clock) -> None:

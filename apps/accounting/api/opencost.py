@@ -19,6 +19,7 @@ from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
 
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+LONGEST_DURATION = timedelta(days=3660)
 DURATION = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 DEFAULT = ("cluster", "namespace", "pod")
 NO_EFFECT = "Accepted for OpenCost's clients, without effect: "
@@ -138,9 +139,10 @@ def read_window(text: str, now: datetime) -> tuple[datetime, datetime] | None:
 
 
 def read_duration(text: str) -> timedelta | None:
-    """Return a duration such as 30m, 12h, 7d or 2w; None: it is none."""
+    """Return a duration such as 30m, 12h, 7d or 2w; None: it is none, or longer than any report."""
     found = DURATION.fullmatch(text)
-    return int(found[1]) * UNITS[found[2]] if found else None
+    length = int(found[1]) * UNITS[found[2]] if found else None
+    return length if length and length <= LONGEST_DURATION else None
 
 
 def _moment(text: str) -> datetime | None:
@@ -150,4 +152,4 @@ def _moment(text: str) -> datetime | None:
         moment = parse_datetime(text)
     except (ValueError, OverflowError):
         return None
-    return moment if moment and moment.tzinfo else None
+    return moment.astimezone(UTC) if moment and moment.tzinfo else None

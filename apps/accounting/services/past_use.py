@@ -68,7 +68,9 @@ def settle(pool: Pool, *, now: datetime | None = None) -> int:
     end = (now or timezone.now()) - SETTLED
     half_life = Pool.objects.values_list("half_life_seconds", flat=True).get(pk=pool.pk)
     mark = lock_mark(pool, half_life)
-    if mark.half_life_seconds != half_life or mark.counted_at <= end - RECOUNT:
+    # A clock that ran ahead left a mark in the future.
+    is_ahead = mark.at > end + RECOUNT
+    if mark.half_life_seconds != half_life or mark.counted_at <= end - RECOUNT or is_ahead:
         PastUse.objects.filter(pool=pool).delete()
         mark.half_life_seconds, mark.counted_at = half_life, end
         mark.at = end - timedelta(seconds=HALF_LIVES * half_life)
