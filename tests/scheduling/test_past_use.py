@@ -2,7 +2,7 @@
 
 import random
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,16 @@ def test_another_half_life_counts_all_the_past_again(clock: Clock, cast: Cast, m
     remember(cast.pool, DAY // 2)
     past_use.settle(cast.pool, now=clock.now + LATER)
     assert averages(cast.pool)[cast.acme.slug][0] == pytest.approx(30)
+
+
+def test_a_mark_that_a_fast_clock_left_in_the_future_is_counted_anew(
+    clock: Clock, cast: Cast, machine: Machine
+) -> None:
+    placed(cast, machine, core_request=40, memory_mib=GIB)
+    clock.advance(hours=24)
+    past_use.settle(cast.pool, now=clock.now + timedelta(days=30))
+    assert past_use.settle(cast.pool, now=clock.now + LATER) == 1
+    assert averages(cast.pool)[cast.acme.slug][0] == pytest.approx(20)
 
 
 def test_an_error_of_the_rows_lasts_a_day_at_most(clock: Clock, cast: Cast, machine: Machine) -> None:

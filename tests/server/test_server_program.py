@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
+from websockets.sync.client import connect
 
 from gpucloud.server import __main__ as entry
 from tests.processes import eventually
@@ -73,6 +74,14 @@ def test_the_server_bounds_what_it_is_sent(server: tuple[int, int]) -> None:
     port, _ = server
     assert status(send_all(port, BEGIN, b"".join(b"X-%d: v\r\n" % n for n in range(101)), b"\r\n")) == 431
     assert status(send_all(port, BEGIN, b"\r\n")) == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_messages_of_websockets_are_not_compressed(server: tuple[int, int]) -> None:
+    """Many of them fit into one read, and all would be there in full before the first is taken."""
+    port, _ = server
+    with connect(f"ws://127.0.0.1:{port}/ws/tunnel/", compression="deflate") as websocket:
+        assert not websocket.protocol.extensions
 
 
 def test_a_busy_worker_is_given_a_minute_before_it_is_replaced() -> None:
