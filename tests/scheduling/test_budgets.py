@@ -1,7 +1,9 @@
 """Budgets of GPU-hours: counted amounts, warnings, and refusals."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, assert_books_agree, give_plenty, placed
-from tests.racing import race
+from tests.racing import outcomes, race
 from tests.scheduling.clock import START, Clock
 
 ASKED = {"tenant": "acme", "core_request": 10, "memory_mib": 100}
@@ -255,3 +257,43 @@ def test_many_workers_who_look_at_once_warn_once(real_cast: Cast) -> None:
     assert sorted(told_by_each) == [0] * 11 + [3]
     assert warnings_sent() == [("budget.warning", 80), ("budget.warning", 95), ("budget.spent", 100)]
     assert BudgetPeriod.objects.get().budget == row
+
+
+def last_of_a_budget(cast: Cast, clock: Clock) -> tuple[Counter[str], Counter[str]]:
+    """Let 32 claims ask at once a minute before a budget is spent, and 32 a minute after; return both outcomes.
+
+    Workers count at the same time, so that hours move from the claims to the stored sum while they are read.
+    """
+    give_plenty(cast.acme)
+    machine = Machine("gpu1", cast.pool)
+    budget(cast, "1")
+    placed(cast, machine, core_request=100, memory_mib=100)
+    asks = [partial(ask, cast, core_request=1, memory_mib=1)] * 32
+    both = []
+    for minutes in (59, 2):
+        clock.advance(minutes=minutes)
+        results = race([*asks[:16], *[tasks.watch_budgets] * 4, *asks[16:]], at_once=36)
+        both.append(outcomes([one for one in results if not isinstance(one, int)]))
+    return both[0], both[1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_claims_at_once_for_the_last_of_a_budget_start_until_it_is_spent_and_none_after(
+    real_cast: Cast, clock: Clock
+) -> None:
+    """A budget counts hours that have passed: what runs may exceed it, and nothing new begins once it is spent."""
+    assert last_of_a_budget(real_cast, clock) == (Counter(Claim=32), Counter(BudgetExceeded=32))
+    # Granted before, and not placed yet: they wait for the next period or a larger budget.
+    run_round(real_cast.pool)
+    waiting = Claim.objects.filter(state="queued")
+    assert waiting.count() == 32
+    assert {claim.reasons[0]["code"] for claim in waiting} == {"budget-exceeded"}
+    assert_books_agree()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_control_with_the_count_of_the_last_look_they_start_after_it_is_spent(
+    real_cast: Cast, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "_reserved_us", lambda *_: 0)
+    assert last_of_a_budget(real_cast, clock)[1]["Claim"] == 32

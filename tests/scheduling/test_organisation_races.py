@@ -18,6 +18,7 @@ from apps.quotas.services import organisation_quotas, organisations, tenants
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
+from gpucloud.errors import Conflict
 from tests.cast import Cast, ask, assert_books_agree, give, used
 from tests.racing import outcomes, race, without_constraint
 
@@ -234,3 +235,39 @@ def test_the_constraint_refuses_what_a_service_does_not(real_cast: Cast) -> None
         quota.update(used=76)
     with without_constraint(OrganisationQuota, "organisation_quota_never_exceeded"):
         quota.update(used=76)
+
+
+# What is placed in an organisation while it is removed
+
+
+def removed_meanwhile(cast: Cast, pairs: int) -> list[Any]:
+    """Create a tenant, a part and a quota in each of many organisations, while that is removed."""
+    racers: list[Callable[[], Any]] = []
+    for number in range(pairs):
+        row = organisations.create_organisation(principal=SYSTEM, slug=f"short-{number}", name="Short")
+        racers.append(
+            (
+                partial(tenants.create_tenant, principal=SYSTEM, slug=f"late-{number}", name="Late", organisation=row),
+                partial(tenants.change_tenant, principal=SYSTEM, tenant=cast.acme, organisation=row),
+                partial(organisations.create_organisation, principal=SYSTEM, slug=f"p-{number}", name="P", parent=row),
+                partial(limit, row, 10),
+            )[number % 4]
+        )
+        racers.append(partial(organisations.delete_organisation, principal=SYSTEM, organisation=row))
+    return race(racers)
+
+
+def test_what_is_placed_in_an_organisation_that_is_removed_meanwhile_is_refused_in_words(real_cast: Cast) -> None:
+    results = removed_meanwhile(real_cast, 32)
+    failed = [one for one in results if isinstance(one, Exception)]
+    assert {type(one) for one in failed} <= {Conflict, organisations.OrganisationInUse}
+    gone = [one for one in failed if type(one) is Conflict]
+    assert gone
+    assert all("was removed meanwhile: choose another one" in one.detail for one in gone)
+
+
+def test_control_without_a_second_look_the_database_refuses_it(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(organisations, "require_there", lambda _: None)
+    assert outcomes(removed_meanwhile(real_cast, 32))["IntegrityError"] > 0

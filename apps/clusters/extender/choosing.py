@@ -77,6 +77,8 @@ class ByLedger:
                 for item in pods:
                     for _, asked in _gpu_requests(item):
                         due.update(_charged_amounts(_request(asked, whole_mib)))
+        # Several charges follow in one transaction.
+        charging.lock_quotas_of(tenant, pool=cluster.pool)
         context = charging.ChargeContext(cluster.principal, tenant, cluster.pool, uuid.uuid4())
         charging.charge(context, amounts=due)
         for _, asked in _gpu_requests(pod):

@@ -115,6 +115,7 @@ def _record(cluster: Cluster, tenant: Tenant, pods: Sequence[PodWanted]) -> set[
     """Record the pods; return the uids of those that the quota or a limit refuses. Raises _Lost, IntegrityError."""
     machines = Machines.read(cluster, {pod.node for pod in pods})
     # 1. Charge the pods to the tenant: all together, else each by itself.
+    charging.lock_quotas_of(tenant, pool=cluster.pool)
     claims, refused = _charge_together(cluster, tenant, pods, machines)
     if refused:
         claims, refused = _charge_each(cluster, tenant, pods, machines)

@@ -17,7 +17,7 @@ from apps.clusters.models import Cluster, PodClaim
 from apps.clusters.services import bindings, outside, placing
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import quotas, tenants
+from apps.quotas.services import charging, quotas, tenants
 from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.spec import ClaimSpec
 from gpucloud.errors import GpucloudError
@@ -109,9 +109,11 @@ def tell_of_pod(pod: PodWanted, report: Report, hold: Callable[[PodWanted], list
 @transaction.atomic
 def hold(pod: PodWanted, *, tenant: Tenant, principal: Principal, cluster: Cluster) -> list[str]:
     """Create a claim for each container without one, or none at all; return lines for people. Raises NotAsItRuns."""
-    return [
-        _container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in shares_by_container(pod)
-    ]
+    parts = list(shares_by_container(pod))
+    if len(parts) > 1:
+        # Order of locks: quotas, GPUs. The first container's claim takes its GPUs before the next one is charged.
+        charging.lock_quotas_of(tenant, pool=cluster.pool)
+    return [_container(pod, held, tenant=tenant, principal=principal, cluster=cluster) for held in parts]
 
 
 def _container(

@@ -104,10 +104,7 @@ def lock_tenants(*tenants: Tenant, exclusive: bool = False) -> Ties:
 
 
 def lock(*tenants: Tenant) -> None:
-    """Take all locks that charges and refunds of these tenants take before quotas.
-
-    For a transaction on several tenants: each charge keeps the order of locks, several in a row do not.
-    """
+    """Take all locks that charges and refunds of these tenants take before quotas."""
     ties = lock_tenants(*tenants)
     if ties.in_cohort:
         cohorts.lock(ResourceQuota.objects.filter(tenant__in=tenants).values_list("share_id", flat=True))
@@ -219,13 +216,28 @@ def missing_quotas(wanted: Amounts, quotas: Iterable[ResourceQuota], *, pool: Po
 
 
 def lock_quotas(context: ChargeContext, *, amounts: Amounts) -> None:
-    """Lock every quota that covers these resources, in primary-key order.
+    """Lock every quota that covers these resources, and all that charges lock before, in the order of locks.
 
     For a transaction that charges some and refunds others: each pass is in order, the two together are not.
     """
     member_limits.lock(context.tenant, context.user_id, amounts)
     lock(context.tenant)
-    list(_rows(context, amounts).select_for_update(of=("self",)).order_by("pk").values_list("pk"))
+    _lock_rows(_rows(context, amounts))
+
+
+def lock_quotas_of(*tenants: Tenant, pool: Pool | None = None) -> None:
+    """Lock all quotas of these tenants, or those that cover the pool, and all that charges lock before.
+
+    For a transaction that charges or refunds more than one claim: each charge is in order, several in a row are not, as
+    one claim may need a quota with a lower key than those before it. Members' limits are not locked.
+    """
+    lock(*tenants)
+    rows = ResourceQuota.objects.filter(tenant__in=tenants)
+    _lock_rows(rows if pool is None else rows.filter(Q(pool=pool) | Q(pool=None)))
+
+
+def _lock_rows(quotas: QuerySet[ResourceQuota]) -> None:
+    list(quotas.select_for_update(of=("self",), no_key=True).order_by("pk").values_list("pk"))
 
 
 def _rows(context: ChargeContext, amounts: Amounts) -> QuerySet[ResourceQuota]:

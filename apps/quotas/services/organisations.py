@@ -87,6 +87,11 @@ def delete_organisation(*, principal: Principal, organisation: Organisation, ver
     row.delete()
 
 
+def require_there(organisation: Organisation) -> None:
+    """Require, under `serialize_tree`, that the organisation was not removed since it was read. Raises Conflict."""
+    _lineage(organisation)
+
+
 def place_tenant(tenant: Tenant, organisation: Organisation | None) -> None:
     """Move what a tenant holds to another organisation, or to none; the caller saves it, under `serialize_tree`.
 
@@ -102,6 +107,7 @@ def create_quota(
     """Create a quota of an organisation; what its tenants hold already counts, and stays. Raises NameTaken."""
     principal.require_operator()
     serialize_tree()
+    require_there(organisation)
     _lock_tenants(tenants_below(organisation))
     quota = OrganisationQuota(organisation=organisation, pool=pool, resource=resource, hard=hard)
 

@@ -41,10 +41,11 @@ def create_tenant(
     cohort: str | None = None,
     organisation: Organisation | None = None,
 ) -> Tenant:
-    """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken."""
+    """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken, Conflict."""
     principal.require_operator()
     if organisation is not None:
         serialize_tree()
+        organisations.require_there(organisation)
     facts: dict[str, Any] = {"slug": slug, "name": name, "weight": weight, "cohort": cohort}
     with refuse_taken(lambda: NameTaken(f"There is a tenant {slug} already.", slug=slug)):
         tenant = Tenant.objects.create(**facts, organisation=organisation)

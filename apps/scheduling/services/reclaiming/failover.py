@@ -11,6 +11,7 @@ Claims of pods end with their pods, and claims in reservations wait for the rese
 """
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -60,26 +61,37 @@ def fail_over(seen: Node) -> bool:
     keys = list(here.order_by("pk").values_list("pk", flat=True))
     if not keys:
         return False
+    requeue = seen.pool.failover_policy == FailoverPolicy.REQUEUE
+    mates = _group_mates(keys) if requeue else set()
     # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
-    claims = [locked(Claim(pk=key)) for key in keys]
-    claims = [claim for claim in claims if claim.state in (*PLACED, ClaimState.RELEASING)]
+    there = [locked(Claim(pk=key)) for key in sorted(mates.union(keys))]
+    claims = [claim for claim in there if claim.pk not in mates and claim.state in (*PLACED, ClaimState.RELEASING)]
     reservation_charges.lock_of(claims)
-    charging.lock(*{claim.tenant for claim in claims})
+    charging.lock_quotas_of(*{claim.tenant for claim in claims})
     for claim in sorted(claims, key=lambda claim: claim.tenant_id):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0))
-    requeue = seen.pool.failover_policy == FailoverPolicy.REQUEUE
+    leave_gpus(Assignment.objects.filter(claim__in=claims).live(), reason=ENDED)
     for claim in claims:
-        leave_gpus(claim.assignments.live(), reason=ENDED)
         _move(claim, seen, requeue=requeue)
     node = _locked_if_silent(seen)
-    if node is None:
+    # A claim that joined one of the groups meanwhile is not locked: the next run includes it.
+    if node is None or (requeue and _group_mates(keys) - mates):
         transaction.set_rollback(True)
         return False
     frame = node.frame + 1
     node.change(frame=frame, returning_frame=frame)
-    if requeue:
-        _requeue_groups(claims)
+    _requeue_mates(claim for claim in there if claim.pk in mates and claim.state in PLACED)
     return True
+
+
+def _group_mates(keys: Collection[int]) -> set[int]:
+    """Return the keys of the other placed claims in the groups of these claims."""
+    among = Q(pk=None)
+    groups = Claim.objects.filter(pk__in=keys, group__isnull=False).order_by()
+    for tenant, pool, group in groups.values_list("tenant", "pool", "group").distinct():
+        among |= Q(tenant=tenant, pool=pool, group=group)
+    rows = Claim.objects.filter(among, state__in=PLACED, pod__isnull=True).exclude(pk__in=keys)
+    return set(rows.order_by().values_list("pk", flat=True))
 
 
 def _locked_if_silent(seen: Node) -> Node | None:
@@ -125,13 +137,9 @@ def _move(claim: Claim, node: Node, *, requeue: bool) -> None:
         states.move(claim, ClaimState.RELEASED, **values)
 
 
-def _requeue_groups(claims: list[Claim]) -> None:
-    """Requeue the rest of the claims' groups: one member alone would never be placed again."""
-    moved = [claim.pk for claim in claims]
-    groups = {(claim.tenant_id, claim.pool_id, claim.group) for claim in claims if claim.group is not None}
-    for tenant, pool, group in sorted(groups):
-        rest = Claim.objects.filter(tenant=tenant, pool=pool, group=group, state__in=PLACED, pod__isnull=True)
-        for claim in rest.exclude(pk__in=moved).select_for_update(of=("self",)).select_related("tenant", "pool"):
-            detail = "A node of its group was lost: the claim is queued again with its group"
-            reasons = [{"code": "node-lost", "gpus": 0, "detail": detail}]
-            end_assignments(claim, preempt_at=timezone.now(), reasons=reasons)
+def _requeue_mates(mates: Iterable[Claim]) -> None:
+    """Requeue the rest of the lost claims' groups: one member alone would never be placed again."""
+    for claim in mates:
+        detail = "A node of its group was lost: the claim is queued again with its group"
+        reasons = [{"code": "node-lost", "gpus": 0, "detail": detail}]
+        end_assignments(claim, preempt_at=timezone.now(), reasons=reasons)

@@ -1,7 +1,7 @@
 """Forgetting of lost nodes: an operator states that the machine will not come back with what it carried."""
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from apps.nodes.models import Node
 from apps.nodes.models.node import FRESH
@@ -31,13 +31,14 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     """
     principal.require_operator()
     _refuse_online(node)
-    node_moves.get().leave_node(node)
     live = Assignment.objects.filter(gpu__node=node).live()
     # The order of locks: all claims, their reservations, all quotas, all GPUs, the node.
-    claims = [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
+    claims = _lock_claims(live)
     reservations = reservation_charges.lock_of(claims, Q(state=ReservationState.ACTIVE, gpus__node=node))
     ending = [row for row in reservations if row.state == ReservationState.ACTIVE]
-    charging.lock(*{claim.tenant for claim in claims}, *{row.tenant for row in ending})
+    charging.lock_quotas_of(*{claim.tenant for claim in claims}, *{row.tenant for row in ending})
+    node_moves.get().leave_node(node)
+    claims = _lock_claims(live.filter(claim__in=claims))
     for row in sorted(ending, key=lambda row: row.tenant_id):
         if row.gpus.filter(node=node).exists():
             bookings.get().release_reservation(principal=principal, reservation=row, ending=Ending.FORGOTTEN)
@@ -57,6 +58,10 @@ def forget_node(*, principal: Principal, node: Node, versions: etags.Versions = 
     events.node_forgotten_on_commit(node.pk)
     audit.record(principal, "node.forget", node)
     return node
+
+
+def _lock_claims(live: QuerySet[Assignment]) -> list[Claim]:
+    return [locked(claim) for claim in Claim.objects.filter(assignments__in=live).distinct().order_by("pk")]
 
 
 def _refuse_online(node: Node) -> None:
