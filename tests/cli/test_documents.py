@@ -18,8 +18,11 @@ CI = (ROOT / "docs" / "ci.md").read_text()
 RECIPES = dict(re.findall(r"<!-- recipe: (\S+) -->\n```\w+\n(.*?)```", CI, re.DOTALL))
 SCHEMAS = {
     "github": "vendor.github-workflows",
+    "github-job": "vendor.github-workflows",
     "github-steps": "vendor.github-workflows",
     "gitlab": "vendor.gitlab-ci",
+    "gitlab-array": "vendor.gitlab-ci",
+    "gitlab-job": "vendor.gitlab-ci",
     "gitlab-quotas": "vendor.gitlab-ci",
 }
 # Checks of a pipeline's own tests: they run under the claim, with none of its secrets.
