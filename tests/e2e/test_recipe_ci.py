@@ -125,7 +125,7 @@ def act(project: Project, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 def workflow(name: str, artifacts: Path) -> str:
     """Return a recipe; the action that uploads, which only GitHub has, becomes a copy."""
-    read: dict[str, Any] = yaml.safe_load(RECIPES[name])
+    read: dict[Any, Any] = yaml.safe_load(RECIPES[name])
     steps = read["jobs"]["test"]["steps"]
     if "upload-artifact" in steps[-1].get("uses", ""):
         file = steps[-1]["with"]["path"]
