@@ -327,3 +327,20 @@ def test_asking_changes_nothing(seed: int) -> None:
     for item in cohort.waiting:
         reclaim(cohort.scene, item)
     assert (list(cohort.scene.fleet.gpus()), cohort.scene.books.accounts) == before
+
+
+def test_a_level_that_is_short_takes_from_borrowers_below_it_and_bounds_nobody_else() -> None:
+    amounts = {CORE: 30, "physics": 30}
+    below = scene(replace(living("a", "borrower", 60), amounts={CORE: 60, "physics": 60}), living("b", "other", 60))
+    below.books.accounts["other"] = {CORE: Account(0, used=60)}
+    below.books.lendable = {CORE: 900}
+    below.books.levels = {"physics": 0}
+    below.fleet.set_gpu(gpu(1))
+    wanting_ = Claimant("new", "lender", core(30), amounts)
+    found = reclaim(below, wanting_)
+    # Of two borrowers only one is below the level.
+    assert names(found) == ["a"]
+    assert found is not None
+    assert (found.short, found.no_gpu) == (("physics",), False)
+    below.settle(wanting_, found)
+    assert below.books.levels == {"physics": 30}

@@ -6,7 +6,6 @@ first because its lock fixes the organisations above it: to move a tenant or an 
 one, takes the exclusive lock of every tenant below. Tenants without an organisation lock and write nothing here.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -119,22 +118,6 @@ def levels_above(tenants: Iterable[Tenant]) -> dict[int, list[OrganisationQuota]
             pk = parents[pk]
 
     return {tenant: list(climb(organisation)) for tenant, organisation in of_tenant.items()}
-
-
-def book(levels: Mapping[int, Iterable[OrganisationQuota]], changes: Iterable[tuple[int, int, Amounts]]) -> bool:
-    """Add changes (tenant, pool, amounts) to the rows of `levels_above`; return False, and add none, if one is short.
-
-    Only the rows in memory change: for previews and plans.
-    """
-    more: Counter[int] = Counter()
-    rows = {row.pk: row for above in levels.values() for row in above}
-    for tenant, pool, amounts in changes:
-        more.update({row.pk: amounts.get(row.resource, 0) for row in levels.get(tenant, ()) if row.covers(pool)})
-    if any(amount > free for pk, amount in more.items() if (free := rows[pk].free) is not None):
-        return False
-    for pk, amount in more.items():
-        rows[pk].used += amount
-    return True
 
 
 def amount_held(quota: OrganisationQuota, tenants: Iterable[Tenant]) -> int:

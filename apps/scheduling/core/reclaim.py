@@ -21,7 +21,7 @@ from apps.scheduling.core.values import NOTHING, Held, Placed, Request
 
 # Nodes that are tried by themselves.
 MOST_NODES = 32
-# Amounts by the key of a cohort's share: one resource, in one pool or in all.
+# Amounts by the key of a cohort's share, or of an organisation's quota: one resource, in one pool or in all.
 Amounts = Mapping[str, int]
 
 
@@ -98,7 +98,7 @@ class Victims:
 
     claims: tuple[Holder, ...]
     gpus: tuple[str, ...]
-    # Shares that have no room for it as they are; and True if GPUs have none.
+    # Shares and levels that have no room for it as they are; and True if GPUs have none.
     short: tuple[str, ...]
     no_gpu: bool
     spared: int = 0
@@ -119,11 +119,16 @@ class Victims:
 
 @dataclass
 class Books:
-    """The books of a cohort's shares: what is lent in all, by share; and quotas by tenant and share."""
+    """The books of a cohort's shares: what is lent in all, by share; and quotas by tenant and share.
+
+    `levels`: the amount that is left of each quota of an organisation, below zero if it was lowered. Amounts have keys
+    of these, too. They only bound: nobody borrows from a level, and no share is counted in one.
+    """
 
     lendable: Mapping[str, int]
     accounts: dict[str, dict[str, Account]]
     weights: Mapping[str, int] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
 
     def share(self, tenant: str, more: Amounts | None = None) -> float:
         """Return the tenant's share, with so much more. Equal quotients of integers are equal as floats."""
@@ -143,13 +148,16 @@ class Books:
     def within_nominal(self, tenant: str, more: Amounts) -> bool:
         """Return True if, with so much more, the tenant would borrow nowhere."""
         accounts = self.accounts.get(tenant, {})
-        return all(accounts[key].used + amount <= accounts[key].nominal for key, amount in more.items() if amount)
+        own = {key: amount for key, amount in more.items() if amount and key not in self.levels}
+        return all(accounts[key].used + amount <= accounts[key].nominal for key, amount in own.items())
 
     def short(self, tenant: str, more: Amounts) -> tuple[str, ...]:
-        """Return the shares in which so much more cannot be charged."""
+        """Return the shares and levels in which so much more cannot be charged."""
         return tuple(key for key, amount in sorted(more.items()) if amount and not self._has_room(tenant, key, amount))
 
     def _has_room(self, tenant: str, key: str, amount: int) -> bool:
+        if key in self.levels:
+            return amount <= self.levels[key]
         account = self.accounts[tenant][key]
         after = replace(account, used=account.used + amount)
         if account.most is not None and after.used > account.most:
@@ -165,7 +173,9 @@ class Books:
         """Add the amounts to the tenant's use, or subtract them."""
         accounts = self.accounts.get(tenant, {})
         for key, amount in amounts.items():
-            if key in accounts:
+            if key in self.levels:
+                self.levels[key] -= sign * amount
+            elif key in accounts:
                 accounts[key] = replace(accounts[key], used=accounts[key].used + sign * amount)
 
 

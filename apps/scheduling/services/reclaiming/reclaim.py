@@ -17,7 +17,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from apps.nodes.models.node import FRESH
-from apps.quotas.models import Pool, Resource, ResourceQuota, Tenant
+from apps.quotas.models import OrganisationQuota, Pool, Resource, ResourceQuota, Tenant
 from apps.quotas.models.pool import PreemptBy
 from apps.quotas.models.resource import ZERO_WITHOUT_ROW
 from apps.quotas.principals import Principal
@@ -195,7 +195,7 @@ class _View:
         if (found := reclaim(self.scene, wanting, bounds)) is None:
             return None
         victims = tuple(dict.fromkeys(member for item in found.claims for member in self._members_of(item.claim)))
-        if not (self._within_organisations(claim, victims) and self._within_member(claim, victims)):
+        if not self._within_member(claim, victims):
             return None
         self.scene.settle(wanting, found)
         shares = {_name(quota): quota.share_id for quota in self.quotas[claim.tenant_id] if quota.share_id}
@@ -217,7 +217,7 @@ class _View:
             refuse_spent(claim.tenant)
         except BudgetExceeded:
             return None
-        return _amounts(quotas, due)
+        return self._amounts(claim, due)
 
     def _within_member(self, claim: Claim, victims: Iterable[Claim]) -> bool:
         """Return True if its member may hold the claim once these have gone: else it would be refused then."""
@@ -235,12 +235,6 @@ class _View:
             return False
         self.members_hold[whose] = then
         return True
-
-    def _within_organisations(self, claim: Claim, victims: Iterable[Claim]) -> bool:
-        """Return True if all organisations above have room for the claim once these have gone; it then counts there."""
-        due = {resource: amount - claim.charged[resource] for resource, amount in claim.amounts.items()}
-        gone = [(row.tenant_id, row.pool_id, {key: -amount for key, amount in row.charged.items()}) for row in victims]
-        return organisation_quotas.book(self.levels, [(claim.tenant_id, claim.pool_id, due), *gone])
 
     def _within_hard(self, claim: Claim, amounts: dict[str, int]) -> bool:
         """Return True if the claim's tenant lends, and stays within its own quota with the claim."""
@@ -263,7 +257,16 @@ class _View:
                     lendable[_name(quota)] = quota.share.lendable
                     mine[_name(quota)] = Account(quota.hard, quota.hard - quota.lendable, quota.most, quota.used)
         weights = Tenant.objects.filter(cohort__in=self.cohorts).values_list("pk", "weight")
-        return Books(lendable, accounts, {str(key): weight for key, weight in weights})
+        rows = (row for levels in self.levels.values() for row in levels)
+        levels = {_level_name(row): row.hard - row.used for row in rows if row.hard is not None}
+        return Books(lendable, accounts, {str(key): weight for key, weight in weights}, levels)
+
+    def _amounts(self, claim: Claim, due: dict[str, int]) -> dict[str, int]:
+        """Return the amounts by share and level, of the limited quotas that cover the claim."""
+        quotas = [row for row in self.quotas[claim.tenant_id] if row.pool_id in (None, claim.pool_id)]
+        levels = [row for row in self.levels.get(claim.tenant_id, ()) if row.covers(claim.pool_id)]
+        named = [(_name(row), row) for row in quotas] + [(_level_name(row), row) for row in levels]
+        return {name: due[row.resource] for name, row in named if row.hard is not None and due.get(row.resource)}
 
     def _living(self, tenants: Iterable[str]) -> list[Holder]:
         """Return the holdings of these tenants' claims; claims in reservations are not reclaimed."""
@@ -286,7 +289,7 @@ class _View:
         for claim in members:
             # What a claim that is being suspended is charged of its node's memory stays.
             goes = {**claim.charged, Resource.HOST_MEMORY_MIB: 0}
-            for key, amount in _amounts(self.quotas[claim.tenant_id], goes, pool_id=claim.pool_id).items():
+            for key, amount in self._amounts(claim, goes).items():
                 amounts[key] += amount
         return Holder(
             unit,
@@ -335,19 +338,16 @@ def _quotas(pool: Pool) -> QuerySet[ResourceQuota]:
 
 def _name(quota: ResourceQuota) -> str:
     """Return the name of the quota's share, or of the quota if it has none; shown to users."""
-    where = f"in pool {quota.pool.name}" if quota.pool else "over all pools"
     whose = f"cohort {quota.tenant.cohort}" if quota.share_id else f"tenant {quota.tenant.slug}"
-    return f"{quota.resource} of {whose} {where}"
+    return f"{quota.resource} of {whose} {_where(quota)}"
 
 
-def _amounts(quotas: Iterable[ResourceQuota], due: dict[str, int], *, pool_id: int | None = None) -> dict[str, int]:
-    """Return the amounts by share, of the limited quotas that cover the claim; `pool_id`: its pool, if not this one."""
-    covering = (quota for quota in quotas if quota.hard is not None)
-    return {
-        _name(quota): due[quota.resource]
-        for quota in covering
-        if due.get(quota.resource) and (pool_id is None or quota.pool_id in (None, pool_id))
-    }
+def _level_name(quota: OrganisationQuota) -> str:
+    return f"{quota.resource} of organisation {quota.organisation.slug} {_where(quota)}"
+
+
+def _where(quota: ResourceQuota | OrganisationQuota) -> str:
+    return f"in pool {quota.pool.name}" if quota.pool else "over all pools"
 
 
 def _unit(claim: Claim) -> str:
