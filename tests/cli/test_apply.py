@@ -12,6 +12,7 @@ from gpucloud_cli.access import Access
 from gpucloud_cli.api import Api
 from gpucloud_cli.declared import documents, plan, present
 from gpucloud_cli.declared.carrying_out import carry_out, report
+from gpucloud_cli.declared.kinds import TENANT
 from tests.cli.commands import Shell, new_name
 from tests.platform import Platform
 
@@ -128,7 +129,10 @@ def test_what_is_exported_is_applied_as_no_change(olga: Shell) -> None:
     assert olga.run("quota", "change", str(quota["id"]), "--hard", "unlimited").code == 0
     everything = olga.run("export")
     assert everything.code == 0
-    assert {document["kind"] for document in yaml.safe_load_all(everything.out)} == {"Pool", "Tenant"}
+    assert {document["kind"] for document in yaml.safe_load_all(everything.out)} - {"Organisation"} == {
+        "Pool",
+        "Tenant",
+    }
     again = olga.run("apply", "-f", "-", "--yes", "--prune", stdin=everything.out)
     assert (again.code, again.out, again.err) == (0, "", "gpucloud: no changes\n")
     directory = olga.home / "platform" / "teams"
@@ -188,7 +192,7 @@ def test_every_mistake_is_named_with_its_file_and_line(olga: Shell) -> None:
         f"{file}:15: wieght is no field of a tenant; known are: slug, name, weight, cohort, organisation, quotas",
         f"{file}:16: weight must be a whole number, and 'many' is none",
         f"{file}:18: apiVersion must be gpucloud.io/v1",
-        f"{file}:22: kind must be one of Pool, Tenant",
+        f"{file}:22: kind must be one of Pool, Organisation, Tenant",
         f"{other}:2: ",
     ):
         assert mistake in ended.err, ended.err
@@ -225,7 +229,7 @@ def test_what_somebody_else_changed_is_not_overwritten(olga: Shell, platform: Pl
         [write(olga, wanted(slug, core=100).replace("weight: 3", "weight: 9").replace("64GiB", "32GiB"))]
     )
     with Api(Access(platform.url, platform.token), patience_seconds=1) as api:
-        planned = plan.make(declared, present.tenant(api, slug), prune=False)
+        planned = plan.make(declared, present.document(api, TENANT, slug), prune=False)
         quota = platform.granted("GET", f"quotas/?tenant={slug}&resource=core_percent")["results"][0]
         platform.granted("PATCH", f"quotas/{quota['id']}/", {"hard": 777}, If_Match=f'"{quota["version"]}"')
         outcome = carry_out(api, planned.changes, say=lambda words: None)
@@ -264,3 +268,82 @@ def test_a_token_that_may_not_is_four(max_: Shell, tenant: str) -> None:
 def test_a_file_that_is_not_there_is_wrong_usage(olga: Shell, tmp_path: Path) -> None:
     assert olga.run("apply", "-f", str(tmp_path / "none.yaml")).code == 2
     assert olga.run("apply", "-f", str(tmp_path / "olga")).code == 2
+
+
+def tree(top: str, *, core: int = 800, place: str = "physics", below: str = "") -> str:
+    """Return a tenant, its department and the organisation above, the lowest first."""
+    return f"""\
+apiVersion: gpucloud.io/v1
+kind: Tenant
+slug: {top}-optics
+organisation: {top}-{place}
+---
+apiVersion: gpucloud.io/v1
+kind: Organisation
+slug: {top}-physics
+parent: {top}
+quotas:
+  - {{resource: core_percent, hard: {core}}}
+{below}---
+apiVersion: gpucloud.io/v1
+kind: Organisation
+slug: {top}
+name: University
+quotas: []
+"""
+
+
+def test_a_tree_of_organisations_is_made_from_the_top_and_changed(olga: Shell) -> None:
+    top = new_name("u")
+    shown = olga.run("apply", "-f", write(olga, tree(top)), "--dry-run")
+    assert shown.out.splitlines() == [
+        f"+ organisation/{top}  name: University",
+        f"+ organisation/{top}-physics  parent: {top}",
+        f"+ organisation-quota/{top}-physics/*/core_percent  hard: 800",
+        f"+ tenant/{top}-optics  organisation: {top}-physics",
+    ]
+    assert olga.run("organisation", "show", top).code != 0
+    assert olga.run("apply", "-f", write(olga, tree(top)), "--yes").code == 0
+    assert olga.run("apply", "-f", write(olga, tree(top)), "--yes", "--prune").err == "gpucloud: no changes\n"
+    # A department and a larger quota first, then the move; a smaller quota last.
+    more = "  - {resource: gpus, hard: 4}\n"
+    new = tree(top, core=400, place="chemistry", below=more).replace(f"parent: {top}\n", f"parent: {top}-science\n")
+    for slug, parent in (("chemistry", f"{top}-science"), ("science", top)):
+        new += f"---\napiVersion: gpucloud.io/v1\nkind: Organisation\nslug: {top}-{slug}\nparent: {parent}\n"
+    file = write(olga, new)
+    changed = olga.run("apply", "-f", file, "--yes")
+    assert changed.out.splitlines() == [
+        f"+ organisation/{top}-science  parent: {top}",
+        f"+ organisation/{top}-chemistry  parent: {top}-science",
+        f"~ organisation/{top}-physics  parent: {top} → {top}-science",
+        f"+ organisation-quota/{top}-physics/*/gpus  hard: 4",
+        f"~ tenant/{top}-optics  organisation: {top}-physics → {top}-chemistry",
+        f"~ organisation-quota/{top}-physics/*/core_percent  hard: 800 → 400",
+    ], changed
+    # What is exported is applied as no change, and is written from the top.
+    exported = olga.run("export").out
+    there = [one["slug"] for one in yaml.safe_load_all(exported) if one["kind"] == "Organisation"]
+    ours = [slug for slug in there if slug.startswith(top)]
+    assert ours == [top, f"{top}-science", f"{top}-chemistry", f"{top}-physics"]
+    assert olga.run("apply", "-f", "-", "--yes", "--prune", stdin=exported).err == "gpucloud: no changes\n"
+    pruned = olga.run("apply", "-f", write(olga, new.replace(more, "")), "--yes", "--prune")
+    assert pruned.out == f"- organisation-quota/{top}-physics/*/gpus  hard: 4\n"
+
+
+def test_what_the_server_refuses_of_a_tree_is_told(olga: Shell) -> None:
+    top = new_name("u")
+    assert olga.run("apply", "-f", write(olga, tree(top)), "--yes").code == 0
+    circle = tree(top).replace("name: University", f"parent: {top}-physics")
+    ended = olga.run("apply", "-f", write(olga, circle), "--yes")
+    assert ended.code == 3
+    assert f"{top}-physics is {top} or below it: choose another parent" in ended.err
+    unknown = olga.run("apply", "-f", write(olga, tree(top).replace(f"parent: {top}", "parent: nowhere")), "--yes")
+    assert unknown.code == 2
+    assert "nowhere" in unknown.err
+
+
+def test_what_is_declared_of_organisations_is_read_with_its_mistakes(olga: Shell) -> None:
+    file = write(olga, tree("u").replace("hard: 800", "hart: 800").replace("name: University", "name: 7"))
+    ended = olga.run("apply", "-f", file, "--yes")
+    assert f"{file}:11: hart is no field of a organisation-quota; known are: pool, resource, hard" in ended.err
+    assert f"{file}:16: name must be a text, and 7 is none (quote it)" in ended.err

@@ -1,4 +1,4 @@
-"""`apply` and `export`: tenants, quotas, members and pools kept in git."""
+"""`apply` and `export`: organisations, tenants, quotas, members and pools kept in git."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from gpucloud_cli import output
 from gpucloud_cli.api import Api
 from gpucloud_cli.declared import plan, present
 from gpucloud_cli.declared.carrying_out import carry_out, report
-from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, POOL, TENANT, WITHIN_TENANTS
+from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, ORGANISATION, POOL, TENANT, Kind
 from gpucloud_cli.failures import Failure, Usage
 from gpucloud_cli.options import Invocation, connection_options, output_options, pass_invocation
 
@@ -22,15 +22,16 @@ HEAD = "# Made by `gpucloud export`; `gpucloud apply -f FILE` makes the server s
 @click.command()
 @click.option("-f", "--file", "places", multiple=True, required=True, help="a YAML file, a directory, or - for stdin")
 @click.option("--dry-run", is_flag=True, help="show the difference; change nothing")
-@click.option("--prune", is_flag=True, help="remove entries that the tenants' lists omit")
+@click.option("--prune", is_flag=True, help="remove entries that the documents' lists omit")
 @click.option("--yes", is_flag=True, help="apply without a question")
 @output_options
 @pass_invocation
 def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, prune: bool, yes: bool) -> None:
-    """Apply files to tenants, everything within them, and pools; print the difference first.
+    """Apply files to organisations, tenants, everything within them, and pools; print the difference first.
 
-    Fields that a file omits stay as they are. If a tenant's list (`quotas`, `members`, …) is omitted it stays as it is;
-    if it is present it is complete, and --prune removes other entries. Tenants and pools are never removed.
+    Fields that a file omits stay as they are. If a document's list (`quotas`, `members`, …) is omitted it stays as it
+    is; if it is present it is complete, and --prune removes other entries. Organisations, tenants and pools are never
+    removed.
 
     Example: gpucloud apply -f platform.yaml --dry-run
     """
@@ -60,19 +61,22 @@ def apply(invocation: Invocation, /, places: tuple[str, ...], dry_run: bool, pru
 
 
 @click.command()
-@click.option("--tenant", "tenants", multiple=True, help="export this tenant without pools; may be repeated")
+@click.option(
+    "--tenant", "tenants", multiple=True, help="export this tenant without pools and organisations; may be repeated"
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="a file; default: stdout")
 @connection_options
 @pass_invocation
 def export(invocation: Invocation, /, tenants: tuple[str, ...], out: Path | None) -> None:
-    """Export tenants, everything within them, and pools as YAML for `apply`.
+    """Export organisations, tenants, everything within them, and pools as YAML for `apply`.
 
     Example: gpucloud export --tenant vision --out vision.yaml
     """
     with invocation.api() as api:
         slugs = tenants or present.tenants(api)
         made = [] if tenants else [_document("Pool", row.values) for row in _sorted(present.pools(api))]
-        made += [_tenant(present.tenant(api, slug), slug) for slug in slugs]
+        made += [] if tenants else [_owner(api, ORGANISATION, slug) for slug in present.organisations(api)]
+        made += [_owner(api, TENANT, slug) for slug in slugs]
     text = HEAD + output.yaml_text(*made, explicit_start=True)
     if out is None:
         click.echo(text, nl=False)
@@ -87,9 +91,10 @@ def _rows(api: Api, declared: plan.Declared) -> list[present.Row]:
     """Return the server's rows for the kinds in the files."""
     rows = present.pools(api) if any(who.kind is POOL for who in declared.items) else []
     for who in declared.items:
-        if who.kind is TENANT:
+        if who.kind in (ORGANISATION, TENANT):
             slug = str(who.names[0])
-            rows += present.tenant(api, slug, [kind for kind in WITHIN_TENANTS if (slug, kind) in declared.whole])
+            kinds = [kind for kind in who.kind.within if (slug, kind) in declared.whole]
+            rows += present.document(api, who.kind, slug, kinds)
     return rows
 
 
@@ -122,13 +127,13 @@ def _document(kind: str, values: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": kind, **values}
 
 
-def _tenant(rows: list[present.Row], slug: str) -> dict[str, Any]:
+def _owner(api: Api, kind: Kind, slug: str) -> dict[str, Any]:
+    """Return the document of an organisation or a tenant."""
+    rows = present.document(api, kind, slug)
     if not rows:
-        raise Usage(f"There is no tenant {slug} that you may see.")
-    lists = {
-        str(kind.listed): [dict(row.values) for row in _sorted(rows) if row.who.kind is kind] for kind in WITHIN_TENANTS
-    }
-    return _document("Tenant", rows[0].values) | lists
+        raise Usage(f"There is no {kind.name} {slug} that you may see.")
+    lists = {str(one.listed): [dict(row.values) for row in _sorted(rows) if row.who.kind is one] for one in kind.within}
+    return _document(kind.name.capitalize(), rows[0].values) | lists
 
 
 COMMANDS = {"": (apply, export)}

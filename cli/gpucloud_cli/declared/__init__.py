@@ -1,1 +1,1 @@
-"""Tenants, quotas, members and pools as YAML: parsing, comparison with the server, and changes."""
+"""Organisations, tenants, quotas, members and pools as YAML: parsing, comparison with the server, and changes."""

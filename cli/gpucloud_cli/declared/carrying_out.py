@@ -67,7 +67,7 @@ def _one(api: Api, change: Change) -> None:
         api.post(change.path, change.after)
     elif change.etag is None:
         # A member has no version: creating a role and changing it are the same request.
-        collection = present.collection(change.who.kind, change.who.tenant)
+        collection = present.collection(change.who.kind, change.who.owner)
         named = dict(zip(change.who.kind.named_by, change.who.names, strict=True))
         api.post(collection, named | change.after)
     else:
@@ -77,7 +77,7 @@ def _one(api: Api, change: Change) -> None:
 def _changed_meanwhile(api: Api, change: Change) -> str:
     """Return the changes that somebody else made since the plan."""
     try:
-        row = present.row(change.who.kind, api.get(change.path).body, change.who.tenant)
+        row = present.row(change.who.kind, api.get(change.path).body, change.who.owner)
     except Problem:
         return f"{change.who} is gone: somebody has removed it since it was read"
     except Failure:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gpucloud_cli.amounts import misplaced_size
-from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, WITHIN_TENANTS, Check, Identity, Kind, identity
+from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, Check, Identity, Kind, identity
 from gpucloud_cli.declared.plan import Declared
 from gpucloud_cli.failures import Usage
 
@@ -90,24 +90,23 @@ class Reader:
         if kind is None:
             self._report(kind_node or node, f"kind must be one of {', '.join(DOCUMENTS)}")
             return
-        inner = WITHIN_TENANTS if kind.name == "tenant" else ()
-        lists = {one: entries.pop(one.listed or "", None) for one in inner}
-        values = self._item(kind, node, entries, None, also=tuple(one.listed or "" for one in inner))
+        lists = {one: entries.pop(one.listed or "", None) for one in kind.within}
+        values = self._item(kind, node, entries, None, also=tuple(one.listed or "" for one in kind.within))
         for one, listed in lists.items():
             if listed is not None:
-                # An invalid tenant is named by its position, so that mistakes within it are found too.
+                # An invalid owner is named by its position, so that mistakes within it are found too.
                 self._list(one, listed, self._location(node) if values is None else str(values["slug"]))
 
-    def _list(self, kind: Kind, node: yaml.Node, tenant: str) -> None:
+    def _list(self, kind: Kind, node: yaml.Node, owner: str) -> None:
         if not isinstance(node, yaml.SequenceNode):
             self._report(node, f"{kind.listed} must be a list")
             return
-        self.declared.whole.add((tenant, kind))
+        self.declared.whole.add((owner, kind))
         for inner in node.value:
-            self._item(kind, inner, self._entries(inner, f"an item of {kind.listed}"), tenant)
+            self._item(kind, inner, self._entries(inner, f"an item of {kind.listed}"), owner)
 
     def _item(
-        self, kind: Kind, node: yaml.Node, entries: dict[str, yaml.Node], tenant: str | None, also: tuple[str, ...] = ()
+        self, kind: Kind, node: yaml.Node, entries: dict[str, yaml.Node], owner: str | None, also: tuple[str, ...] = ()
     ) -> dict[str, Any] | None:
         """Return one object's values; None if they are invalid."""
         before = len(self.mistakes)
@@ -125,7 +124,7 @@ class Reader:
             self._report(node, words)
         if len(self.mistakes) > before:
             return None
-        who = identity(kind, values, tenant)
+        who = identity(kind, values, owner)
         if who in self._seen:
             self._report(node, f"{who} stands already in {self._seen[who]}")
             return None

@@ -1,6 +1,7 @@
 """Kinds that can be declared: their fields, allowed values, and API paths.
 
-A file has documents of the kinds Tenant and Pool; a tenant's document may contain lists of objects within it.
+A file has documents of the kinds Pool, Organisation and Tenant; those of the latter two may contain lists of objects
+within them.
 """
 
 import re
@@ -100,15 +101,19 @@ class Kind:
 
     name: str
     path: str
-    # Fields that identify it within its tenant (or the platform), and all its fields.
+    # Fields that identify it within its owner (or the platform), and all its fields.
     named_by: tuple[str, ...]
     fields: Mapping[str, Check]
     required: frozenset[str]
     # The API's name of one object: its path ends with this field of the row.
     key: str
-    # The list of a tenant's document that contains it; None for documents of their own.
+    # The list of its owner's document that contains it; None for documents of their own.
     listed: str | None = None
+    # The API's field, and filter, of its owner.
+    owner: str = "tenant"
     versioned: bool = True
+    # The kinds that its document may list.
+    within: tuple["Kind", ...] = ()
 
 
 def _check(name: str, facts: Mapping[str, Any]) -> Check:
@@ -134,8 +139,10 @@ def _kind(name: str, path: str, named_by: tuple[str, ...], key: str, **more: Any
     facts = {
         field: found
         for field, found in schema()[f"POST {path.replace('{tenant}', '{}')}"].items()
-        # The document around it names the tenant; a file has no fields within fields.
-        if found.get("in") != "query" and field != "tenant" and found["type"] not in {"object", "array"}
+        # The document around it names the owner; a file has no fields within fields.
+        if found.get("in") != "query"
+        and field != more.get("owner", "tenant")
+        and found["type"] not in {"object", "array"}
     }
     fields = {field: _check(field, found) for field, found in facts.items()}
     required = frozenset(field for field, found in facts.items() if found.get("required"))
@@ -143,28 +150,31 @@ def _kind(name: str, path: str, named_by: tuple[str, ...], key: str, **more: Any
 
 
 POOL = _kind("pool", "pools/", ("name",), "name")
-TENANT = _kind("tenant", "tenants/", ("slug",), "slug")
 QUOTA = _kind("quota", "quotas/", ("pool", "resource"), "id", listed="quotas")
 MEMBER = _kind("member", "tenants/{tenant}/members/", ("username",), "username", listed="members", versioned=False)
 LIMIT_RANGE = _kind("limit-range", "limit-ranges/", ("pool", "field"), "id", listed="limit_ranges")
 MEMBER_LIMIT = _kind("member-limit", "member-limits/", ("member", "resource"), "id", listed="member_limits")
-DOCUMENTS = {"Pool": POOL, "Tenant": TENANT}
-WITHIN_TENANTS = (QUOTA, MEMBER, LIMIT_RANGE, MEMBER_LIMIT)
+ORGANISATION_QUOTA = _kind(
+    "organisation-quota", "organisation-quotas/", ("pool", "resource"), "id", listed="quotas", owner="organisation"
+)
+TENANT = _kind("tenant", "tenants/", ("slug",), "slug", within=(QUOTA, MEMBER, LIMIT_RANGE, MEMBER_LIMIT))
+ORGANISATION = _kind("organisation", "organisations/", ("slug",), "slug", within=(ORGANISATION_QUOTA,))
+DOCUMENTS = {"Pool": POOL, "Organisation": ORGANISATION, "Tenant": TENANT}
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of one object, with its tenant if it has one."""
+    """Identity of one object, with its owner's slug if it has one."""
 
     kind: Kind
-    tenant: str | None
+    owner: str | None
     names: tuple[str | None, ...]
 
     def __str__(self) -> str:
-        parts = [self.tenant, *("*" if name is None else name for name in self.names)]
+        parts = [self.owner, *("*" if name is None else name for name in self.names)]
         return "/".join([self.kind.name, *(part for part in parts if part is not None)])
 
 
-def identity(kind: Kind, values: Mapping[str, Any], tenant: str | None) -> Identity:
+def identity(kind: Kind, values: Mapping[str, Any], owner: str | None) -> Identity:
     """Return the identity in these values; a quota without a pool covers all pools."""
-    return Identity(kind, tenant, tuple(values.get(name) for name in kind.named_by))
+    return Identity(kind, owner, tuple(values.get(name) for name in kind.named_by))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpucloud_cli.declared.kinds import MEMBER, POOL, QUOTA, TENANT, Identity, Kind
+from gpucloud_cli.declared.kinds import MEMBER, ORGANISATION, ORGANISATION_QUOTA, POOL, QUOTA, TENANT, Identity, Kind
 from gpucloud_cli.declared.present import Row, collection
 
 Action = Literal["create", "change", "remove"]
@@ -16,7 +16,7 @@ class Declared:
     """The content of the files."""
 
     items: dict[Identity, dict[str, Any]] = field(default_factory=dict)
-    # Lists that a tenant's document contains: entries that they omit are not wanted.
+    # Lists that a document contains, by its slug: entries that they omit are not wanted.
     whole: set[tuple[str, Kind]] = field(default_factory=set)
 
 
@@ -44,7 +44,7 @@ class Change:
                 for name in self.after
             )
         facts = self.after if self.action == "create" else self.before
-        named = {"tenant", *self.who.kind.named_by}
+        named = {self.who.kind.owner, *self.who.kind.named_by} if self.who.owner else set(self.who.kind.named_by)
         return ", ".join(f"{name}: {value_text(name, value)}" for name, value in facts.items() if name not in named)
 
     @property
@@ -76,15 +76,15 @@ def make(declared: Declared, rows: Iterable[Row], *, prune: bool) -> Plan:
     if prune:
         changes += [Change("remove", row.who, row.path, dict(row.values), {}, row.etag) for row in surplus]
     return Plan(
-        sorted((change for change in changes if change is not None), key=_rank),
+        sorted((change for change in changes if change is not None), key=lambda change: _rank(change, declared)),
         [] if prune else [row.who for row in surplus],
     )
 
 
 def _toward(who: Identity, values: dict[str, Any], row: Row | None) -> Change | None:
     if row is None:
-        of_tenant = {"tenant": who.tenant} if who.tenant and "{tenant}" not in who.kind.path else {}
-        return Change("create", who, collection(who.kind, who.tenant), {}, {**of_tenant, **values})
+        of_owner = {who.kind.owner: who.owner} if who.owner and "{tenant}" not in who.kind.path else {}
+        return Change("create", who, collection(who.kind, who.owner), {}, {**of_owner, **values})
     after = {name: value for name, value in values.items() if row.values.get(name) != value}
     if not after:
         return None
@@ -93,19 +93,35 @@ def _toward(who: Identity, values: dict[str, Any], row: Row | None) -> Change | 
 
 
 def _is_surplus(declared: Declared, who: Identity) -> bool:
-    """Return True for an object that its tenant's list omits; tenants and pools are never removed."""
-    return who.tenant is not None and (who.tenant, who.kind) in declared.whole
+    """Return True for an object that its owner's list omits; pools, organisations and tenants are never removed."""
+    return who.owner is not None and (who.owner, who.kind) in declared.whole
 
 
-def _rank(change: Change) -> tuple[int, str]:
-    """Return the order: pools, tenants; then decreases before increases, so that a quota can move between tenants."""
-    kind = change.who.kind
+def _rank(change: Change, declared: Declared) -> tuple[int, int, str]:
+    """Return the order: pools, organisations from the top, tenants; then decreases before increases.
+
+    So a quota can move between tenants. Quotas of organisations grow before tenants move there, and shrink last.
+    """
+    kind, words = change.who.kind, str(change.who)
+    if kind is ORGANISATION:
+        return 1, _depth(change.who, declared), words
+    if kind is ORGANISATION_QUOTA:
+        return (10 if change.action == "remove" or _lowers(change) else 2), 0, words
     if change.action == "remove":
         # A member's limit is removed before the member.
-        return (3 if kind is MEMBER else 2), str(change.who)
+        return (5 if kind is MEMBER else 4), 0, words
     if kind is QUOTA:
-        return (4 if _lowers(change) else 5), str(change.who)
-    return {POOL: 0, TENANT: 1, MEMBER: 6}.get(kind, 7), str(change.who)
+        return (6 if _lowers(change) else 7), 0, words
+    return {POOL: 0, TENANT: 3, MEMBER: 8}.get(kind, 9), 0, words
+
+
+def _depth(who: Identity, declared: Declared) -> int:
+    """Return the number of organisations above this one in the files."""
+    depth, above = 0, declared.items.get(who, {}).get("parent")
+    # The server refuses a circle.
+    while above is not None and depth < len(declared.items):
+        depth, above = depth + 1, declared.items.get(Identity(ORGANISATION, None, (above,)), {}).get("parent")
+    return depth
 
 
 def _lowers(change: Change) -> bool:
