@@ -203,6 +203,7 @@ ADMISSION_GPU_MEMORY_MIB = environment.number("ADMISSION_GPU_MEMORY_MIB", 0)
 GPUSHARE_UNIT_MIB = environment.number("GPUSHARE_UNIT_MIB", 1024, least=1)
 ADMISSION_LIBRARY_DIRECTORY = environment.text("ADMISSION_LIBRARY_DIRECTORY", "")
 ADMISSION_CDI_DEVICE = environment.text("ADMISSION_CDI_DEVICE", "")
+ADMISSION_MIG = environment.text("ADMISSION_MIG", "leave")
 # Keys of the webhook that charges ResourceClaims: all are accepted, the first is printed. Without one, anybody is.
 ADMISSION_DEVICES_KEYS = environment.path_keys("ADMISSION_DEVICES_KEYS")
 

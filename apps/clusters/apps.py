@@ -39,7 +39,8 @@ class ClustersConfig(AppConfig):
         from apps.nodes.providers import vouched_name  # noqa: PLC0415 - models of nodes load after this module
 
         vouched_name.set(_vouched_name)
-        if settings.ADMISSION_TRANSLATE:
+        if settings.ADMISSION_TRANSLATE or settings.ADMISSION_MIG != "leave":
             from apps.clusters.admission import policy  # noqa: PLC0415 - loads slowly, and few processes read pods
 
             policy.require_translatable(settings.ADMISSION_TRANSLATE)
+            policy.require_mig_word(settings.ADMISSION_MIG)

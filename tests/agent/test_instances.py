@@ -20,9 +20,10 @@ from agent.host.gpus import Inventory
 from agent.instance_keeper import RETRY_SECONDS
 from agent.kubelet.devices import CORE
 from agent.launch import cdi
-from tests.agent import forked
+from tests.agent import forked, resource_claims
 from tests.agent.control import Connection, Control
-from tests.agent.kubelet import Kubelet
+from tests.agent.kubelet import Kubelet, resolve
+from tests.agent.plugin_watcher import PluginWatcher
 from tests.agent.stage import BUILD, GIB, GPULOAD, Stage, eventually
 from tests.agent.test_limits import load
 from tests.agent.test_reconcile import changed, put
@@ -377,3 +378,27 @@ async def test_the_kubelet_is_offered_no_share_of_a_gpu_in_mig_mode(divided: Sta
     await eventually(lambda: {*offered.values()} == {"Healthy", "Unhealthy"})
     closed = {int(one.rpartition("-")[2]) for one, health in offered.items() if health == "Unhealthy"}
     assert closed == set(range(100))
+
+
+async def test_a_resource_claim_of_an_instance_is_prepared_when_the_instance_is_made(
+    divided: Stage, watcher: PluginWatcher
+) -> None:
+    """kube-scheduler chose the place, as a device of the GPU's own pool."""
+    divided.start(**resource_claims.settings_of(watcher))
+    link = await connect(divided)
+    driver, key = await resource_claims.registered(watcher), resource_claims.resource_claim()
+    gpu = divided.gpus[0].lower()
+    held = wire.ResourceClaim(
+        namespace=key[0], name=key[1], uid=key[2], pool=f"{resource_claims.NODE}/{gpu}",
+        device=f"{gpu}-mig-4g-71gb-0", request="container-0-request-0",
+    )  # fmt: skip
+    wanted = hard(divided, LARGE, resource_claim=held)
+    preparing = asyncio.ensure_future(driver.prepare(key))
+    await put(link, 1, wanted)
+    answer = (await preparing)[key[2]]
+    assert not answer.error
+    [device] = answer.devices
+    assert (device.pool_name, device.device_name) == (held.pool, held.device)
+    assert list(device.request_names) == ["container-0-request-0"]
+    edits = resolve(device.cdi_device_ids[0], divided.run_dir / "cdi")
+    assert f"CUDA_VISIBLE_DEVICES={instances_of(divided)['0:4']}" in edits.env

@@ -38,6 +38,7 @@ def policy() -> Policy:
         gpushare_unit_mib=settings.GPUSHARE_UNIT_MIB,
         library_directory=settings.ADMISSION_LIBRARY_DIRECTORY or None,
         cdi_device=settings.ADMISSION_CDI_DEVICE or None,
+        mig=settings.ADMISSION_MIG,
     )
 
 

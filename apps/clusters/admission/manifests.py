@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from apps.clusters.admission.policy import GUARDS
-from apps.clusters.core.devices import DEVICE_CLASS, EXTENDED_RESOURCE
-from apps.clusters.formats import RESOURCES
+from apps.clusters.core.devices import DEVICE_CLASS, EXTENDED_RESOURCE, MIG_BEGINS, MIG_ENDS
+from apps.clusters.formats import RESOURCES, mig_resources
 
 # Pods with none of these words are not ours: match conditions admit them even while the webhooks are down.
 ASKING = tuple(prefix for guard in GUARDS for prefix in guard.asking)
@@ -106,10 +106,9 @@ def _charging(client: dict[str, Any]) -> dict[str, Any]:
 
 def _charged_objects() -> list[dict[str, str]]:
     """Return the conditions of objects that the webhook of ResourceClaims must see."""
-    asks = f"exactly.deviceClassName == '{DEVICE_CLASS}'"
     some = (
-        f".exists(r, (has(r.exactly) && r.{asks}) || "
-        f"(has(r.firstAvailable) && r.firstAvailable.exists(s, s.deviceClassName == '{DEVICE_CLASS}')))"
+        f".exists(r, (has(r.exactly) && {_is_our_class('r.exactly')}) || "
+        f"(has(r.firstAvailable) && r.firstAvailable.exists(s, {_is_our_class('s')})))"
     )
     spec = "(has(object.spec.spec) ? object.spec.spec : object.spec)"
     new, old = (
@@ -124,6 +123,11 @@ def _charged_objects() -> list[dict[str, str]]:
         # stop while we are away.
         {"name": "is-new-or-resized", "expression": f"request.operation == 'CREATE' || {new} != {old}"},
     ]
+
+
+def _is_our_class(request: str) -> str:
+    name = f"{request}.deviceClassName"
+    return f"({name} == '{DEVICE_CLASS}' || ({name}.startsWith('{MIG_BEGINS}') && {name}.endsWith('{MIG_ENDS}')))"
 
 
 def _configuration(kind: str, ca_bundle: bytes, reached: dict[str, Any], conditions: bool) -> dict[str, Any]:
@@ -180,8 +184,9 @@ def _asks_for_gpus() -> str:
     The pod before an update counts, too: a word that is taken away decides as well.
     """
     names = _quoted((*RESOURCES, EXTENDED_RESOURCE))
+    named = f"k in [{names}] || k.startsWith('{mig_resources.PREFIX}')"
     asks = " || ".join(
-        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, k in [{names}]))"
+        f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, {named}))"
         for kind in ("limits", "requests")
     )
     return (

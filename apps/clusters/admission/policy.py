@@ -20,6 +20,9 @@ TRUSTED = frozenset(
         *(f"system:serviceaccount:kube-system:{name}" for format_ in FORMATS for name in format_.WRITERS),
     }
 )
+# Words of ADMISSION_MIG: `nvidia.com/mig-…` is another device plugin's, ours by DeviceClasses, or nobody's.
+LEAVE, SERVE, REFUSE = "leave", "serve", "refuse"
+MIG_WORDS = (LEAVE, SERVE, REFUSE)
 # KubeShare's labels of version 2 only: a SharePod is not a pod.
 TRANSLATABLE = frozenset({hami.NAME, gpushare.NAME, kubeshare.NAME})
 
@@ -42,6 +45,8 @@ class Policy:
     # A directory on the nodes with the library, mounted into pods and preloaded there; and the CDI device of the pods.
     library_directory: str | None = None
     cdi_device: str | None = None
+    # What becomes of pods that ask `nvidia.com/mig-…`.
+    mig: str = LEAVE
 
     def trusts(self, who: frozenset[str]) -> bool:
         """Return True if one of these users or groups may assign GPUs to a pod."""
@@ -55,6 +60,12 @@ def require_translatable(names: Iterable[str]) -> None:
             f"ADMISSION_TRANSLATE: {', '.join(unknown)} is no format whose pods are rewritten. "
             f"Use {', '.join(sorted(TRANSLATABLE))}, as they are written here, separated by commas."
         )
+
+
+def require_mig_word(word: str) -> None:
+    """Raise ImproperlyConfigured if this is no word of ADMISSION_MIG."""
+    if word not in MIG_WORDS:
+        raise ImproperlyConfigured(f"ADMISSION_MIG is {word!r}: use one of {', '.join(MIG_WORDS)}.")
 
 
 def decision_annotations(pod: pods.Pod) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from apps.clusters.admission import rewriting
+from apps.clusters.admission import instances, rewriting
 from apps.clusters.admission.policy import Policy, asking_words, decision_annotations, decisions
 from apps.clusters.admission.reviews import Review, Verdict
 from apps.clusters.core.devices import DEVICE_CLASS, EXTENDED_RESOURCE
@@ -43,8 +43,10 @@ def _pod(review: Review, policy: Policy) -> Verdict:
     used = format_of(pod)
     refusals += _init_container_requests(pod, policy)
     refusals += _device_class_requests(pod)
+    of_instances = instances.judge(pod, policy)
+    refusals += of_instances.refusals
     if used is None:
-        return Verdict(refusals=refusals)
+        return Verdict(refusals=refusals, warnings=of_instances.warnings)
     rewriting.asks_of(pod, used, policy)
     refusals += _unequal_requests(pod)
     if pods.node_of(pod) and used.RESOURCES and not decision_annotations(pod):
@@ -52,9 +54,10 @@ def _pod(review: Review, policy: Policy) -> Verdict:
             f"It names node {pods.node_of(pod)}, so no scheduler would choose its GPU: use a nodeSelector or affinity."
         )
     lost = list(rewriting.shortfalls(pod, used, policy))
+    warnings = [*of_instances.warnings, *_scheduler_warnings(pod, policy)]
     if policy.refuse_unmet:
-        return Verdict(refusals=refusals + lost, warnings=list(_scheduler_warnings(pod, policy)))
-    return Verdict(refusals=refusals, warnings=[*lost, *_scheduler_warnings(pod, policy)])
+        return Verdict(refusals=refusals + lost, warnings=warnings)
+    return Verdict(refusals=refusals, warnings=[*lost, *warnings])
 
 
 def _forged_decisions(pod: pods.Pod, review: Review, policy: Policy) -> Iterator[str]:

@@ -135,16 +135,21 @@ def _describe(rows: Iterable[_Row], pool: Pool, reserved: Mapping[str, tuple[int
                 driver_version=row.driver_version,
                 pool=pool.name,
                 nvlink=groups[row.uuid],
-                taints=tuple(_taints(row)),
+                taints=taints_of(row.unhealthy, row.cordoned, row.fenced, row.draining, row.silent),
             )
         )
     return devices
 
 
-def _taints(row: _Row) -> Iterable[tuple[str, str]]:
-    if row.unhealthy:
-        yield slices.UNHEALTHY, row.unhealthy
-    if row.cordoned or row.fenced or row.draining:
-        yield slices.CORDONED, "draining" if row.draining else "fenced" if row.fenced else ""
-    if row.silent:
-        yield slices.UNREACHABLE, ""
+def taints_of(
+    unhealthy: str, cordoned: bool, fenced: bool, draining: bool, silent: bool
+) -> tuple[tuple[str, str], ...]:
+    """Return the taints of a GPU in this state, as keys and values."""
+    found = []
+    if unhealthy:
+        found.append((slices.UNHEALTHY, unhealthy))
+    if cordoned or fenced or draining:
+        found.append((slices.CORDONED, "draining" if draining else "fenced" if fenced else ""))
+    if silent:
+        found.append((slices.UNREACHABLE, ""))
+    return tuple(found)

@@ -56,15 +56,20 @@ def charge(*, cluster: Cluster, thing: Thing, asked: DeviceRequest, labels: Labe
             tenant=tenant,
             pool=cluster.pool,
             name=f"{names['namespace']}/{names['name']}"[:200],
-            gpu_count=asked.count,
-            core_request=asked.core,
-            core_limit=asked.core,
-            memory_mib=asked.memory_mib,
+            **_size_of(asked),
             pod={"kind": RESOURCE_CLAIM, **names, "uid": uid, "devices": {}},
         ),
     )
     values = {**names, **NEW, "tenant": tenant, "claim": claim, "problem": "", "problem_since": None}
     return DeviceClaim.objects.update_or_create(**key, defaults=values)[0]
+
+
+def _size_of(asked: DeviceRequest) -> dict[str, Any]:
+    """Return the fields of a claim of this size."""
+    if asked.profile is not None:
+        return {"profile": asked.profile}
+    share = {"core_request": asked.core, "core_limit": asked.core, "memory_mib": asked.memory_mib}
+    return {"gpu_count": asked.count, **share}
 
 
 def follow(*, cluster: Cluster, thing: Thing, labels: Labels) -> DeviceClaim | None:
@@ -120,8 +125,10 @@ def _asked_of(devices: Sequence[Device]) -> DeviceRequest:
     shares = {(one.core, one.memory_mib) for one in devices}
     if len(shares) > 1 or len({one.pool for one in devices}) > 1 or len({one.name for one in devices}) < len(devices):
         raise placing.NotAsItRuns("Its devices are unequal shares, several of one GPU, or of several nodes.")
+    if (profile := devices[0].profile) is not None and len(devices) > 1:
+        raise placing.NotAsItRuns("It has several MIG instances, and a claim has one.")
     [(core, memory_mib)] = shares
-    return DeviceRequest(devices[0].request, len(devices), core, memory_mib)
+    return DeviceRequest(devices[0].request, len(devices), core, memory_mib, profile)
 
 
 @transaction.atomic
@@ -132,15 +139,17 @@ def _place(row: DeviceClaim, seen: Claim, devices: Sequence[Device], cluster: Cl
     claim = lifecycle.locked(seen)
     if claim.state != ClaimState.ALLOCATING:
         return
-    size = {"gpu_count": asked.count, "core_request": asked.core, "memory_mib": asked.memory_mib}
-    if size != {name: getattr(claim, name) for name in size}:
+    if asked.profile != claim.profile:
+        raise placing.NotAsItRuns(f"It was charged as {claim.profile or 'a share'}, and has {devices[0].name}.")
+    size = _size_of(asked)
+    if asked.profile is None and size != {name: getattr(claim, name) for name in size}:
         for name, value in size.items():
             setattr(claim, name, value)
         states.charge_to(claim, claim.amounts, principal=cluster.principal)
     pod = {**(claim.pod or {}), "devices": {gpu.uuid: one.facts for gpu, one in zip(gpus, devices, strict=True)}}
-    states.move(claim, ClaimState.PENDING, pod=pod, core_limit=asked.core, **size)
-    placing.place_on(claim, gpus)
-    row.change(node_name=devices[0].pool, problem="", problem_since=None, seen=True)
+    states.move(claim, ClaimState.PENDING, pod=pod, **size)
+    placing.place_on(claim, gpus, start=devices[0].start)
+    row.change(node_name=devices[0].node, problem="", problem_since=None, seen=True)
     # As it is placed now: its annotations are applied next.
     claim.refresh_from_db()
     row.claim = claim
@@ -148,12 +157,12 @@ def _place(row: DeviceClaim, seen: Claim, devices: Sequence[Device], cluster: Cl
 
 def _gpus_of(devices: Sequence[Device], cluster: Cluster) -> list[Gpu]:
     """Return the GPUs of these devices, in their order. Raises NotAsItRuns."""
-    node = placing.node_of(cluster.pool, devices[0].pool)
+    node = placing.node_of(cluster.pool, devices[0].node)
     found = {requests.name_device(gpu.uuid): gpu for gpu in node.gpus.filter(present=True)}
     for one in devices:
-        if one.name not in found:
-            raise placing.NotAsItRuns(f"Node {devices[0].pool} has no {one.name}.")
-    return [found[one.name] for one in devices]
+        if one.gpu not in found:
+            raise placing.NotAsItRuns(f"Node {one.node} has no {one.gpu}.")
+    return [found[one.gpu] for one in devices]
 
 
 @transaction.atomic

@@ -1,12 +1,13 @@
 """ResourceClaims as the API server returns them: what they ask, what was allocated, and how they are resized. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agent.wire import DRA_DRIVER as DRIVER
 from apps.clusters.core import quantities
-from apps.clusters.core.devices import DEVICE_CLASS
+from apps.clusters.core.devices import DEVICE_CLASS, is_ours, profile_of_class
 from apps.clusters.formats.asks import Unreadable
 
 Thing = Mapping[str, Any]
@@ -20,21 +21,28 @@ KEYS = (CORE_KEY, CORE_LIMIT_KEY, MEMORY_KEY)
 LONGEST = 100
 WHOLE, MOST_DEVICES, MIB = 100, 32, 1 << 20
 MOST_MIB = 2**31 - 1
+# The attribute `type` of a device that is a place of a MIG instance.
+MIG_TYPE = "mig"
+_INSTANCE = re.compile(r"(?P<gpu>.+)-mig-(?P<compute>\d{1,2}g)-(?P<memory>\d{1,5}gb)-(?P<start>\d{1,2})")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """The request of a ResourceClaim for shares of GPUs, the same of each."""
+    """The request of a ResourceClaim for shares of GPUs, the same of each, or for one MIG instance.
+
+    An instance has the core and memory of its profile; those here are 0 then.
+    """
 
     name: str
     count: int
     core: int
     memory_mib: int
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One allocated device: a share of one GPU."""
+    """One allocated device: a share of one GPU, or a MIG instance at a place of one."""
 
     pool: str
     name: str
@@ -42,11 +50,26 @@ class Device:
     share_id: str
     core: int
     memory_mib: int
+    profile: str | None = None
+    start: int | None = None
+
+    @property
+    def node(self) -> str:
+        """The node's name in Kubernetes: its pool, or the first part of it."""
+        return self.pool.partition("/")[0]
+
+    @property
+    def gpu(self) -> str:
+        """The name of the GPU's device."""
+        found = _INSTANCE.fullmatch(self.name) if self.profile is not None else None
+        return found["gpu"] if found else self.name
 
     @property
     def facts(self) -> dict[str, Any]:
         """The device as its claim has it: for the node's agent (`agent.wire.ResourceClaim`), and what was allocated."""
         names = {"pool": self.pool, "device": self.name, "request": self.request, "share_id": self.share_id}
+        if self.profile is not None:
+            return {**names, "profile": self.profile, "start": self.start}
         return {**names, "core": self.core, "memory_mib": self.memory_mib}
 
 
@@ -55,19 +78,25 @@ def name_device(gpu_uuid: str) -> str:
     return gpu_uuid.lower()
 
 
+def name_instance(gpu_uuid: str, profile: str, start: int) -> str:
+    """Return the name of the device that is a place of an instance: a DNS label of at most 63 characters."""
+    return f"{name_device(gpu_uuid)}-mig-{profile.replace('.', '-')}-{start}"
+
+
 def asks(claim: Thing) -> bool:
     """Return True if the ResourceClaim (or the spec of a template) asks for our devices."""
-    return any(one.get("deviceClassName") == DEVICE_CLASS for one in _every_request(_requests(claim)))
+    return any(is_ours(str(one.get("deviceClassName"))) for one in _every_request(_requests(claim)))
 
 
 def read_request(claim: Thing) -> DeviceRequest:
     """Return what the ResourceClaim asks. Raises Unreadable."""
     requests = _requests(claim)
-    mine = [one for one in requests if any(it.get("deviceClassName") == DEVICE_CLASS for it in _every_request([one]))]
+    mine = [one for one in requests if any(is_ours(str(it.get("deviceClassName"))) for it in _every_request([one]))]
     if len(mine) != 1:
         raise Unreadable(
-            f"A ResourceClaim has one request of {DEVICE_CLASS}, this one has {len(mine)}: set its count for several "
-            "GPUs, and write another ResourceClaim for a share of another size."
+            f"A ResourceClaim has one request of {DEVICE_CLASS} or of one MIG profile, this one has {len(mine)}: set "
+            "its count for several GPUs, and write another ResourceClaim for a share of another size, or for another "
+            "instance."
         )
     [one] = mine
     name, exactly = str(one.get("name")), one.get("exactly")
@@ -76,13 +105,15 @@ def read_request(claim: Thing) -> DeviceRequest:
             f"Request {name}: firstAvailable has several sizes, and a claim is charged for one: use exactly."
         )
     if exactly.get("adminAccess"):
-        raise Unreadable(f"Request {name}: {DEVICE_CLASS} has no adminAccess: operators see each GPU in gpucloud.")
+        raise Unreadable(f"Request {name}: it can have no adminAccess: operators see each GPU in gpucloud.")
     if exactly.get("allocationMode") not in (None, "ExactCount"):
         raise Unreadable(f"Request {name}: a claim is charged for a number of GPUs: set allocationMode to ExactCount.")
     count = exactly.get("count") or 1
     if not isinstance(count, int) or not 1 <= count <= MOST_DEVICES:
         raise Unreadable(f"Request {name}: count is {count}: give a number from 1 to {MOST_DEVICES}.")
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
+    if (profile := profile_of_class(str(exactly["deviceClassName"]))) is not None:
+        return _read_instance(name, profile, count, amounts)
     if strange := sorted(set(amounts) - {CORE, MEMORY}):
         raise Unreadable(f"Request {name}: a GPU has no capacity {strange[0]}, only {CORE} and {MEMORY}.")
     if MEMORY not in amounts:
@@ -91,6 +122,16 @@ def read_request(claim: Thing) -> DeviceRequest:
             f"{CORE} is the percent of the GPU's compute; without it, {WHOLE}."
         )
     return DeviceRequest(name, count, read_core(amounts.get(CORE, WHOLE), name), read_memory(amounts[MEMORY], name))
+
+
+def _read_instance(name: str, profile: str, count: int, amounts: Thing) -> DeviceRequest:
+    if count != 1:
+        raise Unreadable(
+            f"Request {name}: count is {count}, and a program uses one MIG instance: write a ResourceClaim for each."
+        )
+    if amounts:
+        raise Unreadable(f"Request {name}: an instance has what its profile {profile} has: leave capacity out.")
+    return DeviceRequest(name, 1, 0, 0, profile)
 
 
 def read_core(said: Any, where: str) -> int:
@@ -143,6 +184,10 @@ def users(claim: Thing) -> list[tuple[str, str]]:
 def _device(result: Thing) -> Device:
     consumed = result.get("consumedCapacity") or {}
     name = str(result.get("device"))
+    if (place := _INSTANCE.fullmatch(name)) is not None:
+        profile = f"{place['compute']}.{place['memory']}"
+        pool, request = str(result.get("pool")), str(result.get("request"))
+        return Device(pool, name, request, "", 0, 0, profile=profile, start=int(place["start"]))
     if MEMORY not in consumed or CORE not in consumed:
         raise Unreadable(
             f"Device {name} was allocated without consumedCapacity: turn on the feature gate DRAConsumableCapacity of "

@@ -16,6 +16,8 @@ from apps.clusters.dra.requests import CORE, MEMORY, WHOLE, name_device
 GROUP = "resource.k8s.io/v1"
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 LABELS = {"app.kubernetes.io/managed-by": "gpucloud"}
+# Names the pool whose GPUs a slice has, where no device of it does.
+POOL_LABEL = "gpucloud.io/pool"
 # Keys of taints; all keep new work away, and none ends what runs.
 UNHEALTHY, CORDONED, UNREACHABLE = "gpucloud.io/unhealthy", "gpucloud.io/cordoned", "gpucloud.io/unreachable"
 # Fewer than a step above the least amount leave no range to choose from.
@@ -72,7 +74,10 @@ def name_slice(node: str) -> str:
 
 def is_of_pool(item: Mapping[str, Any], pool: str) -> bool:
     """Return True if this ResourceSlice was published for the pool."""
-    if LABELS.items() <= ((item.get("metadata") or {}).get("labels") or {}).items():
+    labels = (item.get("metadata") or {}).get("labels") or {}
+    if LABELS.items() <= labels.items():
+        if POOL_LABEL in labels:
+            return bool(labels[POOL_LABEL] == pool)
         devices = (item.get("spec") or {}).get("devices") or []
         return any((one.get("attributes") or {}).get("pool") == {"string": pool} for one in devices)
     return False
@@ -103,11 +108,13 @@ def _device(gpu: GpuDevice) -> dict[str, Any]:
         },
         "allowMultipleAllocations": True,
     }
-    if gpu.taints:
-        device["taints"] = [
-            {"key": key, "value": _label(value), "effect": "NoSchedule"} for key, value in sorted(gpu.taints)
-        ]
-    return device
+    return device | taints_of(gpu.taints)
+
+
+def taints_of(taints: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return a device's taints as its field; nothing if there are none."""
+    made = [{"key": key, "value": _label(value), "effect": "NoSchedule"} for key, value in sorted(taints)]
+    return {"taints": made} if made else {}
 
 
 def _capacity(left: int, whole: int, unit: str) -> dict[str, Any]:

@@ -183,11 +183,11 @@ class DeviceWatch(Watch):
 
     def _take_slices(self, seen: Observation) -> None:
         if seen.whole:
-            self._publisher.forget_others({_node_of(item) for item in seen.objects})
+            self._publisher.forget_others({_name_of(item) for item in seen.objects})
             ours = [item for item in seen.objects if slices.is_of_pool(item, self.cluster.pool.name)]
-            self._publisher.inherit({_node_of(item) for item in ours})
+            self._publisher.inherit({_name_of(item) for item in ours})
         for item in seen.objects:
-            self._publisher.compare(_node_of(item), str(item["metadata"]["resourceVersion"]))
+            self._publisher.compare(_name_of(item), str(item["metadata"]["resourceVersion"]))
 
     def _is_there(self, row: DeviceClaim) -> bool:
         """Return True if the ResourceClaim exists now, by a live read. Raises Unreachable, Refused."""
@@ -207,5 +207,5 @@ class DeviceWatch(Watch):
         logger.info("cluster %s: %s: %s", self.cluster.name, kind, text)
 
 
-def _node_of(item: requests.Thing) -> str:
-    return str((item.get("spec") or {}).get("nodeName"))
+def _name_of(item: requests.Thing) -> str:
+    return str(item["metadata"]["name"])

@@ -7,7 +7,7 @@ container (init containers first), a device is `uuid,type,MiB,cores`.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from apps.clusters.formats import pods
+from apps.clusters.formats import mig_resources, pods
 from apps.clusters.formats.asks import WHOLE, Ask, Share, Unreadable
 from apps.clusters.formats.guarded import Guarded
 from apps.clusters.formats.wishes import Selection, Wishes, split, without
@@ -22,7 +22,7 @@ PRIORITY = "nvidia.com/priority"
 RESOURCES = (COUNT, *SHARING, PRIORITY)
 USE_MODEL, NOT_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 USE_UUID, NOT_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
-MODE, SHARED_MODE = "nvidia.com/vgpu-mode", "hami-core"
+MODE, SHARED_MODE, MIG_MODE = "nvidia.com/vgpu-mode", "hami-core", "mig"
 NUMA = "nvidia.com/numa-bind"
 INDEXES = ("nvidia.com/use-gpuindex", "nvidia.com/nouse-gpuindex")
 POLICIES = ("hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy", "hami.io/device-scoring-weights")
@@ -92,7 +92,7 @@ def wishes(pod: pods.Pod) -> Wishes:
     unmet = list(_unmet(said))
     if any(pods.amount(container, PRIORITY) is not None for container in pods.lasting_containers(pod)):
         unmet.append(f"{PRIORITY} is not followed: give the pod a PriorityClass.")
-    return Wishes(selection, unmet=tuple(unmet), impossible=tuple(_impossible(said)))
+    return Wishes(selection, unmet=tuple(unmet), impossible=tuple(_impossible(pod, said)))
 
 
 def _ask(pod: pods.Pod, container: pods.Container) -> Ask | None:
@@ -130,10 +130,21 @@ def _unmet(said: Mapping[str, str]) -> Iterator[str]:
             yield f"{key} is not followed: it is not known here."
 
 
-def _impossible(said: Mapping[str, str]) -> Iterator[str]:
+def _impossible(pod: pods.Pod, said: Mapping[str, str]) -> Iterator[str]:
     mode = said.get(MODE, SHARED_MODE)
-    if SHARED_MODE not in mode:
+    if MIG_MODE in mode and SHARED_MODE not in mode:
+        yield (
+            f"{MODE} is {mode[: pods.LONGEST]}, and {MEMORY} names no profile: ask for an instance by its profile, as "
+            f"{mig_resources.PREFIX}2g.20gb: 1, or leave {MODE} out for a share in the way of {SHARED_MODE}."
+        )
+    elif SHARED_MODE not in mode:
         yield f"{MODE} is {mode[: pods.LONGEST]}: here a GPU is shared in the way of {SHARED_MODE} only."
+    if profile := mig_resources.single_strategy_profile(pod):
+        resource = f"{mig_resources.PREFIX}{profile.replace('+', '.')}"
+        yield (
+            f"{mig_resources.PRODUCT} names GPUs of which {COUNT} is a MIG instance of {profile}, and here it is a "
+            f"whole GPU: ask {resource}: 1, and leave {mig_resources.PRODUCT} out."
+        )
     if said.get(NUMA, "").lower() in ("1", "t", "true"):
         yield f"{NUMA} is set: GPUs are not chosen by NUMA node; leave it out."
     for key in sorted(said):

@@ -13,14 +13,20 @@ class NotAsItRuns(Conflict, code="not-as-it-runs", title="Cannot be taken over")
     """The pod's shares cannot be recorded in the ledger as they are."""
 
 
-def place_on(claim: Claim, gpus: Sequence[Gpu]) -> None:
-    """Assign the new claim, in the transaction that created it. Raises NotAsItRuns and what a commit raises."""
-    pick = commits.Pick(claim, tuple(sorted(gpu.pk for gpu in gpus)))
+def place_on(claim: Claim, gpus: Sequence[Gpu], *, start: int | None = None) -> None:
+    """Assign the new claim, in the transaction that created it. Raises NotAsItRuns and what a commit raises.
+
+    `start`: the first memory slice of a claim with a MIG instance, if it is given.
+    """
+    pick = commits.Pick(claim, tuple(sorted(gpu.pk for gpu in gpus)), start=start)
     outcome = commits.commit([pick], fence=lambda: None)
     for _, error in outcome.failed:
         raise error
     for _, refused in outcome.refused:
         raise NotAsItRuns("; ".join(reason.detail for reason in refused.reasons))
+    if outcome.lost and start is not None:
+        where = f"GPU {gpus[0].index} has no room for an instance of {claim.profile} at slice {start}, or is not ready."
+        raise NotAsItRuns(where)
     if outcome.lost:
         raise no_room((gpu.index, gpu.core_free, gpu.memory_free_mib) for gpu in gpus)
 

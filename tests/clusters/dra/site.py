@@ -27,11 +27,11 @@ class Site:
     # Set where there are webhooks.
     take_webhooks_away: Callable[[], None]
 
-    def __init__(self, plane: ControlPlane, cast: Cast, *, gpus: int = 1) -> None:
+    def __init__(self, plane: ControlPlane, cast: Cast, *, gpus: int = 1, **facts: Any) -> None:
         self.client: Client = plane.client()
         self.cast = cast
         self.name = f"t-{uuid.uuid4().hex[:8]}"
-        self.machine = Machine(self.name, cast.pool, gpus=gpus)
+        self.machine = Machine(self.name, cast.pool, gpus=gpus, **facts)
         Node.objects.filter(pk=self.machine.node.pk).update(kubernetes_node=self.name, dra=True)
         add_node(self.client, self.name, gpus=gpus, units=96)
         add_namespace(self.client, self.name)

@@ -251,9 +251,9 @@ def test_slices_are_written_when_they_change_and_after_others(cast: Cast, cluste
     ]
     assert publisher.publish() == 0
     # Our own write comes back; somebody else's is newer.
-    publisher.compare(NODE, str(api.version))
+    publisher.compare(slices.name_slice(NODE), str(api.version))
     assert publisher.publish() == 0
-    publisher.compare(NODE, str(api.version + 1))
+    publisher.compare(slices.name_slice(NODE), str(api.version + 1))
     assert publisher.publish() == 1
     Gpu.objects.filter(pk=machine.gpu().pk).update(unhealthy="XID 79")
     assert publisher.publish() == 1
@@ -335,17 +335,17 @@ def test_a_slice_that_an_earlier_process_has_left_is_removed(cast: Cast, cluster
     assert slices.is_of_pool(thing, cluster.pool.name)
     assert not slices.is_of_pool(thing, "another")
     later = Publisher(cluster, api)
-    later.inherit({NODE})
+    later.inherit({slices.name_slice(NODE)})
     later.publish()
     assert path in api.things
     # Somebody changes the slice at the moment at which the node is no longer a driver's.
-    later.compare(NODE, str(api.version + 1))
+    later.compare(slices.name_slice(NODE), str(api.version + 1))
     Node.objects.update(dra=False)
     later.publish()
     assert path not in api.things
     api.things[path] = thing
     last = Publisher(cluster, api)
-    last.inherit({NODE})
+    last.inherit({slices.name_slice(NODE)})
     last.publish()
     assert path not in api.things
 

@@ -17,7 +17,7 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import MigInstances
 from apps.scheduling.core.mig import core_percent
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import Isolation
+from apps.scheduling.models.claim import RESOURCE_CLAIM, Isolation
 from apps.scheduling.services.fleet.devices import mig_state
 from gpucloud.errors import Conflict, Invalid
 
@@ -32,7 +32,7 @@ REFUSED: dict[str, str] = {
     "exclusion": "An instance is shared with no other claim: leave exclusion out.",
     "group": "Claims of a group have no instances: make single claims.",
     "reservation": "Reservations hold shares of whole GPUs: make the claim outside of the reservation.",
-    "pod": "Pods and ResourceClaims get shares of whole GPUs only: ask for one there.",
+    "pod": "Pods get shares of whole GPUs only: ask for an instance by a ResourceClaim (docs/dra.md).",
 }
 
 
@@ -88,7 +88,8 @@ def with_profile(pool: Pool, given: Mapping[str, Any]) -> dict[str, Any]:
     NotWithHardIsolation, NoMigGpu, UnknownProfile, ProfileTooSmall.
     """
     inside = given.get("instance_of") is not None
-    _refuse_fields(given, REFUSED_INSIDE | INSIDE_TOO if inside else REFUSED)
+    asked = given if inside or not _is_resource_claim(given) else {**given, "pod": None}
+    _refuse_fields(asked, REFUSED_INSIDE | INSIDE_TOO if inside else REFUSED)
     values = {**given, "isolation": Isolation.HARD, "rebalance": False}
     if inside or (name := given.get("profile")) is None:
         return values
@@ -108,6 +109,10 @@ def with_profile(pool: Pool, given: Mapping[str, Any]) -> dict[str, Any]:
             memory_mib=memory_mib,
         )
     return {**values, "core_request": core, "memory_mib": memory_mib}
+
+
+def _is_resource_claim(given: Mapping[str, Any]) -> bool:
+    return (given.get("pod") or {}).get("kind") == RESOURCE_CLAIM
 
 
 def with_smallest(pool: Pool, filled: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, member_limits
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
+from apps.scheduling.core.mig import Mig
 from apps.scheduling.core.values import Reason, Refused
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import IN_QUEUE
@@ -53,6 +54,8 @@ class Pick:
     gpus: tuple[int, ...]
     # The picks of one group are placed all or none.
     group: tuple[int, str, int] | None = None
+    # The first memory slice of its MIG instance, where another scheduler chose it.
+    start: int | None = None
 
     @property
     def charged(self) -> bool:
@@ -285,7 +288,7 @@ class _Transaction:
         for gpu in found:
             mig = mig_state(gpu.mig, used.get(gpu.pk, 0), ready=True, static=gpu.node.pool.mig == MigInstances.STATIC)
             profile = mig.find(pick.claim.profile) if mig is not None else None
-            if mig is None or profile is None or (start := mig.choose(profile.name)) is None:
+            if mig is None or profile is None or (start := _choose_start(mig, profile.name, pick.start)) is None:
                 return False
             self._instances[pick.claim.pk, gpu.pk] = {
                 "mig_start": start, "mig_size": profile.size, **isolation.room_for_others(pick.claim),
@@ -298,6 +301,13 @@ class _Transaction:
         for pick in picks:
             (kept if holds(pick) else self.lost).append(pick)
         return kept
+
+
+def _choose_start(mig: Mig, profile: str, given: int | None) -> int | None:
+    """Return the first slice of the instance: the given one, or the cheapest; None if it is not free."""
+    if given is None:
+        return mig.choose(profile)
+    return given if given in mig.free_starts(profile) else None
 
 
 def _lock_for_charges(picks: Sequence[Pick]) -> None:
