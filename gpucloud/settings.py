@@ -119,6 +119,9 @@ SESSION_LIFETIME_SECONDS = 3600 * environment.number("SESSION_HOURS", 12, least=
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS_ONLY
+# By this prefix, no other host of the domain, such as a notebook's, can have set a cookie of these names (RFC 6265bis).
+COOKIE_PREFIX = "__Host-" if HTTPS_ONLY else ""
+SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"{COOKIE_PREFIX}sessionid", f"{COOKIE_PREFIX}csrftoken"
 # Health checks come from this machine, past the proxy, and contain no secret. Browsers use HTTPS for a year without
 # being redirected; other names of the domain are not included.
 SECURE_HSTS_SECONDS = 365 * 86400 if HTTPS_ONLY else 0

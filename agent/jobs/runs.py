@@ -368,6 +368,11 @@ class Runs:
         state = self._states.get(uid)
         return run if state is not None and state.state == "running" else None
 
+    def owner_of(self, uid: str) -> int:
+        """Return the number of the tenant of a running run; 0 if it does not run here."""
+        run = self._find_running(uid)
+        return 0 if run is None else run.owner
+
     def connect_notebook(self, uid: str) -> socket.socket:
         """Return a connection to a run's notebook. Raises NoNotebook, OSError."""
         run = self._find_running(uid)

@@ -16,7 +16,7 @@ from agent.logs import log
 if TYPE_CHECKING:
     from agent.jobs.runs import Runs
 
-# At a time: a browser has a few for pages and files, and one for each open kernel.
+# At a time: a browser has a few for pages and files, and one for each open kernel. The tenants share those of a node.
 MOST_OF_NODE, MOST_OF_RUN = 256, 64
 CHUNK_BYTES = 32 << 10
 CLOSE_REFUSED = 4409
@@ -35,7 +35,7 @@ class Streams:
         """Connect this tunnel with the run's notebook, and carry both ways until one of them closes."""
         self._open[run_uid] += 1
         try:
-            if self._open.total() > MOST_OF_NODE or self._open[run_uid] > MOST_OF_RUN:
+            if self._open[run_uid] > MOST_OF_RUN:
                 raise NoNotebook("The notebook has too many connections: close some of its tabs.")
             reader, writer = await asyncio.open_unix_connection(
                 sock=self._runs.connect_notebook(run_uid), limit=CHUNK_BYTES

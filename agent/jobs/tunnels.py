@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from agent import wire
+from agent.jobs.slots import FairSlots
 from agent.jobs.streams import MOST_OF_NODE, Streams
 from agent.jobs.terminals import NoTerminal, Terminal, decode_asked, decode_resized
 from agent.logs import log
@@ -22,7 +23,7 @@ from agent.server.rest import is_loopback
 if TYPE_CHECKING:
     from agent.jobs.runs import Runs
 
-# Of this node at a time.
+# Terminals of this node at a time.
 MOST_TUNNELS = 32
 MOST_MESSAGE_BYTES = 64 << 10
 FIRST_SECONDS = 15.0
@@ -30,6 +31,8 @@ FIRST_SECONDS = 15.0
 DRAIN_SECONDS = 0.5
 KEEPALIVE_SECONDS = 20.0
 CLOSE_REFUSED = 4409
+TOO_MANY_TERMINALS = "Your tenant has its part of this node's terminals open: close one of them."
+TOO_MANY_STREAMS = "Your tenant has its part of this node's connections to notebooks: close some tabs."
 
 
 class Tunnels:
@@ -40,20 +43,31 @@ class Tunnels:
         self._url = f"ws{server.removeprefix('http')}/ws/tunnel/"
         self.credential = ""
         self._open: set[asyncio.Task[None]] = set()
-        self._streams, self._streaming = Streams(runs), set[asyncio.Task[None]]()
+        self._streams = Streams(runs)
+        self._terminal_slots, self._stream_slots = FairSlots(MOST_TUNNELS), FairSlots(MOST_OF_NODE)
+        # Connections that only tell a client that there is no slot.
+        self._refusal_slots = FairSlots(MOST_OF_NODE)
 
     def dial(self, frame: wire.Tunnel) -> None:
-        """Open this tunnel."""
-        tasks, most = (self._streaming, MOST_OF_NODE) if frame.stream else (self._open, MOST_TUNNELS)
-        # Those above the bound are told so, until they are too many for that.
-        if len(tasks) > 2 * most:
-            log.warning("tunnel-not-opened", run=frame.run_uid, reason="too many are open")
-            return
-        task = asyncio.ensure_future(self._serve(frame))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        """Open this tunnel, or tell its client that its tenant has too many; a flood of them is not answered."""
+        owner = self._runs.owner_of(frame.run_uid)
+        slots = self._stream_slots if frame.stream else self._terminal_slots
+        fits = slots.take(owner)
+        if not fits:
+            slots = self._refusal_slots
+            if not slots.take(owner):
+                log.warning("tunnel-not-opened", run=frame.run_uid, reason="too many are open")
+                return
 
-    async def _serve(self, frame: wire.Tunnel) -> None:
+        def forget(task: asyncio.Task[None]) -> None:
+            self._open.discard(task)
+            slots.give_back(owner)
+
+        task = asyncio.ensure_future(self._serve(frame, fits=fits))
+        self._open.add(task)
+        task.add_done_callback(forget)
+
+    async def _serve(self, frame: wire.Tunnel, *, fits: bool) -> None:
         try:
             async with connect(
                 self._url,
@@ -72,6 +86,9 @@ class Tunnels:
                 compression=None,
                 proxy=None if is_loopback(self._url) else True,
             ) as socket:
+                if not fits:
+                    await socket.close(CLOSE_REFUSED, TOO_MANY_STREAMS if frame.stream else TOO_MANY_TERMINALS)
+                    return
                 serve = self._streams.serve if frame.stream else self._open_terminal
                 await serve(frame.run_uid, socket)
         except (OSError, TimeoutError, WebSocketException) as error:
@@ -79,8 +96,6 @@ class Tunnels:
 
     async def _open_terminal(self, run_uid: str, socket: ClientConnection) -> None:
         try:
-            if len(self._open) > MOST_TUNNELS:
-                raise NoTerminal(f"This node has {MOST_TUNNELS} terminals open: close one of them.")
             async with asyncio.timeout(FIRST_SECONDS):
                 asked = decode_asked(await socket.recv())
             terminal = await self._runs.open_terminal(run_uid, asked.command, {"TERM": asked.term})

@@ -1,24 +1,30 @@
 """Admission of requests at a notebook's host: by their origin, and by the entry in their cookie."""
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 from uuid import UUID
 
 from channels.db import database_sync_to_async
 from django.conf import settings
+from django.db import DatabaseError
+from redis.exceptions import RedisError
 
 from apps.notebooks import entries, hosts, policy
 from apps.notebooks.entries import Entry, NotEntered
 from apps.notebooks.pages import Refused, Send
-from apps.tunnels.rights import Opening
+from apps.tunnels.rights import JobDoesNotRun, Opening
 from gpucloud import hints
 
 # Exchanges a ticket for the cookie; nothing of Jupyter is below it.
 ENTRANCE = "/.gpucloud/enter"
 # A right that is taken away counts within this time.
 REMEMBERED_SECONDS, MOST_REMEMBERED = 2.0, 1000
+# While something lasts, a right that is taken away, or the run's end, ends it within this time.
+ASK_AGAIN_SECONDS = 10.0
 FOREIGN = "A page of another origin has made the browser ask this: open the notebook from its page in the console."
 
 _remembered: dict[Entry, tuple[float, Opening]] = {}
@@ -66,6 +72,18 @@ async def check(entry: Entry, scope: dict[str, Any], *, is_use: bool) -> Opening
         _remembered.clear()
     _remembered[entry] = now, opening
     return opening
+
+
+async def watch(entry: Entry, opening: Opening, scope: dict[str, Any], is_used: Callable[[], bool]) -> None:
+    """Ask again and again, until the person's rights, their session or the run end. Raises as `check`."""
+    while True:
+        await asyncio.sleep(ASK_AGAIN_SECONDS)
+        try:
+            present = await check(entry, scope, is_use=is_used())
+        except (DatabaseError, RedisError, OSError):
+            continue  # nothing is known to have changed
+        if present.run_uid != opening.run_uid:
+            raise JobDoesNotRun("The run has ended.")
 
 
 async def enter(uid: UUID | None, scope: dict[str, Any], send: Send) -> None:

@@ -11,7 +11,9 @@ from django.db import DatabaseError
 from redis.exceptions import RedisError
 
 from apps.notebooks import admission, policy
+from apps.notebooks.entries import Entry
 from apps.notebooks.pages import Receive, Refused, Send, refusal_of, send_refusal
+from apps.notebooks.slots import FairSlots
 from apps.notebooks.streams import connections
 from apps.tunnels.rights import Opening
 from gpucloud.errors import GpucloudError
@@ -22,6 +24,10 @@ MOST_UPLOAD_BYTES = 512 << 20
 TIMEOUTS = {"connect": 20.0, "pool": 30.0, "write": 120.0, "read": 600.0}
 # A browser that reads nothing for so long is not a slow one.
 READS_WITHIN_SECONDS = 600.0
+# Requests that one server process answers at a time; a tunnel's window of memory each.
+MOST_OF_SERVER = 1024
+
+slots = FairSlots(MOST_OF_SERVER, "requests")
 
 
 class Gone(Exception):
@@ -38,14 +44,16 @@ async def serve(uid: UUID | None, scope: dict[str, Any], receive: Receive, send:
             # It would see the tickets of those who enter after it.
             raise Refused(403, "A notebook has no service workers.")
         is_use = scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        _, opening = await admission.admit(uid, scope, is_use=is_use)
+        entry, opening = await admission.admit(uid, scope, is_use=is_use)
         if scope["method"] not in METHODS:
             raise Refused(405, "A notebook takes no such method.")
         body = Body(scope, receive)
+        slots.check(opening.job.tenant_id)
     except (Refused, GpucloudError, DatabaseError, RedisError, OSError) as error:
         await send_refusal(send, refusal_of(error))
         return
-    await _forward(opening, scope, body, send)
+    with slots.taken(opening.job.tenant_id):
+        await _forward(entry, opening, scope, body, send)
 
 
 class Body:
@@ -82,25 +90,35 @@ class Body:
             pass
 
 
-async def _forward(opening: Opening, scope: dict[str, Any], body: Body, send: Send) -> None:
-    """Exchange request and answer; stop when the browser hangs up."""
-    tasks = [asyncio.ensure_future(_exchange(opening, scope, body, send)), asyncio.ensure_future(body.await_end())]
+async def _forward(entry: Entry, opening: Opening, scope: dict[str, Any], body: Body, send: Send) -> None:
+    """Exchange request and answer; stop when the browser hangs up, or the person may no more."""
+    begun = asyncio.Event()
+    coroutines = (
+        _exchange(opening, scope, body, send, begun),
+        body.await_end(),
+        admission.watch(entry, opening, scope, lambda: False),
+    )
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
-        exchanged, _ = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(exchanged, Exception) and not isinstance(exchanged, Gone):
-        # In the middle of an answer: the server closes the connection.
-        raise exchanged
+        exchanged, _, watched = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(watched, GpucloudError) and not begun.is_set():
+        await send_refusal(send, refusal_of(watched))
+        return
+    for ended in (exchanged, watched):
+        if isinstance(ended, Exception) and not isinstance(ended, Gone):
+            # In the middle of an answer: the server closes the connection.
+            raise ended
 
 
-async def _exchange(opening: Opening, scope: dict[str, Any], body: Body, send: Send) -> None:
+async def _exchange(opening: Opening, scope: dict[str, Any], body: Body, send: Send, begun: asyncio.Event) -> None:
     target = scope.get("raw_path") or quote(scope["path"]).encode()
     target += b"?" + scope["query_string"] if scope["query_string"] else b""
     url = httpcore.URL(scheme=b"http", host=b"localhost", port=80, target=target)
-    headers, is_begun = policy.to_jupyter(scope["headers"], opening.run_uid), False
+    headers = policy.to_jupyter(scope["headers"], opening.run_uid)
     try:
         async with (
             connections(opening) as pool,
@@ -110,14 +128,14 @@ async def _exchange(opening: Opening, scope: dict[str, Any], body: Body, send: S
             ) as answer,
         ):  # fmt: skip
             begin = {"type": "http.response.start", "status": answer.status}
+            begun.set()
             await send({**begin, "headers": policy.to_browser(answer.headers)})
-            is_begun = True
             async for piece in answer.aiter_stream():
                 async with asyncio.timeout(READS_WITHIN_SECONDS):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, Refused) as error:
-        if is_begun:
+        if begun.is_set():
             raise
         refused = error if isinstance(error, Refused) else Refused(*_words_of(error))
         is_page = policy.find(scope["headers"], b"sec-fetch-mode") == "navigate"

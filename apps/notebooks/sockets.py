@@ -18,24 +18,24 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from apps.notebooks import admission, policy
 from apps.notebooks.entries import Entry
 from apps.notebooks.pages import Receive, Refused, Send
+from apps.notebooks.slots import FairSlots
 from apps.notebooks.streams import Stream
 from apps.tunnels.ends import Ended
-from apps.tunnels.rights import Opening
+from apps.tunnels.rights import JobDoesNotRun, Opening
 from gpucloud.errors import GpucloudError
 
 logger = logging.getLogger(__name__)
 
-# Of one notebook in one server process.
-MOST_SOCKETS = 32
+# Of one notebook in one server process, and of all: each may hold one message of the size below.
+MOST_SOCKETS, MOST_OF_SERVER = 32, 256
 # Of one message, which a websocket of the server's has to hold; Jupyter's own default from browsers is the same.
 MOST_MESSAGE_BYTES = 10 << 20
 CHUNK_BYTES, OPEN_SECONDS, READS_WITHIN_SECONDS = 32 << 10, 20.0, 600.0
-# A right that is taken away, or the run's end, closes it within this time.
-ASK_AGAIN_SECONDS = 10.0
 # RFC 6455: policy, too big; and what a program may not say.
 POLICY, TOO_BIG, GOING_AWAY, NOT_TO_SEND = 1008, 1009, 1001, {1004, 1005, 1006, 1015}
 
 _open: Counter[UUID] = Counter()
+slots = FairSlots(MOST_OF_SERVER, "connections to kernels and terminals")
 
 
 async def serve(uid: UUID | None, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -45,12 +45,14 @@ async def serve(uid: UUID | None, scope: dict[str, Any], receive: Receive, send:
         entry, opening = await admission.admit(uid, scope, is_use=False)
         if _open[opening.job.uid] >= MOST_SOCKETS:
             raise Refused(503, "too many")
+        slots.check(opening.job.tenant_id)
     except (Refused, GpucloudError, DatabaseError, RedisError, OSError):
         await send({"type": "websocket.close", "code": POLICY})
         return
     _open[opening.job.uid] += 1
     try:
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(slots.taken(opening.job.tenant_id))
             jupyter = await _connect(opening, scope, stack)
             await send({"type": "websocket.accept", "subprotocol": jupyter.subprotocol})
             code, why = await _relay(Relay(entry, opening, scope, jupyter), receive, send)
@@ -155,17 +157,16 @@ class Relay:
 
     async def watch(self) -> None:
         """End with the person's rights, their session, and the run. Raises Closed."""
-        while True:
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
-            is_use, self._is_used = self._is_used, False
-            try:
-                present = await admission.check(self._entry, self._scope, is_use=is_use)
-            except GpucloudError as error:
-                raise Closed(POLICY, error.detail) from error
-            except (DatabaseError, RedisError, OSError):
-                continue  # nothing is known to have changed
-            if present.run_uid != self._opening.run_uid:
-                raise Closed(GOING_AWAY, "The run has ended.")
+        try:
+            await admission.watch(self._entry, self._opening, self._scope, self._take_used)
+        except JobDoesNotRun as error:
+            raise Closed(GOING_AWAY, error.detail) from error
+        except GpucloudError as error:
+            raise Closed(POLICY, error.detail) from error
+
+    def _take_used(self) -> bool:
+        is_used, self._is_used = self._is_used, False
+        return is_used
 
 
 class Closed(Exception):

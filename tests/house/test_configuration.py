@@ -85,6 +85,20 @@ def test_browsers_are_told_to_come_by_https_only_where_it_is(https_only: str, se
     assert asked.stdout.strip() == seconds
 
 
+@pytest.mark.parametrize(("https_only", "prefix"), [("1", "__Host-"), ("0", "")])
+def test_no_other_host_of_the_domain_can_set_the_consoles_cookies(https_only: str, prefix: str) -> None:
+    names = "settings.SESSION_COOKIE_NAME, settings.CSRF_COOKIE_NAME, settings.SESSION_COOKIE_SECURE"
+    asked = subprocess.run(
+        [sys.executable, "-c", f"from gpucloud import settings; print({names})"],
+        cwd=ROOT,
+        env=os.environ | {"HTTPS_ONLY": https_only},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout.split() == [f"{prefix}sessionid", f"{prefix}csrftoken", str(https_only == "1")]
+
+
 @pytest.mark.parametrize("file", REQUIREMENTS)
 def test_each_requirement_is_pinned_and_has_a_reason(file: str) -> None:
     for line in (ROOT / file).read_text().splitlines():
