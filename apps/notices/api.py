@@ -31,13 +31,17 @@ class NoticeSettingsSerializer(Strict):
     preempted = _when(NoticeKind.PREEMPTED)
     idle = _when(NoticeKind.IDLE)
     node_lost = _when(NoticeKind.NODE_LOST)
+    job_succeeded = _when(NoticeKind.JOB_SUCCEEDED)
+    job_failed = _when(NoticeKind.JOB_FAILED)
+    job_stopped = _when(NoticeKind.JOB_STOPPED)
     budget = _when(NoticeKind.BUDGET)
     request = _when(NoticeKind.REQUEST)
     budget_percent = serializers.ChoiceField(
         choices=BudgetPercent.choices, required=False, help_text="Least threshold of a budget that is told."
     )
     all_claims = serializers.BooleanField(
-        required=False, help_text="True: of all claims of the person's tenants; false: of those that they made."
+        required=False,
+        help_text="True: of all claims and jobs of the person's tenants; false: of those that they made.",
     )
     quiet_hours = serializers.CharField(
         required=False,

@@ -10,8 +10,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from apps.notices.choosing import mail_link, unsubscribe_path
-from apps.notices.expanding import zone_of
 from apps.notices.models import Mail, Notice, NoticeKind, NoticeSettings
+from apps.notices.timing import zone_of
 
 # Lines of one mail; the rest is counted.
 MOST_LINES = 50

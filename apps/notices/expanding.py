@@ -3,21 +3,19 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from django.db import transaction
 from django.utils import timezone
 
-from apps.notices.models import KIND_OF, URGENT, Notice, NoticeKind, NoticeSettings, When
+from apps.jobs.models import Job
+from apps.notices.models import KIND_OF, Notice, NoticeSettings
+from apps.notices.timing import due_at
 from apps.quotas.models import EventKind, Tenant
 from apps.quotas.models.tenant import Membership
 from apps.quotas.models.webhook import PEOPLE, DeliveryState, WebhookDelivery
 from apps.quotas.services.webhooks.formats.words import Event, words_of
 from apps.scheduling.models import Claim
-from gpucloud import schedules
 
 # Events of one transaction: a lost rack is a thousand.
 AT_ONCE = 500
@@ -80,39 +78,18 @@ def _members(tenants: Iterable[Tenant]) -> dict[int | None, list[NoticeSettings]
 
 
 def _makers(events: Iterable[Event]) -> dict[str, int | None]:
-    uids = {str(claim["uid"]) for event in events if (claim := event.data.get("claim"))}
-    return {str(uid): user for uid, user in Claim.objects.filter(uid__in=uids).values_list("uid", "user_id")}
+    """Return who made each claim and job, by its uid."""
+    claims = Claim.objects.filter(uid__in=_uids(events, "claim")).values_list("uid", "user_id")
+    jobs = Job.objects.filter(uid__in=_uids(events, "job")).values_list("uid", "user_id")
+    return {str(uid): user for uid, user in (*claims, *jobs)}
+
+
+def _uids(events: Iterable[Event], part: str) -> set[str]:
+    return {str(about["uid"]) for event in events if (about := event.data.get(part))}
 
 
 def _concerns(one: NoticeSettings, event: Event, makers: dict[str, Any]) -> bool:
     if event.kind == EventKind.BUDGET_THRESHOLD:
         return int(event.data["threshold_percent"]) >= one.budget_percent
-    claim = event.data.get("claim")
-    return claim is None or one.all_claims or makers.get(str(claim["uid"])) == one.user_id
-
-
-def due_at(one: NoticeSettings, kind: str, when: str, now: datetime) -> datetime:
-    """Return when a line may be mailed: now or at the hour of the digest, and after the quiet hours."""
-    due = _next_digest(one, now) if when == When.DIGEST else now
-    if not one.quiet_hours or (when == When.NOW and one.urgent_passes and NoticeKind(kind) in URGENT):
-        return due
-    quiet = quiet_of(one)
-    # A window that never closes would keep everything for ever.
-    return quiet.closes_at(due) or due
-
-
-def quiet_of(one: NoticeSettings) -> schedules.Schedule:
-    """Return the quiet hours, in the person's own time zone if they name none."""
-    found = schedules.parse(one.quiet_hours)
-    return found if len(one.quiet_hours.split()) == 3 else replace(found, zone=zone_of(one))
-
-
-def zone_of(one: NoticeSettings) -> ZoneInfo:
-    """Return the person's time zone."""
-    return ZoneInfo(one.user.time_zone or "UTC")
-
-
-def _next_digest(one: NoticeSettings, now: datetime) -> datetime:
-    local = now.astimezone(zone_of(one))
-    today = local.replace(hour=one.digest_hour, minute=0, second=0, microsecond=0)
-    return today if today > local else today + timedelta(days=1)
+    about = event.data.get("job") or event.data.get("claim")
+    return about is None or one.all_claims or makers.get(str(about["uid"])) == one.user_id

@@ -1,9 +1,9 @@
 """Mails of waiting lines: made once for each line, and sent under a lease.
 
 1. Lines of events are written (`expanding`).
-2. Each person's due lines become one mail, under the lock of the person's choices.
-3. Each mail is leased, sent, and marked; a killed sender's mail is due again when its lease ends, under the same
-   Message-ID: SMTP has no way to ask whether it arrived.
+2. Each person's due lines become one mail, under the lock of the person's choices; in quiet hours, those that pass.
+3. Each mail is leased, sent, and marked, or put off to the end of quiet hours; a killed sender's mail is due again when
+   its lease ends, under the same Message-ID: SMTP has no way to ask whether it arrived.
 """
 
 import logging
@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from apps.notices import expanding
+from apps.notices import expanding, timing
 from apps.notices.composing import MOST_LINES, compose
 from apps.notices.models import URGENT, Mail, MailState, Notice, NoticeSettings
 from apps.quotas.models import User
@@ -48,10 +48,13 @@ def send_notices() -> int:
 @transaction.atomic
 def _gather(user: int, now: datetime) -> Mail | None:
     """Put the person's due lines into one mail; None if another worker does, or the last mail was a moment ago."""
-    choices = NoticeSettings.objects.select_for_update(skip_locked=True).filter(user=user).first()
+    rows = NoticeSettings.objects.select_for_update(of=("self",), skip_locked=True).select_related("user")
+    choices = rows.filter(user=user).first()
     if choices is None:
         return None
     waiting = Notice.objects.filter(user=user, mail=None, due_at__lte=now)
+    if timing.quiet_until(choices, now):
+        waiting = waiting.filter(kind__in=timing.passing(choices))
     pause = URGENT_PAUSE if waiting.filter(kind__in=URGENT).exists() else PAUSE
     if not waiting.exists() or (choices.last_mail_at and now < choices.last_mail_at + pause):
         return None
@@ -93,11 +96,22 @@ def _send(key: int) -> bool:
 
 @transaction.atomic
 def _lease(key: int) -> Mail | None:
-    """Return the mail under a lease; None if it is gone or another worker has it."""
+    """Return the mail under a lease; None if it is gone, another worker has it, or quiet hours put it off."""
     now = timezone.now()
     rows = Mail.objects.select_for_update(of=("self",), skip_locked=True).select_related("user")
     mail = rows.filter(pk=key, state=MailState.PENDING, next_attempt_at__lte=now).first()
+    if mail and (quiet_until := _quiet_until(mail, now)):
+        mail.change(next_attempt_at=quiet_until)
+        return None
     return mail and mail.change(attempts=mail.attempts + 1, next_attempt_at=now + LEASE)
+
+
+def _quiet_until(mail: Mail, now: datetime) -> datetime | None:
+    """Return when the quiet hours end that keep the mail; None if it may go."""
+    choices = NoticeSettings.objects.select_related("user").filter(user=mail.user).first()
+    if choices is None or mail.is_test or mail.notices.filter(kind__in=timing.passing(choices)).exists():
+        return None
+    return timing.quiet_until(choices, now)
 
 
 def _readable(user: User) -> "QuerySet[Notice]":

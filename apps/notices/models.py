@@ -19,6 +19,9 @@ class NoticeKind(models.TextChoices):
     PREEMPTED = "preempted", _("A claim will lose or has lost its GPUs")
     IDLE = "idle", _("A claim is idle")
     NODE_LOST = "node_lost", _("A node is lost")
+    JOB_SUCCEEDED = "job_succeeded", _("A job or notebook has succeeded")
+    JOB_FAILED = "job_failed", _("A job or notebook has failed")
+    JOB_STOPPED = "job_stopped", _("A job or notebook was stopped")
     BUDGET = "budget", _("A budget is spent to a threshold")
     REQUEST = "request", _("A quota request was answered")
 
@@ -29,6 +32,9 @@ EVENTS = {
     NoticeKind.PREEMPTED: (EventKind.CLAIM_PREEMPTION_NOTICE, EventKind.CLAIM_PREEMPTED),
     NoticeKind.IDLE: (EventKind.CLAIM_IDLE,),
     NoticeKind.NODE_LOST: (EventKind.CLAIM_UNREACHABLE, EventKind.NODE_LOST),
+    NoticeKind.JOB_SUCCEEDED: (EventKind.JOB_SUCCEEDED,),
+    NoticeKind.JOB_FAILED: (EventKind.JOB_FAILED,),
+    NoticeKind.JOB_STOPPED: (EventKind.JOB_STOPPED,),
     NoticeKind.BUDGET: (EventKind.BUDGET_THRESHOLD,),
     NoticeKind.REQUEST: (EventKind.QUOTA_REQUEST_DECIDED,),
 }
@@ -64,6 +70,9 @@ class NoticeSettings(Row):
     preempted = _when()
     idle = _when()
     node_lost = _when()
+    job_succeeded = _when()
+    job_failed = _when()
+    job_stopped = _when()
     budget = _when()
     request = _when()
     budget_percent = models.PositiveSmallIntegerField(choices=BudgetPercent, default=80, db_default=80)

@@ -46,6 +46,7 @@ def open_terminal(page: Page, job: dict[str, Any]) -> Locator:
     page.goto(f"/jobs/{job['uid']}/")
     page.get_by_role("button", name="Open terminal").click()
     expect(page.get_by_role("status").filter(has_text="The terminal is open.")).to_be_visible()
+    expect(page.get_by_role("button", name="Open terminal")).to_be_hidden()
     return page.locator(".xterm-rows")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from apps.jobs.models import Job, JobState
+from apps.jobs.services import lifecycle
 from apps.notices import choosing, expanding, mailing
 from apps.notices.models import KIND_OF, Mail, Notice, NoticeKind, NoticeSettings
 from apps.quotas.models import AuditEvent, EventKind, Tenant, User, Webhook, WebhookDelivery
@@ -168,6 +170,69 @@ def test_quiet_hours_keep_what_is_not_urgent(cast: Cast, server: MailServer, clo
     clock.now = datetime(2026, 7, 2, 5, 0, tzinfo=UTC)
     assert mailing.send_notices() == 1
     assert "is idle" in server.came[1]["Subject"]
+
+
+def test_a_line_that_waits_for_the_pause_is_kept_when_quiet_hours_begin(
+    cast: Cast, server: MailServer, clock: Clock
+) -> None:
+    clock.now = datetime(2026, 7, 1, 21, 57, tzinfo=UTC)
+    chooses("max", idle="now", preempted="now", quiet_hours="daily 22:00-07:00 UTC")
+    tell(cast.acme, "claim.idle", "first")
+    assert mailing.send_notices() == 1
+    tell(cast.acme, "claim.idle", "second")
+    assert mailing.send_notices() == 0, "the last mail was a moment ago"
+    clock.now = datetime(2026, 7, 1, 22, 3, tzinfo=UTC)
+    assert mailing.send_notices() == 0, "quiet hours have begun"
+    # What passes does not take it along.
+    tell(cast.acme, "claim.preempted", "third")
+    assert mailing.send_notices() == 1
+    assert "second" not in server.text()
+    clock.now = datetime(2026, 7, 2, 7, 0, tzinfo=UTC)
+    assert mailing.send_notices() == 1
+    assert "second" in server.text()
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("claim.idle", False), ("claim.preempted", True)])
+def test_a_mail_is_not_tried_again_in_quiet_hours_unless_it_passes(
+    cast: Cast, server: MailServer, clock: Clock, kind: str, passes: bool
+) -> None:
+    clock.now = datetime(2026, 7, 1, 21, 59, 30, tzinfo=UTC)
+    chooses("max", idle="now", preempted="now", quiet_hours="daily 22:00-07:00 UTC")
+    tell(cast.acme, kind)
+    server.refusal = "451 try later"
+    assert mailing.send_notices() == 0
+    server.refusal = ""
+    clock.now = datetime(2026, 7, 1, 22, 1, tzinfo=UTC)
+    assert mailing.send_notices() == passes
+    mail = Mail.objects.get()
+    if not passes:
+        assert (mail.attempts, mail.next_attempt_at) == (1, datetime(2026, 7, 2, 7, 0, tzinfo=UTC))
+        choosing.send_test(principal=of_user(person("max")))
+        assert mailing.send_notices() == 1, "a test comes at once"
+        clock.now = datetime(2026, 7, 2, 7, 0, tzinfo=UTC)
+        assert mailing.send_notices() == 1
+    mail.refresh_from_db()
+    assert (mail.state, mail.attempts) == ("sent", 2)
+
+
+def test_the_end_of_a_job_is_told_as_each_person_chose(cast: Cast, server: MailServer) -> None:
+    job = Job.objects.create(
+        tenant=cast.acme, pool=cast.pool, name="train", command=["true"], state="waiting", user=person("max"),
+        created_by="user:max",
+    )  # fmt: skip
+    chooses("max", job_failed="now", all_claims=False)
+    chooses("anna", job_failed="now", all_claims=False)
+    lifecycle.end_job(job, JobState.FAILED, reason="exit code 3", exit_code=3)
+    assert mailing.send_notices() == 1
+    assert (server.to, server.came[0]["Subject"]) == (["max@example.org"], "[gpucloud] acme: Job train has failed")
+    assert "exit code 3" in server.text()
+    assert f"https://gpus.example.org/jobs/{job.uid}/" in server.text()
+    chooses("anna", job_stopped="now")
+    for state in (JobState.SUCCEEDED, JobState.STOPPED):
+        job.change(state="waiting", ended_at=None)
+        lifecycle.end_job(job, state, reason=None, exit_code=0)
+    assert mailing.send_notices() == 1
+    assert (server.to[-1], server.came[-1]["Subject"]) == ("anna@example.org", "[gpucloud] acme: Job train was stopped")
 
 
 def test_the_longest_quiet_hours_stop_nobodys_notices(cast: Cast, server: MailServer, clock: Clock) -> None:

@@ -39,6 +39,26 @@ def test_choices_are_saved_and_shown(max_: Client) -> None:
     assert "daily 22:00-07:00" in text(max_.get("/account/notices/"))
 
 
+def test_who_never_chose_sees_suggestions_and_is_told_nothing_before_saving(max_: Client, settings: Any) -> None:
+    page = max_.get("/account/notices/")
+    assert "Nothing is mailed to you yet." in text(page)
+    shown = page.context["form"].initial
+    assert {kind for kind in NoticeKind.values if shown[kind] == "now"} == {
+        "preempted", "node_lost", "job_failed", "budget",
+    }  # fmt: skip
+    assert not NoticeSettings.objects.exists()
+    max_.post("/account/notices/", {**FORM, "job_failed": "digest"})
+    page = max_.get("/account/notices/")
+    assert "Nothing is mailed to you yet." not in text(page)
+    assert (page.context["form"].initial["preempted"], page.context["form"].initial["job_failed"]) == ("off", "digest")
+    # No suggestion that could not be saved.
+    NoticeSettings.objects.all().delete()
+    settings.EMAIL_HOST = ""
+    page = max_.get("/account/notices/")
+    assert "Nothing is mailed to you yet." not in text(page)
+    assert page.context["form"].initial["preempted"] == "off"
+
+
 def test_a_wrong_window_is_told_beside_its_field(max_: Client) -> None:
     answer = max_.post("/account/notices/", {**FORM, "quiet_hours": "at night"})
     assert (answer.status_code, "is no day" in text(answer)) == (422, True)

@@ -57,6 +57,11 @@ def event(kind: str, name: str = "train-7", **more: Any) -> Event:
     data: dict[str, Any] = {"tenant": "acme", "why": name}
     if kind.startswith("claim."):
         data |= {"claim": {"uid": UID, "name": name, **share}, "at": moment, "since": moment, "release_at": None}
+    elif kind.startswith("job."):
+        data |= {
+            "job": {"uid": UID, "name": name, "pool": "default", "kind": "job", "exit_code": 3},
+            "why": "exit code 3",
+        }
     elif kind.startswith("reservation."):
         data |= {"reservation": {"uid": UID, "name": name, **share}}
     elif kind.startswith("node."):

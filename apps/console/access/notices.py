@@ -26,6 +26,11 @@ from gpucloud.errors import GpucloudError, Missing
 
 NAMES = (*NoticeKind.values, "budget_percent", "all_claims", "quiet_hours", "urgent_passes", "digest_hour")
 
+# What most people want to know at once. Nothing is mailed before they save it.
+SUGGESTED = dict.fromkeys(
+    (NoticeKind.PREEMPTED, NoticeKind.NODE_LOST, NoticeKind.JOB_FAILED, NoticeKind.BUDGET), When.NOW
+)
+
 
 class NoticesForm(VersionedForm):
     """When each kind is mailed, to whom it concerns, and quiet hours."""
@@ -36,10 +41,17 @@ class NoticesForm(VersionedForm):
     node_lost = choice(
         NoticeKind.NODE_LOST.label, When.choices, _("Urgent. Members learn of their claims, operators of each node.")
     )
+    job_succeeded = choice(NoticeKind.JOB_SUCCEEDED.label, When.choices)
+    job_failed = choice(NoticeKind.JOB_FAILED.label, When.choices)
+    job_stopped = choice(
+        NoticeKind.JOB_STOPPED.label,
+        When.choices,
+        _("By a person, by its rule for unused notebooks, or with its claim."),
+    )
     budget = choice(NoticeKind.BUDGET.label, When.choices)
     request = choice(NoticeKind.REQUEST.label, When.choices)
     budget_percent = choice(_("Thresholds of budgets"), BudgetPercent.choices)
-    all_claims = switch(_("Claims of others"), _("Also of claims that other members of my tenants made."))
+    all_claims = switch(_("Of others"), _("Also of claims and jobs that other members of my tenants made."))
     quiet_hours = forms.CharField(
         label=_("Quiet hours"),
         required=False,
@@ -82,8 +94,23 @@ class NoticesPage(FormPage):
         return str(self.row.user.get_username())
 
     def form(self, data: Any = None) -> NoticesForm:
-        """Return the form with the reader's choices."""
-        return NoticesForm(data, initial={name: getattr(self.row, name) for name in (*NAMES, "version")})
+        """Return the form with the reader's choices; with suggestions, if they never chose."""
+        initial = {name: getattr(self.row, name) for name in (*NAMES, "version")}
+        return NoticesForm(data, initial=initial | (SUGGESTED if self.are_suggested else {}))
+
+    @property
+    def are_suggested(self) -> bool:
+        """True for a person who never chose, and to whom mail can go."""
+        return not self.row.pk and not self.refusal
+
+    @property
+    def refusal(self) -> str:
+        """Reason why no mail can go to the reader; empty if it can."""
+        try:
+            choosing.require_address(self.row.user)
+        except choosing.NoAddress as error:
+            return gettext(error.detail)
+        return ""
 
     def act(self, form: NoticesForm) -> NoticeSettings:
         """Store the choices."""
@@ -99,14 +126,10 @@ class NoticesPage(FormPage):
     def more_context(self) -> dict[str, Any]:
         """Return the address and the last mail, or why there can be none."""
         user = self.row.user
-        try:
-            choosing.require_address(user)
-            refusal = ""
-        except choosing.NoAddress as error:
-            refusal = gettext(error.detail)
         return {
             "address": user.email,
-            "refusal": refusal,
+            "refusal": self.refusal,
+            "are_suggested": self.are_suggested,
             "last": Mail.objects.filter(user=user).order_by("-pk").first(),
         }
 

@@ -38,6 +38,12 @@ class NotebookForm(JobForm):
         for name in ("after", "array_size", "at_once", "retries"):
             del self.fields[name]
         self.fields["name"].initial = "notebook"
+        self.fields["image"].help_text = _(
+            "A container image that has Jupyter, with its registry. Empty: the node's own."
+        )
+        self.fields["git_url"].help_text = _(
+            "Cloned into the working directory before Jupyter starts; without a password."
+        )
         self.order_fields(["tenant", "name", "pool", "core_request", "memory_mib", "idle_minutes", "command"])
 
 

@@ -22,6 +22,7 @@ BESIDE: Final = {"webhook-url": "url", "webhook-events": "events"}
 # Events by subject: a title, and the prefixes of their names.
 GROUPS: Final = (
     (_("Claims"), ("claim.",)),
+    (_("Jobs"), ("job.",)),
     (_("Quotas, requests, budgets"), ("quota.", "quota_request.", "budget.")),
     (_("Reservations"), ("reservation.",)),
     (_("Nodes"), ("node.",)),

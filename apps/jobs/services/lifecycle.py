@@ -12,8 +12,10 @@ from django.utils import timezone
 from apps.jobs.hints import job_changed_on_commit
 from apps.jobs.models import MOST_BYTES_OF_COMMAND, Job, JobKind, JobState
 from apps.jobs.services.source import NOTHING, Source
+from apps.quotas.models import EventKind
 from apps.quotas.principals import SYSTEM, Principal
 from apps.quotas.services import audit
+from apps.quotas.services.webhooks.outbox import tell
 from apps.scheduling.models import ClaimState
 from apps.scheduling.services.claims.lifecycle import create_claim, raise_frames, release_claim
 from apps.scheduling.services.claims.spec import ClaimSpec
@@ -21,6 +23,11 @@ from apps.scheduling.services.fleet.devices import RUNS_IMAGES, RUNS_JOBS
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
 
+EVENT_OF = {
+    JobState.SUCCEEDED: EventKind.JOB_SUCCEEDED,
+    JobState.FAILED: EventKind.JOB_FAILED,
+    JobState.STOPPED: EventKind.JOB_STOPPED,
+}
 # A run ends a little after its limit: SIGTERM, ten seconds, SIGKILL.
 SECONDS_TO_END = 60
 # Once on its node, an image is there; a pull may take so long (agent/jobs/container.py).
@@ -148,8 +155,15 @@ def end_job(job: Job, state: JobState, *, reason: str | None, exit_code: int | N
     job.change(state=state, reason=reason, exit_code=exit_code, ended_at=now, run_result=None)
     job_changed_on_commit(job.uid)
     audit.record(SYSTEM, "job.end", job, before=before, after={"state": state, "exit_code": exit_code, "why": reason})
+    tell(EVENT_OF[state], tenant=job.tenant, job=_facts(job), why=reason)
     if job.claim is not None and job.claim.state != ClaimState.RELEASED:
         job.claim = release_claim(principal=SYSTEM, claim=job.claim, why=f"job {job.name} has ended")
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """Return the job as its events have it."""
+    names = ("uid", "name", "kind", "state", "exit_code", "runs", "array_index", "created_by", "started_at", "ended_at")
+    return {"pool": job.pool.name, **{name: getattr(job, name) for name in names}}
 
 
 def begin_again(job: Job, *, reason: str, counts: bool) -> None:

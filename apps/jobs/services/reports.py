@@ -37,7 +37,7 @@ def observe(node: Node, states: Sequence[wire.JobState]) -> None:
 def _lock_run(node: Node, run_uid: str) -> Job | None:
     """Return the locked job of a run on this node; None if it has none, or has another one by now."""
     there = Assignment.objects.filter(gpu__node=node).values("claim")
-    jobs = Job.objects.open().select_for_update(of=("self",)).select_related("tenant", "claim")
+    jobs = Job.objects.open().select_for_update(of=("self",)).select_related("tenant", "pool", "claim")
     return jobs.filter(run_uid=run_uid, claim__in=there).first()
 
 
@@ -110,7 +110,7 @@ def follow() -> int:
 
 @transaction.atomic
 def _follow_one(pk: int) -> bool:
-    job = Job.objects.select_for_update(of=("self",)).select_related("tenant", "claim").get(pk=pk)
+    job = Job.objects.select_for_update(of=("self",)).select_related("tenant", "pool", "claim").get(pk=pk)
     claim = job.claim
     if claim is None or not job.is_open:
         return False

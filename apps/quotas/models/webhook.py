@@ -40,6 +40,9 @@ class EventKind(models.TextChoices):
         _("A claim gets less compute than its request although its programs want more."),
     )
     CLAIM_GUARANTEE_MET = "claim.guarantee_met", _("A claim gets its requested compute again, or wants less.")
+    JOB_SUCCEEDED = "job.succeeded", _("A job or notebook has ended by itself, with exit code 0.")
+    JOB_FAILED = "job.failed", _("A job or notebook has failed: its last try, its claim, or what it waited for.")
+    JOB_STOPPED = "job.stopped", _("A job or notebook was stopped: by a person, by its idle rule, or with its claim.")
     QUOTA_EXCEEDED = "quota.exceeded", _("A quota was lowered below its use.")
     QUOTA_REQUEST_DECIDED = "quota_request.decided", _("A request for more was answered, or what it granted has ended.")
     BUDGET_THRESHOLD = "budget.threshold", _("80, 95 or 100 percent of a budget are spent.")

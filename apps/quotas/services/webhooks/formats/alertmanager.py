@@ -27,6 +27,7 @@ ENDS: Final[dict[str, tuple[str, ...]]] = {
     EventKind.CLAIM_IDLE: (EventKind.CLAIM_AWAKE, *STOPPED),
     EventKind.CLAIM_UNREACHABLE: (EventKind.CLAIM_REACHABLE, *GONE),
     EventKind.CLAIM_BELOW_GUARANTEE: (EventKind.CLAIM_GUARANTEE_MET, *STOPPED),
+    EventKind.JOB_FAILED: (),
     EventKind.QUOTA_EXCEEDED: (),
     EventKind.QUOTA_REQUEST_DECIDED: (),
     EventKind.BUDGET_THRESHOLD: (),
@@ -99,10 +100,11 @@ def _labels(begin: str, event: Event) -> dict[str, str]:
     data = event.data
     name = "".join(part.capitalize() for part in begin.replace("_", ".").split("."))
     severity = words_of(Event(begin, event.at, data)).severity
-    claim, reservation = data.get("claim") or {}, data.get("reservation") or {}
+    job, claim, reservation = (data.get(part) or {} for part in ("job", "claim", "reservation"))
     facts = {
         "tenant": data.get("tenant"),
-        "pool": data.get("pool") or claim.get("pool") or reservation.get("pool"),
+        "pool": data.get("pool") or job.get("pool") or claim.get("pool") or reservation.get("pool"),
+        "job": job.get("uid"),
         "claim": claim.get("uid"),
         "reservation": reservation.get("uid"),
         "node": data.get("node") if begin.startswith("node.") else None,

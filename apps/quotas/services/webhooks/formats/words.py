@@ -36,6 +36,9 @@ TITLES: Final[dict[str, tuple[str, str]]] = {
     EventKind.CLAIM_REACHABLE: ("The node of claim {0} is back", INFO),
     EventKind.CLAIM_BELOW_GUARANTEE: ("Claim {0} gets less compute than its request", WARNING),
     EventKind.CLAIM_GUARANTEE_MET: ("Claim {0} gets its requested compute again", INFO),
+    EventKind.JOB_SUCCEEDED: ("Job {0} has succeeded", INFO),
+    EventKind.JOB_FAILED: ("Job {0} has failed", WARNING),
+    EventKind.JOB_STOPPED: ("Job {0} was stopped", INFO),
     EventKind.QUOTA_EXCEEDED: ("A quota of {0} is below its use", WARNING),
     EventKind.QUOTA_REQUEST_DECIDED: ("A quota request was answered: {0}", INFO),
     EventKind.BUDGET_THRESHOLD: ("{0} of a budget are spent", WARNING),
@@ -87,15 +90,19 @@ def words_of(event: Event) -> Words:
 def subject(event: Event) -> str:
     """Return the name of the event's subject."""
     data = event.data
-    if claim := data.get("claim"):
-        return plain(claim.get("name") or claim.get("uid"))
-    if reservation := data.get("reservation"):
-        return plain(reservation.get("name") or reservation.get("uid"))
+    if about := _about(data):
+        return plain(about.get("name") or about.get("uid"))
     if event.kind == EventKind.QUOTA_REQUEST_DECIDED:
         return plain((data.get("request") or {}).get("state"))
     if event.kind == EventKind.BUDGET_THRESHOLD:
         return f"{plain(data.get('threshold_percent'))} %"
     return plain(data.get("node") or data.get("resource") or "")
+
+
+def _about(data: Data) -> Data:
+    """Return the facts of the job, claim or reservation that the event is about."""
+    found: Data = next((data[part] for part in ("job", "claim", "reservation") if data.get(part)), {})
+    return found
 
 
 def plain(value: Any, most: int = MOST) -> str:
@@ -130,6 +137,7 @@ def link(event: Event) -> str:
 
 # Page of the console, and the fact that names its object: the first that is there.
 PAGES: Final[list[tuple[str, str, str | None]]] = [
+    ("job", "job", "uid"),
     ("claim", "claim", "uid"),
     ("reservation", "reservation", "uid"),
     ("request", "request", "uid"),
@@ -137,10 +145,6 @@ PAGES: Final[list[tuple[str, str, str | None]]] = [
     ("webhook", "webhook", None),
     ("tenant", "tenant", None),
 ]
-
-
-def _of(part: str, name: str) -> Callable[[Data], Any]:
-    return lambda data: (data.get(part) or {}).get(name)
 
 
 def _moment(name: str) -> Callable[[Data], Any]:
@@ -162,7 +166,7 @@ def _share(data: Data) -> str:
 # At most ten: a Slack section shows no more.
 FACTS: Final[list[tuple[str, Callable[[Data], Any]]]] = [
     ("Tenant", lambda data: data.get("tenant")),
-    ("Pool", lambda data: data.get("pool") or _of("claim", "pool")(data) or _of("reservation", "pool")(data)),
+    ("Pool", lambda data: data.get("pool") or _about(data).get("pool")),
     ("Share", _share),
     ("Node", lambda data: data.get("node")),
     ("At", _moment("at")),
