@@ -43,4 +43,5 @@ async def build(
         jobs=settings.jobs is not None or UNSET,
         images=settings.jobs_engine is not None or UNSET,
         tunnels=settings.jobs is not None or UNSET,
+        shared_instances=True,
     )

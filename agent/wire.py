@@ -128,6 +128,7 @@ class Hello(Frame, frozen=True, kw_only=True):
     jobs: bool | UnsetType = UNSET  # True: it can start the programs of jobs. Left out if it cannot.
     images: bool | UnsetType = UNSET  # True: in containers, too. Likewise.
     tunnels: bool | UnsetType = UNSET  # True: it knows `Tunnel`. Left out by an older agent.
+    shared_instances: bool | UnsetType = UNSET  # True: it knows `Assignment.shared`. Likewise.
 
 
 class Observation(Record, frozen=True, kw_only=True):

@@ -295,6 +295,7 @@ def hello(
         suspend=True if can else msgspec.UNSET,
         move=True if can else msgspec.UNSET,
         restart=True,
+        shared_instances=True,
         carry=carry or msgspec.UNSET,
         backends=list(backends) or msgspec.UNSET,
         host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,

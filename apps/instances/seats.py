@@ -37,14 +37,27 @@ class NoRoomInInstance(Conflict, code="no-room", title="The instance has no room
 
 def drive() -> int:
     """Place the claims that wait, end those whose instance has ended; return the number of changes. May run twice."""
+    openers = Claim.objects.filter(instance_of__isnull=True, own_core__isnull=False)
+    return _follow(openers) + each(_live().filter(state__in=WAITING).order_by("-priority", "pk"), seat)
+
+
+def follow_on_commit(opener: Claim) -> None:
+    """End what is in the claim's instance with it, as soon as this transaction is committed; else `drive` does."""
+    rows = Claim.objects.filter(pk=opener.pk)
+    transaction.on_commit(lambda: _follow(rows), robust=True)
+
+
+def _follow(openers: QuerySet[Claim]) -> int:
+    """End or queue again the claims in instances of these that have ended; return their number."""
+    gone = openers.exclude(GOES_BACK).filter(state__in=(ClaimState.RELEASING, ClaimState.RELEASED))
+    done = each(_live().filter(instance_of__in=gone.values("uid")).order_by("pk"), _end)
+    back = _live().filter(state__in=PLACED, instance_of__in=openers.filter(GOES_BACK).values("uid"))
+    return done + each(back.order_by("pk"), _requeue)
+
+
+def _live() -> QuerySet[Claim]:
     inside = Claim.objects.filter(instance_of__isnull=False).select_related("tenant")
-    live = inside.exclude(state__in=(ClaimState.RELEASING, ClaimState.RELEASED))
-    gone = Claim.objects.filter(instance_of__isnull=True, own_core__isnull=False).exclude(GOES_BACK)
-    gone = gone.filter(state__in=(ClaimState.RELEASING, ClaimState.RELEASED))
-    done = each(live.filter(instance_of__in=gone.values("uid")).order_by("pk"), _end)
-    back = Claim.objects.filter(GOES_BACK, own_core__isnull=False)
-    done += each(live.filter(state__in=PLACED, instance_of__in=back.values("uid")).order_by("pk"), _requeue)
-    return done + each(live.filter(state__in=WAITING).order_by("-priority", "pk"), seat)
+    return inside.exclude(state__in=(ClaimState.RELEASING, ClaimState.RELEASED))
 
 
 def _end(claim: Claim) -> bool:
@@ -129,6 +142,11 @@ def _find_obstacle(item: Assignment | None) -> str:
     if item is None or item.state == AssignmentState.RELEASING or item.claim.preempt_at is not None:
         return "The claim whose instance it is to use has none at present"
     node = item.gpu.node
+    if not node.shared_instances:
+        return (
+            f"The agent of node {node.name}, on which its instance is, is too old to run several claims in one: it is "
+            "to be upgraded"
+        )
     if item.gpu.state != "ready" or node.state != "ready":
         return f"GPU {item.gpu.index} of node {node.name}, on which its instance is, takes no claims at present"
     return ""

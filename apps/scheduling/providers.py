@@ -98,6 +98,9 @@ class InstanceSeats(Protocol):
     def seat(self, claim: Claim) -> bool:
         """Place a new claim in the instance that it names; return False and record why it waits if there is no room."""
 
+    def follow_on_commit(self, opener: Claim) -> None:
+        """End the claims in this claim's instance after the commit, which ends it or queues it again."""
+
     def resize(self, claim: Claim, assignments: Sequence[Assignment]) -> None:
         """Take more of the instance for new limits of a claim in it. Raises Conflict if there is no room."""
 

@@ -1,5 +1,6 @@
 """Contents of $DEMO_DIR, and its permissions."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from deploy.embedded.places import private_directory
 
+# In an agent's run directory: the MIG instances that it made (`agent/rundir.py`).
+INSTANCES = "instances.json"
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it, closed to others
 
 
@@ -91,10 +94,18 @@ class State:
     def clear_runs(self) -> None:
         """Remove the run directories, as a reboot does; call it while nothing runs.
 
-        Programs of jobs outlive their agents. They end when the directories of their runs are gone.
+        Programs of jobs outlive their agents. They end when the directories of their runs are gone. A reboot removes
+        MIG instances, too, but the simulated driver's nodes outlive this: so does the record of who made them.
         """
-        for place in (self._runs(), *self.root.glob("nodes/*-jobs")):
+        for place in (*self._runs().glob("*"), *self.root.glob("nodes/*-jobs")):
+            record = place / INSTANCES
+            kept = record.read_bytes() if record.is_file() else None
             shutil.rmtree(place, ignore_errors=True)
+            if kept is not None:
+                private_directory(place)
+                record.write_bytes(kept)
+        with contextlib.suppress(OSError):  # not empty
+            self._runs().rmdir()
 
     def lock(self) -> int:
         """Lock the directory for this process.

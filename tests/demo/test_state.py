@@ -17,4 +17,18 @@ def test_a_stop_removes_runs_and_keeps_what_the_next_start_needs(tmp_path: Path)
     state.clear_runs()
     assert not any(run.exists() for run in runs)
     assert (node / "agent.json").exists()
+    assert not runs[0].parent.exists(), "nothing is left in memory"
     assert state.secret_key() == key
+
+
+def test_a_node_keeps_the_record_of_its_instances_which_its_simulated_driver_keeps_too(tmp_path: Path) -> None:
+    state = State(tmp_path / "demo")
+    state.root.mkdir(mode=0o700, exist_ok=True)
+    run = state.run_directory("sim-1")
+    (run / "claims").mkdir(parents=True)
+    (run / "instances.json").write_text("[]")
+    state.clear_runs()
+    assert [path.name for path in run.iterdir()] == ["instances.json"]
+    (run / "instances.json").unlink()
+    state.clear_runs()
+    assert not run.exists()

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from agent import wire
 from apps.instances import seats
+from apps.nodes.models import Node
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
@@ -133,6 +134,43 @@ def test_limits_change_live_within_the_instance(cast: Cast, machine: Machine, op
     machine.obey()
     assert room(opener) == (24, 71168 - 25 * GIB)
     assert_books_agree()
+
+
+def test_they_end_with_it_as_soon_as_that_is_committed(
+    cast: Cast, machine: Machine, opener: Claim, django_capture_on_commit_callbacks: Any
+) -> None:
+    """Without waiting for the next of the runs every two seconds."""
+    placed, waits = inside(cast, opener, core=30), inside(cast, opener, core=30)
+    machine.obey()
+    with django_capture_on_commit_callbacks(execute=True):
+        release_claim(principal=SYSTEM, claim=opener)
+    assert not any(one.present for one in desired_state(machine.node).assignments)
+    for claim, state in ((placed, "releasing"), (waits, "released")):
+        claim.refresh_from_db()
+        assert claim.state == state
+    assert seats.drive() == 0
+
+
+def test_they_go_back_to_the_queue_with_it_as_soon_as_that_is_committed(
+    cast: Cast, machine: Machine, opener: Claim, django_capture_on_commit_callbacks: Any
+) -> None:
+    claim = inside(cast, opener)
+    machine.obey()
+    opener.refresh_from_db()
+    with django_capture_on_commit_callbacks(execute=True):
+        end_assignments(opener, preempt_at=timezone.now())
+    claim.refresh_from_db()
+    assert (claim.state, claim.preempt_at is None) == ("releasing", False)
+
+
+def test_an_agent_that_is_too_old_gets_no_claim_in_an_instance(cast: Cast, machine: Machine, opener: Claim) -> None:
+    """It would make an instance for each."""
+    Node.objects.update(shared_instances=False)
+    claim = inside(cast, opener)
+    assert (claim.state, claim.reasons[0]["code"]) == ("queued", "instance-not-ready")
+    assert "The agent of node mig1, on which its instance is, is too old" in claim.reasons[0]["detail"]
+    Node.objects.update(shared_instances=True)
+    assert seats.drive() == 1
 
 
 def test_its_end_is_that_of_the_claim_that_has_the_instance(cast: Cast, machine: Machine, opener: Claim) -> None:

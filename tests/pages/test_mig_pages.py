@@ -56,6 +56,60 @@ def test_a_claim_is_made_by_the_form(
     assert Claim.objects.get().profile == profile
 
 
+def test_a_claim_opens_its_instance_and_another_joins_it_by_the_form(
+    cast: Cast, divided: Machine, browser: SignIn
+) -> None:
+    part = {"profile": "3g.71gb", "own_core": 0, "own_memory_mib": "16 GiB"}
+    answer = browser("max").post("/claims/new/", {**FORM, **part, "name": "team"})
+    assert answer.status_code == 302, text(answer)
+    opener = Claim.objects.get()
+    assert (opener.own_core, opener.own_memory_mib, opener.core_request) == (0, 16384, 42)
+    run_round(cast.pool)
+    divided.obey()
+    page = text(browser("max").get("/claims/new/"))
+    assert f'<option value="{opener.uid}">acme/team: 3g.71gb, default</option>' in page
+    inside = {"instance_of": str(opener.uid), "isolation": "shared", "core_request": 20, "core_limit": 42}
+    said = text(browser("max").post("/claims/new/", {**FORM, **inside, "act": "estimate"}))
+    assert "instance of team (3g.71gb), which is charged with all of it: this claim is charged nothing." in said
+    assert "charged as 0 GPU-hours" in said
+    answer = browser("max").post("/claims/new/", {**FORM, **inside})
+    assert answer.status_code == 302, text(answer)
+    claim = Claim.objects.exclude(pk=opener.pk).get()
+    assert (claim.instance_of, claim.state, claim.core_limit, claim.charged_vgpus) == (opener.uid, "assigned", 42, 0)
+
+
+def test_only_ones_own_opened_instances_are_offered(cast: Cast, divided: Machine, browser: SignIn) -> None:
+    part = {"profile": "3g.71gb", "own_core": 12, "own_memory_mib": 16384, "tenant": "acme", "name": "secret"}
+    assert cast.max.post("claims/", part).status == 201
+    assert "secret" in text(browser("max").get("/claims/new/"))
+    give_plenty(cast.globex)
+    assert "secret" not in text(browser("gus").get("/claims/new/"))
+
+
+def test_the_preview_charges_the_whole_instance(divided: Machine, browser: SignIn) -> None:
+    for asked, percent in (({"profile": "3g.71gb"}, "42 %"), ({"isolation": "hard"}, "28 %")):
+        page = text(browser("max").post("/claims/new/", {**FORM, **asked, "act": "estimate"}))
+        assert "is charged with all of it, whoever uses it" in page
+        assert f'<td class="num"> {percent}</td>' in page
+    page = text(browser("max").post("/claims/new/", {**FORM, "profile": "9g.9gb", "act": "estimate"}))
+    assert "whoever uses it" not in page
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"own_core": 10, "profile": "3g.71gb"}, "Give own core and own memory together."),
+        ({"own_core": 10, "own_memory_mib": "1 GiB"}, "Name the profile of the instance that is to be opened."),
+    ],
+)
+def test_half_an_own_part_is_refused_at_its_field(
+    divided: Machine, browser: SignIn, part: dict[str, Any], words: str
+) -> None:
+    answer = browser("max").post("/claims/new/", {**FORM, **part})
+    assert answer.status_code == 422
+    assert words in text(answer)
+
+
 def test_what_an_instance_cannot_have_is_said_on_the_form(divided: Machine, browser: SignIn) -> None:
     answer = browser("max").post("/claims/new/", {**FORM, "isolation": "hard", "gpu_count": 2})
     assert answer.status_code == 422

@@ -12,6 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework.exceptions import ValidationError
 
+from apps.console.claims.instance_form import InstanceForm
 from apps.console.shell.amounts import MemoryField
 from apps.console.shell.forms import Group, ServiceForm, TenantForm, flatten, memory, moment, number
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
@@ -19,7 +20,6 @@ from apps.nodes.models import Gpu
 from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
-from apps.scheduling.api.instance_fields import PROFILE, PROFILE_WRONG
 from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
 from apps.scheduling.models.claim import MOST_WEIGHT, Isolation
 from gpucloud.schedules import MOST_LETTERS
@@ -73,21 +73,6 @@ class MoreForm(ServiceForm):
     affinity = label(_("Together with"), _("A label: your tenant’s claims that have it share a GPU."))
     anti_affinity = label(_("Apart from"), _("A label: your tenant’s claims that have it never share a GPU."))
     exclusion = label(_("Alone with"), _("A label: its GPUs carry only your tenant’s claims that have it."))
-    isolation = forms.ChoiceField(
-        label=_("Isolation"),
-        required=False,
-        choices=Isolation.choices,
-        help_text=_("A MIG instance is a boundary in hardware; it has at least the core request and the memory."),
-        widget=forms.Select(attrs={"class": "form-select"}),
-    )
-    profile = forms.CharField(
-        label=_("MIG profile"),
-        required=False,
-        max_length=40,
-        validators=[RegexValidator(PROFILE, PROFILE_WRONG)],
-        help_text=_("The instance’s profile, such as 2g.35gb: then it decides core and memory."),
-        widget=forms.TextInput(attrs={"class": "form-control", "autocomplete": "off"}),
-    )
     movable = forms.BooleanField(
         label=_("May move to other nodes"),
         required=False,
@@ -132,10 +117,13 @@ class MoreForm(ServiceForm):
         return values
 
 
-class ClaimForm(MoreForm, TenantForm):
+class ClaimForm(InstanceForm, MoreForm, TenantForm):
     """A new claim: the fields that most claims need, and folded ones; the API has a few fields more."""
 
-    groups = [Group(_("More: priority, time, labels, nodes"), tuple(MoreForm.base_fields), folded=True)]
+    groups = [
+        Group(_("More: priority, time, labels, nodes"), tuple(MoreForm.base_fields), folded=True),
+        Group(_("MIG instance"), tuple(InstanceForm.base_fields), folded=True),
+    ]
 
     gpu_count = number(_("GPUs"), most=64, help_text=_("Number of GPUs, each with the same share."), initial=1)
     core_request = number(_("Core request"), most=100, help_text=_("Percent of each GPU, guaranteed."), initial=25)
@@ -157,8 +145,7 @@ class ClaimForm(MoreForm, TenantForm):
         super().__init__(*args, principal=principal, **kwargs)
         self._keep_where_used("weight", SharingPolicy.WEIGHTED)
         self._keep_where_used("best_effort", SharingPolicy.PREEMPT)
-        if not Gpu.objects.filter(mig__isnull=False, present=True).exists():
-            del self.fields["isolation"], self.fields["profile"]
+        self.offer_instances(self._mine)
 
     def _keep_where_used(self, name: str, policy: SharingPolicy) -> None:
         """Add the names of the pools whose policy uses the field to its help; remove it if there are none."""
@@ -173,10 +160,13 @@ class ClaimForm(MoreForm, TenantForm):
     @property
     def service_arguments(self) -> dict[str, Any]:
         """The arguments for the service."""
-        values = {name: value for name, value in self.cleaned_data.items() if name not in MoreForm.base_fields}
+        apart = {*MoreForm.base_fields, *InstanceForm.base_fields}
+        values = {name: value for name, value in self.cleaned_data.items() if name not in apart}
         values["core_limit"] = values["core_limit"] or values["core_request"]
-        more = self.more_arguments
-        if more.get("isolation") == Isolation.HARD or "profile" in more:
+        more = self.more_arguments | self.instance_arguments
+        if "instance_of" in more:
+            more.pop("isolation", None)
+        elif more.get("isolation") == Isolation.HARD or "profile" in more:
             # The profile decides the limit, and if it is named, everything.
             decided = {"core_limit"} | ({"core_request", "memory_mib"} if "profile" in more else set())
             values = {name: value for name, value in values.items() if name not in decided}

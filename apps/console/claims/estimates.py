@@ -20,12 +20,15 @@ from apps.nodes.models import Gpu, Node
 from apps.nodes.models.gpu import WHOLE
 from apps.nodes.models.node import state_now
 from apps.quotas.models import Pool, Resource, ResourceQuota, Tenant
-from apps.quotas.models.resource import ZERO_WITHOUT_ROW
+from apps.quotas.models.resource import MIG, ZERO_WITHOUT_ROW, profile_of
 from apps.quotas.principals import Principal
 from apps.scheduling.core.metering import MILLIONTHS, price_at
+from apps.scheduling.models import Claim
 from apps.scheduling.models.share import amounts
 from apps.scheduling.services.charging.metering import PriceBook
+from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.fleet.reserved import microseconds
+from gpucloud.errors import GpucloudError
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
@@ -47,6 +50,11 @@ class Line:
     pool: Pool | None
     free: int | None
     wanted: int | None
+
+    @property
+    def profile(self) -> str | None:
+        """The MIG profile whose instances it counts; None: it is of another resource."""
+        return profile_of(self.resource)
 
     @property
     def is_short(self) -> bool:
@@ -79,10 +87,38 @@ class Estimate:
         self.currency = settings.CURRENCY
         values = {name: _typed(form, name) for name in ("gpu_count", "core_request", "memory_mib")}
         self._request: dict[str, int] | None = None if None in values.values() else values
+        self.opener: Claim | None = _typed(form, "instance_of") if "instance_of" in form.fields else None
+        self.profile, sized = self._instance(form)
+        if self.opener is not None:
+            self._request = {"gpu_count": 0, "core_request": 0, "memory_mib": 0}
+        elif sized is not None:
+            self._request = sized
         self._wanted = {} if self._request is None else _amounts(**self._request)
+        if self.profile and self.opener is None:
+            self._wanted[f"{MIG}{self.profile}"] = 1
         self.lines = list(self._lines(self.tenant, self.pool)) if self.tenant and self.pool else []
-        self.models = self._models(self.pool) if self.pool else []
+        is_share = self.profile is None and self.opener is None
+        self.models = self._models(self.pool) if self.pool and is_share else []
         self.yours = yours(principal, self.tenant) if self.tenant else None
+
+    def _instance(self, form: ClaimForm) -> tuple[str | None, dict[str, int] | None]:
+        """Return the profile that the claim would have, and its size; None for a share, and what is refused."""
+        if self.pool is None or "profile" not in form.fields or self.opener is not None:
+            return None, None
+        given = {"profile": _typed(form, "profile") or None, "isolation": _typed(form, "isolation")}
+        if not isolation.is_hard(given) or self._request is None:
+            return None, None
+        try:
+            # A profile that is named decides core and memory, whatever the form has there.
+            asked = {} if given["profile"] else self._request
+            found = isolation.with_smallest(self.pool, isolation.with_profile(self.pool, given | asked))
+        except GpucloudError:
+            return None, None
+        return found["profile"], {
+            "gpu_count": 1,
+            "core_request": found["core_request"],
+            "memory_mib": found["memory_mib"],
+        }
 
     @property
     def presets(self) -> list[tuple[str, "StrPromise"]]:
@@ -129,7 +165,7 @@ class Estimate:
         rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant).select_related("pool", "share")
         quotas = list(rows.order_by("pk"))
         covered = {quota.resource for quota in quotas}
-        for resource in Resource.values:
+        for resource in (*Resource.values, *(name for name in wanted if name.startswith(MIG))):
             for quota in quotas:
                 if quota.resource == resource and (wanted.get(resource) or resource in ZERO_WITHOUT_ROW):
                     yield Line(resource, quota.pool, quota.free, wanted.get(resource))

@@ -116,6 +116,8 @@ class Node(Row):
     jobs = models.BooleanField(default=False, db_default=False)
     # True if it can start them in containers, too.
     images = models.BooleanField(default=False, db_default=False)
+    # True: its agent can run several claims in one MIG instance.
+    shared_instances = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

@@ -212,6 +212,7 @@ def _facts_of(hello: wire.Hello) -> dict[str, Any]:
         "can_carry": hello.carry is True,
         "jobs": hello.jobs is True,
         "images": hello.images is True,
+        "shared_instances": hello.shared_instances is True,
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }

@@ -287,6 +287,8 @@ def release_claim(
     elif not end_assignments(claim, preempt_at=None, reasons=reasons):
         states.charge_to(claim, dict.fromkeys(claim.charged, 0), principal=principal)
         states.move(claim, ClaimState.RELEASED, reasons=reasons)
+    if claim.own_core is not None:
+        instance_seats.get().follow_on_commit(claim)
     return claim
 
 
@@ -298,6 +300,8 @@ def end_assignments(claim: Claim, **values: Any) -> bool:
     for assignment in assignments:
         assignment.change(state=AssignmentState.RELEASING, generation=assignment.generation + 1)
     states.move(claim, ClaimState.RELEASING, generation=claim.generation + 1, **values)
+    if claim.own_core is not None:
+        instance_seats.get().follow_on_commit(claim)
     raise_frames({assignment.gpu.node_id for assignment in assignments})
     return True
 
