@@ -5,7 +5,7 @@ from django.test import Client
 from apps.quotas.models import Organisation, OrganisationQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import organisations, tenants
-from tests.cast import Cast, ask, give_plenty
+from tests.cast import Cast, Machine, ask, give_plenty, placed
 from tests.pages.conftest import SignIn
 
 
@@ -82,3 +82,21 @@ def test_a_member_sees_its_own_branch_and_changes_nothing(cast: Cast, browser: S
     assert anna.get(f"/organisation-quotas/{quota.pk}/").status_code == 403
     for path in ("/organisations/", "/organisations/physics/", "/organisations/physics/remove/"):
         assert anna.post(path, {"slug": "x", "name": "X"}).status_code == 403
+
+
+def test_gpu_hours_are_shown_by_organisation(cast: Cast, browser: SignIn) -> None:
+    olga = browser("olga")
+    assert 'name="organisation"' not in text(olga, "/reports/")
+    give_plenty(cast.acme, cast.globex)
+    machine = Machine("gpu1", cast.pool).stay_online()
+    top = organisations.create_organisation(principal=SYSTEM, slug="university", name="University")
+    tenants.change_tenant(principal=SYSTEM, tenant=cast.acme, organisation=top)
+    for tenant in (cast.acme, cast.globex):
+        placed(cast, machine, tenant=tenant)
+    page = text(olga, "/reports/?by=organisation")
+    assert "/organisations/university/" in page
+    assert "Tenants without an organisation" in page
+    assert "/tenants/acme/" not in page
+    below = text(olga, "/reports/?organisation=university")
+    assert "/tenants/acme/" in below
+    assert "/tenants/globex/" not in below

@@ -13,6 +13,7 @@ from apps.accounting import tasks
 from apps.nodes.models import Sample, UsageFrame
 from apps.quotas.models import LedgerEntry, Price
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services import organisations, tenants
 from apps.quotas.services.prices import set_price
 from apps.scheduling.models import Claim, UsedHour
 from apps.scheduling.services.charging import metering
@@ -65,7 +66,8 @@ def test_a_resize_counts_from_its_moment(cast: Cast, machine: Machine, clock: Cl
     (row,) = report(cast.vera)["rows"]
     # 2 × 30 % for ten hours, then 2 × 50 % for one.
     assert row == {
-        "tenant": "acme", "pool": "default", "gpu_model": MODEL, "owner": None, "claim": None, "name": None,
+        "organisation": None, "tenant": "acme", "pool": "default", "gpu_model": MODEL, "owner": None, "claim": None,
+        "name": None,
         "gpu_hours_reserved": "7.000000", "gpu_hours_used": "0.000000",
         "cost_reserved": "17.5000", "cost_used": "0.0000", "gpu_hours_unpriced": "0.000000",
     }  # fmt: skip
@@ -330,3 +332,61 @@ def test_nobody_uses_more_than_the_whole_gpu_whatever_a_page_says(cast: Cast, ma
     clock.advance(minutes=2)
     tasks.roll_up_usage()
     assert UsedHour.objects.get().gpu_time_ms == 10_000
+
+
+def university(cast: Cast) -> None:
+    """Place acme in physics and globex in the university above; initech belongs to no organisation."""
+    top = organisations.create_organisation(principal=SYSTEM, slug="university", name="University")
+    part = organisations.create_organisation(principal=SYSTEM, slug="physics", name="Physics", parent=top)
+    for tenant, row in ((cast.acme, part), (cast.globex, top)):
+        tenants.change_tenant(principal=SYSTEM, tenant=tenant, organisation=row)
+
+
+def test_an_organisation_has_the_hours_and_the_cost_of_all_that_is_below_it(
+    cast: Cast, machine: Machine, clock: Clock
+) -> None:
+    price("2.00")
+    university(cast)
+    initech = tenants.create_tenant(principal=SYSTEM, slug="initech", name="Initech")
+    give_plenty(initech)
+    for tenant, core in ((cast.acme, 50), (cast.globex, 20), (initech, 10)):
+        placed(cast, machine, tenant=tenant, core_request=core)
+    clock.advance(hours=10)
+    found = report(cast.olga, "&by=organisation")
+    hours = [
+        (row["organisation"], row["tenant"], row["gpu_hours_reserved"], row["cost_reserved"]) for row in found["rows"]
+    ]
+    assert hours == [
+        (None, None, "1.000000", "2.0000"),
+        ("physics", None, "5.000000", "10.0000"),
+        ("university", None, "7.000000", "14.0000"),
+    ]
+    # The rows overlap; the total has each tenant once.
+    assert (found["total"]["gpu_hours_reserved"], found["total"]["cost_reserved"]) == ("8.000000", "16.0000")
+    assert found["total"] == report(cast.olga)["total"]
+    assert reserved(cast.olga, "&organisation=university") == 7
+    assert reserved(cast.olga, "&organisation=physics") == 5
+    # A tenant's members see its part of the organisations above it, and nothing of others.
+    mine = report(cast.vera, "&by=organisation")
+    assert [(row["organisation"], row["gpu_hours_reserved"]) for row in mine["rows"]] == [
+        ("physics", "5.000000"),
+        ("university", "5.000000"),
+    ]
+    assert reserved(cast.vera, "&organisation=university") == 5
+    assert cast.gus.get("reports/usage/?organisation=physics").status == 404
+
+
+def test_measured_hours_count_at_each_level(cast: Cast, machine: Machine, clock: Clock) -> None:
+    university(cast)
+    UsedHour.objects.create(tenant=cast.acme, pool=cast.pool, gpu_model=MODEL, hour=START, gpu_time_ms=1_800_000)
+    found = report(cast.olga, "&by=organisation&to=2026-07-01T00:00:00Z")
+    used_hours = {row["organisation"]: row["gpu_hours_used"] for row in found["rows"]}
+    assert used_hours == {"physics": "0.500000", "university": "0.500000"}
+    assert found["total"]["gpu_hours_used"] == "0.500000"
+
+
+def test_a_report_has_one_of_the_two_filters(cast: Cast) -> None:
+    answer = cast.olga.get("reports/usage/?tenant=acme&organisation=physics")
+    assert answer.code == "invalid-fields"
+    assert answer.body["errors"] == {"organisation": ["Give a tenant or an organisation, not both."]}
+    assert cast.olga.get("reports/usage/?organisation=nowhere").status == 404

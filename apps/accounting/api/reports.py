@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -19,20 +19,27 @@ from rest_framework.utils.urls import replace_query_param
 
 from apps.accounting.services.reports import usage_report
 from apps.quotas.api.views import ApiView
-from apps.quotas.models import Tenant
+from apps.quotas.models import Organisation, Tenant
+from apps.quotas.principals import Principal
+from apps.quotas.services.organisation_quotas import tenants_below
 from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
 from gpucloud.spreadsheets import escape_formula
 
 MOST_CLAIMS = 5000
-GROUPS = ["model", "person", "claim"]
+GROUPS = ["model", "organisation", "person", "claim"]
 Get = Callable[..., Response]
 
 
 class ReportRowSerializer(Strict):
-    """The use of GPUs of one model in one pool by one tenant (or by one person, or one claim)."""
+    """The use of GPUs of one model in one pool by one tenant (or by one person, one claim, or one organisation)."""
 
-    tenant = shown.text()
+    organisation = shown.text(
+        "With `by=organisation` only: all that is below it, so rows overlap, and `total` counts each tenant once. "
+        "Null: tenants without an organisation.",
+        null=True,
+    )
+    tenant = shown.text("Null with `by=organisation`.", null=True)
     pool = shown.text()
     gpu_model = shown.text()
     owner = shown.text(
@@ -41,7 +48,7 @@ class ReportRowSerializer(Strict):
     claim = shown.uid("With `by=claim` only.", null=True)
     name = shown.text("The claim's, with `by=claim` only.", null=True)
     gpu_hours_reserved = shown.text("core_request × GPUs × time on them.")
-    gpu_hours_used = shown.text("Measured, by whole hours; by model only.")
+    gpu_hours_used = shown.text("Measured, by whole hours; by model and by organisation only.")
     cost_reserved = shown.text()
     cost_used = shown.text()
     gpu_hours_unpriced = shown.text("The part of those reserved without a price.")
@@ -50,7 +57,7 @@ class ReportRowSerializer(Strict):
 class ReportTotalSerializer(ReportRowSerializer):
     """The sums of all rows."""
 
-    tenant = pool = gpu_model = owner = claim = name = None
+    organisation = tenant = pool = gpu_model = owner = claim = name = None
 
 
 class ReportDaySerializer(Strict):
@@ -117,8 +124,13 @@ class UsageQuestion(Question):
     from_ = serializers.DateTimeField(required=False, help_text="The beginning of this month, UTC, unless given.")
     to = serializers.DateTimeField(required=False, help_text="Now, unless given; 366 days after `from` at most.")
     tenant = serializers.CharField(required=False, help_text="Only this tenant; else all that you may see.")
+    organisation = serializers.SlugField(
+        required=False, help_text="Only tenants of this organisation and of all below it, as far as you may see them."
+    )
     by = serializers.ChoiceField(
-        choices=GROUPS, default="model", help_text="A row for each person too, or for each claim."
+        choices=GROUPS,
+        default="model",
+        help_text="A row for each person too, or for each claim; or for each organisation with all that is below it.",
     )
     limit = serializers.IntegerField(
         min_value=1,
@@ -129,7 +141,9 @@ class UsageQuestion(Question):
     after = serializers.UUIDField(required=False, help_text="By claim: only claims created after this one.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Check the page: only claims come in pages."""
+        """Check that there is one filter, and the page: only claims come in pages."""
+        if {"tenant", "organisation"} <= attrs.keys():
+            raise serializers.ValidationError({"organisation": ["Give a tenant or an organisation, not both."]})
         if attrs["by"] != "claim" and (beside := sorted({"after", "limit"} & attrs.keys())):
             raise serializers.ValidationError({name: ["Only with by=claim."] for name in beside})
         return attrs
@@ -160,9 +174,8 @@ class UsageReport(ReportView):
     def get(self, request: Request) -> Response:
         """Show the GPU-hours reserved and used of a period, their cost, their trend and a forecast."""
         values, now = UsageQuestion.read(request), timezone.now()
-        visible, slug = Tenant.objects.visible_to(self.principal), values.get("tenant")
         report = usage_report(
-            tenants=visible if slug is None else [get_object_or_404(visible, slug=slug)],
+            tenants=chosen_tenants(self.principal, values),
             begin=values.get("from") or first_of_month(now),
             end=values.get("to") or now,
             by=values["by"],
@@ -174,6 +187,20 @@ class UsageReport(ReportView):
         url = replace_all(request.build_absolute_uri(), more) if report["after"] else None
         headers = {"Link": f'<{url}>; rel="next"'} if url else None
         return Response(self.get_serializer({**report, "next": url}).data, headers=headers)
+
+
+def chosen_tenants(principal: Principal, values: Mapping[str, Any]) -> Iterable[Tenant]:
+    """Return the visible tenants that a report's question names: one, those of an organisation, or all.
+
+    Raises Http404.
+    """
+    visible = Tenant.objects.visible_to(principal)
+    if (slug := values.get("tenant")) is not None:
+        return [get_object_or_404(visible, slug=slug)]
+    if (slug := values.get("organisation")) is not None:
+        below = tenants_below(get_object_or_404(Organisation.objects.visible_to(principal), slug=slug))
+        return visible.filter(pk__in=below.order_by().values("pk"))
+    return visible
 
 
 def replace_all(url: str, parameters: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from django.utils import timezone
 from apps.accounting.services.trends import Days, Forecast
 from apps.quotas.models import Tenant
 from apps.quotas.principals import VIA
+from apps.quotas.services.organisation_quotas import organisations_above
 from apps.scheduling.core.metering import MILLIONTHS, PER_GPU_HOUR, Piece, Tariff, cost, price_at
 from apps.scheduling.models import Claim, UsedHour
 from apps.scheduling.services.charging.metering import (
@@ -75,11 +76,15 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The key of a row; it has an owner by person or claim, and a claim by claim only."""
+    """The key of a row; it has an owner by person or claim, and a claim by claim only.
 
-    tenant: str
+    By organisation it has an organisation instead of a tenant, or neither: tenants without one.
+    """
+
+    tenant: str | None
     pool: str
     gpu_model: str
+    organisation: str | None = None
     owner: str | None = None
     claim: str | None = None
     name: str | None = None
@@ -102,24 +107,40 @@ def _money(core_us_millionths: int) -> str:
 class _Count:
     """The sums of a report's rows and days."""
 
-    def __init__(self, by: str) -> None:
+    def __init__(self, by: str, tenants: Iterable[Tenant]) -> None:
         self.by, self.book = by, PriceBook()
         self.sums = defaultdict[Line, Sums](Sums)
+        # Organisations count what is below them: their rows overlap, so the sum of all is counted beside.
+        self.total = Sums()
         self.days = Days()
+        self._above = organisations_above(tenants) if by == "organisation" else {}
 
     def reserve(self, claims: Iterable[MeteredClaim]) -> None:
         """Add what claims held."""
         for item in claims:
             for piece in item.pieces:
-                self.sums[_line(item, piece, self.by)].reserve(piece, self.book.tariff(piece.model, item.pool_id))
+                tariff = self.book.tariff(piece.model, item.pool_id)
+                for sums in self._of(_line(item, piece, self.by)):
+                    sums.reserve(piece, tariff)
                 self.days.reserve(piece)
 
     def use(self, hours: Iterable["Used"]) -> None:
         """Add what was used, which is known by model only."""
         for used in hours:
             self.days.use(used.hour_us, used.core_us)
-            if self.by == "model":
-                self.sums[used.line].use(used, self.book.tariff(used.line.gpu_model, used.pool_id))
+            if self.by in ("model", "organisation"):
+                tariff = self.book.tariff(used.line.gpu_model, used.pool_id)
+                for sums in self._of(used.line):
+                    sums.use(used, tariff)
+
+    def _of(self, line: Line) -> Iterator[Sums]:
+        """Yield the sums to which the line of a tenant counts."""
+        yield self.total
+        if self.by != "organisation":
+            yield self.sums[line]
+            return
+        for slug in self._above.get(line.tenant or "", [None]):
+            yield self.sums[replace(line, tenant=None, organisation=slug)]
 
 
 def usage_report(
@@ -133,13 +154,16 @@ def usage_report(
 ) -> dict[str, Any]:
     """Return what these tenants reserved and used, a row for each pool and model (also for each person, or claim).
 
+    By organisation a row has all that is below it, so rows overlap, and the total counts each tenant once.
+
     Time that has not come yet counts nothing. Used time is counted by whole hours: those that begin in the period. By
     claim it is a page of `limit` claims, oldest first, `after` one; `after` in the answer is the claim after which the
     next page begins, None at the end. The sums are the page's, and it has no trend. Raises PeriodInvalid.
     """
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
-    whose, now, count = list(tenants), timezone.now(), _Count(by)
+    whose, now = list(tenants), timezone.now()
+    count = _Count(by, whose)
     until = max(begin, min(end, now))
     claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
     last: UUID | None = None
@@ -148,8 +172,8 @@ def usage_report(
     count.reserve(metered(claims, begin=begin, end=until))
     if by != "claim":
         count.use(_used(whose, begin, end))
-    sums, days, total = count.sums, count.days, _total(count.sums.values())
-    ordered = sorted(sums, key=lambda line: tuple(text or "" for text in asdict(line).values()))
+    sums, days, total = count.sums, count.days, count.total
+    ordered = sorted(sums, key=lambda line: tuple(text or "" for text in (line.organisation, *asdict(line).values())))
     return {
         "from": begin,
         "to": end,
@@ -199,11 +223,3 @@ def _expected(total: Sums, forecast: Forecast | None) -> dict[str, Any] | None:
         "gpu_hours_reserved": gpu_hours(forecast.reserved_us),
         "cost_reserved": _money(total.reserved_cost + more),
     }
-
-
-def _total(parts: Iterable[Sums]) -> Sums:
-    total = Sums()
-    for part in parts:
-        for name, value in asdict(part).items():
-            setattr(total, name, getattr(total, name) + value)
-    return total

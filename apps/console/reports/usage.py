@@ -1,4 +1,4 @@
-"""GPU-hours of a period by tenant or person, pool and model, their cost, their trend and a forecast."""
+"""GPU-hours of a period by tenant, organisation or person, pool and model, their cost, their trend and a forecast."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, time, timedelta
@@ -18,16 +18,17 @@ from apps.accounting.services.focus import focus_page
 from apps.accounting.services.reports import usage_report
 from apps.console.shell.export import MOST_ROWS, as_file, file_format
 from apps.console.shell.page_access import page
-from apps.quotas.models import Tenant
+from apps.quotas.models import Organisation, Tenant
 from apps.quotas.principals import Principal
+from apps.quotas.services.organisation_quotas import tenants_below
 from gpucloud.errors import GpucloudError
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
 
 COLUMNS = [
-    "tenant", "pool", "gpu_model", "owner", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved", "cost_used",
-    "gpu_hours_unpriced",
+    "organisation", "tenant", "pool", "gpu_model", "owner", "gpu_hours_reserved", "gpu_hours_used", "cost_reserved",
+    "cost_used", "gpu_hours_unpriced",
 ]  # fmt: skip
 
 
@@ -42,7 +43,7 @@ class PeriodForm(forms.Form):
 
     by = forms.ChoiceField(
         label=_("Group by"),
-        choices=[("model", _("Tenant")), ("person", _("Person"))],
+        choices=[("model", _("Tenant")), ("organisation", _("Organisation")), ("person", _("Person"))],
         widget=forms.Select(attrs={"class": "form-select"}),
     )
 
@@ -54,14 +55,32 @@ class PeriodForm(forms.Form):
         empty_label=_("All"),
         widget=forms.Select(attrs={"class": "form-select"}),
     )
+    organisation = forms.ModelChoiceField(
+        Organisation.objects.none(),
+        label=_("Organisation"),
+        required=False,
+        to_field_name="slug",
+        empty_label=_("All"),
+        widget=forms.Select(attrs={"class": "form-select"}),
+    )
     begin = day(_("From"))
     end = day(_("To"))
 
     def __init__(self, *args: Any, principal: Principal, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        field = self.fields["tenant"]
-        assert isinstance(field, forms.ModelChoiceField)
-        field.queryset = Tenant.objects.visible_to(principal)
+        for name, model in (("tenant", Tenant), ("organisation", Organisation)):
+            field = self.fields[name]
+            assert isinstance(field, forms.ModelChoiceField)
+            field.queryset = model.objects.visible_to(principal)
+        if not Organisation.objects.exists():
+            del self.fields["organisation"]
+
+    def tenants(self, principal: Principal) -> Iterable[Tenant]:
+        """Return the tenants that were chosen: one, those below an organisation, or all that the reader sees."""
+        visible, organisation = Tenant.objects.visible_to(principal), self.cleaned_data.get("organisation")
+        if self.cleaned_data["tenant"]:
+            return [self.cleaned_data["tenant"]]
+        return visible.filter(pk__in=tenants_below(organisation).order_by().values("pk")) if organisation else visible
 
 
 @require_GET
@@ -75,7 +94,7 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
     tenants: Iterable[Tenant] = ()
     if form.is_valid():
         values = form.cleaned_data
-        tenants = [values["tenant"]] if values["tenant"] else Tenant.objects.visible_to(principal)
+        tenants = form.tenants(principal)
         try:
             end = _midnight(values["end"]) + timedelta(days=1)
             report = usage_report(tenants=tenants, begin=_midnight(values["begin"]), end=end, by=values["by"])
@@ -91,7 +110,8 @@ def usage(request: HttpRequest, principal: Principal) -> HttpResponseBase:
         return as_file(file, "gpu-hours", COLUMNS, report["rows"])
     shown = {"form": form, "report": report}
     if report is not None:
-        shown |= {"by_person": form.cleaned_data["by"] == "person", "chart": _chart(report)}
+        by = form.cleaned_data["by"]
+        shown |= {"by_person": by == "person", "by_organisation": by == "organisation", "chart": _chart(report)}
     return render(request, "reports/usage.html", shown)
 
 

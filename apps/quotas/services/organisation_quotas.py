@@ -102,6 +102,19 @@ def tenants_below(organisation: Organisation) -> QuerySet[Tenant]:
     return Tenant.objects.filter(among)
 
 
+def organisations_above(tenants: Iterable[Tenant]) -> dict[str, list[str]]:
+    """Return the slugs of all organisations above each of these tenants, from the bottom, by the tenant's slug."""
+    of_tenant = {tenant.slug: tenant.organisation_id for tenant in tenants if tenant.organisation_id is not None}
+    rows = {row.pk: row for row in Organisation.objects.order_by()} if of_tenant else {}
+
+    def climb(pk: int | None) -> Iterable[str]:
+        while pk is not None:
+            yield rows[pk].slug
+            pk = rows[pk].parent_id
+
+    return {slug: list(climb(pk)) for slug, pk in of_tenant.items()}
+
+
 def levels_above(tenants: Iterable[Tenant]) -> dict[int, list[OrganisationQuota]]:
     """Return the quotas above each of these tenants, as they are now, by the tenant's key; the same rows for all."""
     of_tenant = {tenant.pk: tenant.organisation_id for tenant in tenants if tenant.organisation_id is not None}

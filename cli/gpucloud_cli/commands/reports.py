@@ -20,6 +20,7 @@ COLUMNS = {"claim": ("name", "kind", "tenant", "pool", "owner", *HOURS, "uid")}
 COSTS = ("gpu_hours_reserved", "cost_reserved", "gpu_hours_unpriced")
 USAGE_COLUMNS = {
     "model": ("tenant", "pool", "gpu_model", "gpu_hours_used", *COSTS),
+    "organisation": ("organisation", "pool", "gpu_model", "gpu_hours_used", *COSTS),
     "person": ("tenant", "owner", "pool", "gpu_model", *COSTS),
     "claim": ("tenant", "name", "owner", "pool", "gpu_model", *COSTS, "claim"),
 }
@@ -65,10 +66,13 @@ def efficiency(
 @click.option("--from", "begin", help="a time, ISO 8601; default: the beginning of this month, UTC")
 @click.option("--to", help="a time, ISO 8601; default: now")
 @click.option("--tenant", help="only this tenant")
+@click.option("--organisation", help="only tenants of this organisation and of all below it")
 @output_options
 @pass_invocation
 def usage(invocation: Invocation, /, *, by: str, begin: str | None, **where: Any) -> None:
     """Show GPU-hours reserved in a period, their cost, and a forecast to the end of the month.
+
+    By organisation a row has all that is below it; the sum counts each tenant once.
 
     Example: gpucloud report usage --by person --from 2026-06-01T00:00:00Z --tenant vision
     """
