@@ -100,3 +100,35 @@ def test_gpu_hours_are_shown_by_organisation(cast: Cast, browser: SignIn) -> Non
     below = text(olga, "/reports/?organisation=university")
     assert "/tenants/acme/" in below
     assert "/tenants/globex/" not in below
+
+
+def test_the_forms_show_the_effect_first(cast: Cast, browser: SignIn) -> None:
+    give_plenty(cast.acme)
+    rows = [
+        organisations.create_organisation(principal=SYSTEM, slug=slug, name=slug) for slug in ("physics", "chemistry")
+    ]
+    tenants.change_tenant(principal=SYSTEM, tenant=cast.acme, organisation=rows[0])
+    made = [
+        organisations.create_quota(principal=SYSTEM, organisation=row, pool=None, resource="core_percent", hard=100)
+        for row in rows
+    ]
+    ask(cast, core_request=60)
+    olga, asked = browser("olga"), {"act": "preview"}
+    page = olga.post(f"/organisation-quotas/{made[0].pk}/", {"hard": "50", "version": made[0].version, **asked})
+    words = " ".join(page.content.decode().split())
+    assert page.status_code == 200
+    assert "Nothing is changed yet." in words
+    assert "10 % more than it may." in words
+    cast.acme.refresh_from_db()
+    moved = {"name": "Acme", "weight": "1", "cohort": "", "organisation": "chemistry", "version": cast.acme.version}
+    words = " ".join(olga.post("/tenants/acme/change/", moved | asked).content.decode().split())
+    assert "physics, core: 0 % of 100 %" in words
+    assert "chemistry, core: 60 % of 100 %" in words
+    below = {"name": "physics", "parent": "chemistry", "version": rows[0].version}
+    words = " ".join(olga.post("/organisations/physics/", below | asked).content.decode().split())
+    assert "chemistry, core: 60 % of 100 %" in words
+    new = {"resource": "memory_mib", "pool": "", "hard": "1"}
+    words = " ".join(olga.post("/organisations/physics/quotas/new/", new | asked).content.decode().split())
+    assert "more than it may." in words
+    assert Tenant.objects.get(slug="acme").organisation == rows[0]
+    assert OrganisationQuota.objects.count() == 2

@@ -11,7 +11,7 @@ from apps.quotas.models import AuditEvent, Organisation, OrganisationQuota, Tena
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import organisations, tenants
 from apps.scheduling.models import Claim
-from tests.cast import Answer, Api, Cast, ask, give, give_plenty
+from tests.cast import Answer, Api, Cast, Machine, ask, give, give_plenty
 
 
 @pytest.fixture
@@ -251,3 +251,70 @@ def test_a_claim_inside_of_organisations_takes_two_more_whatever_their_number(ca
         cast.acme.refresh_from_db()
     assert counts == [counts[0], *[counts[0] + 2] * 3]
     assert Claim.objects.count() == 4
+
+
+# Previews: what a change would do, before it is made
+
+
+def preview(answer: Answer) -> dict[str, dict[str, Any]]:
+    """Return the levels of a preview by organisation."""
+    assert answer.status == 200, answer.body
+    assert answer.body["dry_run"] is True
+    return {row["organisation"]: row for row in answer.body["levels"]}
+
+
+def test_a_smaller_quota_says_first_what_is_above_it_and_who_would_wait(
+    cast: Cast, tree: dict[str, Organisation]
+) -> None:
+    Machine("gpu1", cast.pool).stay_online()
+    quota = limit(tree["physics"], 100)
+    limit(tree["university"], 500)
+    assert claim(cast.anna, 60).status == claim(cast.gus, 20, tenant="globex").status == 201
+    path = f"organisation-quotas/{quota.pk}/?dry_run=true"
+    shown = cast.olga.patch(path, {"hard": 50}, If_Match="*")
+    assert preview(shown)["physics"] == {
+        "organisation": "physics", "pool": None, "resource": "core_percent", "hard_before": 100, "used_before": 80,
+        "hard": 50, "used": 80, "free": 0, "excess": 30, "changed": True,
+    }  # fmt: skip
+    assert set(preview(shown)) == {"physics"}
+    quota.refresh_from_db()
+    assert (quota.hard, quota.excess) == (100, 0)
+    waiting = claim(cast.anna, 40, when_over_quota="wait")
+    assert waiting.status == 201
+    more = cast.olga.patch(path, {"hard": 200}, If_Match="*").body
+    starts = [(item["claim"], item["changed"]) for item in more["runnable"] if item["claim"] == waiting.body["uid"]]
+    assert starts == [(waiting.body["uid"], True)]
+    assert used("physics") == 80
+
+
+def test_a_new_quota_shows_the_use_that_counts_in_it(cast: Cast, tree: dict[str, Organisation]) -> None:
+    assert claim(cast.anna, 60).status == 201
+    body = {"organisation": "physics", "resource": "core_percent", "hard": 40}
+    level = preview(cast.olga.post("organisation-quotas/?dry_run=true", body))["physics"]
+    assert (level["hard_before"], level["hard"], level["used"], level["excess"]) == (None, 40, 60, 20)
+    assert not OrganisationQuota.objects.exists()
+
+
+def test_a_move_shows_the_levels_that_are_left_and_joined(cast: Cast, tree: dict[str, Organisation]) -> None:
+    for slug, hard in (("physics", 100), ("chemistry", 100), ("university", 100)):
+        limit(tree[slug], hard)
+    assert claim(cast.anna, 60).status == 201
+    moved = preview(cast.olga.patch("tenants/acme/?dry_run=true", {"organisation": "chemistry"}, If_Match="*"))
+    # The university is above both places.
+    assert {slug: (row["used_before"], row["used"]) for slug, row in moved.items()} == {
+        "physics": (60, 0),
+        "chemistry": (0, 60),
+    }
+    below = cast.olga.patch("organisations/physics/?dry_run=true", {"parent": "chemistry"}, If_Match="*")
+    assert {slug: (row["used_before"], row["used"]) for slug, row in preview(below).items()} == {"chemistry": (0, 60)}
+    OrganisationQuota.objects.filter(organisation=tree["chemistry"]).update(hard=50)
+    refused = cast.olga.patch("tenants/acme/?dry_run=true", {"organisation": "chemistry"}, If_Match="*")
+    assert refused.code == "organisation-full"
+    assert Tenant.objects.get(slug="acme").organisation == tree["physics"]
+    assert (used("physics"), used("chemistry")) == (60, 0)
+
+
+@pytest.mark.parametrize("path", ["tenants/acme/", "organisations/physics/"])
+def test_a_preview_is_for_those_who_may_make_the_change(cast: Cast, tree: dict[str, Organisation], path: str) -> None:
+    assert cast.anna.patch(f"{path}?dry_run=true", {"name": "Other"}, If_Match="*").code == "role-missing"
+    assert cast.olga.patch(f"{path}?dry_run=perhaps", {"name": "Other"}, If_Match="*").status == 400

@@ -269,7 +269,10 @@ def test_a_senseless_question_is_refused(cast: Cast, machine: Machine, query: st
 @pytest.mark.parametrize("name", ["from", "to"])
 def test_a_refusal_names_a_time_as_it_was_asked_for(cast: Cast, machine: Machine, name: str) -> None:
     assert list(cast.vera.get(f"reports/usage/?{name}=yesterday").body["errors"]) == [name]
-    assert "known are: from, to, tenant, by" in cast.vera.get("reports/usage/?start=2026").body["errors"]["start"][0]
+    assert (
+        "known are: from, to, tenant, organisation, by"
+        in cast.vera.get("reports/usage/?start=2026").body["errors"]["start"][0]
+    )
 
 
 def measure(assignment: UUID, begin: datetime, *, seconds: int, core_percent: float, every: float = 1.0) -> None:

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from apps.accounting.api import budgets, quotas, requests
+from apps.accounting.api import budgets, organisations, quotas, requests
 from apps.accounting.api.efficiency import EfficiencyReport
 from apps.accounting.api.focus import FocusReport
 from apps.accounting.api.opencost import OpencostReport
@@ -12,6 +12,10 @@ from apps.accounting.api.utilization import Utilization
 urlpatterns = [
     path("budgets/", budgets.BudgetList.as_view()),
     path("budgets/<int:pk>/", budgets.BudgetDetail.as_view()),
+    path("organisations/<slug:slug>/", organisations.OrganisationDetail.as_view()),
+    path("organisation-quotas/", organisations.OrganisationQuotaList.as_view()),
+    path("organisation-quotas/<int:pk>/", organisations.OrganisationQuotaDetail.as_view()),
+    path("tenants/<slug:slug>/", organisations.TenantDetail.as_view()),
     path("quotas/", quotas.QuotaList.as_view()),
     path("quotas/<int:pk>/", quotas.QuotaDetail.as_view()),
     path("quota-requests/", requests.RequestList.as_view()),

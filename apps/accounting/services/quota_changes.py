@@ -5,7 +5,7 @@ numbers before and after it, not by a round: a round locks GPUs and nodes, and a
 Claims are tried in the order of the queue on the GPUs as they are free now, before those of other tenants.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from apps.accounting.services.sums import Saved as SavedSums
 from apps.accounting.services.sums import Sums
-from apps.quotas.models import Pool, ResourceQuota, Tenant
+from apps.quotas.models import OrganisationQuota, Pool, ResourceQuota, Tenant
+from apps.quotas.services import organisation_quotas
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling.core import gangs
 from apps.scheduling.core.placement import place
@@ -46,7 +47,42 @@ def preview(
     Beside the tenant, the others of its cohort are included, and those of the cohort that it `joins`: they lend to it
     and borrow from it.
     """
-    tenants = list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
+    shown, outlook, compared = _try(act, with_cohorts(tenant, joins), show)
+    over = [_over(quota) for quota in outlook.sums.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
+    return {**shown, "dry_run": True, "over": over, **compared}
+
+
+def with_cohorts(tenant: Tenant, joins: str | None = None) -> list[Tenant]:
+    """Return the tenant, the others of its cohort, and those of the cohort that it joins."""
+    return list(Tenant.objects.filter(Q(pk=tenant.pk) | Q(cohort__in={tenant.cohort, joins} - {None})))
+
+
+def preview_of_levels(
+    act: Callable[[], Any], *, tenants: Iterable[Tenant], organisations: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return the effects of a change of an organisation's quota, or of a move in the tree. Raises what `act` raises.
+
+    `levels` are the quotas of the organisations above these tenants, of those given by key, and of all above them,
+    before and after; those that do not differ and are not exceeded are left out.
+    """
+    whose = list(tenants)
+    keys = {*organisations, *(item.organisation_id for item in whose if item.organisation_id is not None)}
+
+    def read_levels(_: Any = None) -> dict[int, OrganisationQuota]:
+        now = Tenant.objects.filter(pk__in=[item.pk for item in whose]).exclude(organisation=None)
+        above = keys | set(now.order_by().values_list("organisation_id", flat=True))
+        return {row.pk: row for row in organisation_quotas.read(above)}
+
+    old = read_levels()
+    new, _, compared = _try(act, whose, read_levels)
+    levels = [_level(old.get(pk), new.get(pk)) for pk in sorted({*old, *new})]
+    return {"dry_run": True, "levels": [row for row in levels if row["excess"] or row["changed"]], **compared}
+
+
+def _try(
+    act: Callable[[], Any], tenants: list[Tenant], show: Callable[[Any], dict[Any, Any]]
+) -> tuple[dict[Any, Any], "_Outlook", dict[str, Any]]:
+    """Return what is shown after `act`, the quotas then, and the waiting claims compared; nothing is changed."""
     queue = _Queue(tenants)
     spent = {item.pk: _spent_reasons(item) for item in tenants}
     with transaction.atomic():
@@ -54,8 +90,26 @@ def preview(
         shown = show(act())
         outlook = queue.outlook()
         transaction.set_rollback(True)
-    over = [_over(quota) for quota in outlook.sums.quotas if quota.excess or (quota.borrowed and _share_excess(quota))]
-    return {**shown, "dry_run": True, "over": over, **queue.compared(before, outlook.of(queue.claims, spent))}
+    return shown, outlook, queue.compared(before, outlook.of(queue.claims, spent))
+
+
+def _level(old: OrganisationQuota | None, new: OrganisationQuota | None) -> dict[str, Any]:
+    """Return a quota of an organisation before and after; None: there is none."""
+    row = new or old
+    assert row is not None
+    before, after = [(one and one.hard, 0 if one is None else one.used) for one in (old, new)]
+    return {
+        "organisation": row.organisation.slug,
+        "pool": row.pool and row.pool.name,
+        "resource": row.resource,
+        "hard_before": before[0],
+        "used_before": before[1],
+        "hard": after[0],
+        "used": after[1],
+        "excess": 0 if new is None else new.excess,
+        "free": None if new is None else new.free,
+        "changed": (old is None) != (new is None) or before != after,
+    }
 
 
 def preview_of_bounds(act: Callable[[], Any], *, tenant: Tenant) -> dict[str, Any]:

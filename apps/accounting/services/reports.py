@@ -163,10 +163,9 @@ def usage_report(
     if not begin < end or end - begin > LONGEST:
         raise PeriodInvalid(f"`from` must be before `to`, by {LONGEST.days} days at most.", max_days=LONGEST.days)
     whose, now = list(tenants), timezone.now()
-    count = _Count(by, whose)
     until = max(begin, min(end, now))
     claims: QuerySet[Claim] = Claim.objects.filter(tenant__in=whose)
-    last: UUID | None = None
+    count, last = _Count(by, whose), None
     if by == "claim":
         claims, last = page_of_claims(between(claims, begin=begin, end=until), after, limit)
     count.reserve(metered(claims, begin=begin, end=until))

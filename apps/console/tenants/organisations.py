@@ -1,8 +1,8 @@
 """Pages of organisations: the tree with the use at each level, one organisation, and its quotas."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
@@ -14,6 +14,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
+from apps.accounting.services.quota_changes import preview_of_levels
 from apps.console.shell.amounts import AmountField
 from apps.console.shell.fields import one_of
 from apps.console.shell.form_page import FormPage, Link, OperatorFormPage
@@ -25,7 +26,18 @@ from apps.quotas.models.resource import AMOUNT_HELP
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
 from apps.quotas.services import organisations
+from apps.quotas.services.organisation_quotas import tenants_below
 from gpucloud.errors import GpucloudError
+
+PREVIEW: Final = "tenants/_preview.html"
+
+
+def preview_levels(act: Callable[[], Any], organisation: Organisation, *named: Organisation | None) -> dict[str, Any]:
+    """Return the context of a preview: the effect of `act` on the organisation, on all above, and on those named."""
+    keys = [row.pk for row in (organisation, *named) if row is not None]
+    effect = preview_of_levels(act, tenants=tenants_below(organisation), organisations=keys)
+    changed = any(claim["changed"] for claim in (*effect["runnable"], *effect["pending"]))
+    return {"preview": effect, "changes_queue": changed}
 
 
 class OrganisationForm(VersionedForm):
@@ -105,7 +117,7 @@ class OrganisationTree(OperatorFormPage):
 class OrganisationPage(OperatorFormPage):
     """One organisation: its quotas and tenants, and its form for operators."""
 
-    template_name, object_type = "tenants/organisation.html", "organisation"
+    template_name, object_type, preview_template = "tenants/organisation.html", "organisation", PREVIEW
 
     def find(self) -> Organisation:
         """Return the organisation. Raises Http404."""
@@ -121,6 +133,10 @@ class OrganisationPage(OperatorFormPage):
         return organisations.change_organisation(
             principal=self.principal, organisation=self.row, versions=form.versions, **changes
         )
+
+    def preview(self, form: OrganisationForm) -> dict[str, Any]:
+        """Return the effect of a move."""
+        return preview_levels(lambda: self.act(form), self.row, form.cleaned_data["parent"])
 
     def finish(self, form: ServiceForm, done: Organisation) -> HttpResponse:
         """Return to the organisation."""
@@ -155,7 +171,11 @@ class OrganisationPage(OperatorFormPage):
 class _QuotaPage(FormPage):
     """A form of an organisation's quota."""
 
-    operators_only, submit = True, _("Apply")
+    operators_only, submit, preview_template = True, _("Apply"), PREVIEW
+
+    def preview(self, form: Any) -> dict[str, Any]:
+        """Return the effect of the quota."""
+        return preview_levels(lambda: self.act(form), self.organisation)
 
     @property
     def organisation(self) -> Organisation:

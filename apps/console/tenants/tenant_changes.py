@@ -8,7 +8,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.accounting.services.quota_changes import preview
+from apps.accounting.services.quota_changes import preview, preview_of_levels
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.bound_labels import Effect
@@ -59,6 +59,10 @@ class ChangeTenant(FormPage):
         effect = preview(lambda: self.act(form), tenant=self.row, show=lambda _row: {}, joins=changes.get("cohort"))
         claims = [*effect["runnable"], *effect["pending"]]
         effect["effects"] = effects
+        if "organisation" in changes:
+            keys = [changes["organisation"].pk] if changes["organisation"] else []
+            levels = preview_of_levels(lambda: self.act(form), tenants=[self.row], organisations=keys)
+            effect["levels"] = levels["levels"]
         # Another weight changes the order of the queue, whatever starts.
         return {"preview": effect, "changes_queue": "weight" in changes or any(claim["changed"] for claim in claims)}
 

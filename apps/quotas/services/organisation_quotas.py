@@ -57,13 +57,22 @@ def lock(
     """
     if not (ids := list(organisation_ids)):
         return []
-    rows = OrganisationQuota.objects.filter(organisation__in=RawSQL(ABOVE, [ids]))  # noqa: S611 - a constant
+    rows = _of_lineages(ids)
     if pool is not None:
         rows = rows.filter(Q(pool=pool) | Q(pool=None))
     if resources is not None:
         rows = rows.filter(resource__in=resources)
     rows = rows.select_for_update(no_key=True, of=("self",)).select_related("organisation", "pool")
     return list(rows.order_by("pk"))
+
+
+def read(organisation_ids: Iterable[int]) -> QuerySet[OrganisationQuota]:
+    """Return the quotas of these organisations and of all above them, in key order, without locks."""
+    return _of_lineages(list(organisation_ids)).select_related("organisation", "pool").order_by("pk")
+
+
+def _of_lineages(organisation_ids: list[int]) -> QuerySet[OrganisationQuota]:
+    return OrganisationQuota.objects.filter(organisation__in=RawSQL(ABOVE, [organisation_ids]))  # noqa: S611 - a constant
 
 
 def take(levels: Iterable[OrganisationQuota], wanted: Amounts) -> list[QuotaExceeded]:
