@@ -1,10 +1,11 @@
 """The books: what quotas, ledger, cohorts, claims, assignments and GPUs say of one another."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from django.db import connection, transaction
-from django.db.models import Q
+from django.db.models import Sum
 
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import CohortShare, LedgerEntry, Resource, ResourceQuota, Tenant
@@ -16,24 +17,31 @@ def used(tenant: Tenant) -> dict[str, int]:
     return dict(ResourceQuota.objects.filter(tenant=tenant, pool=None).values_list("resource", "used"))
 
 
-def assert_ledger_agrees() -> None:
+def all_quotas() -> list[ResourceQuota]:
+    return list(ResourceQuota.objects.all())
+
+
+def assert_ledger_agrees(quotas: Iterable[ResourceQuota] | None = None) -> None:
     """Check that the quotas' used amounts equal the sums of their entries."""
-    for quota in ResourceQuota.objects.all():
-        entries = LedgerEntry.objects.filter(tenant=quota.tenant, pool=quota.pool, resource=quota.resource)
-        assert sum(entries.values_list("amount", flat=True)) == quota.used
+    quotas = all_quotas() if quotas is None else quotas
+    rows = LedgerEntry.objects.order_by().values_list("tenant_id", "pool_id", "resource").annotate(Sum("amount"))
+    entered = {(tenant, pool, resource): amount for tenant, pool, resource, amount in rows}
+    for quota in quotas:
+        assert entered.get((quota.tenant_id, quota.pool_id, quota.resource), 0) == quota.used
 
 
-def assert_shares_agree() -> None:
+def assert_shares_agree(quotas: Sequence[ResourceQuota] | None = None) -> None:
     """Check that no cohort uses more than its quotas, and that each share is the sum of its quotas."""
+    quotas = all_quotas() if quotas is None else quotas
     for share in CohortShare.objects.all():
-        rows = list(share.quotas.all())
+        rows = [row for row in quotas if row.share_id == share.pk]
         assert share.lendable == sum(row.lendable for row in rows)
         assert share.taken == sum(row.taken() for row in rows)
         limited = [(row.used, row.hard) for row in rows if row.hard is not None]
         assert sum(used for used, _ in limited) <= sum(hard for _, hard in limited) + share.excess
-    for row in ResourceQuota.objects.all():
+    for row in quotas:
         assert row.borrowed == (0 if row.hard is None else max(0, row.used - row.hard))
-    assert_ledger_agrees()
+    assert_ledger_agrees(quotas)
 
 
 @contextmanager
@@ -56,22 +64,41 @@ def assert_instance_agrees(item: Assignment) -> None:
     assert (item.room_memory_mib or 0) + (item.claim.own_memory_mib or 0) + memory_mib == item.memory_mib
 
 
-def assert_agree() -> None:
-    """Check that quotas, ledger, claims, assignments and GPUs agree."""
-    assert_shares_agree()
-    for gpu in Gpu.objects.all():
+def assert_devices_agree() -> None:
+    """Check that GPUs and nodes hold what their assignments hold."""
+    core, memory_mib, host_memory_mib = Counter[int](), Counter[int](), Counter[int]()
+    rows = Assignment.objects.live().order_by().values_list(
+        "gpu_id", "other_gpu_id", "gpu__node_id", "held_core", "held_memory_mib", "held_host_memory_mib"
+    )  # fmt: skip
+    for gpu, other, node, held_core, held_memory_mib, held_host_memory_mib in rows:
         # One that moves holds its share on two.
-        live = Assignment.objects.filter(Q(gpu=gpu) | Q(other_gpu=gpu)).live()
-        assert sum(live.values_list("held_core", flat=True)) == gpu.core_used
-        assert sum(live.values_list("held_memory_mib", flat=True)) == gpu.memory_used_mib
+        for one in {gpu, other} - {None}:
+            core[one] += held_core
+            memory_mib[one] += held_memory_mib
+        host_memory_mib[node] += held_host_memory_mib
+    for key, core_used, memory_used_mib in Gpu.objects.values_list("pk", "core_used", "memory_used_mib"):
+        assert (core[key], memory_mib[key]) == (core_used, memory_used_mib)
+    for key, used_mib in Node.objects.values_list("pk", "host_memory_used_mib"):
+        assert host_memory_mib[key] == used_mib
+
+
+def assert_charges_agree(quotas: Iterable[ResourceQuota]) -> None:
+    """Check that the overall quotas' used amounts equal what claims and reservations are charged."""
+    charged = Counter[tuple[int, str]]()
+    for model in (Claim, Reservation):
+        sums = [Sum(f"charged_{resource}") for resource in Resource.values]
+        for tenant, *amounts in model._default_manager.order_by().values_list("tenant_id").annotate(*sums):
+            charged.update({(tenant, name): amount for name, amount in zip(Resource.values, amounts, strict=True)})
+    for quota in quotas:
+        if quota.pool_id is None and quota.resource in Resource.values:
+            assert charged[quota.tenant_id, quota.resource] == quota.used
+
+
+def assert_agree() -> None:
+    """Check that quotas, ledger, claims, assignments and GPUs agree: a few queries, however many rows there are."""
+    quotas = all_quotas()
+    assert_shares_agree(quotas)
+    assert_devices_agree()
     for item in Assignment.objects.live().filter(room_core__isnull=False).select_related("claim"):
         assert_instance_agrees(item)
-    for node in Node.objects.all():
-        on_it = Assignment.objects.filter(gpu__node=node).live()
-        assert sum(on_it.values_list("held_host_memory_mib", flat=True)) == node.host_memory_used_mib
-    for tenant in Tenant.objects.all():
-        overall = used(tenant)
-        for resource in set(overall) & set(Resource.values):
-            rows = (Claim.objects.filter(tenant=tenant), Reservation.objects.filter(tenant=tenant))
-            charged = sum(sum(row.values_list(f"charged_{resource}", flat=True)) for row in rows)
-            assert charged == overall[resource]
+    assert_charges_agree(quotas)

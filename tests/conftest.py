@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
+from tests import racing
 from tests.platform import Platform, until
 from tests.services_plugin import TEMPLATE
 
@@ -102,6 +103,12 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what exists until the end: the modules and seven thousand tests."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Close the racers' connections before the database is removed, after the last test."""
+    if nextitem is None:
+        racing.close_connections()
 
 
 @pytest.fixture(scope="session")

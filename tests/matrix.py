@@ -1,4 +1,4 @@
-"""Parameters of tests over two lists, all combinations of which belong to `make test-long`."""
+"""Parameters of tests, of which some per commit and all by `make test-long`: pairs, counts, histories."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +18,11 @@ def crossed(rows: Sequence[Any], columns: Sequence[Any], *, whole: Any = None) -
         for number, row in enumerate(rows)
         for at, column in enumerate(columns)
     ]
+
+
+def scales(per_commit: Any, *released: Any) -> list[Any]:
+    """Return parameters for one behaviour at several counts; all but the first are left to `make test-long`."""
+    return [per_commit, *(pytest.param(count, marks=pytest.mark.long) for count in released)]
 
 
 def seeds(count: int, *, per_commit: int = 1) -> list[Any]:

@@ -26,7 +26,7 @@ MANY = ["--generation-database", "none"]
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("examples", "options"), [(3, FEW), pytest.param(200, MANY, marks=pytest.mark.long)], ids=["few", "many"]
+    ("examples", "options"), [(1, FEW), pytest.param(200, MANY, marks=pytest.mark.long)], ids=["few", "many"]
 )
 def test_every_operation_answers_as_documented(
     server: Server, tmp_path: Path, examples: int, options: list[str]

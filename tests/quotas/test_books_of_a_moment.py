@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from django.db import connection
 
-from apps.quotas.models import Tenant
+from apps.quotas.models import ResourceQuota
 from tests import books
 from tests.cast import Cast, ask, assert_books_agree, give_plenty
 from tests.racing import race
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def interrupted(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> Cast:
-    """Charge a claim, by another session, each time that the look has read a tenant's quotas."""
+    """Charge a claim, by another session, once the look has read the quotas."""
     give_plenty(real_cast.acme)
-    before = books.used
+    before = books.all_quotas
 
-    def used(tenant: Tenant) -> dict[str, int]:
-        found = before(tenant)
+    def all_quotas() -> list[ResourceQuota]:
+        found = before()
         [made] = race([partial(ask, real_cast, core_request=10, memory_mib=256)])
         assert not isinstance(made, Exception)
         return found
 
-    monkeypatch.setattr(books, "used", used)
+    monkeypatch.setattr(books, "all_quotas", all_quotas)
     return real_cast
 
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.db import connection
 
+from tests import racing
+
 
 @contextlib.contextmanager
 def program(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -36,12 +38,12 @@ def free_port() -> int:
 
 
 def sessions(name: str | None = None) -> int:
-    """Return the sessions on the test's database, except this one; with a name those of a program's PGAPPNAME."""
+    """Return the sessions on the test's database, except this process's; with a name those of a PGAPPNAME."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            " AND (%(name)s::text IS NULL OR application_name = %(name)s)",
-            {"name": name},
+            " AND application_name <> %(racer)s AND (%(name)s::text IS NULL OR application_name = %(name)s)",
+            {"name": name, "racer": racing.NAME},
         )
         return int(cursor.fetchone()[0])
 

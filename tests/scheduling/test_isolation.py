@@ -33,7 +33,7 @@ H200 = {"gpus": 2, "memory_mib": MEMORY_MIB["H200"], "model": "NVIDIA H200"}
 
 def divided(cast: Cast, name: str = "mig1", **facts: Any) -> Machine:
     """Return a node of two GPUs, the first of them in MIG mode."""
-    return Machine(name, cast.pool, **{**H200, "mig": {0: on_the_wire()}, **facts})
+    return Machine(name, cast.pool, **{**H200, "mig": {0: on_the_wire()}, **facts}).stay_online()
 
 
 @pytest.fixture

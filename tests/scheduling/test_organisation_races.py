@@ -20,11 +20,12 @@ from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from gpucloud.errors import Conflict
 from tests.cast import Cast, ask, assert_books_agree, give, used
+from tests.matrix import scales
 from tests.racing import outcomes, race, without_constraint
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-RACERS = 64
+RACERS = pytest.mark.parametrize("racers", scales(24, 64))
 # Long enough for every racer to read the same value, short enough to wait for.
 A_MOMENT_SECONDS = 0.05
 LEVELS = ("company", "department", "tenant")
@@ -64,17 +65,18 @@ def asks(cast: Cast, count: int, *tenants_: Tenant) -> list[Callable[[], Claim]]
     ]
 
 
-def charge_at_once(cast: Cast, tightest: str, racers: int = RACERS) -> list[Any]:
+def charge_at_once(cast: Cast, tightest: str, racers: int) -> list[Any]:
     """Let acme and globex charge ten percent each, where one level has room for seven charges (of each tenant's)."""
     company(cast, {level: 75 if level == tightest else 10 * racers for level in LEVELS})
     return race(asks(cast, racers, cast.acme, cast.globex), at_once=racers)
 
 
+@RACERS
 @pytest.mark.parametrize("tightest", LEVELS)
-def test_charges_at_once_get_exactly_the_tightest_quota(real_cast: Cast, tightest: str) -> None:
-    results = charge_at_once(real_cast, tightest)
+def test_charges_at_once_get_exactly_the_tightest_quota(real_cast: Cast, tightest: str, racers: int) -> None:
+    results = charge_at_once(real_cast, tightest, racers)
     granted = 14 if tightest == "tenant" else 7
-    assert outcomes(results) == {"Claim": granted, "QuotaExceeded": RACERS - granted}
+    assert outcomes(results) == {"Claim": granted, "QuotaExceeded": racers - granted}
     assert used_of("company") == used_of("department") == 10 * granted
     assert sum(used(tenant)["core_percent"] for tenant in (real_cast.acme, real_cast.globex)) == 10 * granted
     short = {item["organisation"] for error in results if isinstance(error, QuotaExceeded) for item in error.shortages}
@@ -102,14 +104,14 @@ def test_control_without_the_guard_more_than_the_tightest_quota_is_granted(
 ) -> None:
     monkeypatch.setattr(organisation_quotas, "take", naive_take)
     monkeypatch.setattr(organisation_quotas, "lock", unlocked)
-    assert outcomes(charge_at_once(real_cast, tightest, racers=32))["Claim"] > 7
+    assert outcomes(charge_at_once(real_cast, tightest, racers=24))["Claim"] > 7
     assert differences()
 
 
 def test_the_statement_alone_grants_exactly_the_quota(real_cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the locks, the UPDATE's own condition still decides."""
     monkeypatch.setattr(organisation_quotas, "lock", unlocked)
-    results = outcomes(charge_at_once(real_cast, "company", racers=32))
+    results = outcomes(charge_at_once(real_cast, "company", racers=24))
     assert used_of("company") == 10 * results["Claim"] <= 75
 
 

@@ -1,6 +1,7 @@
 """Races of suspensions on PostgreSQL, with a connection per racer; the dangerous one beside a control."""
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,11 +26,14 @@ from apps.scheduling.services.cycles.rounds import run_round
 from apps.suspension import services
 from apps.suspension.services import NoHostMemory, resume_claim, suspend_claim
 from tests.cast import GIB, Cast, Machine, ask, assert_books_agree, give, give_plenty, used
-from tests.matrix import seeds
+from tests.matrix import scales, seeds
 from tests.racing import outcomes, race
 
 pytestmark = pytest.mark.django_db(transaction=True)
-RACERS = 64
+RACERS = pytest.mark.parametrize("racers", scales(24, 64))
+FEW = 24
+# Long enough for every racer to read the same value, short enough to wait for.
+A_MOMENT_SECONDS = 0.05
 # Claims of 1 GiB for which the node's memory, or the quota, has room.
 ROOM = 10
 
@@ -49,14 +53,15 @@ def suspensions(claims: list[Claim]) -> list[Callable[[], Any]]:
     return [partial(suspend_claim, principal=SYSTEM, claim=claim) for claim in claims]
 
 
-def suspend_all_against_a_node_for_ten(cast: Cast) -> Counter[str]:
+def suspend_all_against_a_node_for_ten(cast: Cast, racers: int = FEW) -> Counter[str]:
     give_plenty(cast.acme)
     machine = Machine("gpu1", cast.pool, host_memory_mib=ROOM * GIB).stay_online()
-    return outcomes(race(suspensions(running(cast, machine, RACERS))))
+    return outcomes(race(suspensions(running(cast, machine, racers))))
 
 
-def test_sixty_four_suspensions_against_a_node_with_memory_for_ten_suspend_exactly_ten(real_cast: Cast) -> None:
-    assert suspend_all_against_a_node_for_ten(real_cast) == {"Claim": ROOM, "NoHostMemory": RACERS - ROOM}
+@RACERS
+def test_suspensions_against_a_node_with_memory_for_ten_suspend_exactly_ten(real_cast: Cast, racers: int) -> None:
+    assert suspend_all_against_a_node_for_ten(real_cast, racers) == {"Claim": ROOM, "NoHostMemory": racers - ROOM}
     assert Node.objects.get().host_memory_used_mib == ROOM * GIB
     assert_books_agree()
 
@@ -64,6 +69,7 @@ def test_sixty_four_suspensions_against_a_node_with_memory_for_ten_suspend_exact
 def naive_take(*, node_id: int, memory_mib: int) -> bool:
     """Read, check, write: unlike `capacity`."""
     node = Node.objects.get(pk=node_id)
+    time.sleep(A_MOMENT_SECONDS)
     if node.host_memory_used_mib + memory_mib > node.host_memory_mib:
         return False
     Node.objects.filter(pk=node_id).update(host_memory_used_mib=F("host_memory_used_mib") + memory_mib)
@@ -77,12 +83,13 @@ def test_control_the_race_for_a_nodes_memory_is_real_without_the_guard(
     assert suspend_all_against_a_node_for_ten(real_cast)["Claim"] > ROOM
 
 
-def test_a_quota_of_host_memory_for_ten_suspends_exactly_ten(real_cast: Cast) -> None:
+@RACERS
+def test_a_quota_of_host_memory_for_ten_suspends_exactly_ten(real_cast: Cast, racers: int) -> None:
     give_plenty(real_cast.acme)
     machine = Machine("gpu1", real_cast.pool, host_memory_mib=200 * GIB).stay_online()
-    claims = running(real_cast, machine, RACERS)
+    claims = running(real_cast, machine, racers)
     give(real_cast.acme, host_memory_mib=ROOM * GIB)
-    assert outcomes(race(suspensions(claims))) == {"Claim": ROOM, "QuotaExceeded": RACERS - ROOM}
+    assert outcomes(race(suspensions(claims))) == {"Claim": ROOM, "QuotaExceeded": racers - ROOM}
     assert used(real_cast.acme)["host_memory_mib"] == ROOM * GIB
     assert_books_agree()
 
@@ -112,8 +119,9 @@ def race_and_check(racers: list[Callable[[], Any]]) -> None:
     assert not differences()
 
 
+@RACERS
 @pytest.mark.parametrize("seed", seeds(3))
-def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real_cast: Cast, seed: int) -> None:
+def test_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real_cast: Cast, seed: int, racers: int) -> None:
     """Suspend, resume, resize, release, rounds and the agent's reports, all at once and on few claims."""
     give_plenty(real_cast.acme)
     give(real_cast.acme, host_memory_mib=6 * GIB)
@@ -125,9 +133,9 @@ def test_sixty_four_orders_at_once_leave_quota_gpus_and_host_memory_in_step(real
         return [order(real_cast, machine, dice.choice(claims), dice) for _ in range(count)]
 
     for _ in range(3):
-        race_and_check(orders(RACERS))
+        race_and_check(orders(racers))
     ends: list[Callable[[], Any]] = [partial(release_claim, principal=SYSTEM, claim=claim) for claim in claims]
-    race_and_check([*ends, *orders(RACERS - len(ends))])
+    race_and_check([*ends, *orders(racers - len(ends))])
     machine.obey()
     assert Counter(Claim.objects.values_list("state", flat=True)) == {"released": 8}
     assert set(used(real_cast.acme).values()) == {0}

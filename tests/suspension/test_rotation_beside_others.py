@@ -86,7 +86,7 @@ def test_one_whose_quota_is_used_by_others_is_passed_over(cast: Cast, machine: M
     for number in range(2):
         ask(cast, pool=other, core_request=100, name=f"elsewhere-{number}")
     run_round(other)
-    for _ in range(3):
+    for _ in range(2):
         clock.forward(LONG)
         work(cast, machine, clock, runs=16)
         assert states([*mine, theirs]) == ["suspended", "active"], "nobody stays out for one that cannot come in"

@@ -83,7 +83,7 @@ def test_claims_are_counted_together_where_they_move(cast: Cast, machine: Machin
     assert {gpu.group for gpu in picture(cast.pool, now=timezone.now()).scene.gpus} == {""}
 
 
-@pytest.mark.parametrize(("first", "then"), [(8, 8), pytest.param(24, 12, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("first", "then"), [(5, 5), pytest.param(24, 12, marks=pytest.mark.long)])
 def test_a_claim_of_both_gpus_takes_turns_with_claims_of_one(
     cast: Cast, machine: Machine, clock: Clock, first: int, then: int
 ) -> None:
