@@ -277,7 +277,6 @@ SPECTACULAR_SETTINGS = {
         "DrainMode": "apps.nodes.models.node.DrainMode",
         "RebalancePolicy": "apps.quotas.models.RebalancePolicy",
         "QuotaRequestState": "apps.quotas.models.request.RequestState",
-        "RequestResource": "apps.quotas.models.request.REQUESTED",
         "RequestPeriod": "apps.quotas.models.request.PERIODS",
         "PeriodEnum": "apps.quotas.models.budget.Period",
         "QuotaResource": "apps.quotas.models.Resource",

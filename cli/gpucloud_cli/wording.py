@@ -90,7 +90,7 @@ HELP = {
     ),
     "quota.borrowing_limit": "the most to borrow of the cohort's unused quota",
     "quota.lending_limit": "the most of its unused part that the cohort may borrow",
-    "quota-request.resource": "the resource; gpu_hours: a budget",
+    "quota-request.resource": "the resource, or mig/PROFILE; gpu_hours: a budget",
     "quota-request.period": "the budget's, with gpu_hours",
     "quota-request.amount": "the additional amount; memory also as 64GiB",
     "quota-request.until": f"{_TIME}; default: permanent",

@@ -37,6 +37,26 @@ def is_sound() -> bool:
     return not ledger_check.differences()
 
 
+def test_more_of_them_is_asked_for_and_granted_as_of_any_quota(cast: Cast, machine: Machine) -> None:
+    asked = {"tenant": "acme", "resource": SMALL, "amount": 2, "reason": "a course"}
+    # Unlimited by number as yet.
+    assert cast.anna.post("quota-requests/", asked).code == "not-limited"
+    limit(cast, 1)
+    uid = cast.anna.post("quota-requests/", asked).body["uid"]
+    assert cast.olga.get(f"quota-requests/{uid}/").body["preview"] is not None
+    assert cast.olga.post(f"quota-requests/{uid}/approve/", {}).status == 200
+    assert ResourceQuota.objects.get(resource=SMALL).hard == 3
+    assert cast.anna.get(f"quota-requests/?resource={SMALL}").body["results"][0]["granted_amount"] == 2
+    assert is_sound()
+
+
+@pytest.mark.parametrize("resource", ["mig/large", "mig/1g.18gb+me", "mig/", "gpu", "1g.18gb"])
+def test_what_is_no_resource_cannot_be_asked_for(cast: Cast, resource: str) -> None:
+    answer = cast.anna.post("quota-requests/", {"tenant": "acme", "resource": resource, "amount": 1, "reason": "x"})
+    assert answer.status == 400
+    assert "or mig/PROFILE, such as mig/2g.35gb, or gpu_hours." in answer.body["errors"]["resource"][0]
+
+
 def test_a_claim_counts_once_against_its_profile_until_it_is_released(cast: Cast, machine: Machine) -> None:
     limit(cast, 1)
     first = hard(cast, profile="1g.18gb")

@@ -110,6 +110,20 @@ def test_half_an_own_part_is_refused_at_its_field(
     assert words in text(answer)
 
 
+def test_more_instances_than_the_quota_has_are_asked_for_from_the_preview(
+    cast: Cast, divided: Machine, browser: SignIn
+) -> None:
+    cast.olga.post("quotas/", {"tenant": "acme", "resource": "mig/3g.71gb", "hard": 0})
+    page = text(browser("max").post("/claims/new/", {**FORM, "profile": "3g.71gb", "act": "estimate"}))
+    assert "MIG instances 3g.71gb" in page
+    assert "/requests/new/?tenant=acme&amp;resource=mig%2F3g.71gb&amp;amount=1" in page
+    page = text(browser("max").get("/requests/new/?tenant=acme&resource=mig%2F3g.71gb&amount=1"))
+    assert '<option value="mig/3g.71gb" selected>MIG instances 3g.71gb</option>' in page
+    asked = {"tenant": "acme", "resource": "mig/3g.71gb", "amount": 1, "reason": "a course"}
+    assert browser("max").post("/requests/new/", asked).status_code == 302
+    assert "MIG instances 3g.71gb" in text(browser("anna").get("/requests/"))
+
+
 def test_what_an_instance_cannot_have_is_said_on_the_form(divided: Machine, browser: SignIn) -> None:
     answer = browser("max").post("/claims/new/", {**FORM, "isolation": "hard", "gpu_count": 2})
     assert answer.status_code == 422

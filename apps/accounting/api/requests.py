@@ -12,7 +12,7 @@ from apps.accounting.api.budgets import BudgetSerializer
 from apps.accounting.api.quotas import PreviewSerializer, quota_document
 from apps.accounting.services.quota_changes import preview, preview_of_bounds
 from apps.quotas.api.methods import creates, lists, order, shows
-from apps.quotas.api.serializers import PoolByName, TenantBySlug
+from apps.quotas.api.serializers import RESOURCE_HELP, RESOURCE_WRONG, PoolByName, TenantBySlug
 from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Budget, QuotaRequest
@@ -34,7 +34,11 @@ class RequestForMoreSerializer(Strict):
     uid = shown.uid()
     tenant = TenantBySlug()
     pool = PoolByName(allow_null=True, default=None, help_text="Null: the quota over all pools, or a budget.")
-    resource = serializers.ChoiceField(choices=REQUESTED, help_text="`gpu_hours`: a budget, with `period`.")
+    resource = serializers.RegexField(
+        REQUESTED,
+        help_text=f"{RESOURCE_HELP} `gpu_hours`: a budget, with `period`.",
+        error_messages={"invalid": f"{RESOURCE_WRONG[:-1]}, or {GPU_HOURS}."},
+    )
     period = serializers.ChoiceField(
         choices=PERIODS, allow_null=True, default=None, help_text="The budget's, with `gpu_hours` only."
     )

@@ -77,7 +77,7 @@ class QuotaForm(VersionedForm):
         return {name: self.cleaned_data[name] for name in quotas.SETTABLE}
 
 
-def _profiles() -> list[tuple[str, str]]:
+def profile_choices() -> list[tuple[str, str]]:
     """Return the MIG profiles of all GPUs, as resources."""
     facts = Gpu.objects.filter(mig__isnull=False).values_list("mig__profiles", flat=True)
     names = {(one["memory_mib"], one["name"]) for profiles in facts for one in profiles}
@@ -98,7 +98,7 @@ class NewQuotaForm(QuotaForm):
         super().__init__(data, initial={"hard": ""})
         field = self.fields["resource"]
         assert isinstance(field, forms.ChoiceField)
-        field.choices = [*RESOURCES, *_profiles()]
+        field.choices = [*RESOURCES, *profile_choices()]
         read_as(self, (data or {}).get("resource", ""))
 
 

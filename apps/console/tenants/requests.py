@@ -1,7 +1,7 @@
 """Requests beyond quotas and budgets: members ask, their admins pass it on, operators answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import messages
@@ -22,7 +22,7 @@ from apps.console.shell.lists.columns import SavedView, column
 from apps.console.shell.lists.filters import Choice, Flag, ListFilter, Search, made_by, pools, tenants
 from apps.console.shell.lists.views import ListPage
 from apps.console.tenants.bound_labels import PERIODS, Effect, hours
-from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, read_as
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, profile_choices, read_as
 from apps.quotas.models import Budget, Pool, QuotaRequest, Role, Tenant
 from apps.quotas.models.request import GPU_HOURS, UNANSWERED, UNDECIDED, RequestState
 from apps.quotas.models.request import PERIODS as BUDGET_PERIODS
@@ -82,11 +82,14 @@ class RequestList(ListPage):
         return facts_of(row, self.file[1], tenant=row.tenant.slug, pool=row.pool and row.pool.name)
 
 
+OTHERS: Final = [*RESOURCES, (GPU_HOURS, _("GPU-hours of a budget"))]
+
+
 class RequestForm(ServiceForm):
     """A request for more of one resource, or for a budget."""
 
     tenant = one_of(_("Tenant"), Tenant.objects.none(), "slug")
-    resource = choice(_("Resource"), [*RESOURCES, (GPU_HOURS, _("GPU-hours of a budget"))], RESOURCES_SAID)
+    resource = choice(_("Resource"), OTHERS, RESOURCES_SAID)
     period = choice(
         _("Budget period"),
         [("", "–"), *((value, PERIODS[value]) for value, _label in BUDGET_PERIODS)],
@@ -103,6 +106,9 @@ class RequestForm(ServiceForm):
     def __init__(self, data: Any = None, *, principal: Principal, **kwargs: Any) -> None:
         super().__init__(data, **kwargs)
         read_as(self, (self.initial if data is None else data).get("resource") or "")
+        resource = self.fields["resource"]
+        assert isinstance(resource, forms.ChoiceField)
+        resource.choices = [*OTHERS, *profile_choices()]
         field = self.fields["tenant"]
         assert isinstance(field, forms.ModelChoiceField)
         mine = Tenant.objects.order_by("slug")

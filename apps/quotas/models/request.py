@@ -2,12 +2,13 @@
 
 import uuid
 
+from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 
 from apps.quotas.models.budget import Period
 from apps.quotas.models.pool import Pool
-from apps.quotas.models.resource import Resource
+from apps.quotas.models.resource import MIG_RESOURCE, Resource, profile_of
 from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant
 
@@ -36,7 +37,7 @@ GRANTED = (RequestState.APPROVED, RequestState.LAPSED)
 
 # A request for a budget asks for these hours; `period` says which budget.
 GPU_HOURS = "gpu_hours"
-REQUESTED = [*Resource.choices, (GPU_HOURS, "Gpu Hours")]
+REQUESTED = f"^({'|'.join([*Resource.values, MIG_RESOURCE, GPU_HOURS])})$"
 PERIODS = [(one.value, one.label) for one in (Period.MONTH, Period.WEEK)]
 
 
@@ -51,7 +52,8 @@ class QuotaRequest(Row):
     uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quota_requests")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+", null=True)
-    resource = models.CharField(max_length=20, choices=REQUESTED)
+    # One of `Resource`, a MIG profile's, or GPU_HOURS.
+    resource = models.CharField(max_length=20, validators=[RegexValidator(REQUESTED)])
     period = models.CharField(max_length=10, choices=PERIODS, null=True, help_text="Of a budget's GPU-hours only.")
     amount = models.BigIntegerField(help_text="How much more than the quota has.")
     until = models.DateTimeField(null=True, help_text="Null: for good.")
@@ -88,6 +90,11 @@ class QuotaRequest(Row):
 
     def __str__(self) -> str:
         return f"{self.amount} more {self.resource} for {self.tenant}"
+
+    @property
+    def profile(self) -> str | None:
+        """The MIG profile whose instances it asks for; None: another resource."""
+        return profile_of(self.resource)
 
     @property
     def of_budget(self) -> bool:
