@@ -1,6 +1,7 @@
 """A person at a browser of their own: every press is counted by the page, every page is checked in both themes."""
 
 import time
+from pathlib import Path
 from typing import Any, Self
 
 from playwright.sync_api import Browser, expect
@@ -28,7 +29,7 @@ class Person(Visitor):
         self._context.set_default_timeout(1000 * PATIENCE_SECONDS)
         self._context.add_init_script(COUNT_PRESSES)
         super().__init__(self._context.new_page())
-        self._most_clicks, self._was_clean = most_clicks, True
+        self._most_clicks, self.fields = most_clicks, 0
 
     def __enter__(self) -> Self:
         return self
@@ -43,7 +44,9 @@ class Person(Visitor):
 
     @property
     def presses(self) -> int:
-        """Return the number of clicks and taps so far."""
+        """Return the number of clicks and taps so far; 0 before the first page."""
+        if self.page.url == "about:blank":
+            return 0
         return int(self.page.evaluate("Number(localStorage.getItem('presses'))"))
 
     def click(self, role: Any, name: str, *, exact: bool = True) -> None:
@@ -53,11 +56,19 @@ class Person(Visitor):
     def fill(self, **values: str) -> None:
         """Type into fields, by their labels; underscores are spaces, and lists are chosen from."""
         for label, value in values.items():
+            self.fields += 1
             field = self.page.get_by_label(label.replace("_", " "), exact=True)
             if field.evaluate("one => one.tagName") == "SELECT":
                 field.select_option(value)
             else:
                 field.fill(value)
+
+    def choose_file(self, label: str, path: Path) -> None:
+        """Press a field for files, and choose one in the browser's own window."""
+        with self.page.expect_file_chooser() as asked:
+            self.page.get_by_label(label, exact=True).click()
+        self.fields += 1
+        asked.value.set_files(path)
 
     def sign_in_as(self, name: str, password: str) -> None:
         """Sign in through the form."""
@@ -83,7 +94,7 @@ class Person(Visitor):
 
     def check_page(self) -> None:
         """Check the page that is open: accessible in both themes, no wider than its window."""
-        assert violations_in_both_themes(self.page) == [], self.page.url
+        assert not (found := violations_in_both_themes(self.page)), f"{self.page.url}: {found}"
         # Charts are drawn anew after the theme has changed.
         deadline = time.monotonic() + 10
         while wide := self.page.evaluate(TOO_WIDE):

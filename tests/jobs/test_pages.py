@@ -7,7 +7,7 @@ from django.test import Client
 from apps.jobs.models import Job, JobArray
 from apps.quotas.models import Pool
 from tests.cast import Cast, Machine
-from tests.jobs.acting import end, fresh, send, started
+from tests.jobs.acting import claim_of, end, fresh, send, started
 from tests.pages.conftest import SignIn, browser
 
 __all__ = ["browser"]
@@ -127,3 +127,18 @@ def test_a_job_after_another_says_on_its_page_what_it_waits_for(cast: Cast, mach
         assert answer.status_code == 422
         assert said in answer.content.decode()
     assert max_.get("/jobs/?state=waiting").content.decode().count('id="job-') == 1
+
+
+def test_a_new_notebook_begins_with_the_program_of_the_last_one(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    max_ = browser("max")
+
+    def shown(client: Client) -> str:
+        return str(client.get("/jobs/new-notebook/").context["form"]["command"].value())
+
+    assert shown(max_) == "jupyter"
+    values = {name: value for name, value in FORM.items() if name != "retries"}
+    assert max_.post("/jobs/new-notebook/", {**values, "command": "'/opt/my lab/jupyter' --debug"}).status_code == 302
+    assert shown(max_) == "'/opt/my lab/jupyter' --debug"
+    assert shown(browser("anna")) == "jupyter"
+    job = Job.objects.get()
+    assert f"/jobs/{job.uid}/" in max_.get(f"/claims/{claim_of(job).uid}/").content.decode()

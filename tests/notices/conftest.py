@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import default
@@ -48,23 +49,30 @@ class MailServer:
         return text
 
 
+@contextmanager
+def serve_mail(server: MailServer) -> Iterator[int]:
+    """Serve SMTP; yield the port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    controller = Controller(server, hostname="127.0.0.1", port=port, ready_timeout=30)
+    controller.start()
+    try:
+        yield port
+    finally:
+        controller.stop()
+
+
 @pytest.fixture
 def server(settings: Any) -> Iterator[MailServer]:
     """Serve SMTP; the product's settings lead to it."""
     it = MailServer()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    controller = Controller(it, hostname="127.0.0.1", port=port, ready_timeout=30)
-    controller.start()
-    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
-    settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
-    settings.EMAIL_USE_TLS, settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = False, "", ""
-    settings.PUBLIC_URL = "https://gpus.example.org"
-    try:
+    with serve_mail(it) as port:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
+        settings.EMAIL_USE_TLS, settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = False, "", ""
+        settings.PUBLIC_URL = "https://gpus.example.org"
         yield it
-    finally:
-        controller.stop()
 
 
 def give_addresses() -> None:

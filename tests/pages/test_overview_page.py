@@ -15,6 +15,7 @@ from apps.console.shell.measurements import Use, use_of_gpus
 from apps.nodes.models import FleetMinute, Gpu, Node, Sample
 from apps.nodes.services.gpu_rows import GpuRow
 from apps.nodes.services.telemetry.levels import MINUTE, floor
+from apps.quotas.models import Pool
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import tenants
 from tests.cast import GIB, Cast, Machine, placed
@@ -42,6 +43,18 @@ def test_hours_live_in_the_url_and_nonsense_is_one(cast: Cast, machine: Machine,
     page = text(olga.get("/?hours=6"))
     assert 'href="/?hours=6" aria-current="true"' in page
     assert 'hx-get="/?hours=6"' in page
+
+
+def test_jobs_and_notebooks_begin_here_where_a_pool_runs_them(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    def offered(name: str) -> bool:
+        page = browser(name).get("/").content.decode()
+        assert ("/jobs/new/" in page) == ("/jobs/new-notebook/" in page)
+        return "/jobs/new/" in page
+
+    assert not offered("max")
+    Pool.objects.filter(pk=cast.pool.pk).update(jobs=True)
+    assert offered("max")
+    assert not offered("vera"), "who may only look"
 
 
 def test_the_fleets_history_is_the_operators(cast: Cast, machine: Machine, browser: SignIn) -> None:

@@ -13,7 +13,7 @@ from apps.quotas.models import AuditEvent, Pool
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.sharing import change_pool
-from tests.cast import Cast, Machine, placed
+from tests.cast import Cast, Machine, ask, placed
 from tests.pages.conftest import SignIn
 from tests.scheduling.clock import Clock, clock
 from tests.scheduling.idling import measured
@@ -148,6 +148,16 @@ def test_a_preview_says_what_would_be_and_changes_nothing(
     assert (cast.pool.idle_rule, cast.pool.version, machine.node.frame) == ("report", 1, frame)
     assert not Proposal.objects.exists()
     assert not AuditEvent.objects.filter(action="pool.change").exists()
+
+
+def test_a_preview_of_fair_share_says_what_it_reorders(cast: Cast, machine: Machine, browser: SignIn) -> None:
+    ask(cast, core_request=100)
+    answer = browser("olga").post("/pools/default/", form_data(cast.pool, fair_share="decayed") | {"act": "preview"})
+    page = text(answer)
+    assert "fair share: current → decayed" in page
+    assert "1 waiting claim would get its place in the queue anew" in page
+    assert "/pools/default/what-if/" in page
+    assert Pool.objects.get(name="default").fair_share == "current"
 
 
 def test_who_was_faster_is_named_and_what_was_typed_is_kept(cast: Cast, browser: SignIn) -> None:

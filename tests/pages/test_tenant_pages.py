@@ -13,6 +13,7 @@ from apps.console.shell import export
 from apps.quotas.models import ResourceQuota, Tenant
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services import quotas, tenants
+from apps.quotas.services.names import NameTaken
 from apps.scheduling.models import Round
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, ask, give, placed
@@ -95,6 +96,30 @@ def test_a_tenant_is_made_and_a_taken_name_is_said_so(cast: Cast, browser: SignI
     assert "There is a tenant new already" in again.content.decode()
     assert olga.post("/new-tenant/", {**values, "slug": "No Good"}).status_code == 422
     assert browser("anna").post("/new-tenant/", {**values, "slug": "mine"}).status_code == 403
+
+
+def test_a_tenant_is_made_with_its_first_quotas_or_not_at_all(cast: Cast, browser: SignIn) -> None:
+    olga = browser("olga")
+    values = {"slug": "new", "name": "New", "weight": "1", "core_percent": "150", "memory_mib": "24"}
+    assert olga.post("/new-tenant/", {**values, "memory_mib": "some"}).status_code == 422
+    assert not Tenant.objects.filter(slug="new").exists()
+    assert olga.post("/new-tenant/", values).status_code == 302
+    found = ResourceQuota.objects.filter(tenant__slug="new", pool=None).values_list("resource", "hard")
+    assert dict(found) == {"core_percent": 150, "memory_mib": 24576}
+    page = olga.get("/tenants/new/").content.decode()
+    assert "/new-invitation/?tenant=new" in page
+    assert "/tenants/new/limits/#budgets-title" in page
+    assert "/new-invitation/" not in browser("max").get("/tenants/acme/").content.decode()
+
+
+def test_a_refused_quota_leaves_no_tenant(cast: Cast, browser: SignIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise NameTaken("A quota of this resource is there already.")
+
+    monkeypatch.setattr(quotas, "create_quota", refuse)
+    answer = browser("olga").post("/new-tenant/", {"slug": "new", "name": "New", "weight": "1", "core_percent": "150"})
+    assert (answer.status_code, "is there already" in answer.content.decode()) == (422, True)
+    assert not Tenant.objects.filter(slug="new").exists()
 
 
 def test_a_quota_is_previewed_and_then_changed(cast: Cast, machine: Machine, browser: SignIn) -> None:

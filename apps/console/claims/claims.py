@@ -82,7 +82,7 @@ def find_all(principal: Principal, keys: Iterable[int]) -> list[Claim]:
 
 def find(principal: Principal, uid: uuid.UUID) -> Claim:
     """Return the claim with its GPUs. Raises Http404 if it is missing or a foreign tenant's."""
-    rows = with_places(Claim.objects.visible_to(principal)).select_related("pack_profile")
+    rows = with_places(Claim.objects.visible_to(principal)).select_related("pack_profile", "job")
     claim: Claim | None = rows.filter(uid=uid).first()
     if claim is None:
         raise Http404("There is no such claim that you may see.")

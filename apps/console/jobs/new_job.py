@@ -97,6 +97,7 @@ class JobForm(TenantForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["pool"].queryset = self.fields["pool"].queryset.filter(jobs=True)  # type: ignore[attr-defined]
+        self.fields["name"].initial = "job"
         self.order_fields(["tenant", "name", "pool", "command", "git_url", "git_ref"])
 
     def clean_command(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The form of a new notebook."""
 
+import shlex
 from typing import Any
 
 from django import forms
@@ -56,7 +57,14 @@ class NewNotebook(NewJob):
 
     def form(self, data: Any = None) -> NotebookForm:
         """Return the form with the tenant of the URL."""
-        return NotebookForm(data, principal=self.principal, initial={"tenant": self.request.GET.get("tenant")})
+        initial = {"tenant": self.request.GET.get("tenant"), **self._last_program()}
+        return NotebookForm(data, principal=self.principal, initial=initial)
+
+    def _last_program(self) -> dict[str, Any]:
+        """Return the program and the image of the reader's last notebook: an installation seldom changes them."""
+        mine = Job.objects.filter(user=self.principal.user_id, kind=JobKind.NOTEBOOK).visible_to(self.principal)
+        last = mine.order_by("-pk").first() if self.principal.user_id else None
+        return {"command": shlex.join(last.command), "image": last.image or ""} if last else {}
 
     def act(self, form: JobForm) -> Job:
         """Make the notebook."""

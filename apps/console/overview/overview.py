@@ -15,7 +15,7 @@ from apps.console.overview.strips import strips_of
 from apps.console.shell.fragment_cache import share_fragment
 from apps.console.shell.measurements import with_places, with_use
 from apps.console.shell.page_access import page, wants_fragment
-from apps.quotas.models import AuditEvent, ResourceQuota
+from apps.quotas.models import AuditEvent, Pool, ResourceQuota
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import IN_QUEUE
@@ -32,6 +32,7 @@ def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
     shown = _context(principal) | {"hours": hours_of(request), "windows": list(STEPS)}
     if wants_fragment(request):
         return render(request, "overview/_live.html", shown)
+    shown["runs_jobs"] = principal.may_claim and Pool.objects.filter(jobs=True).exists()
     if principal.is_operator:
         shown["chart"] = history(shown["hours"])
     return render(request, "overview/overview.html", shown)

@@ -36,9 +36,10 @@ BASICS: Final = (
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
+    Group(_("Queue"), ("fair_share", "half_life_seconds")),
     Group(
         _("Advanced: placement and violations"),
-        ("placement_policy", "fair_share", "half_life_seconds", "preempt_by", "audit_policy", "repair_drift", "mig"),
+        ("placement_policy", "preempt_by", "audit_policy", "repair_drift", "mig"),
         folded=True,
     ),
     Group(

@@ -33,6 +33,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services.tenants import create_pool
 from apps.scheduling.core import idleness as core
 from apps.scheduling.models import Claim, Proposal, ProposalState
+from apps.scheduling.models.claim import IN_QUEUE
 from apps.scheduling.services.claims.sharing import SHARING, change_pool
 from apps.scheduling.services.rebalancing import idleness, proposals
 from apps.scheduling.services.rebalancing.observing import bounds_of
@@ -209,6 +210,8 @@ def preview(principal: Principal, pool: Pool, arguments: dict[str, Any], changes
         }
         if SHARING & changes.keys():
             shown["nodes"] = Node.objects.filter(pool=after).count()
+        if {"fair_share", "half_life_seconds"} & changes.keys():
+            shown["reorders"] = Claim.objects.filter(IN_QUEUE, pool=after).count()
         if {"backend", "mps_group"} & changes.keys():
             shown |= {"backend": after.backend, "keeping": differing(after), "unable": unable(after)}
             shown["falls_together"] = (after.backend, after.mps_group) == (BackEnd.MPS, MpsGroup.POOL)

@@ -5,6 +5,7 @@ from typing import Any
 
 from django import forms
 from django.core.validators import RegexValidator
+from django.db import transaction
 from django.db.models import Count, Exists, ExpressionWrapper, F, FloatField, Max, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce, NullIf
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -15,19 +16,22 @@ from django.views.decorators.http import require_GET
 
 from apps.accounting.services.reports import usage_report
 from apps.console.access import tokens
+from apps.console.shell.amounts import MemoryField
 from apps.console.shell.export import as_file, facts_of, file_format
 from apps.console.shell.fields import one_of
 from apps.console.shell.form_page import FormPage
 from apps.console.shell.forms import ServiceForm, name_field
+from apps.console.shell.forms import number as number_field
 from apps.console.shell.lists.columns import SavedView, column, number
 from apps.console.shell.lists.filters import Flag, ListFilter, Search, Text
 from apps.console.shell.lists.views import ListPage
 from apps.console.shell.page_access import page, wants_fragment
 from apps.console.tenants.people import MemberForm
-from apps.quotas.models import Organisation, ResourceQuota, Role, Tenant, Token
+from apps.quotas.models import Organisation, Resource, ResourceQuota, Role, Tenant, Token
+from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
 from apps.quotas.principals import Principal
-from apps.quotas.services import tenants
+from apps.quotas.services import quotas, tenants
 from apps.scheduling.models import Claim
 from apps.scheduling.models.claim import PLACED, WAITING
 from gpucloud.web.keyset import Key
@@ -75,6 +79,18 @@ class NewTenantForm(ServiceForm):
         _("Organisation"), Organisation.objects.order_by("slug"), "slug", _("Its quotas count what the tenant holds."),
         required=False, empty_label=_("None"),
     )  # fmt: skip
+    core_percent = number_field(
+        _("Core quota"), most=MOST_AMOUNT, required=False,
+        help_text=_("In all pools; 100 percent are one GPU’s compute. Empty: none yet, so nothing can be claimed."),
+    )  # fmt: skip
+    memory_mib = MemoryField(label=_("Memory quota"), most=MOST_AMOUNT, required=False, help_text=_("In all pools."))
+    field_order = ("slug", "name", "organisation", "core_percent", "memory_mib", "weight", "cohort")
+
+    @property
+    def quotas(self) -> dict[Resource, int]:
+        """The first quotas, by resource."""
+        given = {resource: self.cleaned_data[resource] for resource in (Resource.CORE_PERCENT, Resource.MEMORY_MIB)}
+        return {resource: amount for resource, amount in given.items() if amount is not None}
 
 
 class TenantFilter(ListFilter):
@@ -193,16 +209,21 @@ def find(principal: Principal, slug: str) -> Tenant:
 
 
 class NewTenant(FormPage):
-    """A new tenant; it holds nothing until it gets a quota."""
+    """A new tenant, with its first quotas."""
 
-    title, subtitle = _("New tenant"), _("A team, a course or a customer; create a quota for it next")
+    title, subtitle = _("New tenant"), _("A team, a course or a customer, and what it can claim at most")
     form_class, submit, operators_only = NewTenantForm, _("Create tenant"), True
     parent = ("tenants", _("Tenants"))
 
     def act(self, form: NewTenantForm) -> Tenant:
-        """Create the tenant."""
-        values = form.cleaned_data | {"cohort": form.cleaned_data["cohort"] or None}
-        return tenants.create_tenant(principal=self.principal, **values)
+        """Create the tenant and its quotas, or nothing."""
+        values = {name: value for name, value in form.cleaned_data.items() if name not in Resource.values}
+        values["cohort"] = values["cohort"] or None
+        with transaction.atomic():
+            tenant = tenants.create_tenant(principal=self.principal, **values)
+            for resource, hard in form.quotas.items():
+                quotas.create_quota(principal=self.principal, tenant=tenant, pool=None, resource=resource, hard=hard)
+        return tenant
 
     def finish(self, form: NewTenantForm, done: Tenant) -> HttpResponse:
         """Lead to the tenant."""
