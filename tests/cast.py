@@ -275,6 +275,12 @@ def hello(
     `mig`: the GPUs in MIG mode, by index.
     """
     can = host_memory_mib is not None
+
+    def gpu(index: int) -> wire.Gpu:
+        mode = mig.get(index, msgspec.UNSET)
+        size = memory_mib * MIB_BYTES
+        return wire.Gpu(uuid=gpu_uuid(name, index), index=index, model=model, memory_bytes=size, mig=mode)
+
     return wire.Hello(
         agent_version="1",
         driver_version="1",
@@ -282,16 +288,7 @@ def hello(
         run_dir="/run/gpucloud",
         library="/usr/lib/libvcuda.so",
         simulated=True,
-        gpus=[
-            wire.Gpu(
-                uuid=gpu_uuid(name, index),
-                index=index,
-                model=model,
-                memory_bytes=memory_mib * MIB_BYTES,
-                mig=mig.get(index, msgspec.UNSET),
-            )
-            for index in range(gpus)
-        ],
+        gpus=[gpu(index) for index in range(gpus)],
         suspend=True if can else msgspec.UNSET,
         move=True if can else msgspec.UNSET,
         restart=True,

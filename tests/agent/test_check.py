@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from agent import settings, wire
 from agent.check import devices, kernel, library, places, server
+from agent.check.mig import mig
 from agent.check.running import SelfCheck
 from agent.host import processes
 from agent.host.gpus import Inventory
@@ -260,3 +262,11 @@ def test_a_certificate_that_is_not_trusted_is_told(tmp_path: Path) -> None:
             assert "valid for 5 more days" in trusted.stdout
         finally:
             tls.kill()
+
+
+def test_an_agent_that_may_not_divide_gpus_says_what_to_do() -> None:
+    gpu = wire.Gpu(uuid=f"GPU-{uuid.uuid4()}", index=3, model="NVIDIA H200", memory_bytes=1, mig=wire.Mig(profiles=[]))
+    found = mig(Inventory(gpus=(gpu,)))
+    assert found.state == "warning"
+    assert found.detail.startswith("GPU 3 in MIG mode, but this agent may not make instances")
+    assert "as root" in (found.cure or "")

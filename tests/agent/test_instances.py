@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import pytest
 from msgspec import UNSET
 
 from agent import wire
-from agent.check.mig import mig
-from agent.host.gpus import Inventory
 from agent.instance_keeper import RETRY_SECONDS
 from agent.kubelet.devices import CORE
 from agent.launch import cdi
@@ -170,14 +167,6 @@ async def test_the_self_check_says_what_is_divided_and_by_whom(divided: Stage) -
     (found,) = [check for check in hello.checks if check.name == "mig"]
     words = "GPU 0 in MIG mode, for claims with hard isolation; 1 instances that others made are left alone"
     assert (found.state, found.detail) == ("ok", words)
-
-
-def test_an_agent_that_may_not_divide_gpus_says_what_to_do() -> None:
-    gpu = wire.Gpu(uuid=f"GPU-{uuid.uuid4()}", index=3, model="NVIDIA H200", memory_bytes=1, mig=wire.Mig(profiles=[]))
-    found = mig(Inventory(gpus=(gpu,)))
-    assert found.state == "warning"
-    assert found.detail.startswith("GPU 3 in MIG mode, but this agent may not make instances")
-    assert "as root" in (found.cure or "")
 
 
 async def test_a_claim_has_an_instance_while_it_lives_and_its_programs_run_in_it(

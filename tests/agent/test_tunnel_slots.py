@@ -65,6 +65,13 @@ def frame(owner: int) -> wire.Tunnel:
     return wire.Tunnel(uid=str(uuid.uuid4()), run_uid=f"{owner}{str(uuid.uuid4())[1:]}", ticket="t" * 43, stream=True)
 
 
+async def answer_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve as a notebook that only reads."""
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
 @pytest.mark.parametrize("slots", [FairSlots, PlainSlots])
 async def test_a_tenant_cannot_take_all_streams_of_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: type[FairSlots]
@@ -80,12 +87,7 @@ async def test_a_tenant_cannot_take_all_streams_of_a_node(
         if connection.close_code == CLOSE_REFUSED:
             refusals.append(connection.close_reason)
 
-    async def jupyter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
-    async with await asyncio.start_unix_server(jupyter, tmp_path / "s"), serve(hold, "127.0.0.1", 0) as server:
+    async with await asyncio.start_unix_server(answer_nothing, tmp_path / "s"), serve(hold, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         dialler = Tunnels(cast("Any", Runs(tmp_path / "s")), f"http://127.0.0.1:{port}")
         for _ in range(12):

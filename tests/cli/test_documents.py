@@ -50,6 +50,8 @@ def test_the_documents_declaration_is_a_valid_one(tmp_path: Path) -> None:
         "limit-range/acme/*/memory_mib",
         "member-limit/acme/anna/core_percent",
         "member/acme/anna",
+        "organisation-quota/physics/*/core_percent",
+        "organisation/physics",
         "pool/default",
         "quota/acme/*/core_percent",
         "quota/acme/*/vgpus",
