@@ -1,4 +1,4 @@
-"""Objects that a command names: claims and jobs by name or UID, and tenants, pools and nodes that do not exist."""
+"""Objects that a command names: claims and jobs by name or UID, and tenants and places that do not exist."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -96,8 +96,8 @@ def _ambiguous(text: str, rows: list[dict[str, Any]], what: str = "claims") -> s
 
 
 def refuse_unknown(api: Api, named: Mapping[str, Any]) -> None:
-    """Raise Unknown for a tenant, pool or node that does not exist: a filter by it only makes a list empty."""
-    for kind in ("tenant", "pool", "node"):
+    """Raise Unknown for an owner or a place that does not exist: a filter by it only makes a list empty."""
+    for kind in ("tenant", "organisation", "pool", "node"):
         if name := named.get(kind):
             try:
                 api.get(f"{kind}s/{quote(str(name), safe='')}/")

@@ -26,8 +26,8 @@ PAGE = 200
 # The server, or a proxy in front of it, did not process the request.
 NOT_DONE = (429, 503)
 PERHAPS_DONE = (500, 502, 504)
-# Paths of tenants, pools and nodes, and below them.
-PLACE = re.compile(r"/?(tenant|pool|node)s/([^/?]+)/(.*)")
+# Paths of tenants, organisations, pools and nodes, and below them.
+PLACE = re.compile(r"/?(tenant|organisation|pool|node)s/([^/?]+)/(.*)")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Api:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _unknown(self, path: str, problem: Problem) -> Problem:
-        """Return the problem itself, or that the tenant, pool or node in the path does not exist."""
+        """Return the problem itself, or that the tenant, organisation, pool or node in the path does not exist."""
         place = PLACE.fullmatch(path)
         if problem.status != 404 or place is None:
             return problem

@@ -23,7 +23,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.DONE: "done",
     Exit.FAILED: "failed, or not found",
-    Exit.USAGE: "wrong usage: options, fields, files, an unknown tenant, pool or node",
+    Exit.USAGE: "wrong usage: options, fields, files, an unknown tenant, organisation, pool or node",
     Exit.REFUSED: "refused by the present state: quota, conflict, changed meanwhile, can never fit",
     Exit.NOT_ALLOWED: "not allowed: token, role, scope",
     Exit.WAIT_RAN_OUT: "the wait ran out",
@@ -97,7 +97,7 @@ class Problem(Failure):
 
 
 class Unknown(Problem):
-    """A tenant, pool or node that was named does not exist, or the caller may not see it."""
+    """A tenant, organisation, pool or node that was named does not exist, or the caller may not see it."""
 
     exit = Exit.USAGE
 

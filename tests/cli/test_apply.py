@@ -345,5 +345,5 @@ def test_what_the_server_refuses_of_a_tree_is_told(olga: Shell) -> None:
 def test_what_is_declared_of_organisations_is_read_with_its_mistakes(olga: Shell) -> None:
     file = write(olga, tree("u").replace("hard: 800", "hart: 800").replace("name: University", "name: 7"))
     ended = olga.run("apply", "-f", file, "--yes")
-    assert f"{file}:11: hart is no field of a organisation-quota; known are: pool, resource, hard" in ended.err
+    assert f"{file}:11: hart is no field of a quota of an organisation; known are: pool, resource, hard" in ended.err
     assert f"{file}:16: name must be a text, and 7 is none (quote it)" in ended.err

@@ -172,6 +172,8 @@ def test_any_route_can_be_called(olga: Shell, tenant: str, tmp_path: Path) -> No
         pytest.param("claim create --core 10 --memory 8XB", 2, marks=pytest.mark.long),
         pytest.param("tenant show ..", 2, marks=pytest.mark.long),
         ("tenant show no-such-tenant", 2),
+        ("organisation show no-such-organisation", 2),
+        ("organisation-quota list --organisation no-such-organisation", 2),
         ("claim show 00000000-0000-4000-8000-000000000000", 1),
         pytest.param("--version", 0, marks=pytest.mark.long),
         ("run --help", 0),

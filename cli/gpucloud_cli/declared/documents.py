@@ -14,6 +14,7 @@ from gpucloud_cli.amounts import misplaced_size
 from gpucloud_cli.declared.kinds import API_VERSION, DOCUMENTS, Check, Identity, Kind, identity
 from gpucloud_cli.declared.plan import Declared
 from gpucloud_cli.failures import Usage
+from gpucloud_cli.nouns import WORDING
 
 MOST_MISTAKES = 20
 SUFFIXES = (".yaml", ".yml")
@@ -115,7 +116,7 @@ class Reader:
             check = kind.fields.get(name)
             if check is None:
                 known = ", ".join([*kind.fields, *also])
-                self._report(inner, f"{name} is no field of a {kind.name}; known are: {known}")
+                self._report(inner, f"{name} is no field of {WORDING[kind.name].noun}; known are: {known}")
             else:
                 self._value(values, name, inner, check)
         for name in sorted(kind.required - entries.keys()):
