@@ -135,6 +135,7 @@ def test_the_resize_panel_follows_the_state_while_its_form_stays(cast: Cast, mac
 def test_a_resize_that_the_gpu_has_no_room_for_is_refused_in_words(
     cast: Cast, machine: Machine, browser: SignIn
 ) -> None:
+    machine.stay_online()
     claims = [placed(cast, machine, core_request=50, memory_mib=12 * GIB)[0] for _ in range(8)]
     answer = browser("max").post(
         f"/claims/{claims[0].uid}/resize/",
