@@ -83,7 +83,11 @@ class Panel {
     socket.binaryType = "arraybuffer";
     this.end = null;
     this.heard = false;
-    socket.onopen = () => socket.send(JSON.stringify({ command: [], term: "xterm-256color", ...this.size() }));
+    this.early = []; // keys that were typed while it was being opened
+    socket.onopen = () => {
+      socket.send(JSON.stringify({ command: [], term: "xterm-256color", ...this.size() }));
+      for (const keys of this.early.splice(0)) socket.send(keys);
+    };
     socket.onmessage = ({ data }) => this.take(socket, data);
     socket.onclose = (event) => this.ended(socket, event);
   }
@@ -127,7 +131,11 @@ class Panel {
 
   type(text) {
     const bytes = new TextEncoder().encode(text);
-    for (let at = 0; at < bytes.length; at += MOST_KEYS) this.send(bytes.subarray(at, at + MOST_KEYS));
+    for (let at = 0; at < bytes.length; at += MOST_KEYS) {
+      const keys = bytes.subarray(at, at + MOST_KEYS);
+      if (this.socket?.readyState === WebSocket.CONNECTING) this.early.push(keys);
+      else this.send(keys);
+    }
   }
 
   send(data) {
