@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from agent import wire
+from apps.nodes.models import Sample
 from apps.quotas.models import ResourceQuota
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.cycles.rounds import run_round
 from tests.cast import Cast, Machine, give_plenty
+from tests.measurements import keep
 from tests.pages.conftest import SignIn
 from tests.scheduling.divided import MEMORY_MIB, on_the_wire
 
@@ -121,7 +124,9 @@ def test_more_instances_than_the_quota_has_are_asked_for_from_the_preview(
     assert '<option value="mig/3g.71gb" selected>MIG instances 3g.71gb</option>' in page
     asked = {"tenant": "acme", "resource": "mig/3g.71gb", "amount": 1, "reason": "a course"}
     assert browser("max").post("/requests/new/", asked).status_code == 302
-    assert "MIG instances 3g.71gb" in text(browser("anna").get("/requests/"))
+    anna = browser("anna")
+    assert "MIG instances 3g.71gb" in text(anna.get("/requests/"))
+    assert "A member of acme requests 1 more MIG instances 3g.71gb" in text(anna.get("/"))
 
 
 def test_what_an_instance_cannot_have_is_said_on_the_form(divided: Machine, browser: SignIn) -> None:
@@ -164,6 +169,10 @@ def test_the_pages_show_who_shares_an_instance_and_the_room_in_it(
     page = text(browser("max").get(f"/claims/{opener}/"))
     assert "Own part of the instance</dt><dd>12 %, 16 GiB" in page
     assert "Room for more claims in it</dt><dd>10 %, 45.5 GiB" in page
+    share = Assignment.objects.get(claim__uid=opener)
+    keep([Sample(assignment_uid=share.uid, at=timezone.now(), core_percent=5, memory_bytes=0)])
+    (line,) = browser("max").get(f"/claims/{opener}/series/").json()["series"]
+    assert line["core_request_percent"] == [12]
     assert f'<a href="/claims/{inside}/">inside</a>' in page
     page = text(browser("max").get(f"/claims/{inside}/"))
     assert f'In the instance of</dt><dd><a href="/claims/{opener}/">' in page

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from apps.console.overview.fleet_map import Fleet
 from apps.console.overview.notices import MOST, READ, Notice, grouped
-from apps.console.tenants.quotas import RESOURCE_WORDS
+from apps.console.tenants.quotas import resource_words
 from apps.nodes.models import GpuHealth, Node
 from apps.nodes.models.node import FRESH
 from apps.nodes.services.gpu_rows import GpuRow
@@ -207,7 +207,7 @@ def _request_notices(principal: Principal) -> list[Notice]:
             "warn",
             "hourglass",
             (members if row.state == RequestState.REQUESTED else what).format(
-                row.tenant, amount(row.amount, row.resource), RESOURCE_WORDS[row.resource]
+                row.tenant, amount(row.amount, row.resource), resource_words(row.resource)
             ),
             row.words or row.reason,
             reverse("request", args=[row.uid]),

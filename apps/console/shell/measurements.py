@@ -124,6 +124,8 @@ def _guaranteed(row: Mapping[str, Any], claim: Claim, resizes: Iterable[AuditEve
     """Return the guarantee at each time of the series; `resizes`: those since its begin, oldest first."""
     if claim.best_effort:
         return [None] * len(row["times"])
+    if claim.own_core is not None:  # the rest of its instance is other claims'
+        return [claim.own_core] * len(row["times"])
     former = [(event.at.timestamp(), (event.before or {}).get("core_request")) for event in resizes]
     return [next((core for end, core in former if at < end), claim.core_request) for at in row["times"]]
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.tenants.quotas import RESOURCE_WORDS
+from apps.console.tenants.quotas import resource_words
 from apps.quotas.models import Budget, LimitRange, MemberLimit, Membership, Tenant
 from apps.quotas.models.budget import Period, WhenSpent
 from apps.quotas.models.limits import ClaimField
@@ -82,7 +82,7 @@ class Members:
 def describe_limit(row: MemberLimit) -> str:
     """Return the limit in words: `max: core 200 %`."""
     who = row.user.get_username() if row.user else gettext("Each member")
-    return f"{who}: {RESOURCE_WORDS[row.resource]} {amount(row.hard, row.resource)}"
+    return f"{who}: {resource_words(row.resource)} {amount(row.hard, row.resource)}"
 
 
 def value_of(field: str, value: int | None) -> str:

@@ -21,7 +21,7 @@ from apps.console.shell.forms import VersionedForm
 from apps.console.tenants.tenants import find as find_tenant
 from apps.nodes.models import Gpu
 from apps.quotas.models import LedgerEntry, Pool, Resource, ResourceQuota, Role, Tenant
-from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB, MIG
+from apps.quotas.models.resource import AMOUNT_HELP, IN_MIB, MIG, profile_of
 from apps.quotas.principals import Principal
 from apps.quotas.services import quotas
 from apps.scheduling.models import Claim
@@ -39,7 +39,7 @@ RESOURCES: Final = [
     (Resource.HOST_MEMORY_MIB.value, _("Host memory of suspended claims, GiB")),
 ]
 # Inside a sentence; `tenants/_resource.html` has the same names.
-RESOURCE_WORDS: Final = {
+WORDS: Final = {
     "core_percent": _("core"),
     "memory_mib": _("memory"),
     "vgpus": _("vGPUs"),
@@ -53,6 +53,13 @@ RESOURCES_SAID: Final = _(
 
 
 UNLIMITED: Final = _("Unlimited")
+
+
+def resource_words(resource: str) -> str:
+    """Return the resource's name inside a sentence."""
+    if (profile := profile_of(resource)) is not None:
+        return gettext("MIG instances %(profile)s") % {"profile": profile}
+    return str(WORDS[resource])
 
 
 def read_as(form: forms.Form, resource: str) -> None:
