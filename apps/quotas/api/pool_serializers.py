@@ -197,7 +197,7 @@ class PoolSerializer(Strict):
         min_value=LEAST_HALF_LIFE_SECONDS,
         max_value=MOST_HALF_LIFE_SECONDS,
         default=604_800,
-        help_text=_("With decayed fair share: the time after which what a tenant held counts half."),
+        help_text=_("With decayed fair share: the seconds after which what a tenant held counts half."),
     )
     oversubscribe = StrictInteger(
         min_value=2,
