@@ -165,6 +165,7 @@ export class Watch {
     }
     const active = document.activeElement;
     this.focused = event.target.contains(active) ? { at: alike(event.target, active).indexOf(active), as: active, in: event.target } : null;
+    this.scrolled = event.target.querySelector(".log")?.scrollTop;
     this.states = announced();
   }
 
@@ -173,6 +174,7 @@ export class Watch {
       const { in: part, as, at } = this.focused;
       (as.isConnected ? as : alike(part, as)[at])?.focus({ preventScroll: true }); // some are kept as they are: hx-preserve
     }
+    if (this.scrolled) document.querySelector(".log")?.scrollTo(0, this.scrolled); // read further up
     announced().forEach((state, name) => {
       if (this.states?.get(name) !== state) document.getElementById("announcer").textContent = `${name}: ${state}`;
     });

@@ -33,7 +33,8 @@ def job(platform: Platform) -> Iterator[dict[str, Any]]:
     platform.granted("PATCH", "pools/default/", {"jobs": True})
     until(lambda: platform.granted("GET", "nodes/sim-1/")["jobs"], what="the node to offer jobs")
     tenant = platform.new_tenant(f"terminals-{os.urandom(4).hex()}")
-    asked = {"tenant": tenant, "name": "train", "command": ["sleep", "600"], "core_request": 5, "memory_mib": 64}
+    asked = {"tenant": tenant, "name": "train", "core_request": 5, "memory_mib": 64}
+    asked["command"] = ["sh", "-c", "seq 400; exec sleep 600"]
     made = platform.granted("POST", "jobs/", asked)
     path = f"jobs/{made['uid']}/"
     until(lambda: platform.granted("GET", path)["state"] == "running", what="the job to run")
@@ -94,6 +95,20 @@ def _columns(rows: Locator) -> int:
     """Return the columns that `stty size` has printed."""
     found = until(lambda: re.search(r"^\d+ (\d+)\s*$", rows.inner_text(), re.MULTILINE), what="a size")
     return int(found[1])
+
+
+def test_long_output_leaves_the_terminal_in_place(visitor: Visitor, job: dict[str, Any]) -> None:
+    page = visitor.page
+    open_terminal(page, job)
+    output = page.get_by_role("log", name="Output")
+    expect(output).to_contain_text("400")
+    assert output.evaluate(
+        "log => log.clientHeight <= innerHeight / 2 && log.scrollHeight > 1000 && log.scrollTop === 0"
+    )
+    # Read further up, it stays there while the page is fetched again.
+    output.evaluate("log => { log.scrollTop = -300; log.marked = true; }")
+    until(lambda: output.evaluate("log => !log.marked"), what="the page to be fetched again")
+    assert output.evaluate("log => log.scrollTop") == -300
 
 
 def test_no_keyboard_trap_and_words_for_screen_readers(visitor: Visitor, job: dict[str, Any]) -> None:
