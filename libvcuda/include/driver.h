@@ -74,6 +74,8 @@ enum {
 };
 enum { CU_PROCESS_RUNNING = 0, CU_PROCESS_LOCKED = 1, CU_PROCESS_CHECKPOINTED = 2, CU_PROCESS_FAILED = 3 };
 enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
+enum { CU_WAIT_VALUE_GEQ = 0, CU_WAIT_VALUE_EQ = 1, CU_WAIT_VALUE_AND = 2, CU_WAIT_VALUE_NOR = 3 };
+enum { CU_WAIT_VALUE_CONDITIONS = 3, CU_WAIT_VALUE_FLUSH = 1 << 30, CU_WRITE_VALUE_NO_BARRIER = 1 };
 #define CU_STREAM_NON_BLOCKING 1u
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -278,6 +280,8 @@ CUresult cuStreamDestroy_v2(CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamSynchronize, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamQuery, CUstream stream);
 VCUDA_BOTH(ptsz, cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
+VCUDA_BOTH(ptsz, cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr address, unsigned value, unsigned flags);
+VCUDA_BOTH(ptsz, cuStreamWriteValue32_v2, CUstream stream, CUdeviceptr address, unsigned value, unsigned flags);
 VCUDA_BOTH(ptsz, cuStreamIsCapturing, CUstream stream, int *status);
 VCUDA_BOTH(ptsz, cuStreamGetCtx, CUstream stream, CUcontext *context);
 VCUDA_BOTH(ptsz, cuStreamBeginCapture, CUstream stream);

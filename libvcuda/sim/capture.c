@@ -1,6 +1,6 @@
 /* Stream capture and graphs, as far as a limiter must respect them: who may call what while a capture runs, captured events
  * that must not be queried, streams that join by waiting. A graph is the sum of its kernels' times. */
-#include "process.h"
+#include "memops.h"
 
 #include <stdlib.h>
 
@@ -199,11 +199,10 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (event->captured)
         return join(s, event);
-    sim_lock(s->context->device->gpu);
-    if (event->recorded && event->mark > s->tail)
-        s->tail = event->mark;
-    sim_unlock(s->context->device->gpu);
-    return CUDA_SUCCESS;
+    int kept = sim_keep(s, &(struct sim_kept){.kind = SIM_WAIT_EVENT, .event = event});
+    if (!kept && event->recorded)
+        sim_put_wait(s, event->mark);
+    return kept < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags)

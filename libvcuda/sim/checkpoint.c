@@ -92,7 +92,7 @@ static int is_idle(const struct target *t)
     for (uint32_t i = 0; i < t->node->gpus && idle; i++) {
         sim_lock(&t->node->gpu[i]);
         const struct sim_client *c = client_of(&t->node->gpu[i], t->process);
-        idle = !c || c->service_ns >= c->demand_ns;
+        idle = !c || (c->service_ns >= c->demand_ns && !c->kept);
         sim_unlock(&t->node->gpu[i]);
     }
     return idle;

@@ -1,5 +1,5 @@
 /* Contexts, and the thread's stack of current ones. */
-#include "process.h"
+#include "memops.h"
 
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -62,6 +62,7 @@ static CUresult end_context(CUcontext context)
     if (!context || !context->alive)
         return CUDA_ERROR_INVALID_CONTEXT;
     context->alive = 0;
+    sim_kept_without_context(context);
     sim_forget_context_events(context);
     return sim_charge(context->device, -(int64_t)SIM_CONTEXT_BYTES - context->limit_bytes);
 }

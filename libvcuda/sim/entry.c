@@ -63,6 +63,8 @@ int sim_available_from(const char *name)
         {"cuMemcpyWithAttributesAsync", 13000},
         {"cuMemcpy3DWithAttributesAsync", 13000},
         {"cuStreamBeginCaptureToGraph", 12030},
+        {"cuStreamWaitValue32_v2", 11070},
+        {"cuStreamWriteValue32_v2", 11070},
     };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
         size_t length = strlen(later[i].name);

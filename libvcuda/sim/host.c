@@ -1,19 +1,20 @@
 /* Functions of the program that a stream calls when it gets there: one thread calls them all, in the order in which they were
  * launched. As with the real driver they must not call CUDA. */
-#include "process.h"
+#include "memops.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-struct call {
+struct sim_host_call {
     CUhostFn function;
     void *data;
     struct sim_stream *stream;
+    struct sim_device *device;
     uint64_t mark;
-    struct call *next;
+    struct sim_host_call *next;
 };
 
-static struct call *first, **last = &first;
+static struct sim_host_call *first, **last = &first;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pid_t served_in; /* a forked child has no such thread */
@@ -24,13 +25,13 @@ static void *serve(void *nothing)
     for (;;) {
         while (!first)
             pthread_cond_wait(&changed, &mutex);
-        struct call *call = first;
+        struct sim_host_call *call = first;
         first = call->next;
         if (!first)
             last = &first;
         pthread_mutex_unlock(&mutex);
-        struct sim_device *device = call->stream->context->device;
-        sim_wait(device->gpu, device->client, call->mark);
+        sim_wait(call->device->gpu, call->device->client, call->mark);
+        sim_run_kept(); /* what the stream has written before */
         call->function(call->data);
         pthread_mutex_lock(&mutex);
         call->stream->host_done++;
@@ -52,6 +53,32 @@ static CUresult start_serving(void)
     return CUDA_SUCCESS;
 }
 
+void sim_put_host_call(struct sim_host_call *call)
+{
+    sim_lock(call->device->gpu);
+    call->mark = call->stream->tail;
+    sim_unlock(call->device->gpu);
+    pthread_mutex_lock(&mutex);
+    *last = call;
+    last = &call->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mutex);
+}
+
+void sim_drop_host_call(struct sim_host_call *call)
+{
+    pthread_mutex_lock(&mutex);
+    call->stream->host_done++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mutex);
+    free(call);
+}
+
+void sim_move_host_call(struct sim_host_call *call, struct sim_stream *stream)
+{
+    call->stream = stream;
+}
+
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 {
     struct sim_stream *s = sim_resolve(stream);
@@ -59,24 +86,24 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
         return s ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_CONTEXT;
     if (s->capture)
         return CUDA_ERROR_NOT_SUPPORTED; /* graphs here hold kernels only */
-    struct call *call = malloc(sizeof *call);
+    struct sim_host_call *call = malloc(sizeof *call);
     if (!call)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_lock(s->context->device->gpu);
-    *call = (struct call){.function = function, .data = data, .stream = s, .mark = s->tail};
-    sim_unlock(s->context->device->gpu);
+    *call = (struct sim_host_call){.function = function, .data = data, .stream = s, .device = s->context->device};
     pthread_mutex_lock(&mutex);
     CUresult result = start_serving();
-    if (!result) {
-        s->host_calls++;
-        *last = call;
-        last = &call->next;
-        pthread_cond_broadcast(&changed);
-    }
+    s->host_calls += !result;
     pthread_mutex_unlock(&mutex);
-    if (result)
+    if (result) {
         free(call);
-    return result;
+        return result;
+    }
+    int kept = sim_keep(s, &(struct sim_kept){.kind = SIM_HOST_CALL, .host_call = call});
+    if (!kept)
+        sim_put_host_call(call);
+    else if (kept < 0)
+        sim_drop_host_call(call);
+    return kept < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)

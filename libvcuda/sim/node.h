@@ -69,7 +69,7 @@ struct sim_client {
     struct sim_sample sample[SIM_SAMPLES];
     uint64_t told_service_ns; /* when NVML's present figure of it was taken */
     uint32_t told_percent;
-    uint32_t reserved;
+    uint32_t kept; /* what its streams cannot begin before it writes a value somewhere (memops.h) */
 };
 
 /* Memory that was exported: it lives until the last process that holds it and the last descriptor are gone (share.c). */

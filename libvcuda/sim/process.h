@@ -31,6 +31,7 @@ struct sim_stream {
     uint64_t mark[SIM_QUEUE];
     uint64_t launched;
     int blocking;                   /* made to wait for the null stream's work */
+    int of_thread;                  /* a thread's own, which goes with it */
     uint64_t host_calls, host_done; /* functions of the program: launched, returned */
     int capture;                    /* CU_CAPTURE_* status */
     int capture_mode;
@@ -112,6 +113,8 @@ CUresult sim_charge_graph(struct sim_device *device, uint64_t bytes);
 CUresult sim_capture_guard(void);
 /* Queue `ns` of work, waiting for room in the queue. */
 CUresult sim_submit(struct sim_stream *stream, uint64_t ns);
+/* Put `ns` of work at the stream's end, `gap_ns` behind what is still to be done there. The GPU is locked. */
+void sim_append(struct sim_stream *stream, uint64_t ns, uint64_t gap_ns);
 /* Wait until the program's functions launched so far into the stream have returned. */
 void sim_wait_host_calls(struct sim_stream *stream);
 void sim_settle_events(void); /* note the time of every event that has happened; takes the mutex */

@@ -92,6 +92,7 @@ int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
 int role_mix(int argc, char **argv);     /* -1: not one of its roles */
 int role_suspend(int argc, char **argv); /* -1: not one of its roles */
+int role_memops(int argc, char **argv);  /* -1: not one of its roles */
 int role_mig(int argc, char **argv);     /* -1: not one of its roles */
 
 /* the chapters */
@@ -124,6 +125,7 @@ void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 void test_suspend(void);
+void test_memops(void);
 void test_mig(void);
 void test_movable(void);
 void test_move(void); /* a part of the chapter about suspension */

@@ -34,6 +34,7 @@ static const struct chapter {
     {"compute", test_compute, TIMED, "shares, sharing within a claim, graphs and captures"},
     {"mps", test_mps, TIMED, "clients of MPS: parts of the GPU, credit below them, no server"},
     {"copies", test_copies, TIMED, "copies within the GPU's memory: each entry is charged, a flood is held"},
+    {"memops", test_memops, TIMED, "the driver: streams that wait for a value in host memory, and that write one"},
     {"life", test_life, SHORT, "forks within a claim"},
     {"damage", test_damage, SHORT, "pages that a claim names and that cannot be used: no CUDA"},
     {"bugs", test_bugs, SHORT, "what once broke"},
@@ -106,9 +107,9 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults,  role_syscalls,
-                                                 role_lookup,     role_views,  role_legacy, role_shared,  role_arbiter,
-                                                 role_namespaces, role_copies, role_mix,    role_suspend, role_mig};
+    static int (*const roles[])(int, char **) = {
+        role_kernel, role_kill,    role_fork,       role_faults, role_syscalls, role_lookup,  role_views, role_legacy,
+        role_shared, role_arbiter, role_namespaces, role_copies, role_mix,      role_suspend, role_mig,   role_memops};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)
