@@ -27,8 +27,9 @@
 #define STEADY_PAUSE_NS (1 * MS)
 /* While turns are given the round steps every millisecond. After a gap this long the record of use is incomplete. */
 #define AWAY_NS (100 * MS)
-/* The depth of best-effort work in flight while a claim of higher priority may want the GPU. */
-#define DEPTH_BEST_EFFORT_NS (MS / 2)
+/* The depth of best-effort work in flight while a claim of higher priority may want the GPU. More of it is handed to the GPU
+ * ahead (shim/compute/ahead.c), so it need not cover the pauses of the program. */
+#define DEPTH_BEST_EFFORT_NS (3 * MS / 10)
 
 void round_init(struct round *r, uint64_t length_ns)
 {

@@ -91,6 +91,7 @@ int role_shared(int argc, char **argv);  /* -1: not one of its roles */
 int role_legacy(int argc, char **argv);  /* -1: not one of its roles */
 int role_views(int argc, char **argv);   /* -1: not one of its roles */
 int role_mix(int argc, char **argv);     /* -1: not one of its roles */
+int role_ahead(int argc, char **argv);   /* -1: not one of its roles */
 int role_suspend(int argc, char **argv); /* -1: not one of its roles */
 int role_memops(int argc, char **argv);  /* -1: not one of its roles */
 int role_mig(int argc, char **argv);     /* -1: not one of its roles */
@@ -119,6 +120,7 @@ void test_mix(void);
 void test_charges(void);
 void test_kill(void);
 void test_rounds(void);
+void test_ahead(void);
 void test_arbiter(void);
 void test_turns(void);
 void test_copies(void);

@@ -43,6 +43,7 @@ static const struct chapter {
     {"rounds", test_rounds, SHORT, "what the arbiter decides, in made-up time"},
     {"arbiter", test_arbiter, TIMED, "the arbiter as a process: deaths, lies, live changes"},
     {"turns", test_turns, TIMED, "tenants under libvcuda that share a GPU by turns"},
+    {"ahead", test_ahead, TIMED, "best-effort work that is handed to the GPU before its turn"},
     {"sweep", test_sweep, TIMED, "limits by lengths of kernels by ways to launch; moved limits"},
     {"mix", test_mix, TIMED, "several kinds of kernels with waits between them: 1-8 kinds, 5 ways to wait, limits"},
     {"charges", test_charges, TIMED, "the same programs without a limit: what their pages say they used"},
@@ -107,9 +108,10 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {
-        role_kernel, role_kill,    role_fork,       role_faults, role_syscalls, role_lookup,  role_views, role_legacy,
-        role_shared, role_arbiter, role_namespaces, role_copies, role_mix,      role_suspend, role_mig,   role_memops};
+    static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults,  role_syscalls,
+                                                 role_lookup,     role_views,  role_legacy, role_shared,  role_arbiter,
+                                                 role_namespaces, role_copies, role_mix,    role_suspend, role_mig,
+                                                 role_ahead,      role_memops};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

@@ -1,5 +1,5 @@
 /* Bursts: how the launches of a stream are bracketed by events, and which launches get none. See meter.c. */
-#include "lane.h"
+#include "ahead.h"
 
 #define BURST_LAUNCHES 64
 /* A program that launches slowly must not pay for two events every few launches: its gaps are known without them. */
@@ -68,6 +68,17 @@ static uint32_t note_calm(struct meter_lane *lane, uint64_t ticks)
     return calm;
 }
 
+/* Hold the burst that opens: it may run in any later turn. Return 1 if it is held. */
+static int hold(struct meter_lane *lane, const struct admission *admitted)
+{
+    lane->now.held = admitted->held ? ahead_open(lane, admitted->allowance_ns) : 0;
+    if (lane->now.held)
+        __atomic_store_n(&lane->turn_word, &lane->turn, __ATOMIC_RELAXED);
+    else if (admitted->held)
+        inflight_add(lane->slot, admitted->allowance_ns);
+    return lane->now.held != 0;
+}
+
 void meter_open(struct meter_lane *lane, const struct admission *admitted, int alone)
 {
     struct origin *origin = origin_of(lane->context);
@@ -79,7 +90,7 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     lane->now = (struct meter_burst){
         .begun_ns = now,
         .alone = (uint8_t)alone,
-        .idle = lane->dry_at == lane_position(lane),
+        .idle = __atomic_load_n(&lane->dry_at, __ATOMIC_RELAXED) == lane_position(lane),
         .contended = gate_is_contended(lane->slot),
     };
     take_skipped(lane);
@@ -103,6 +114,10 @@ void meter_open(struct meter_lane *lane, const struct admission *admitted, int a
     lane->now.least_ns = UINT64_MAX;
     lane->gap = origin ? (uint64_t)duration_gap(origin) : 0;
     lane->event_gap = origin ? (uint64_t)duration_event_gap(origin) : 0;
+    if (hold(lane, admitted)) {
+        lane->now.queued_ns = 0;
+        dry = 1;
+    }
     if (origin)
         origin_begin(origin, &lane->now, lane, dry);
     __atomic_store_n(&usage->last_launch_ns, shim_to_page(now), __ATOMIC_RELAXED);
@@ -119,7 +134,10 @@ static uint64_t take_others(struct meter_lane *lane)
 static void drop_burst(struct meter_lane *lane)
 {
     struct origin *origin = origin_of(lane->context);
-    inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    if (lane->now.held)
+        ahead_give_up(lane, 0);
+    else
+        inflight_less(lane->slot, lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
     __atomic_fetch_add(&lane->skipped_ns, lane->now.skipped_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&lane->skip_counted_ns, lane->now.skipped_counted_ns, __ATOMIC_RELAXED);
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.skipped, __ATOMIC_RELAXED);
@@ -209,9 +227,11 @@ void meter_close(struct meter_lane *lane)
         lane_set_free_at(lane, ticks);
     /* The part of its admission that it did not launch is no longer in flight; launches by others are. */
     uint64_t others = take_others(lane);
-    if (lane->left_ns > 0)
+    if (lane->now.held)
+        ahead_close(lane, others);
+    else if (lane->left_ns > 0)
         inflight_less(lane->slot, (uint64_t)lane->left_ns);
-    lane->now.counted_ns = lane->now.predicted_ns + others + lane->now.skipped_counted_ns;
+    lane->now.counted_ns = lane->now.skipped_counted_ns + (lane->now.held ? 0 : lane->now.predicted_ns + others);
     lane->now.predicted_ns += others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, lane->now.launches + lane->now.skipped, __ATOMIC_RELAXED);
     lane->ring[lane->head % METER_BURSTS] = lane->now;
@@ -231,5 +251,9 @@ void meter_cover_others(struct meter_lane *lane)
     take_skipped(lane);
     lane->left_ns = 0;
     lane_set_open(lane, 1);
-    meter_close(lane);
+    /* Behind held work its end would be seen only when that has run, and it would count as in flight until then. */
+    if (ahead_is_holding())
+        meter_give_up(lane);
+    else
+        meter_close(lane);
 }

@@ -9,8 +9,8 @@
  * turns page's. Waking an idle processor takes longer than a switch should, so the last stretch before an expected turn
  * is polled. A thread that waits also retires finished work, as the GPU is handed on when the usage page shows that it
  * is drained. */
+#include "ahead.h"
 #include "credit.h"
-#include "lane.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -133,6 +133,19 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Return the work that the arbiter wants in flight at most; 0: the usual. */
+static uint64_t turn_depth(int slot)
+{
+    return __atomic_load_n(&turns_page()->turn[slot].depth_ns, __ATOMIC_RELAXED);
+}
+
+/* Return the GPU time that one burst is admitted for. Two of them fit within a depth: while the GPU runs one, it has the
+ * other. */
+static uint64_t turn_chunk(uint64_t depth)
+{
+    return depth && depth / 2 < CHUNK_NS ? depth / 2 : CHUNK_NS;
+}
+
 /* Return how much may be launched in this turn; 0: nothing now. */
 static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
 {
@@ -142,11 +155,12 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
     if (!ends || now >= ends)
         return 0;
     uint64_t inflight = credit_inflight(slot), left = ends - now;
+    uint64_t depth = turn_depth(slot), chunk = turn_chunk(depth);
     if (inflight == 0) {
         /* A kernel as long as several turns must run at some time: the first of a turn always goes, and is charged. */
         int first = __atomic_exchange_n(&gpu->turn_used, number, __ATOMIC_RELAXED) != number;
         if (first || left >= predicted / 2)
-            return predicted > least(left, CHUNK_NS) ? predicted : least(left, CHUNK_NS);
+            return predicted > least(left, chunk) ? predicted : least(left, chunk);
         __atomic_store_n(&shim_usage(slot)->yielded, number, __ATOMIC_SEQ_CST);
         return 0;
     }
@@ -154,12 +168,30 @@ static uint64_t turn_allows(int slot, uint64_t ends, uint64_t predicted)
     if (inflight + predicted / 2 > left)
         return 0;
     /* Never less than two launches: the GPU must find the next one when it ends the first. */
-    uint64_t depth = __atomic_load_n(&turn->depth_ns, __ATOMIC_RELAXED);
     depth = depth ? depth : TURN_DEPTH_NS;
     if (inflight + predicted > depth)
         return inflight <= predicted + predicted / 4 ? predicted : 0;
     uint64_t room = least(depth, left > inflight ? left : inflight) - inflight;
-    return predicted > least(room, CHUNK_NS) ? predicted : least(room, CHUNK_NS);
+    return predicted > least(room, chunk) ? predicted : least(room, chunk);
+}
+
+int gate_lets_go(int slot, uint64_t ns)
+{
+    uint64_t turn = turn_word(slot);
+    int free = turn == VCUDA_TURN_FREE || !arbiter_lives(slot) ||
+               __atomic_load_n(&shim.gpu[slot].state, __ATOMIC_ACQUIRE) != VCUDA_SLOT_OPEN;
+    if (!free && !turn_allows(slot, turn, ns))
+        return 0;
+    if (!__atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED))
+        __atomic_store_n(&shim.gpu[slot].busy_since_ns, shim_now(), __ATOMIC_RELAXED);
+    /* First the addition, then a second look at the turn: see vcuda_pages.h. */
+    inflight_add(slot, ns);
+    if (!free && turn_word(slot) != turn) {
+        inflight_less(slot, ns);
+        return 0;
+    }
+    __atomic_store_n(&shim_usage(slot)->last_launch_ns, shim_page_now(), __ATOMIC_RELAXED);
+    return 1;
 }
 
 /* Return the work that this process has in flight on other streams. Work on several streams overlaps, and each moment
@@ -243,6 +275,41 @@ static void wait_for_turn(int slot, uint64_t before, uint32_t turns_gen)
         sleep_on(&turns_page()->gen, turns_gen, starts && ahead > 0 ? ahead - POLL_AHEAD_NS : WAIT_MAX_NS / 2);
 }
 
+void gate_wait_to_let_go(int slot)
+{
+    const struct vcuda_turns *page = turns_page();
+    uint32_t gen = page ? __atomic_load_n(&page->gen, __ATOMIC_ACQUIRE) : 0;
+    if (!page || gate_has_turn(slot)) {
+        doze(POLL_NS);
+        return;
+    }
+    uint64_t starts = __atomic_load_n(&page->turn[slot].starts_ns, __ATOMIC_SEQ_CST);
+    int64_t early = (int64_t)(starts - shim_page_now()) - POLL_AHEAD_NS;
+    if (starts && early < 0 && early > -POLL_LATE_NS)
+        doze(POLL_NS);
+    else
+        sleep_on(&page->gen, gen, starts && early > 0 ? early : WAIT_MAX_NS / 2);
+}
+
+/* Return 1 if the launch is handed over ahead, on `out`; < 0: it must wait for those that were. A claim of several GPUs has
+ * kernels that wait for each other's, and a program that captures may not be disturbed. */
+static int goes_ahead(const struct meter_lane *lane, uint64_t predicted, struct admission *out)
+{
+    uint64_t depth = turn_depth(lane->slot);
+    int holds = ahead_is_holding();
+    out->held = 0;
+    if (!depth && !holds)
+        return 0;
+    if (!ahead_serves(lane) || __atomic_load_n(&shim.gpus_open, __ATOMIC_RELAXED) > 1 ||
+        __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)
+        return holds ? -1 : 0;
+    if (!ahead_has_room())
+        return -1;
+    out->held = 1;
+    out->allowance_ns = predicted > turn_chunk(depth) ? predicted : turn_chunk(depth);
+    return 1;
+}
+
 /* Clear slots of processes that were killed: their work in flight would hold everyone else back. */
 static void look_for_dead(struct waiting *w)
 {
@@ -277,9 +344,13 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
         uint64_t before = out->turn != VCUDA_TURN_FREE ? credit_inflight(slot) : 0;
         int turns =
             out->turn != VCUDA_TURN_FREE && __atomic_load_n(&gpu->core_limit, __ATOMIC_RELAXED) && arbiter_lives(slot);
-        out->allowance_ns = anyway  ? predicted
-                            : turns ? turn_allows(slot, out->turn, predicted)
-                                    : limit_allows(lane, predicted, &w->missing);
+        int ahead = turns && !anyway ? goes_ahead(lane, predicted, out) : (out->held = 0);
+        if (ahead > 0)
+            return CUDA_SUCCESS;
+        out->allowance_ns = ahead < 0 ? 0
+                            : anyway  ? predicted
+                            : turns   ? turn_allows(slot, out->turn, predicted)
+                                      : limit_allows(lane, predicted, &w->missing);
         if (out->allowance_ns) {
             /* First the addition, then a second look at the turn: see vcuda_pages.h. */
             if (!__atomic_load_n(&shim_usage(slot)->inflight_ns, __ATOMIC_RELAXED))
@@ -299,7 +370,9 @@ static CUresult admit(const struct meter_lane *lane, uint64_t predicted, int col
             inflight_add(slot, out->allowance_ns = predicted);
             return CUDA_SUCCESS;
         }
-        if (turns) {
+        if (ahead < 0) {
+            ahead_wait_for_room();
+        } else if (turns) {
             wait_for_turn(slot, before, turns_gen);
         } else {
             /* Work that was charged a moment ago changes what is missing. */

@@ -159,7 +159,8 @@ uint64_t lane_oldest(int slot)
 /* Forget everything in the lane without asking the driver about its events: they are gone or about to be. */
 void lane_clear(struct meter_lane *lane)
 {
-    uint64_t counted = lane->open ? lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) : 0;
+    uint64_t counted =
+        lane->open && !lane->now.held ? lane->now.predicted_ns + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) : 0;
     for (uint32_t i = lane->tail; i != lane->head; i++)
         counted += lane->ring[i % METER_BURSTS].counted_ns;
     counted += lane->open ? lane->now.skipped_counted_ns : lane->skip_counted_ns;

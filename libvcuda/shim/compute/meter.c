@@ -14,9 +14,12 @@
  *
  * No lock: a lane belongs to the thread that is launching into it. Another thread that launches into the same stream at
  * the same moment adds its work to the lane's "other" counters, and the owner's next end event covers it. */
-#include "lane.h"
+#include "ahead.h"
+
+#include <sched.h>
 
 #define TAKE_TRIES 10000
+#define HELD_TRIES 100000
 
 _Thread_local struct meter_thread meter_thread;
 
@@ -103,8 +106,15 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
     unsigned epoch = __atomic_load_n(&shim.hot_epoch, __ATOMIC_SEQ_CST);
     if (lane->open)
         meter_close(lane);
+    /* They run before the burst, which may have to wait. */
+    if (!lane->open && admitted->held && __atomic_load_n(&lane->skip_given, __ATOMIC_RELAXED))
+        meter_charge_skipped(lane);
     if (lane->open) {
         /* It could not be closed: the admitted work joins it. */
+        if (lane->now.held)
+            ahead_join(lane, admitted);
+        else if (admitted->held)
+            inflight_add(lane->slot, admitted->allowance_ns);
         lane->left_ns += (int64_t)admitted->allowance_ns;
         lane->turn = admitted->turn;
     } else {
@@ -148,11 +158,18 @@ static CUresult begin_slow(struct meter_ticket *t, CUstream stream, int per_thre
         return result;
     t->lane = lane;
     t->owned = lane_take(lane);
-    if (t->owned && (lane->context != context || lane->stream != lane_stream(stream, per_thread))) {
+    /* Work that joined the owner's burst from outside would be in flight before that burst may run. */
+    for (int i = 0; admitted.held && !t->owned && i < HELD_TRIES; i++) {
+        sched_yield();
+        t->owned = lane_take(lane);
+    }
+    if (admitted.held && !t->owned)
+        t->lane = NULL; /* the owner does not return from the driver; the launch will wait there, too */
+    else if (t->owned && (lane->context != context || lane->stream != lane_stream(stream, per_thread))) {
         /* While this launch waited, the lane became another stream's, or its context has ended. */
         t->lane = NULL;
         lane_leave(lane);
-        inflight_less(slot, admitted.allowance_ns);
+        inflight_less(slot, admitted.held ? 0 : admitted.allowance_ns);
     } else if (t->owned)
         enter(t, lane, &admitted);
     else

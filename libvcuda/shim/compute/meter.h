@@ -29,6 +29,7 @@ struct meter_burst {
     uint32_t skipped;
     uint64_t skipped_ns, skipping_since_ns;
     uint64_t skipped_counted_ns; /* the part of it that stands in inflight_ns */
+    uint32_t held;               /* its number in ahead.c; 0: it could run when it was launched */
     uint8_t alone;               /* one launch, measured by itself */
     uint8_t idle;                /* it began after the program had waited for everything in the stream */
     uint8_t contended;           /* other claims may have had the GPU in between */
@@ -131,8 +132,13 @@ void meter_restart(void); /* after a pause of the whole process: events from bef
 struct admission {
     uint64_t allowance_ns; /* predicted work that may be launched on it; in inflight_ns from now on */
     uint64_t turn;         /* the turn's `ends_ns` word under which it was given */
+    int held;              /* it is for a burst that is handed over ahead, and not in inflight_ns yet */
 };
 CUresult gate_admit(const struct meter_lane *lane, uint64_t predicted_ns, int collective, struct admission *out);
+/* Return 1 if work that was handed over ahead may begin; it is in inflight_ns from now on. */
+int gate_lets_go(int slot, uint64_t ns);
+/* Wait until that may have become so. */
+void gate_wait_to_let_go(int slot);
 void inflight_add(int slot, uint64_t ns);
 void inflight_less(int slot, uint64_t ns);
 

@@ -2,8 +2,8 @@
  *
  * One thread at a time does it: the watcher, or a launch that waits for credit. Only threads that are about to destroy
  * events wait for the lock. */
+#include "ahead.h"
 #include "credit.h"
-#include "lane.h"
 
 #include <sched.h>
 #include <time.h>
@@ -45,6 +45,7 @@ void meter_unlock(void)
  * is not kept: the program's own clean-up may still destroy contexts. */
 void meter_quiesce(void)
 {
+    ahead_end();
     struct timespec pause = {0, 200000};
     for (int i = 0; i < 100; i++) {
         if (meter_try_lock()) {
@@ -149,6 +150,8 @@ static void account_for(struct meter_lane *lane, struct meter_burst *burst, CUre
     struct origin *origin = origin_of(lane->context);
     struct finished done = {.counted_ns = burst->counted_ns, .slot = lane->slot};
     struct duration took;
+    if (burst->held)
+        ahead_settle(burst);
     if (!result && origin) {
         if (!shim_stood_still_since(burst->begun_ns) && duration_of(origin, lane, burst, &took)) {
             predict_learn(burst, &took);
@@ -247,7 +250,11 @@ void meter_give_up(struct meter_lane *lane)
     uint64_t others = __atomic_exchange_n(&lane->other_ns, 0, __ATOMIC_RELAXED), now = shim_now();
     uint64_t spent = burst->predicted_ns + others;
     __atomic_fetch_add(&shim_usage(lane->slot)->launches, burst->launches + burst->skipped, __ATOMIC_RELAXED);
-    inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0) + burst->skipped_counted_ns);
+    if (burst->held)
+        ahead_give_up(lane, others);
+    else
+        inflight_less(lane->slot, spent + (uint64_t)(lane->left_ns > 0 ? lane->left_ns : 0));
+    inflight_less(lane->slot, burst->skipped_counted_ns);
     spent += burst->skipped_ns;
     if (spent)
         credit_charge(lane->slot, now - spent, now, spent, is_on_credit(lane, burst));
@@ -278,17 +285,21 @@ static int forget(CUcontext context, int slot)
 
 int meter_forget_context(CUcontext context)
 {
+    ahead_forget_context(context, -1);
     return forget(context, -1);
 }
 
 void meter_forget_slot(int slot)
 {
-    if (slot >= 0)
-        forget(NULL, slot);
+    if (slot < 0)
+        return;
+    ahead_forget_context(NULL, slot);
+    forget(NULL, slot);
 }
 
 void meter_forget_all(void)
 {
+    ahead_forget_all();
     lane_forget_all();
     finished_n = 0;
     origin_forget(NULL);

@@ -1,6 +1,6 @@
 /* The watcher's work on lanes: it ends bursts without new launches, covers work that launching threads left uncovered,
  * and sets the clocks. Also the end of a stream. */
-#include "lane.h"
+#include "ahead.h"
 
 #include <sched.h>
 
@@ -60,11 +60,11 @@ static void close_for(struct meter_lane *lane)
     leave_context();
 }
 
-/* Return 1 if an event disturbs no other claim: it makes the GPU switch to this process, which costs the present holder
+/* Return 1 if an event can pass now, and disturbs no other claim: it makes the GPU switch to this process, which costs the present holder
  * some tenths of a millisecond. */
 static int is_undisturbed(int slot)
 {
-    return !gate_is_contended(slot) && (!gate_gives_turns(slot) || gate_has_turn(slot));
+    return !ahead_is_holding() && !gate_is_contended(slot) && (!gate_gives_turns(slot) || gate_has_turn(slot));
 }
 
 /* Probe the clocks. A stream may join a capture at any moment, so no stream gets an event during a capture; and

@@ -2,6 +2,7 @@
 #include "account.h"
 #include "entries.h"
 
+#include "ahead.h"
 #include "compat.h"
 #include "meter.h"
 #include "refusal.h"
@@ -180,6 +181,7 @@ static CUresult finish_primary_end(CUdevice device, int alone, int locked, CUres
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(device);                                                                                  \
+        ahead_end();               /* the driver may wait for it */                                                    \
         meter_retire();            /* charge finished work: its events are destroyed with the context */               \
         int locked = meter_lock(); /* no thread may query events while they are destroyed */                           \
         return finish_primary_end(device, alone, locked, real.name(device));                                           \
@@ -195,6 +197,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     NEED_REAL(cuGreenCtxDestroy);
     if (shim_mode() != SHIM_ACTIVE || shim.stopping)
         return real.cuGreenCtxDestroy(green);
+    ahead_end();
     int locked = meter_lock();
     CUresult result = real.cuGreenCtxDestroy(green);
     for (CUdevice device = 0; device < MAX_DEVICES; device++)
@@ -272,6 +275,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         struct charge made;                                                                                            \
         /* Forget it before the driver destroys it: afterwards another context may get the same handle. */             \
         int counted = table_take(&table_contexts, (uint64_t)(uintptr_t)context, &made);                                \
+        ahead_end();                                                                                                   \
         meter_retire();                                                                                                \
         int locked = meter_lock();                                                                                     \
         CUresult result = real.name(context);                                                                          \

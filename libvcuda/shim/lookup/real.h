@@ -79,7 +79,8 @@
     X(cuDevicePrimaryCtxGetState) X(cuStreamGetCtx)                                                             \
     X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuStreamIsCapturing)                               \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
-    X(cuDeviceGetDefaultMemPool) X(cuPointerGetAttribute)
+    X(cuDeviceGetDefaultMemPool) X(cuPointerGetAttribute) X(cuMemHostAlloc)                                   \
+    X(cuStreamWaitValue32_v2) X(cuStreamWriteValue32_v2)
 
 #define HOOKED_NVML(X)                                                                                          \
     X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2)                                                    \
