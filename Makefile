@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-telemetry bench-utilization bench-past-use bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-prepare: ## the agent's own work on each of a hundred ResourceClaims at on
 
 bench-devices: ## what reading the published devices of a cluster costs, changed or not (ARGS="--nodes 1000 --claims 300")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.devices $(ARGS)
+
+bench-past-use: ## what the past use of a pool costs each half minute, over a hundred thousand claims (ARGS="--claims 100000 --times 50")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.past_use $(ARGS)
 
 bench-utilization: ## answers of GET /utilization/ over thirty days of a thousand GPUs (ARGS="--gpus 1000 --days 30")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.utilization $(ARGS)

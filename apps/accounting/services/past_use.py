@@ -28,15 +28,12 @@ HALF_LIVES = 20
 
 # The weight of an interval is that of `core.fair_share.weight_of`.
 AVERAGES = f"""{HELD},
-whose AS (
-    SELECT uid, tenant_id FROM holder UNION ALL SELECT uid, tenant_id FROM booking
-),
 added AS (
-    SELECT whose.tenant_id, held.resource, sum(held.amount * (
+    SELECT held.tenant_id, held.resource, sum(held.amount * (
         power(2::float8, extract(epoch FROM upper(held.during) - %(end)s)::float8 / %(half_life)s::float8)
         - power(2::float8, extract(epoch FROM lower(held.during) - %(end)s)::float8 / %(half_life)s::float8)
     )) AS amount
-    FROM held JOIN whose USING (uid)
+    FROM held
     WHERE NOT isempty(held.during)
     GROUP BY 1, 2
 )
