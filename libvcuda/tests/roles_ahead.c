@@ -95,6 +95,34 @@ static int threads(int seconds)
     return 0;
 }
 
+/* Streams that wait for each other in turn, in short kernels and without a wait of the host: bursts of one lie behind those of
+ * the other. Say how many rounds. */
+static int braid(double seconds)
+{
+    CUstream other;
+    CUevent forth, back;
+    double begin = now_s();
+    int rounds = 0;
+    if (tenant_begin(&tenant) || cuda.cuStreamCreate(&other, 1) || cuda.cuEventCreate(&forth, 2) ||
+        cuda.cuEventCreate(&back, 2))
+        return 1;
+    say("ready", 1);
+    for (; now_s() < begin + seconds; rounds++) {
+        cuda_spin(tenant.spin, 1, 10000, tenant.stream);
+        cuda.cuEventRecord(forth, tenant.stream);
+        cuda.cuStreamWaitEvent(other, forth, 0);
+        cuda_spin(tenant.spin, 1, 12000, other);
+        cuda.cuEventRecord(back, other);
+        cuda.cuStreamWaitEvent(tenant.stream, back, 0);
+        cuda_spin(tenant.spin, 1, 14000, tenant.stream);
+        if (rounds % 50 == 49)
+            cuda.cuCtxSynchronize();
+    }
+    cuda.cuCtxSynchronize();
+    say("rounds", rounds);
+    return 0;
+}
+
 static CUstream behind_stream;
 
 static void *launch_late(void *nothing)
@@ -197,6 +225,8 @@ int role_ahead(int argc, char **argv)
         return fits(atof(argv[1]), strtoull(argv[2], NULL, 10), atoi(argv[3]), atof(argv[4]));
     if (argc == 2 && !strcmp(argv[0], "ahead_threads"))
         return threads(atoi(argv[1]));
+    if (argc == 2 && !strcmp(argv[0], "ahead_braid"))
+        return braid(atof(argv[1]));
     if (argc && !strcmp(argv[0], "ahead_behind"))
         return behind();
     if (argc == 2 && !strcmp(argv[0], "ahead_order"))

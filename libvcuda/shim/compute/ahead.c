@@ -7,17 +7,13 @@
  *
  * The GPU writes the end of a burst to memory, too. So neither letting a burst go nor seeing its end needs the driver,
  * whose locks a thread may hold that waits for this very work. */
-#include "ahead.h"
+#include "ahead_thread.h"
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Many more than may be unfinished, as the times of those that are over are read when they are retired. */
@@ -26,12 +22,11 @@
 /* What the host may be ahead by. A stream takes 1,024 calls at least, most of them launches, before one waits. */
 #define HELD_MOST_NS 6000000ull
 #define HELD_MOST_LAUNCHES 192u
-#define POLL_NS 10000
-#define LINGER_NS 1000000ull /* looks for new work for this long before it sleeps */
-#define SLEEP_NS 10000000
 #define ROOM_NS 1000000
 /* Work that does not end for this long, while what is held waits, lies behind that. */
 #define STUCK_NS 5000000ull
+/* What is held is gone by then, if it has its turns. */
+#define PAUSE_NS 20000000ull
 #define LOCK_TRIES 100000
 
 struct entry {
@@ -44,15 +39,15 @@ struct entry {
 
 /* Entries are numbered from 1; entry n lies at n % ENTRIES. Protected by the lock, but for the words. */
 static struct {
-    int lock, failed, started, waits;
-    uint32_t asleep, sleepers; /* the thread sleeps for new work; threads wait for room */
-    CUcontext context;         /* that of the memory; NULL: there is none */
+    int lock, failed, waits;
+    uint32_t sleepers; /* threads that wait for room */
+    CUcontext context; /* that of the memory; NULL: there is none */
     int slot;
     uint32_t *memory;
     uint32_t *words; /* the memory, while in use. [0]: the last entry that may run; [1 + n % ENTRIES]: n if n is over */
     uint32_t opened, let_go, over; /* the last of each; those up to `over` are over without a gap */
-    uint64_t held_ns;
-    uint64_t stuck_since; /* CLOCK_MONOTONIC; 0: other work is not in flight, or can end */
+    uint64_t held_ns, paused_until;
+    uint64_t stuck_inflight, stuck_since; /* the process's work in flight, and since when it is that */
     uint32_t held_launches;
     struct entry entry[ENTRIES];
 } ahead;
@@ -92,6 +87,8 @@ static void take_ends(void)
         struct entry *e = entry_of(n);
         if (!e->done && e->closed_ns && __atomic_load_n(&ahead.words[1 + n % ENTRIES], __ATOMIC_ACQUIRE) == n) {
             e->done = 1;
+            /* Before its work is taken off, as the arbiter charges the turn until this moment. */
+            __atomic_store_n(&shim_usage(ahead.slot)->last_end_ns, shim_page_now(), __ATOMIC_SEQ_CST);
             inflight_less(ahead.slot, e->ns);
         }
         whole &= e->done;
@@ -128,18 +125,20 @@ static void let_next_go(void)
     raise_gate();
 }
 
-/* Work that was admitted without being held may get into a stream behind what is: another thread was in the driver when
- * turns began. The arbiter waits for its end before it gives a turn. Let one burst go then. Locked. */
+/* Work in flight may wait for work that is held: a launch that was admitted before turns began came behind it, or two threads
+ * made streams wait for each other. The arbiter waits for the end of what is in flight before it gives the turn. If none of it
+ * ends for longer than it can take, let one burst go. Locked. */
 static void let_go_if_stuck(void)
 {
-    uint64_t now = shim_now();
-    int behind = ahead.let_go != ahead.opened && ahead.over == ahead.let_go &&
-                 __atomic_load_n(&shim_usage(ahead.slot)->inflight_ns, __ATOMIC_RELAXED);
-    if (behind && ahead.stuck_since && now - ahead.stuck_since > STUCK_NS) {
+    uint64_t now = shim_now(), inflight = __atomic_load_n(&shim_usage(ahead.slot)->inflight_ns, __ATOMIC_RELAXED);
+    uint64_t most = STUCK_NS + (ahead.over == ahead.let_go ? 0 : 2 * inflight);
+    if (ahead.let_go == ahead.opened || !inflight || inflight != ahead.stuck_inflight) {
+        ahead.stuck_inflight = inflight;
+        ahead.stuck_since = now;
+    } else if (now - ahead.stuck_since > most) {
         let_next_go();
-        ahead.stuck_since = 0;
+        ahead.stuck_since = now;
     }
-    ahead.stuck_since = !behind ? 0 : ahead.stuck_since ? ahead.stuck_since : now;
 }
 
 static void wake(const uint32_t *word)
@@ -154,8 +153,13 @@ static void sleep_on(const uint32_t *word, uint32_t seen, long ns)
 
 int ahead_has_room(void)
 {
-    return GET(ahead.held_ns) < HELD_MOST_NS && GET(ahead.held_launches) < HELD_MOST_LAUNCHES &&
-           GET(ahead.opened) - GET(ahead.over) < UNFINISHED_MOST;
+    return shim_now() >= GET(ahead.paused_until) && GET(ahead.held_ns) < HELD_MOST_NS &&
+           GET(ahead.held_launches) < HELD_MOST_LAUNCHES && GET(ahead.opened) - GET(ahead.over) < UNFINISHED_MOST;
+}
+
+void ahead_pause(void)
+{
+    PUT(ahead.paused_until, shim_now() + PAUSE_NS);
 }
 
 int ahead_is_holding(void)
@@ -172,12 +176,12 @@ void ahead_wait_for_room(void)
     __atomic_fetch_sub(&ahead.sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-/* One step of the thread: return what is left to do. */
-static enum { NOTHING, HELD, RUNNING } step(void)
+enum ahead_left ahead_step(int *slot)
 {
-    int found = NOTHING;
+    enum ahead_left found = AHEAD_NOTHING;
     if (!lock())
-        return NOTHING;
+        return AHEAD_NOTHING;
+    *slot = ahead.slot;
     if (ahead.words) {
         uint32_t over = ahead.over;
         take_ends();
@@ -186,7 +190,7 @@ static enum { NOTHING, HELD, RUNNING } step(void)
                 let_next_go();
         let_go();
         let_go_if_stuck();
-        found = ahead.over != ahead.let_go ? RUNNING : ahead.let_go != ahead.opened ? HELD : NOTHING;
+        found = ahead.over != ahead.let_go ? AHEAD_RUNNING : ahead.let_go != ahead.opened ? AHEAD_HELD : AHEAD_NOTHING;
         if (over != ahead.over && __atomic_load_n(&ahead.sleepers, __ATOMIC_SEQ_CST))
             wake(&ahead.over);
     }
@@ -196,45 +200,6 @@ static enum { NOTHING, HELD, RUNNING } step(void)
         __atomic_fetch_add(&shim_usage(ahead.slot)->waiting, (uint32_t)changed, __ATOMIC_SEQ_CST);
     unlock();
     return found;
-}
-
-static void *attend(void *nothing)
-{
-    uint64_t idle_since = 0;
-    prctl(PR_SET_NAME, "vcuda-ahead", 0, 0, 0);
-    prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0);
-    while (!__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE)) {
-        uint32_t opened = __atomic_load_n(&ahead.opened, __ATOMIC_ACQUIRE);
-        int found = step();
-        idle_since = found != NOTHING ? 0 : idle_since ? idle_since : shim_now();
-        if (found == HELD) {
-            gate_wait_to_let_go(ahead.slot);
-        } else if (found == RUNNING || shim_now() - idle_since < LINGER_NS) {
-            nanosleep(&(struct timespec){0, POLL_NS}, NULL);
-        } else {
-            __atomic_store_n(&ahead.asleep, 1, __ATOMIC_SEQ_CST);
-            sleep_on(&ahead.opened, opened, SLEEP_NS);
-            __atomic_store_n(&ahead.asleep, 0, __ATOMIC_RELAXED);
-        }
-    }
-    step();
-    return nothing;
-}
-
-/* Start the thread, with the program's signals for others. Locked. */
-static int start(void)
-{
-    sigset_t all, old;
-    pthread_t thread;
-    if (ahead.started)
-        return 1;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    ahead.started = pthread_create(&thread, NULL, attend, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (ahead.started)
-        pthread_detach(thread);
-    return ahead.started;
 }
 
 int ahead_serves(const struct meter_lane *lane)
@@ -252,7 +217,8 @@ static int prepare(const struct meter_lane *lane)
         return 0;
     if (!ahead.context) {
         /* The wait is a trial, as not every driver can do it: what it waits for is there already. */
-        if (!start() || real.cuMemHostAlloc((void **)&ahead.memory, size, 0) || !memset(ahead.memory, 0, size) ||
+        if (!ahead_thread_start() || real.cuMemHostAlloc((void **)&ahead.memory, size, 0) ||
+            !memset(ahead.memory, 0, size) ||
             real.cuStreamWaitValue32_v2(lane->stream, (CUdeviceptr)(uintptr_t)ahead.memory, 0, CU_WAIT_VALUE_GEQ)) {
             PUT(ahead.failed, 1);
             return 0;
@@ -273,6 +239,10 @@ uint32_t ahead_open(struct meter_lane *lane, uint64_t ns)
         return 0;
     uint32_t n = 0;
     if (prepare(lane) && ahead.opened - ahead.over < ENTRIES / 2) {
+        if (ahead.opened == UINT32_MAX) { /* 0 means that a burst is not held */
+            *entry_of(0) = (struct entry){.closed_ns = 1, .done = 1};
+            PUT(ahead.opened, 0);
+        }
         *entry_of(n = ahead.opened + 1) = (struct entry){.ns = ns, .number = n};
         PUT(ahead.held_ns, ahead.held_ns + ns);
         __atomic_store_n(&ahead.opened, n, __ATOMIC_SEQ_CST);
@@ -283,9 +253,15 @@ uint32_t ahead_open(struct meter_lane *lane, uint64_t ns)
     /* Without the lock, as the call may wait for a place in the stream, which comes when bursts end. */
     if (n && real.cuStreamWaitValue32_v2(lane->stream, (CUdeviceptr)(uintptr_t)gate, n, CU_WAIT_VALUE_GEQ))
         PUT(ahead.failed, 1); /* it runs at once, and is counted when it is let go */
-    if (n && __atomic_exchange_n(&ahead.asleep, 0, __ATOMIC_SEQ_CST))
-        wake(&ahead.opened);
+    if (n)
+        ahead_thread_poke();
     return n;
+}
+
+/* Return 0 if end_all has taken the entry's work off already. Locked. */
+static int is_counted(uint32_t n)
+{
+    return ahead.words && entry_of(n)->number == n && (int32_t)(n - ahead.over) > 0;
 }
 
 /* Locked. */
@@ -309,7 +285,9 @@ static void finish(const struct meter_lane *lane, uint64_t others_ns, int done)
     uint32_t n = lane->now.held;
     if (!lock())
         return;
-    if (ahead.words && entry_of(n)->number == n) {
+    if (!is_counted(n)) {
+        inflight_less(lane->slot, others_ns);
+    } else {
         close_entry(entry_of(n), &lane->now, unused_ns, others_ns);
         if (done)
             __atomic_store_n(&ahead.words[1 + n % ENTRIES], n, __ATOMIC_RELEASE);
@@ -325,6 +303,11 @@ void ahead_join(const struct meter_lane *lane, const struct admission *admitted)
     struct entry *e = entry_of(lane->now.held);
     if (!lock())
         return;
+    if (!is_counted(lane->now.held)) {
+        inflight_less(lane->slot, admitted->held ? 0 : ns);
+        unlock();
+        return;
+    }
     e->ns += ns;
     if (!e->let_go_ns)
         PUT(ahead.held_ns, ahead.held_ns + ns);
@@ -396,5 +379,6 @@ void ahead_forget_context(CUcontext context, int slot)
 
 void ahead_forget_all(void)
 {
+    ahead_thread_forget();
     memset(&ahead, 0, sizeof ahead);
 }

@@ -8,6 +8,8 @@
 int ahead_serves(const struct meter_lane *lane);
 /* Return 1 if another burst may be handed over. */
 int ahead_has_room(void);
+/* Hand nothing over for a moment, so that work that cannot be gets its turn. */
+void ahead_pause(void);
 /* Wait until there is room, a millisecond at most. */
 void ahead_wait_for_room(void);
 /* Hold the burst that the lane opens, of `ns` of predicted work. Return its number; 0: it is not held. */

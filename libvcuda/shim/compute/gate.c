@@ -301,8 +301,11 @@ static int goes_ahead(const struct meter_lane *lane, uint64_t predicted, struct 
     if (!depth && !holds)
         return 0;
     if (!ahead_serves(lane) || __atomic_load_n(&shim.gpus_open, __ATOMIC_RELAXED) > 1 ||
-        __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0)
+        __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) > 0) {
+        if (holds)
+            ahead_pause();
         return holds ? -1 : 0;
+    }
     if (!ahead_has_room())
         return -1;
     out->held = 1;

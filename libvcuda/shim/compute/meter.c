@@ -99,6 +99,21 @@ static int metered_slot(CUcontext *context, CUresult *result)
     return -1;
 }
 
+/* Close the held bursts of other streams. One that stays open could get behind the burst that opens now, by a wait between
+ * the streams, and would be let go before it. */
+static void close_held(const struct meter_lane *but)
+{
+    struct meter_lane *lane;
+    for (uint32_t i = 0; (lane = lane_at(i)); i++) {
+        if (lane == but || lane->context != but->context || !__atomic_load_n(&lane->open, __ATOMIC_RELAXED) ||
+            !lane_is_near(lane) || !lane_take(lane))
+            continue;
+        if (lane->open && lane->context && lane->now.held && !meter_capturing(lane->stream, 0))
+            meter_close(lane);
+        lane_leave(lane);
+    }
+}
+
 /* With the lane taken: continue its burst, or open a new one for the admitted work. */
 static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct admission *admitted)
 {
@@ -118,6 +133,8 @@ static void enter(struct meter_ticket *t, struct meter_lane *lane, const struct 
         lane->left_ns += (int64_t)admitted->allowance_ns;
         lane->turn = admitted->turn;
     } else {
+        if (admitted->held)
+            close_held(lane);
         meter_open(lane, admitted, !t->known);
     }
     /* With a second context, the meaning of stream NULL depends on the current one: look it up each time. */
