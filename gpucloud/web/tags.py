@@ -151,6 +151,13 @@ def percent(value: float | None) -> str:
 
 
 @register.filter
+def mig_profile(resource: str) -> str:
+    """Return the profile of a quota's resource `mig/PROFILE`; empty: it is another resource."""
+    before, _slash, profile = str(resource).partition("mig/")
+    return "" if before else profile
+
+
+@register.filter
 def amount(value: int | None, resource: str) -> str:
     """Format an amount of a quota's resource; null is unlimited."""
     if value is None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.template.loader import render_to_string
 from django.utils import timezone
 
 from agent import wire
@@ -205,3 +206,9 @@ def test_a_quota_of_a_profile_is_made_by_the_form_and_named_on_pages(
     assert "1 of 1 used" in page
     assert "unnamed" in text(olga.get(f"/quotas/{quota.pk}/remove/"))
     assert "mig/2g.35gb" in text(olga.get("/search/?q=mig%2F2g"))
+
+
+def test_a_preview_names_the_profile() -> None:
+    """A preview's rows are plain facts, not quotas."""
+    shown = render_to_string("tenants/_resource.html", {"quota": {"resource": "mig/2g.35gb"}})
+    assert shown.strip() == "MIG instances 2g.35gb"

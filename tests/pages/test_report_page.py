@@ -29,6 +29,12 @@ def test_hours_are_ones_own_tenants_and_a_file_too(cast: Cast, machine: Machine,
     assert rows_of(browser("olga").get("/reports/?format=json&tenant=globex")) == []
 
 
+def test_a_tenant_and_an_organisation_are_not_both_chosen(cast: Cast, browser: SignIn) -> None:
+    cast.olga.post("organisations/", {"slug": "university", "name": "University"})
+    page = browser("olga").get("/reports/?tenant=acme&organisation=university").content.decode()
+    assert "Choose a tenant or an organisation, not both." in page
+
+
 def test_the_page_has_a_chart_a_forecast_and_owners(
     clock: Clock, cast: Cast, machine: Machine, browser: SignIn
 ) -> None:

@@ -84,7 +84,7 @@ def _try(
 ) -> tuple[dict[Any, Any], "_Outlook", dict[str, Any]]:
     """Return what is shown after `act`, the quotas then, and the waiting claims compared; nothing is changed."""
     queue = _Queue(tenants)
-    spent = {item.pk: _spent_reasons(item) for item in tenants}
+    spent = {item.pk: _spent_reasons(item) for item in {claim.tenant for claim in queue.claims}}
     with transaction.atomic():
         before = queue.outlook().of(queue.claims, spent)
         shown = show(act())

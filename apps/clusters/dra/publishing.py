@@ -133,8 +133,17 @@ class Publisher:
         of_profiles = [partitions.class_of(name, as_resource=as_resource) for name in sorted(profiles)]
         for one in [slices.device_class(), *of_profiles]:
             if self._api.find(f"{CLASSES}/{one['metadata']['name']}") is None:
-                self._api.post(CLASSES, one)
+                self._make_class(one)
         self._class_due = time.monotonic() + CLASS_SECONDS
+
+    def _make_class(self, one: Mapping[str, Any]) -> None:
+        """Make one DeviceClass. One that the server refuses, such as for a name, keeps back no slices."""
+        try:
+            self._api.post(CLASSES, one)
+        except Refused as error:
+            if error.status != CONFLICT and error.worth_another_try:
+                raise
+            logger.warning("DeviceClass %s: %s", one["metadata"]["name"], error)
 
     def _is_absent(self, *keys: str) -> bool:
         now = time.monotonic()

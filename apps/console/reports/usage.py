@@ -75,6 +75,12 @@ class PeriodForm(forms.Form):
         if not Organisation.objects.exists():
             del self.fields["organisation"]
 
+    def clean(self) -> dict[str, Any]:
+        """Refuse a tenant beside an organisation, as the API does."""
+        if self.cleaned_data.get("tenant") and self.cleaned_data.get("organisation"):
+            self.add_error("organisation", _("Choose a tenant or an organisation, not both."))
+        return self.cleaned_data
+
     def tenants(self, principal: Principal) -> Iterable[Tenant]:
         """Return the tenants that were chosen: one, those below an organisation, or all that the reader sees."""
         visible, organisation = Tenant.objects.visible_to(principal), self.cleaned_data.get("organisation")

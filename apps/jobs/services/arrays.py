@@ -42,7 +42,7 @@ def stop_array(*, principal: Principal, array: JobArray, versions: etags.Version
         waiting = locked.jobs.filter(state=JobState.WAITING).order_by("pk")
         if locked.jobs.open().exists():
             audit.record(principal, "job-array.stop", locked, before=count_states(locked))
-        for job in waiting.select_for_update(of=("self",)).select_related("tenant"):
+        for job in waiting.select_for_update(of=("self",)).select_related("tenant", "pool"):
             end_job(job, JobState.STOPPED, reason=f"stopped by {principal.name}")
     for job in array.jobs.open():
         stop_job(principal=principal, job=job)

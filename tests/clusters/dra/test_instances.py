@@ -1,5 +1,6 @@
 """MIG instances as devices: what is published, asked, charged and placed; without a cluster."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from apps.clusters.dra import instances, ledger, partitions, requests, slices
 from apps.clusters.dra.partitions import MigDevice
 from apps.clusters.dra.publishing import CLASSES, Publisher
 from apps.clusters.formats.asks import Unreadable
+from apps.clusters.kube.client import Refused
 from apps.clusters.models import Cluster, DeviceClaim
 from apps.clusters.services import bindings, clusters
 from apps.nodes.models import Node
@@ -176,3 +178,16 @@ def test_classes_are_no_resources_unless_the_operator_says_so(cluster: Cluster, 
     api = Cell()
     Publisher(cluster, api).publish()
     assert "extendedResourceName" not in api.things[f"{CLASSES}/mig-2g.35gb.gpucloud.io"]
+
+
+class Refusing(Cell):
+    """A cluster that refuses the DeviceClasses of profiles."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        if path == CLASSES and body["metadata"]["name"].startswith("mig-"):
+            raise Refused(422, "Invalid", "metadata.name: Invalid value")
+        return super().post(path, body)
+
+
+def test_a_class_that_the_cluster_refuses_keeps_back_no_slices(cluster: Cluster, machine: Machine) -> None:
+    assert Publisher(cluster, Refusing()).publish() == 2
