@@ -76,7 +76,7 @@ static void test_requests(void)
     node.player[0].pid = 0;
     double mean = figure_of(&node.player[0], "mean_ms");
     double longest = figure_of(&node.player[0], "longest_ms");
-    expect(mean > 0.8 && mean < (SANITIZED ? 100 : 6) && longest < 900,
+    expect(mean > 0.8 && mean < (SANITIZED ? 100 : 8) && longest < 900,
            "requests of 0.9 ms beside it take %.2f ms in the mean, %.2f at most", mean, longest);
     end();
 }
@@ -183,13 +183,13 @@ static void test_orphans(void)
     node_set_limit(1, (struct vcuda_limit){.core_request = 50, .core_limit = 100, .policy = VCUDA_POLICY_BURST});
     set_policy(0, 50, 0);
     node_measure(1.5, shares);
-    expect(shares[1] > 40, "it goes on when it is no longer best effort: %.1f %%", shares[1]);
+    expect(shares[1] > 25, "it goes on when it is no longer best effort: %.1f %%", shares[1]);
     set_policy(1, 0, VCUDA_FLAG_BEST_EFFORT);
     pause_s(0.5);
     arbiter_end(SIGKILL);
     pause_s(0.5);
     node_measure(1.5, shares);
-    expect(shares[1] > 40, "and when the arbiter is dead: %.1f %%", shares[1]);
+    expect(shares[1] > 25, "and when the arbiter is dead: %.1f %%", shares[1]);
     node.arbiter = arbiter_start(node_directory);
     end();
 }
