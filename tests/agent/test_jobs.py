@@ -124,7 +124,7 @@ async def test_a_program_that_ignores_sigterm_is_killed(jobs: Jobs) -> None:
 
 
 async def test_a_program_may_clean_up_when_its_time_is_over(jobs: Jobs) -> None:
-    uid = await jobs.want("sh", "-c", "trap 'echo saved; exit 5' TERM; while :; do sleep 0.1; done", seconds=1)
+    uid = await jobs.want("sh", "-c", "trap 'echo saved; exit 5' TERM; while :; do sleep 5; done", seconds=1)
     ended = await jobs.reach(uid, "ended")
     assert (ended.exit_code, ended.reason) == (5, "time limit of 1 s")
     # Its children were asked, too: the shell says so.

@@ -114,7 +114,10 @@ class Jupyter:
         self.asked: list[str] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:
+            return  # ended before it asked
         self.asked.append(head)
         last = datetime.fromtimestamp(self.used_at, UTC).isoformat().replace("+00:00", "Z")
         status = {"connections": self.connections, "kernels": len(self.kernels), "last_activity": last}
