@@ -3,7 +3,6 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,47 +152,3 @@ async def test_claims_of_one_tenant_share_an_instance_through_kills_and_it_ends_
     await asyncio.to_thread(program.wait, 10)
     assert instances_of(scene.stage) == {}
     assert set(scene.platform.used(scene.tenant).values()) == {0}
-
-
-async def test_a_claim_moves_between_kinds_by_release_and_claim(scene: Scene) -> None:
-    """One name in turns, under MPS, in a MIG instance, in turns again: quota, chart and program each time, no rest."""
-    scene.start_agent()
-    await scene.online()
-    share: dict[str, Any] = {"name": "train", "core_request": 10, "memory_mib": 8192}
-    kinds: list[tuple[str, Json, int, int]] = [
-        ("turns", {"isolation": "shared"}, 10, 8192),
-        ("mps", {"isolation": "shared"}, 10, 8192),
-        # The smallest instance that covers it is charged in full.
-        ("turns", {"isolation": "hard"}, 14, 16384),
-        ("turns", {"isolation": "shared"}, 10, 8192),
-    ]
-    seen = set()
-    for backend, isolation, core, memory_mib in kinds:
-        scene.platform.granted("PATCH", f"pools/{scene.name}/", {"backend": backend})
-        claim = scene.ask(**share, **isolation)
-        assert (claim["state"], claim["name"]) == ("active", "train"), claim["reasons"]
-        seen.add(claim["uid"])
-        used = scene.platform.used(scene.tenant)
-        assert (used["core_percent"], used["memory_mib"]) == (core, memory_mib)
-        has_instance = isolation["isolation"] == "hard"
-        assert bool(instances_of(scene.stage)) == has_instance
-        gpu = scene.platform.gpu(claim["assignments"][0]["gpu_uuid"])
-        assert has_instance or gpu["backend"] == backend
-        secret = scene.platform.granted("GET", f"claims/{claim['uid']}/env/")["secret"]
-        program = scene.stage.exec(claim["uid"], str(GPULOAD), "--memory", "1GiB", "--kernel-us", "1000", secret=secret)
-        await eventually(partial(_measured, scene, claim["uid"]), seconds=30)
-        assert program.poll() is None
-        # Its program ends with it.
-        assert scene.release(claim)["state"] == "released"
-        await asyncio.to_thread(program.wait, 20)
-        assert set(scene.platform.used(scene.tenant).values()) == {0}
-        assert instances_of(scene.stage) == {}
-    named = scene.platform.granted("GET", f"claims/?tenant={scene.tenant}&name=train&live=false")["results"]
-    assert {claim["uid"] for claim in named} == seen
-    assert len(seen) == len(kinds)
-
-
-def _measured(scene: Scene, uid: str) -> bool:
-    """Return whether the claim's chart shows that its GPU was used."""
-    series = scene.platform.granted("GET", f"utilization/?claim={uid}")["series"]
-    return any(value for one in series for value in one["core_percent"] or () if value)
