@@ -184,7 +184,8 @@ def _asks_for_gpus() -> str:
     The pod before an update counts, too: a word that is taken away decides as well.
     """
     names = _quoted((*RESOURCES, EXTENDED_RESOURCE))
-    named = f"k in [{names}] || k.startsWith('{mig_resources.PREFIX}')"
+    begins = " || ".join(f"k.startsWith('{prefix}')" for prefix in (mig_resources.PREFIX, mig_resources.OWN_PREFIX))
+    named = f"k in [{names}] || {begins}"
     asks = " || ".join(
         f"(has(c.resources) && has(c.resources.{kind}) && c.resources.{kind}.exists(k, {named}))"
         for kind in ("limits", "requests")

@@ -4,7 +4,8 @@ import re
 
 DEVICE_CLASS = "vgpu.gpucloud.io"
 # Kubernetes makes an extended resource of each DeviceClass.
-EXTENDED_RESOURCE = f"deviceclass.resource.kubernetes.io/{DEVICE_CLASS}"
+CLASS_RESOURCES = "deviceclass.resource.kubernetes.io/"
+EXTENDED_RESOURCE = f"{CLASS_RESOURCES}{DEVICE_CLASS}"
 # The DeviceClass of a MIG profile: `mig-2g.35gb.gpucloud.io`. Its name says what a ResourceClaim is charged.
 MIG_BEGINS, MIG_ENDS = "mig-", ".gpucloud.io"
 _PROFILE = re.compile(r"\d{1,2}g\.\d{1,5}gb")

@@ -12,6 +12,8 @@ from apps.clusters.formats.asks import Unreadable
 
 Thing = Mapping[str, Any]
 
+# NVIDIA's driver, whose attributes people's manifests name.
+OTHERS_DRIVER = "gpu.nvidia.com"
 # The capacities of a device: percent of its compute, bytes of its memory.
 CORE, MEMORY = "core", "memory"
 # Annotations of a ResourceClaim that resize it: percent, and a quantity of bytes.
@@ -111,6 +113,7 @@ def read_request(claim: Thing) -> DeviceRequest:
     count = exactly.get("count") or 1
     if not isinstance(count, int) or not 1 <= count <= MOST_DEVICES:
         raise Unreadable(f"Request {name}: count is {count}: give a number from 1 to {MOST_DEVICES}.")
+    _refuse_others_words(claim, name, exactly)
     amounts = (exactly.get("capacity") or {}).get("requests") or {}
     if (profile := profile_of_class(str(exactly["deviceClassName"]))) is not None:
         return _read_instance(name, profile, count, amounts)
@@ -122,6 +125,22 @@ def read_request(claim: Thing) -> DeviceRequest:
             f"{CORE} is the percent of the GPU's compute; without it, {WHOLE}."
         )
     return DeviceRequest(name, count, read_core(amounts.get(CORE, WHOLE), name), read_memory(amounts[MEMORY], name))
+
+
+def _refuse_others_words(claim: Thing, name: str, exactly: Thing) -> None:
+    """Refuse what only devices of NVIDIA's driver have: none of ours would be allocated. Raises Unreadable."""
+    selectors = (str((one.get("cel") or {}).get("expression")) for one in exactly.get("selectors") or ())
+    if any(OTHERS_DRIVER in one and DRIVER not in one for one in selectors):
+        raise Unreadable(
+            f"Request {name}: its selector names {OTHERS_DRIVER}, and this class has devices of {DRIVER}: name that "
+            "driver and its attributes (docs/dra.md), or leave the selector out where the class has the profile."
+        )
+    for one in _devices(claim).get("constraints") or ():
+        attribute = str(one.get("matchAttribute") or one.get("distinctAttribute"))
+        if attribute.startswith(f"{OTHERS_DRIVER}/") and name in (one.get("requests") or [name]):
+            raise Unreadable(
+                f"Request {name}: a constraint names {attribute}, which no device of {DRIVER} has: leave it out."
+            )
 
 
 def _read_instance(name: str, profile: str, count: int, amounts: Thing) -> DeviceRequest:
@@ -204,10 +223,13 @@ def _device(result: Thing) -> Device:
 
 
 def _requests(claim: Thing) -> list[Thing]:
+    return list(_devices(claim).get("requests") or [])
+
+
+def _devices(claim: Thing) -> Thing:
     spec = claim.get("spec") or {}
     # A template has the ResourceClaim's spec within its own.
-    spec = spec.get("spec") or spec
-    return list((spec.get("devices") or {}).get("requests") or [])
+    return dict((spec.get("spec") or spec).get("devices") or {})
 
 
 def _every_request(requests: Iterable[Thing]) -> Iterator[Thing]:

@@ -139,11 +139,13 @@ def _impossible(pod: pods.Pod, said: Mapping[str, str]) -> Iterator[str]:
         )
     elif SHARED_MODE not in mode:
         yield f"{MODE} is {mode[: pods.LONGEST]}: here a GPU is shared in the way of {SHARED_MODE} only."
-    if profile := mig_resources.single_strategy_profile(pod):
-        resource = f"{mig_resources.PREFIX}{profile.replace('+', '.')}"
+    if (found := mig_resources.single_strategy(pod)) is not None:
+        label, profile = found
+        resource = f"{mig_resources.PREFIX}{(profile or '2g.20gb').replace('+', '.')}"
+        by_profile = "" if profile else "by a profile, as "
         yield (
-            f"{mig_resources.PRODUCT} names GPUs of which {COUNT} is a MIG instance of {profile}, and here it is a "
-            f"whole GPU: ask {resource}: 1, and leave {mig_resources.PRODUCT} out."
+            f"{label} names nodes where {COUNT} is a MIG instance, and not a whole GPU: ask {by_profile}{resource}: 1, "
+            f"and leave {label} out."
         )
     if said.get(NUMA, "").lower() in ("1", "t", "true"):
         yield f"{NUMA} is set: GPUs are not chosen by NUMA node; leave it out."

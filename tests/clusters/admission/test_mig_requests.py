@@ -122,7 +122,7 @@ def test_what_they_cannot_serve_is_refused_in_words() -> None:
     named = manifest(MIXED, profile)
     named["spec"]["nodeName"] = "gpu1"
     for asked, words in (
-        (manifest(MIXED, f"{profile}.me"), "ask for the profile without them"),
+        (manifest(MIXED, f"{profile}.me"), "are not offered; ask nvidia.com/mig-1g.10gb."),
         (several, "2 times: a program uses one MIG instance"),
         (with_container(manifest(MIXED, profile), profile), "give each a ResourceClaim"),
         (with_container(manifest(MIXED, "cpu"), profile, init=True), "ask in a container or a sidecar"),
