@@ -21,6 +21,10 @@ class Middle:
         self._whole = True
         # Number of answers to lose: the request arrives, its answer is dropped.
         self.lose_answers = 0
+        # Requests that begin like this get no answer while `flowing` is cleared, which the first of them does.
+        self.hold_answer_of: bytes | None = None
+        self.flowing = threading.Event()
+        self.flowing.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -60,6 +64,10 @@ class Middle:
                 if answers and self.lose_answers > 0:
                     self.lose_answers -= 1
                     break
+                if not answers and self.hold_answer_of and data.startswith(self.hold_answer_of):
+                    self.flowing.clear()
+                if answers:
+                    self.flowing.wait(60)
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -21,6 +21,7 @@ from tests.processes import alive
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
 RUN = ("run", "--core", "10", "--memory", "1GiB")
+JOB = ("job", *RUN)
 GPULOAD = str(ROOT / "libvcuda" / "build" / "gpuload")
 # Prints that it is up, then the signals that reach it, and ends with SIGTERM only.
 LISTENER = """
@@ -363,3 +364,20 @@ def test_ctrl_c_in_a_pipeline_reaches_the_program_once(max_: Shell, tenant: str,
     platform.granted("DELETE", f"claims/{claim['uid']}/")
     terminal.code()
     until(lambda: released(platform, tenant), what="the release")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="an agent of root runs jobs of other users only")
+def test_a_job_whose_creation_is_interrupted_is_stopped(max_: Shell, tenant: str, platform: Platform) -> None:
+    def jobs() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = platform.granted("GET", f"jobs/?tenant={tenant}")["results"]
+        return rows
+
+    with Middle(platform.url) as middle:
+        middle.hold_answer_of = b"POST /api/v1/jobs/ "
+        process = max_.start(*JOB, "--wait", "--stop-on-interrupt", "--url", middle.url, "--", "sleep", "60")
+        until(jobs, what="the job")
+        process.send_signal(signal.SIGTERM)
+        middle.flowing.set()
+        ended = finish(process)
+    assert ended.code == 130, ended
+    until(lambda: jobs()[0]["state"] == "stopped", what="the job's end")

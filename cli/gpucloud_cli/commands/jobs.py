@@ -38,6 +38,7 @@ OVER = ("succeeded", "failed", "stopped")
 # A follower asks again so often; a job that waits for GPUs is looked at less often.
 # The server answers as soon as there is output.
 FOLLOW_SECONDS, WAITING_SECONDS = 15, 2.0
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 # Arguments after the command belong to the command.
 WORDS = {"allow_interspersed_args": False}
 JOB_ARGUMENT = click.argument("name", metavar="JOB")
@@ -93,11 +94,11 @@ def run(
         wanted |= _find_all_awaited(api, after=after_, after_any=after_any_) | read_repository(git)
         if directory is not None:
             wanted["files"] = send_directory(api, wanted["tenant"], directory, exclude)
-        job = api.post("jobs/", wanted).body
         if not wait:
-            invocation.show(job)
+            invocation.show(api.post("jobs/", wanted).body)
             return
-        code = _await(api, job, stops=stops)
+        with _holding_interrupts() if stops else nullcontext():
+            code = _await(api, api.post("jobs/", wanted).body, stops=stops)
     raise click.exceptions.Exit(code)
 
 
@@ -208,10 +209,21 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def _holding_interrupts() -> Iterator[None]:
+    """Hold interrupts back until `_stopping` takes them: one during the POST would leave a job that nobody stops."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _stopping(api: Api, path: str) -> Iterator[None]:
     """Stop the job or the array if this process is interrupted or asked to end."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
         yield
     except KeyboardInterrupt:
         api.post(f"{path}stop/", {})
