@@ -72,6 +72,9 @@ bench-resize: ## the time from PATCH to in force in the running process, p50 and
 bench-rebalance: ## how soon a lender that wakes has its own, and that ten minutes bring no swing (ARGS="--wakes 20 --minutes 10")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.rebalance $(ARGS)
 
+bench-forecast: ## what each rebalance policy lends on a trace of real use, and whom it throttles (TRACE=FILE ARGS="--aside FILE --claims 12")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.forecast $(TRACE) $(ARGS)
+
 bench-api: ## requests a second of one server with two workers, over a hundred thousand claims (ARGS="--runs 3 --seconds 10")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.api $(ARGS)
 

@@ -70,6 +70,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "settle-past-use": {"task": "apps.accounting.tasks.settle_past_use", "schedule": 30.0, "options": {"expires": 30}},
     # Returning lent core does not wait for this task: see `services.waking`.
     "rebalance-pools": {"task": "apps.scheduling.tasks.rebalance_pools", "schedule": 15.0, "options": {"expires": 15}},
+    # A window of five minutes is complete in one run of five.
+    "follow-use": {"task": "apps.forecasts.tasks.follow_use", "schedule": 60.0, "options": {"expires": 60}},
     # From the roll-ups, which are written every ten seconds.
     "watch-guarantees": {
         "task": "apps.accounting.tasks.watch_guarantees",

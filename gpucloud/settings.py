@@ -54,6 +54,7 @@ INSTALLED_APPS = [
     "apps.packing",
     "apps.instances",
     "apps.whatif",
+    "apps.forecasts",
     "apps.jobs",
     "apps.notices",
     "apps.tunnels",

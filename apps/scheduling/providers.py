@@ -1,11 +1,14 @@
 """Interfaces that this app needs from higher apps: it knows states of suspended and moving claims, not the orders."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 from agent import wire
 from apps.nodes.models import Node
+from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
+from apps.scheduling.core.rebalancing.values import Forecast
 from apps.scheduling.models import Assignment, Claim, Reservation
 from gpucloud.providers import Provider
 
@@ -122,6 +125,26 @@ class Jobs(Protocol):
 
     def output(self, node: Node, frame: wire.Output) -> int | None:
         """Store a piece of a run's output; return the run's stored bytes, None if the node has no such run."""
+
+
+class LendingForecasts(Protocol):
+    """Forecasts of what claims will need; see `apps.forecasts.services`."""
+
+    def read_forecasts(self, pool: Pool, *, now: datetime) -> Mapping[str, Forecast]:
+        """Return the present forecasts of the pool's claims, by uid; claims without one are left out."""
+
+
+lending_forecasts: Provider[LendingForecasts] = Provider("scheduling.lending_forecasts")
+
+
+class LendingReplays(Protocol):
+    """Replays of past use under rebalance policies; see `apps.forecasts.replays`."""
+
+    def replay_pool(self, pool: Pool, *, days: int) -> dict[str, Any]:
+        """Return what each policy would have lent in the pool's last days, and who would have been throttled."""
+
+
+lending_replays: Provider[LendingReplays] = Provider("scheduling.lending_replays")
 
 
 jobs: Provider[Jobs] = Provider("scheduling.jobs")

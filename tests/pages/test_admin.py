@@ -13,6 +13,7 @@ LEFT_OUT = {
     # Not for reading: telemetry has its charts, and its keys have several columns.
     "UsageTens", "UsageMinute", "UsageHour", "UsageDay", "FleetMinute", "LateFrames", "TelemetryMark", "UsageFrame",
     "Sample", "AllocatedHour", "AllocatedDay", "GpuHealth", "PastUse", "PastUseMark",
+    "UseDay", "ClaimForecast",
     # Bytes; rounds are read on their page.
     "FleetSnapshot",
     # Shown on the pool's own page.

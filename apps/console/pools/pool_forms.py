@@ -103,6 +103,7 @@ LABELS: Final = {
     "idle_percent": _("Idle threshold"),
     "throttled_percent": _("Throttled percent"),
     "most_changes": _("Max changes per run"),
+    "forecast_risk_percent": _("Forecast risk"),
 }
 
 

@@ -97,6 +97,9 @@ class RebalanceBoundsSerializer(Strict):
         1, 100, _("Percent of time spent waiting from which a claim counts as throttled; default 20.")
     )
     most_changes = bound(1, 10_000, _("Changes in one run, except returns of lent core; default 50."))
+    forecast_risk_percent = bound(
+        1, 50, _("`forecast` only: percent of windows in which an owner may need more than is kept for it; default 5.")
+    )
     calendar = HoursSerializer(many=True, required=False, help_text="`cron`: the first matching entry counts.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

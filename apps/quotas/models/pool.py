@@ -86,6 +86,7 @@ class RebalancePolicy(models.TextChoices):
     FEEDBACK = "feedback", _("Feedback: raise limits of what is throttled, lend what is idle")
     PERCENTILE = "percentile", _("Percentile: guarantee the 95th percentile of use and a margin")
     CRON = "cron", _("Cron: shares by weekday and hour")
+    FORECAST = "forecast", _("Forecast: lend what owners will not need in the next minutes, at the pool’s risk")
 
 
 class IdleRule(models.TextChoices):

@@ -3,7 +3,8 @@
 from typing import Any
 
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -21,6 +22,20 @@ from gpucloud.api import shown
 from gpucloud.api.filters import Named, filters_of
 from gpucloud.api.serializers import Strict
 from gpucloud.api.shown import Columns
+
+# A week of use before the first replayed day is kept, so that its forecasts know the hours of a week.
+MOST_DAYS = 30
+POLICY = OpenApiParameter(
+    "policy",
+    OpenApiTypes.STR,
+    enum=RebalancePolicy.values,
+    description="With dry_run only: show what this policy would change, instead of the pool's.",
+)
+DAYS = OpenApiParameter(
+    "days",
+    OpenApiTypes.INT,
+    description="With dry_run only: also replay the pool's last days (1 to 30) under each policy.",
+)
 
 
 class FoundSerializer(Strict):
@@ -100,6 +115,35 @@ ProposalDismiss = order(
 )
 
 
+class ThrottledSerializer(Strict):
+    """A claim whose owner would have had to wait."""
+
+    claim = shown.uid()
+    claim_name = shown.text()
+    windows = shown.integer("Windows of five minutes in which it needed more than was kept for it.")
+
+
+class PolicyReplaySerializer(Strict):
+    """The outcome of one policy in the replayed days."""
+
+    policy = shown.choice(RebalancePolicy.choices)
+    lent_core_hours = shown.number("GPU-hours that best-effort claims could have used.")
+    throttled_percent = shown.number("Windows of five minutes in which an owner needed more than was kept for it.")
+    changes_per_day = shown.number("Changes of one claim in a day.")
+    wrong_percent = shown.number("Forecasts that were too low; null for the other policies.", null=True)
+    throttled = ThrottledSerializer(many=True, read_only=True, help_text="The claims concerned most often.")
+
+
+class ReplaySerializer(Strict):
+    """The last days of a pool, replayed under each policy."""
+
+    days = shown.integer()
+    claims = shown.integer("Replayed claims: those with the largest guarantees and the longest use.")
+    left_out = shown.integer("Claims that are not replayed.")
+    least_days = shown.integer("Days of use that a forecast needs; before, `forecast` is `percentile`.")
+    policies = PolicyReplaySerializer(many=True, read_only=True)
+
+
 class RunSerializer(Strict):
     """A run of the rebalancer."""
 
@@ -110,6 +154,9 @@ class RunSerializer(Strict):
     considered = shown.integer("The number of claims considered.")
     changes = FoundSerializer(many=True, source="proposals", read_only=True)
     explanation = shown.text("Why there are no changes; null where there are.", null=True, source="why")
+    replay = ReplaySerializer(
+        read_only=True, allow_null=True, help_text="The last `days` under each policy; null unless asked for."
+    )
 
 
 class PoolRebalance(ApiView):
@@ -121,13 +168,32 @@ class PoolRebalance(ApiView):
     write_scope = "nodes:write"
     operator_methods = CHANGES
     tagged = False
-    change_parameters = {"POST": frozenset({"dry_run"})}
+    change_parameters = {"POST": frozenset({"dry_run", "policy", "days"})}
 
-    @extend_schema(request=None, parameters=[DRY_RUN], responses={200: RunSerializer})
+    @extend_schema(request=None, parameters=[DRY_RUN, POLICY, DAYS], responses={200: RunSerializer})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Run the rebalancer over a pool, or show what it would change and why (operators)."""
         self.without_body(request)
         pool = self.find(name)
-        found = proposals.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))
+        policy, days = _preview_of(request)
+        if policy or days:
+            found = proposals.preview_policy(principal=self.principal, pool=pool, policy=policy, days=days)
+        else:
+            found = proposals.rebalance(principal=self.principal, pool=pool, dry_run=dry_run(request))
         return Response(RunSerializer(found).data)
+
+
+def _preview_of(request: Request) -> tuple[str | None, int | None]:
+    """Return the policy and the days that a dry run asks for. Raises ValidationError."""
+    policy, days = request.query_params.get("policy"), request.query_params.get("days")
+    wrong = {}
+    if policy is not None and policy not in RebalancePolicy.values:
+        wrong["policy"] = [f"Must be one of {', '.join(RebalancePolicy.values)}."]
+    if days is not None and not (days.isdecimal() and 1 <= int(days) <= MOST_DAYS):
+        wrong["days"] = [f"Must be a number from 1 to {MOST_DAYS}."]
+    if (policy or days) and not dry_run(request):
+        wrong["dry_run"] = ["Must be true with `policy` or `days`: they change nothing."]
+    if wrong:
+        raise serializers.ValidationError(wrong)
+    return policy, None if days is None else int(days)

@@ -23,6 +23,8 @@ WAITING = (
 )  # fmt: skip
 
 
+POLICIES = ("feedback", "percentile", "cron", "forecast")
+REPLAYED = ("policy", "lent_core_hours", "throttled_percent", "changes_per_day", "wrong_percent")
 KINDS = ("turns", "mps", "mps-per-tenant", "mig", "fair-share-current", "fair-share-decayed")
 # Seconds between two looks at a what-if that runs.
 LOOK_SECONDS = 1.0
@@ -44,16 +46,24 @@ WIDE = ("gpu_model", "group", "time_limit_seconds", "created_at")
 @click.command()
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="show what would change and why; change nothing")
+@click.option("--policy", type=click.Choice(POLICIES), help="with --dry-run: by this policy instead of the pool's")
+@click.option("--days", type=click.IntRange(1, 30), help="with --dry-run: replay so many days under each policy")
 @output_options
 @pass_invocation
-def rebalance(invocation: Invocation, *, name: str, dry_run: bool) -> None:
-    """Rebalance a pool now (operators).
+def rebalance(invocation: Invocation, *, name: str, dry_run: bool, policy: str | None, days: int | None) -> None:
+    """Rebalance a pool now, or compare the policies on its last days (operators).
 
-    Example: gpucloud pool rebalance default --dry-run
+    Example: gpucloud pool rebalance default --dry-run --policy forecast --days 30
     """
+    if (policy or days) and not dry_run:
+        raise click.UsageError("--policy and --days change nothing: give --dry-run, too.")
     with invocation.api() as api:
-        found = api.post(f"{path_of(POOL, None, name)}rebalance/", {}, dry_run=dry_run or None).body
-    _explain(invocation, found, found["changes"], CHANGES)
+        path = f"{path_of(POOL, None, name)}rebalance/"
+        found = api.post(path, {}, dry_run=dry_run or None, policy=policy, days=days).body
+    if found["replay"] is None or invocation.structured:
+        _explain(invocation, found, found["changes"], CHANGES)
+    else:
+        invocation.show(found["replay"]["policies"], columns=REPLAYED)
 
 
 @click.command()

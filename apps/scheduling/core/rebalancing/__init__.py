@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from apps.scheduling.core.rebalancing.cron import cron
 from apps.scheduling.core.rebalancing.feedback import feedback
+from apps.scheduling.core.rebalancing.forecast import forecast
 from apps.scheduling.core.rebalancing.percentile import percentile
 from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation
 
 Policy = Callable[[Sequence[Observation], Bounds, int], list[Change]]
 
-POLICIES: Mapping[str, Policy] = {"feedback": feedback, "percentile": percentile, "cron": cron}
+POLICIES: Mapping[str, Policy] = {"feedback": feedback, "percentile": percentile, "cron": cron, "forecast": forecast}
 
 
 def decide(policy: Policy, observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:

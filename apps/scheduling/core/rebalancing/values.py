@@ -13,6 +13,24 @@ MEASURED_PERCENT = 80
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """The need of a claim in the present window, in percent of a GPU, and how good such forecasts were.
+
+    `upper_percent` is exceeded with a probability of `risk_percent`; `expected_percent` is the median. `days`: the
+    measured days behind it, of the claim itself or of its tenant (`source`). `wrong_percent`: the part of the `judged`
+    last forecasts that was exceeded; None without any.
+    """
+
+    upper_percent: float
+    expected_percent: float
+    risk_percent: int
+    days: float
+    source: Literal["claim", "tenant"] = "claim"
+    wrong_percent: float | None = None
+    judged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One claim, its limits, and its use in the window; among several GPUs the busiest counts.
 
@@ -37,6 +55,7 @@ class Observation:
     core_room: int = 0
     lends: bool = True
     changed_at: int | None = None
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,8 @@ class Bounds:
     wake_percent: int = 5
     throttled_percent: int = 20
     most_changes: int = 50
+    # Of a hundred windows of five minutes, the owner may need more than is kept for it in so many.
+    forecast_risk_percent: int = 5
     calendar: tuple[Hours, ...] = ()
 
     def is_rested(self, seen: Observation, now: int) -> bool:

@@ -1,12 +1,14 @@
 """Observations for the rebalancer: the measured use of a pool's claims in a window, in one query."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection
 
-from apps.quotas.models import Pool
-from apps.scheduling.core.rebalancing.values import Bounds, Hours, Observation
+from apps.quotas.models import Pool, RebalancePolicy
+from apps.scheduling.core.rebalancing.values import Bounds, Forecast, Hours, Observation
+from apps.scheduling.providers import lending_forecasts
 from apps.scheduling.services.charging import borrowing
 
 MIB = 1 << 20
@@ -76,12 +78,20 @@ def observe(pool: Pool, *, now: datetime) -> list[Observation]:
         "latest": now - LATEST,
         "begin": now - timedelta(seconds=bounds.window_seconds),
     }
+    lends, forecasts = borrowing.lends(pool), _forecasts(pool, now)
     with connection.cursor() as cursor:
         cursor.execute(MEASURED, asked)
-        return [_observation(row, lends=borrowing.lends(pool)) for row in cursor.fetchall()]
+        return [_observation(row, lends=lends, forecast=forecasts.get(str(row[0]))) for row in cursor.fetchall()]
 
 
-def _observation(row: tuple[Any, ...], *, lends: bool) -> Observation:
+def _forecasts(pool: Pool, now: datetime) -> Mapping[str, Forecast]:
+    provider = lending_forecasts.find()
+    if provider is None or pool.rebalance_policy != RebalancePolicy.FORECAST:
+        return {}
+    return provider.read_forecasts(pool, now=now)
+
+
+def _observation(row: tuple[Any, ...], *, lends: bool, forecast: Forecast | None) -> Observation:
     uid, core_request, core_limit, memory_mib, asked, lent, changed_at, *use = row
     measured, mean, p95, latest, throttled, throttled_latest, memory_p95, memory_most, room = use
     return Observation(
@@ -102,4 +112,5 @@ def _observation(row: tuple[Any, ...], *, lends: bool) -> Observation:
         core_room=max(0, room),
         lends=lends,
         changed_at=changed_at,
+        forecast=forecast,
     )

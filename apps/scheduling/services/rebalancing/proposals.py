@@ -23,7 +23,7 @@ from apps.scheduling.core.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.proposal import MOVES, ProposalKind
-from apps.scheduling.providers import move_orders
+from apps.scheduling.providers import lending_replays, move_orders
 from apps.scheduling.services.charging import borrowing
 from apps.scheduling.services.claims.lifecycle import WrongState, end_assignments, locked
 from apps.scheduling.services.claims.resize import resize_claim
@@ -57,6 +57,8 @@ class RunResult:
     proposals: list[Proposal]
     dry_run: bool = False
     why: str | None = None
+    # What each policy would have done in the last days; only if that was asked for.
+    replay: dict[str, Any] | None = None
 
 
 def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: datetime | None = None) -> RunResult:
@@ -86,6 +88,15 @@ def rebalance(*, principal: Principal, pool: Pool, dry_run: bool = False, now: d
         taken: list[Proposal] = []
         each(found.proposals, partial(_take_into, taken))
         return replace(found, proposals=taken, dry_run=False)
+
+
+def preview_policy(*, principal: Principal, pool: Pool, policy: str | None, days: int | None) -> RunResult:
+    """Return what a run by this policy would change, and with `days` a replay of them. Raises RoleMissing."""
+    principal.require_operator()
+    # Of this object only: nothing is saved.
+    pool.rebalance_policy = policy or pool.rebalance_policy
+    found = rebalance(principal=principal, pool=pool, dry_run=True)
+    return found if days is None else replace(found, replay=lending_replays.get().replay_pool(pool, days=days))
 
 
 def end_lending() -> int:

@@ -10,6 +10,7 @@ from datetime import datetime
 from django.db import transaction
 
 from agent import wire
+from apps.quotas.models import RebalancePolicy
 from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import locked
@@ -28,6 +29,18 @@ def wake(lenders: Mapping[str, wire.AssignmentUsage], *, at: datetime) -> int:
     return sum(_wake(claim, lenders[str(claim.uid)]) for claim in claims)
 
 
+# Policies that lend a part of what a working claim is guaranteed: it wakes when it needs more than the rest.
+BY_NEED = frozenset({RebalancePolicy.PERCENTILE, RebalancePolicy.FORECAST})
+
+
+def _fits_in_the_rest(claim: Claim, used: wire.AssignmentUsage) -> bool:
+    """Return True if the claim works within what it has not lent, in a pool that lends parts."""
+    bounds = bounds_of(claim.pool)
+    waits = used.throttled_percent >= bounds.throttled_percent
+    rest = claim.core_request - claim.lent_core
+    return claim.pool.rebalance_policy in BY_NEED and used.core_percent <= rest and not waits
+
+
 @transaction.atomic
 def _wake(seen: Claim, used: wire.AssignmentUsage) -> bool:
     """Give back and record it; return True if this measurement did so: of several at once one does."""
@@ -35,6 +48,8 @@ def _wake(seen: Claim, used: wire.AssignmentUsage) -> bool:
         return False
     claim = locked(seen)
     lent = claim.lent_core
+    if _fits_in_the_rest(claim, used):
+        return False
     if not lent or claim.rebalanced_at != seen.rebalanced_at:
         return False
     why = (

@@ -1,0 +1,61 @@
+"""Replays of a pool's recorded use under each rebalance policy, for a dry run of the rebalancer."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from apps.forecasts import history
+from apps.forecasts.models import UseDay
+from apps.forecasts.quantiles import DAY, HOUR, LEAST_DAYS, count_days
+from apps.forecasts.replaying import Past, compare
+from apps.nodes.models import TelemetryMark
+from apps.quotas.models import Pool
+from apps.scheduling.core.rebalancing import POLICIES
+from apps.scheduling.models import Claim
+from apps.scheduling.services.rebalancing.observing import bounds_of
+
+# A claim's month takes about half a second.
+MOST_CLAIMS = 20
+# Named claims whose owners would have been throttled, most often first.
+MOST_NAMED = 10
+
+
+def replay_pool(pool: Pool, *, days: int, now: datetime | None = None) -> dict[str, Any]:
+    """Return what each policy would have lent in the pool's last days, and who would have been throttled.
+
+    The claims with the largest guarantees and the longest use are replayed. The first days of a claim have no forecast.
+    """
+    now = now or timezone.now()
+    mark = TelemetryMark.objects.filter(name=history.MARK).first()
+    end = mark.at if mark else now
+    first = (end - timedelta(days=days)).date()
+    keys = UseDay.objects.filter(claim__pool=pool, day__gte=first).values_list("claim", flat=True).distinct()
+    claims = {row.pk: row for row in Claim.objects.filter(pk__in=keys, rebalance=True, borrowed_core=0)}
+    series = history.read_series(list(claims), end=end, days=history.KEPT_DAYS)
+    order = sorted(series, key=lambda key: (-claims[key].core_request * count_days(series[key]), key))
+    pasts = [Past(str(claims[key].uid), claims[key].core_request, series[key]) for key in order[:MOST_CLAIMS]]
+    length = len(pasts[0].used) if pasts else 0
+    begin = int((end - length * history.WINDOW).timestamp())
+    outcomes = compare(POLICIES, pasts, bounds_of(pool), begin=begin, first=max(HOUR, length - days * DAY))
+    names = {str(row.uid): row for row in claims.values()}
+    return {
+        "days": days,
+        "claims": len(pasts),
+        "left_out": len(series) - len(pasts),
+        "least_days": LEAST_DAYS,
+        "policies": [
+            {
+                "policy": one.policy,
+                "lent_core_hours": round(one.lent_core_hours, 1),
+                "throttled_percent": round(one.throttled_percent, 2),
+                "changes_per_day": round(one.changes * DAY / one.windows, 1) if one.windows else 0.0,
+                "wrong_percent": None if one.wrong_percent is None else round(one.wrong_percent, 2),
+                "throttled": [
+                    {"claim": uid, "claim_name": names[uid].name, "windows": number}
+                    for uid, number in sorted(one.throttled.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
+                ],
+            }
+            for one in outcomes
+        ],
+    }
