@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
-from tests import racing
+from tests import matrix, racing
 from tests.platform import Platform, until
 from tests.services_plugin import TEMPLATE
 
@@ -37,18 +37,20 @@ def chromium() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `make test-fast` asks for."""
+    """Add what `make test-fast` and `make test-long` ask for."""
     parser.addoption("--once", action="store_true", help="run each test function with its first parameters only")
+    parser.addoption("--all-examples", action="store_true", help="try properties with the examples of a release")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Reset ignored signals, which programs under test would inherit, and let Hypothesis take its time.
 
     A shell's background ignores SIGINT, `nohup` SIGHUP. On a busy machine any example may take longer than a deadline.
     Passwords are hashed in one iteration: a million take 0.3 s of processor time, and tests sign in hundreds of times.
     """
     PBKDF2PasswordHasher.iterations = 1
-    hypothesis.settings.register_profile("busy", deadline=None)
+    examples = matrix.RELEASED_EXAMPLES if config.getoption("--all-examples") else matrix.EXAMPLES
+    hypothesis.settings.register_profile("busy", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("busy")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,9 +1,13 @@
-"""Parameters of tests, of which some per commit and all by `make test-long`: pairs, counts, histories."""
+"""Parameters of tests, of which some per commit and all by `make test-long`: pairs, counts, histories, examples."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# Examples of a property by Hypothesis, unless its test says another number: its own default, and a quarter of that.
+RELEASED_EXAMPLES, EXAMPLES, FEWEST_EXAMPLES = 100, 25, 10
 
 
 def crossed(rows: Sequence[Any], columns: Sequence[Any], *, whole: Any = None) -> list[Any]:
@@ -28,3 +32,12 @@ def scales(per_commit: Any, *released: Any) -> list[Any]:
 def seeds(count: int, *, per_commit: int = 1) -> list[Any]:
     """Return parameters for so many histories of random acts; all but the first few are left to `make test-long`."""
     return [pytest.param(seed, marks=[] if seed < per_commit else pytest.mark.long) for seed in range(count)]
+
+
+def examples(released: int) -> int:
+    """Return a property's number of examples: as many by `make test-long`, a quarter but at least ten per commit.
+
+    Called while tests are collected: `tests/conftest.py` has chosen the profile by then.
+    """
+    scaled = released * settings.default.max_examples // RELEASED_EXAMPLES
+    return min(released, max(FEWEST_EXAMPLES, scaled))

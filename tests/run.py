@@ -56,6 +56,7 @@ FAST = f"{TOGETHER} and not committed and not browser and not slow"
 MARKS = {
     "Python, fast": FAST,
     "Python, long": "long",
+    "Python, examples": f"hypothesis and {TOGETHER}",
     "Python, containers": "containers",
     "Python, kubelet": "kubelet",
     "Python, by the clock": "alone and not long",
@@ -213,7 +214,8 @@ def run_fast(caches: Path, extra: list[str]) -> list[Row]:
 def run_long(caches: Path, extra: list[str]) -> list[Row]:
     return [
         *c_suite("C, long"),
-        *pytest_suite("Python, long", "--timeout=3600", *extra, caches=caches),
+        *pytest_suite("Python, long", "--timeout=3600", "--all-examples", *extra, caches=caches),
+        *pytest_suite("Python, examples", "--all-examples", *extra, caches=caches),
         *pytest_suite("Python, containers", *(extra or ["tests/containers"]), caches=caches),
         *pytest_suite("Python, kubelet", *(extra or ["tests/kubelet"]), caches=caches),
     ]

@@ -10,6 +10,7 @@ from apps.scheduling.core import calendar
 from apps.scheduling.core.calendar import CLAIM, FOREVER, OUTSIDE, RESERVATION, Hold
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed, Refused, Request
+from tests.matrix import examples
 
 MEMORY = 1000
 
@@ -169,7 +170,7 @@ def test_the_earliest_window_fits_and_none_before_it(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(windows, requests), max_size=8),
     st.lists(st.tuples(st.integers(0, 30), st.one_of(st.none(), st.integers(1, 20)), requests), max_size=8),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from apps.scheduling.core.rebalancing import POLICIES, decide
 from apps.scheduling.core.rebalancing.values import Bounds, Change, Hours, Observation
+from tests.matrix import examples
 
 NOW = 1_800_000_000
 BOUNDS = Bounds()
@@ -215,7 +216,7 @@ class Simulated:
 HOURS = 3600
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.floats(0, 100), st.sampled_from(["feedback", "percentile"]))
 def test_a_steady_load_comes_to_rest_and_stays_there(demand: float, policy: str) -> None:
     """Twelve hours: after the first steps, no change."""
@@ -227,7 +228,7 @@ def test_a_steady_load_comes_to_rest_and_stays_there(demand: float, policy: str)
     assert len(claim.changes) == first, claim.changes
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(30, 1200), st.integers(30, 1200), st.floats(6, 100))
 def test_a_load_that_comes_and_goes_is_followed_no_faster_than_the_cool_down(on: int, off: int, demand: float) -> None:
     """Six hours: core lent between two wakings was idle for a whole window, and limits do not follow each change."""

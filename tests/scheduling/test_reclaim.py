@@ -13,6 +13,7 @@ from apps.scheduling.core import reclaim as rules
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.core.reclaim import Account, Books, Claimant, Holder, ReclaimBounds, Scene, Victims, reclaim
 from apps.scheduling.core.values import GpuState, Request
+from tests.matrix import examples
 
 CORE = "core"
 MIB = 1000
@@ -259,7 +260,7 @@ def settles(cohort: Cohort, look: Callable[[Claimant, Victims], None] = lambda *
     return any(cohort.turn(look) == 0 for _ in range(MANY))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_whatever_happens_it_settles_and_nobody_within_nominal_loses_anything(seed: int) -> None:
     cohort = Cohort(seed)
@@ -317,7 +318,7 @@ def test_without_the_rules_somebody_within_nominal_loses(monkeypatch: pytest.Mon
     assert names(reclaim(there, wanting(30))) == ["a"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_asking_changes_nothing(seed: int) -> None:
     cohort = Cohort(seed)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.matrix import examples
 from tests.scheduling.sharing_oracle import WHOLE, Policy, Terms, share, terms
 
 LIBRARY = Path(__file__).resolve().parents[2] / "libvcuda" / "build" / "tests" / "libshare.so"
@@ -61,7 +62,7 @@ def library() -> ctypes.CDLL:
 
 @pytest.mark.slow
 @given(claims=tiered, ceiling=hundredths)
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_the_arbiter_computes_the_same_shares(library: ctypes.CDLL, claims: list[Terms], ceiling: int) -> None:
     rows = (_Terms * len(claims))(*[_Terms(c.guarantee, c.limit, c.demand, c.weight, c.tier) for c in claims])
     shares = (ctypes.c_uint32 * len(claims))()

@@ -21,6 +21,7 @@ from apps.suspension.rotation.planning import (
     share,
     slice_length,
 )
+from tests.matrix import examples
 
 GIB = 1024
 CARD = 80 * GIB
@@ -108,7 +109,7 @@ def fits(one: Member, keys: tuple[str, ...], gpus: dict[str, SharedGpu], leaving
 
 NOW = 1000.0
 AMPLE = {"n0": 1 << 40, "n1": 1 << 40, "acme": 1 << 40}
-settled = settings(max_examples=300, deadline=None)
+settled = settings(max_examples=examples(300), deadline=None)
 
 
 @settled
@@ -272,7 +273,7 @@ def test_a_long_slice_is_kept() -> None:
     assert clock.swapping < 0.02 * clock.now
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([45, 50, 60, 70, 80]), min_size=2, max_size=4))
 def test_claims_that_exclude_each_other_differ_by_a_slice_at_most(sizes: list[int]) -> None:
     clock = Clockwork(make_claims(*sizes), Rules(8, 60))
@@ -283,7 +284,7 @@ def test_claims_that_exclude_each_other_differ_by_a_slice_at_most(sizes: list[in
     assert clock.swapping <= 0.1 * clock.now
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([10, 20, 40, 60, 80]), min_size=2, max_size=6))
 def test_nobody_starves_whatever_the_sizes(sizes: list[int]) -> None:
     clock = Clockwork(make_claims(*sizes, core=10), Rules(8, 60))

@@ -12,6 +12,7 @@ from apps.scheduling.core.queue import QueueEntry
 from apps.scheduling.core.values import GpuState, NodeState, Request
 from apps.whatif.replaying import Replay
 from apps.whatif.values import KINDS, ORDERS, SHARINGS, Figures, Kind, PastClaim, Resize, Site, Size, Waits
+from tests.matrix import examples
 
 A100 = "NVIDIA A100-SXM4-40GB"
 MIB = 40960
@@ -165,7 +166,7 @@ def numbered(claims: list[PastClaim]) -> list[PastClaim]:
 
 
 @given(histories, st.integers(1, 3), st.sampled_from(KINDS), st.sampled_from(["gpucloud", "binpack", "spread"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_kind_gives_more_than_there_is_and_counts_every_claim_once(
     claims: list[PastClaim], gpus: int, kind: Kind, policy: str
 ) -> None:
@@ -178,7 +179,7 @@ def test_no_kind_gives_more_than_there_is_and_counts_every_claim_once(
 
 
 @given(histories, st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_ran_by_turns_runs_again_at_the_same_time(claims: list[PastClaim], gpus: int) -> None:
     """A history whose claims arrive when the first replay started them has room for each at once, on more no less."""
     pool = replace(site(gpus, policy="binpack"), end=100_000.0)
