@@ -39,5 +39,5 @@ def examples(released: int) -> int:
 
     Called while tests are collected: `tests/conftest.py` has chosen the profile by then.
     """
-    scaled = released * settings.default.max_examples // RELEASED_EXAMPLES
+    scaled = released * settings().max_examples // RELEASED_EXAMPLES
     return min(released, max(FEWEST_EXAMPLES, scaled))

@@ -13,5 +13,7 @@ def test_every_character_that_the_form_reads_as_another_counts_as_that() -> None
         typed = chr(number)
         if typed.isspace() or 0xD800 <= number < 0xE000:
             continue
-        meant = field.to_python(typed)
-        assert attempts.spelling(typed) == attempts.spelling(str(meant)), hex(number)
+        meant = str(field.to_python(typed))
+        # Two spellings of the same text would be the same for all but these.
+        if meant != typed:
+            assert attempts.spelling(typed) == attempts.spelling(meant), hex(number)
