@@ -18,13 +18,18 @@ from tests.kubelet.node import RealNode
 from tests.platform import ROOT
 
 GPUS, MEMORY_GIB = 4, 24
+# Options of simnode.
+SHAPE = ("--gpus", str(GPUS), "--memory", f"{MEMORY_GIB}GiB")
 
 
 class Agent:
     """The agent's process on this node, started and killed at will."""
 
-    def __init__(self, directory: Path, node: RealNode, *, server: str, token: str) -> None:
+    def __init__(
+        self, directory: Path, node: RealNode, *, server: str, token: str, shape: tuple[str, ...] = SHAPE
+    ) -> None:
         directory.mkdir(parents=True)
+        self._shape = shape
         self._directory, self._node, self._server, self._token = directory, node, server, token
         self.metrics_port = free_port()
         self.gpus_file = directory / "gpus"
@@ -35,8 +40,7 @@ class Agent:
         self.run_directory.chmod(0o755)
 
     def __enter__(self) -> Self:
-        create = ["create", str(self.gpus_file), "--name", self._node.name]
-        self._simnode(*create, "--gpus", str(GPUS), "--memory", f"{MEMORY_GIB}GiB")
+        self._simnode("create", str(self.gpus_file), "--name", self._node.name, *self._shape)
         self.start()
         return self
 

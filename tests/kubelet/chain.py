@@ -10,7 +10,7 @@ from apps.clusters.kube.client import Client, Refused
 from tests.clusters.cluster_objects import CORE, MEMORY
 from tests.clusters.control_plane import ControlPlane
 from tests.kubelet import image
-from tests.kubelet.agent import GPUS, Agent
+from tests.kubelet.agent import GPUS, SHAPE, Agent
 from tests.kubelet.node import RealNode
 from tests.kubelet.server_side import NAMESPACE, ServerSide
 from tests.platform import until
@@ -168,16 +168,18 @@ def container(name: str, *command: str, **resources: Any) -> Json:
 
 
 @contextmanager
-def started(directory: Path) -> Iterator[Chain]:
-    """Start everything, and end it."""
+def started(directory: Path, *, shape: tuple[str, ...] = SHAPE, shared: int = GPUS, **settings: str) -> Iterator[Chain]:
+    """Start everything, and end it. `shape`: of its GPUs, of which so many take shares; `settings`: of the server."""
     with (
         ControlPlane(directory / "kube", controllers=("replicaset-controller",)) as plane,
-        ServerSide(directory / "server", plane) as server,
+        ServerSide(directory / "server", plane, **settings) as server,
         RealNode(directory / "node", plane, NODE) as node,
-        Agent(directory / "agent", node, server=server.platform.url, token=server.enrolment_token(NODE)) as agent,
+        Agent(
+            directory / "agent", node, server=server.platform.url, token=server.enrolment_token(NODE), shape=shape
+        ) as agent,
     ):
         chain = Chain(plane, server, node, agent)
-        chain.wait(lambda: chain.node.capacity().get(CORE) == str(GPUS * 100), what="the node to offer its GPUs")
+        chain.wait(lambda: chain.node.capacity().get(CORE) == str(shared * 100), what="the node to offer its GPUs")
         yield chain
 
 

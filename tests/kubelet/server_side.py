@@ -34,7 +34,9 @@ Json = dict[str, Any]
 class ServerSide:
     """The platform and the processes that serve one cluster, while the context is entered."""
 
-    def __init__(self, directory: Path, plane: ControlPlane) -> None:
+    def __init__(self, directory: Path, plane: ControlPlane, **settings: str) -> None:
+        """`settings`: further variables of the processes that serve the cluster."""
+        self._settings = settings
         self._directory, self._plane = directory, plane
         self.platform = Platform(directory / "platform")
         self._extender_port, self._webhooks_port = free_port(), free_port()
@@ -142,7 +144,7 @@ class ServerSide:
         others = set(NOT_INHERITED) - set(INSTALLATION)
         mine = {name: value for name, value in made.items() if name not in others}
         own = {"EXTENDER_PORT": str(self._extender_port), "POD_CLAIM_SECONDS": POD_CLAIM_SECONDS, "LOG_LEVEL": "INFO"}
-        return mine | own
+        return mine | own | self._settings
 
     def _print(self, *arguments: str) -> str:
         """Return what a command of the server prints."""
