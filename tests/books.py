@@ -60,8 +60,11 @@ def assert_instance_agrees(item: Assignment) -> None:
     inside = Assignment.objects.filter(claim__instance_of=item.claim.uid).live()
     taken = [inside.filter(gpu=item.gpu_id).values_list(name, flat=True) for name in ("taken_core", "taken_memory_mib")]
     core, memory_mib = (sum(column) for column in taken)
-    assert (item.room_core or 0) + (item.claim.own_core or 0) + core == item.core_request
-    assert (item.room_memory_mib or 0) + (item.claim.own_memory_mib or 0) + memory_mib == item.memory_mib
+    assert (item.room_core or 0) + item.taken_core + core == item.core_request
+    assert (item.room_memory_mib or 0) + item.taken_memory_mib + memory_mib == item.memory_mib
+    # One whose own part shrinks has taken more until the agent has confirmed it.
+    assert item.taken_core >= (item.claim.own_core or 0)
+    assert item.taken_memory_mib >= (item.claim.own_memory_mib or 0)
 
 
 def assert_devices_agree() -> None:

@@ -2,7 +2,8 @@
 
 A claim opens its instance by keeping a part for itself (`own_core`). The rest is the room of its assignment, which
 claims of its tenant take and return: each taking is one UPDATE whose WHERE is the check, and a constraint stands behind
-it. What is taken is returned when the agent has confirmed that it is no longer used, as with the room of GPUs.
+it. What is taken is returned when the agent has confirmed that it is no longer used, as with the room of GPUs. The own
+part is taken of the same room, so that it changes live by the same rules.
 
 No round of the scheduler places these claims: they have one place only. `drive` is level-triggered: it tries all that
 wait, the highest priority first, and ends all whose instance ends. A claim that does not fit holds up none after it.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from apps.quotas.principals import SYSTEM
@@ -110,12 +111,15 @@ def _place(claim: Claim, item: Assignment) -> None:
 
 
 def resize(claim: Claim, assignments: Sequence[Assignment]) -> None:
-    """Take what the claim's new limits need beyond what it has taken. Raises NoRoomInInstance."""
+    """Take what the claim's new limits or own part need beyond what it has taken. Raises NoRoomInInstance."""
+    wanted_core, wanted_mib = claim.core_request, claim.memory_mib
+    if claim.own_core is not None and claim.own_memory_mib is not None:
+        wanted_core, wanted_mib = claim.own_core, claim.own_memory_mib
     for item in assignments:
-        core = max(0, claim.core_request - item.taken_core)
-        memory_mib = max(0, claim.memory_mib - item.taken_memory_mib)
+        core = max(0, wanted_core - item.taken_core)
+        memory_mib = max(0, wanted_mib - item.taken_memory_mib)
         if (core or memory_mib) and not _take(claim, core=core, memory_mib=memory_mib):
-            raise NoRoomInInstance(_say_full(_instances_of(claim).first(), core=core, memory_mib=memory_mib) + ".")
+            raise NoRoomInInstance(_refuse(claim, core=core, memory_mib=memory_mib))
         item.taken_core += core
         item.taken_memory_mib += memory_mib
 
@@ -131,9 +135,8 @@ def _take(claim: Claim, *, core: int, memory_mib: int) -> bool:
 
 
 def _instances_of(claim: Claim) -> QuerySet[Assignment]:
-    """Return the assignment that has the claim's instance now, if there is one."""
-    assert claim.instance_of is not None
-    rows = Assignment.objects.live().filter(claim__uid=claim.instance_of, mig_start__isnull=False)
+    """Return the assignment that has the claim's instance now, its own or the one it is in, if there is one."""
+    rows = Assignment.objects.live().filter(claim__uid=claim.instance_of or claim.uid, mig_start__isnull=False)
     return rows.select_related("claim", "gpu__node")
 
 
@@ -158,6 +161,21 @@ def _say_full(item: Assignment | None, *, core: int, memory_mib: int) -> str:
     return (
         f"The instance of claim {item.claim.name} has {item.room_core} % core and {item.room_memory_mib} MiB left; "
         f"{core} % and {memory_mib} MiB are needed"
+    )
+
+
+def _refuse(claim: Claim, *, core: int, memory_mib: int) -> str:
+    """Return the refusal of more of the instance, in words."""
+    words = _say_full(_instances_of(claim).first(), core=core, memory_mib=memory_mib)
+    if claim.instance_of is not None:
+        return f"{words}."
+    inside = Assignment.objects.live().filter(claim__instance_of=claim.uid)
+    taken = inside.aggregate(core=Sum("taken_core", default=0), memory_mib=Sum("taken_memory_mib", default=0))
+    count = inside.count()
+    return (
+        f"{words} beyond its own part. {count} claim{'s' * (count != 1)} in it {'has' if count == 1 else 'have'} "
+        f"{taken['core']} % and {taken['memory_mib']} MiB: release or shrink {'it' if count == 1 else 'some'}, or ask "
+        "for less."
     )
 
 

@@ -105,7 +105,10 @@ class InstanceSeats(Protocol):
         """End the claims in this claim's instance after the commit, which ends it or queues it again."""
 
     def resize(self, claim: Claim, assignments: Sequence[Assignment]) -> None:
-        """Take more of the instance for new limits of a claim in it. Raises Conflict if there is no room."""
+        """Take more of the instance for new limits of a claim in it, or a new own part of the claim that opened it.
+
+        Raises Conflict if there is no room.
+        """
 
     def give_back(self, claim: Claim, *, core: int, memory_mib: int) -> None:
         """Return to the instance what a claim in it no longer has."""

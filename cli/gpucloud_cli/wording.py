@@ -152,9 +152,9 @@ HELP = {
     "claim.group_most": "make the group elastic: it grows to this many claims where there is room",
     "claim.when_over_quota": "refuse it, or queue it until the quota has room",
     "claim.reservation": "the uid of an active reservation to run in; the claim ends with it",
-    "claim.own_core": "open its MIG instance to claims that name it (--instance-of): its own programs have this much "
-    "of the GPU, in percent",
-    "claim.own_memory_mib": "with --own-core: the memory of the instance that its own programs have, like 8GiB",
+    "claim.own_core": "of a MIG instance that is open to claims that name it (--instance-of): what its own programs "
+    "have of the GPU, in percent",
+    "claim.own_memory_mib": "of such an instance: the memory that its own programs have, like 8GiB",
     "claim.instance_of": "the uid of a claim that opened its MIG instance: run in there, charged with that claim, and "
     "end with it",
     "job.tenant": "the tenant to charge; default: GPUCLOUD_TENANT, or the token's only tenant",

@@ -92,6 +92,30 @@ async def test_limits_change_live_within_the_instance(divided: Stage, link: Conn
     assert program.poll() is None
 
 
+async def test_the_own_part_changes_live_and_a_killed_agent_goes_on_with_it(divided: Stage, link: Connection) -> None:
+    first, second = pair(divided)
+    await put(link, 1, first, second)
+    before = instances_of(divided)
+    program = await load(divided, first, "--memory", "1GiB")
+    other = changed(first, generation=2, core_request=21, memory_bytes=20 * GIB)
+    await link.send(wire.Desired(frame=2, assignments=[other, second]))
+    await link.state(first.uid, "in_force", 2)
+    await divided.kill()
+    divided.start()
+    again = await connect(divided)
+    slot = divided.slot(first)
+    assert slot is not None
+    # 21 of the 42 percent of the GPU that the device is.
+    assert (slot.core_request, slot.core_limit, slot.memory_bytes >> 30) == (50, 100, 20)
+    less = changed(other, generation=3, core_request=0, memory_bytes=2 * GIB)
+    await again.send(wire.Desired(frame=3, assignments=[less, second]))
+    await again.state(first.uid, "in_force", 3)
+    slot = divided.slot(first)
+    assert slot is not None
+    assert (slot.core_request, slot.core_limit, slot.memory_bytes >> 30) == (0, 100, 2)
+    assert (program.poll(), instances_of(divided)) == (None, before)
+
+
 async def test_the_instance_is_removed_with_the_last_claim_in_it(divided: Stage, link: Connection) -> None:
     first, second = pair(divided)
     await put(link, 1, first, second)

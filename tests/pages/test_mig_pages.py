@@ -1,5 +1,6 @@
 """Claims with hard isolation on pages: asked for by the form, shown by claim and GPU."""
 
+import re
 from typing import Any
 
 import pytest
@@ -182,6 +183,36 @@ def test_the_pages_show_who_shares_an_instance_and_the_room_in_it(
     assert f'<a href="/claims/{opener}/">acme/open</a>, <a href="/claims/{inside}/">acme/inside</a>' in page
     assert "within opened instances" in page
     assert "Back end" not in page
+
+
+def test_the_own_part_of_an_opened_instance_is_changed_by_its_form(
+    cast: Cast, divided: Machine, browser: SignIn
+) -> None:
+    body = {"tenant": "acme", "profile": "3g.71gb", "own_core": 12, "own_memory_mib": 16384, "name": "open"}
+    opener = cast.max.post("claims/", body).body["uid"]
+    run_round(cast.pool)
+    divided.obey()
+    path = f"/claims/{opener}/sharing/"
+    assert path in text(browser("max").get(f"/claims/{opener}/"))
+    page = text(browser("max").get(path))
+    assert 'name="own_core" value="12"' in page
+    assert 'name="schedule"' not in page, "an instance cannot be suspended"
+    found = re.search(r'name="version" value="([^"]*)"', page)
+    assert found is not None
+    typed = {"weight": 1, "own_core": 20, "own_memory_mib": "24 GiB", "version": found.group(1)}
+    assert browser("max").post(path, typed).status_code == 302
+    claim = Claim.objects.get()
+    assert (claim.own_core, claim.own_memory_mib) == (20, 24576)
+    browser("max").post(path, {**typed, "own_core": 21})
+    claim.refresh_from_db()
+    assert claim.own_core == 20, "the form showed what was there before"
+    body = {"tenant": "acme", "instance_of": opener, "core_request": 22, "memory_mib": 8192}
+    assert cast.max.post("claims/", body).body["state"] == "assigned"
+    page = text(browser("max").get(path))
+    found = re.search(r'name="version" value="([^"]*)"', page)
+    assert found is not None
+    answer = browser("max").post(path, {**typed, "own_core": 21, "version": found.group(1)})
+    assert "1 claim in it has 22 % and 8192 MiB" in text(answer)
 
 
 def test_a_quota_of_a_profile_is_made_by_the_form_and_named_on_pages(

@@ -12,16 +12,22 @@ from django.utils.translation import gettext_lazy as _
 
 from apps.console.claims.claim_forms import schedule_field
 from apps.console.claims.claims import BEST_EFFORT, GUARANTEED, find
+from apps.console.shell.amounts import MemoryField
 from apps.console.shell.fields import api_help, choice, switch
 from apps.console.shell.form_page import FormPage, Link
 from apps.console.shell.forms import VersionedForm, number
+from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.api.serializers import ResizeSerializer
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT, PLACED
+from apps.scheduling.services.claims.isolation import LIVE_IN_INSTANCE, OWN_PART
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
+from gpucloud.web.tags import mib, percent
 
+# The fields of a claim that opened no instance.
+SHARED = [name for name in UNCHARGED if name not in OWN_PART]
 CLASSES = [(GUARANTEED, _("Guaranteed")), (BEST_EFFORT, _("Best effort"))]
 
 
@@ -42,6 +48,18 @@ class SharingForm(VersionedForm):
         _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
     )
     schedule = schedule_field(_("Empty: never."))
+    own_core = number(_("Own core"), least=0, most=100, help_text=api_help(ResizeSerializer, "own_core"))
+    own_memory_mib = MemoryField(
+        label=_("Own memory"),
+        most=MOST[ClaimField.MEMORY_MIB],
+        help_text=_("Memory of the opened instance for this claim’s programs; GiB unless it has a unit."),
+    )
+
+    def __init__(self, *args: Any, claim: Claim, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offered = LIVE_IN_INSTANCE if claim.own_core is not None else SHARED
+        for name in set(UNCHARGED).difference(self.offered):
+            del self.fields[name]
 
     def clean_best_effort(self) -> bool:
         """Return the class as the claim stores it."""
@@ -79,15 +97,15 @@ class SharingPage(FormPage):
         """Return the form with the claim's values."""
         row = self.row
         kind = BEST_EFFORT if row.best_effort else GUARANTEED
-        same = {name: getattr(row, name) for name in ("weight", "rebalance", "movable", "schedule")}
-        return SharingForm(data, initial={**same, "best_effort": kind, "version": self.version()})
+        same = {name: getattr(row, name) for name in UNCHARGED}
+        return SharingForm(data, claim=row, initial={**same, "best_effort": kind, "version": self.version()})
 
     @transaction.atomic
     def act(self, form: SharingForm) -> list[str]:
         """Change the claim, and return the names of the changed fields."""
         self.row = locked(self.row)
         self.require_version(form)
-        changes = form.changes_of(self.row, UNCHARGED)
+        changes = form.changes_of(self.row, form.offered)
         resize_claim(principal=self.principal, claim=self.row, changes=ClaimChanges(**changes))
         return list(changes)
 
@@ -105,6 +123,9 @@ class SharingPage(FormPage):
         rebalanced = gettext("may be rebalanced") if self.row.rebalance else gettext("is not rebalanced")
         kind = gettext("Best effort") if self.row.best_effort else gettext("Guaranteed")
         words = [gettext("weight {0}").format(self.row.weight), kind.lower(), rebalanced, self.row.schedule]
+        if self.row.own_core is not None:
+            own = gettext("own part {0}, {1}").format(percent(self.row.own_core), mib(self.row.own_memory_mib))
+            words = [words[0], own]
         return ", ".join(filter(None, words))
 
     def more_context(self) -> dict[str, Any]:

@@ -25,6 +25,13 @@ OWN_CORE_HELP = _(
     "percent of the GPU; the rest is for those claims, and what nobody uses is for all."
 )
 OWN_MEMORY_HELP = _("The memory of the instance that its own programs have; given together with own_core.")
+OWN_CORE_CHANGE_HELP = _(
+    "Of a claim that opened its MIG instance: the percent of the GPU that its own programs are guaranteed from now on. "
+    "More is taken of what no claim in it has."
+)
+OWN_MEMORY_CHANGE_HELP = _(
+    "Of a claim that opened its MIG instance: the memory of the instance that its own programs have from now on."
+)
 INSTANCE_OF_HELP = _(
     "The uid of a claim of the tenant that opened its MIG instance (own_core): this one runs in there, with "
     "core_request and memory_mib of it, and ends with it. Only the other claim is charged."
@@ -43,15 +50,24 @@ def profile() -> serializers.RegexField:
     )
 
 
-def own_core() -> StrictInteger:
+# A live change needs no other field: what is left out stays.
+_CHANGED: dict[str, Any] = {"required": False}
+_NEW: dict[str, Any] = {"allow_null": True, "default": None}
+
+
+def own_core(*, for_change: bool = False) -> StrictInteger:
     """Return the field of the core of an opened instance that its own claim has."""
-    return StrictInteger(min_value=0, max_value=100, allow_null=True, default=None, help_text=OWN_CORE_HELP)
+    if for_change:
+        return StrictInteger(min_value=0, max_value=100, help_text=OWN_CORE_CHANGE_HELP, **_CHANGED)
+    return StrictInteger(min_value=0, max_value=100, help_text=OWN_CORE_HELP, **_NEW)
 
 
-def own_memory_mib() -> StrictInteger:
+def own_memory_mib(*, for_change: bool = False) -> StrictInteger:
     """Return the field of the memory of an opened instance that its own claim has."""
     most = MOST[ClaimField.MEMORY_MIB]
-    return StrictInteger(min_value=1, max_value=most, allow_null=True, default=None, help_text=OWN_MEMORY_HELP)
+    if for_change:
+        return StrictInteger(min_value=1, max_value=most, help_text=OWN_MEMORY_CHANGE_HELP, **_CHANGED)
+    return StrictInteger(min_value=1, max_value=most, help_text=OWN_MEMORY_HELP, **_NEW)
 
 
 def instance_of() -> serializers.UUIDField:

@@ -339,6 +339,8 @@ class ResizeSerializer(Strict):
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(required=False, help_text=MOVABLE_HELP)
     schedule = schedule_field(required=False)
+    own_core = instance_fields.own_core(for_change=True)
+    own_memory_mib = instance_fields.own_memory_mib(for_change=True)
     class_ = ClassField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -346,7 +348,7 @@ class ResizeSerializer(Strict):
         if not attrs:
             raise serializers.ValidationError(
                 "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance, movable, "
-                "schedule."
+                "schedule, own_core, own_memory_mib."
             )
         return attrs
 

@@ -90,7 +90,8 @@ class Assignment(Row):
     # Of an instance that its claim opens: what claims in it may still take. The constraint refuses to give it twice.
     room_core = models.PositiveSmallIntegerField(null=True)
     room_memory_mib = models.PositiveBigIntegerField(null=True)
-    # What it has taken of the instance of another claim, instead of its GPU's core and memory: as `held_*`.
+    # What it has taken of an opened instance, as `held_*`: the own part of the claim that opened it, or the share of a
+    # claim in it, which holds nothing of the GPU.
     taken_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     taken_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     generation = models.PositiveIntegerField(default=1)
@@ -120,6 +121,14 @@ class Assignment(Row):
                 assignment_mig_whole=(
                     Q(mig_start__isnull=True, mig_size__isnull=True)
                     | Q(mig_start__gte=0, mig_size__gte=1, mig_start__lte=MOST_SLICES - F("mig_size"))
+                ),
+                # What claims return never makes an instance larger than it is.
+                assignment_room_in_instance=(
+                    Q(room_core__isnull=True, room_memory_mib__isnull=True)
+                    | Q(
+                        room_core__lte=F("core_request") - F("taken_core"),
+                        room_memory_mib__lte=F("memory_mib") - F("taken_memory_mib"),
+                    )
                 ),
             ),
             # Two instances of a GPU never share a memory slice: GPU and slice are one number.

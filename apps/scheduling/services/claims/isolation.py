@@ -40,6 +40,9 @@ class NotWithHardIsolation(Invalid, code="not-with-hard-isolation", title="Not w
     """A field that a claim with a MIG instance cannot have."""
 
 
+OWN_PART = ("own_core", "own_memory_mib")
+# What can be changed of a claim that has an instance, while it runs.
+LIVE_IN_INSTANCE = ("weight", *OWN_PART)
 # Of a claim in the instance of another: these as well, and further ones.
 INSIDE_TOO = {name: words for name, words in REFUSED.items() if name != "core_limit"}
 REFUSED_INSIDE: dict[str, str] = {
@@ -178,6 +181,12 @@ def room_for_others(claim: Claim) -> dict[str, int]:
     }
 
 
+def parts_of_instance(claim: Claim) -> dict[str, int]:
+    """Return the fields of the assignment that opens the claim's new instance: its own part, and the rest."""
+    room = room_for_others(claim)
+    return room and {**room, "taken_core": claim.own_core or 0, "taken_memory_mib": claim.own_memory_mib or 0}
+
+
 def inside(opener: Claim, filled: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a claim in this claim's instance. Raises InstanceTooSmall."""
     refuse_beyond(opener, filled)
@@ -232,10 +241,21 @@ def profiles_of(pool: Pool, gpu_model: str | None) -> dict[str, tuple[int, int]]
 
 
 def refuse_change(claim: Claim, changed: Mapping[str, Any]) -> None:
-    """Refuse a live change of what an instance fixes. Raises FixedByProfile, NotWithHardIsolation."""
+    """Refuse a live change of what an instance fixes.
+
+    Raises FixedByProfile, NotWithHardIsolation, ProfileTooSmall.
+    """
+    own = [name for name in OWN_PART if name in changed]
+    if own and claim.own_core is None:
+        raise FixedByProfile(
+            "The claim opened no MIG instance, so it has no own part of one: make another claim with profile, own_core "
+            "and own_memory_mib.",
+            field=own[0],
+            profile=claim.profile,
+        )
     if claim.instance_of is not None:
         _refuse_fields(changed, INSIDE_TOO)
-    elif claim.profile is not None and (fixed := [name for name in changed if name != "weight"]):
+    elif claim.profile is not None and (fixed := [name for name in changed if name not in LIVE_IN_INSTANCE]):
         name = fixed[0]
         raise FixedByProfile(
             f"The claim has a MIG instance of {claim.profile}, so its {name} stays: make another claim, and release "
@@ -243,6 +263,9 @@ def refuse_change(claim: Claim, changed: Mapping[str, Any]) -> None:
             field=name,
             profile=claim.profile,
         )
+    if own:
+        present = {name: getattr(claim, name) for name in ("profile", "core_request", "memory_mib")}
+        _with_own_part(present | dict(changed))
 
 
 def _refuse_fields(given: Mapping[str, Any], refused: Mapping[str, str]) -> None:

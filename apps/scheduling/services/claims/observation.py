@@ -67,6 +67,8 @@ class _Known(NamedTuple):
     held_memory_mib: int
     taken_core: int
     taken_memory_mib: int
+    claim__own_core: int | None
+    claim__own_memory_mib: int | None
     state: str
     reason: str | None
 
@@ -80,10 +82,22 @@ def _live_on(node_id: Any) -> QuerySet[Assignment, Any]:
 def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
     if not row.observed_generation <= said.generation <= row.generation:
         return False  # older than the last report, or of a generation that was never wanted
-    core, memory_mib = max(row.held_core, row.taken_core), max(row.held_memory_mib, row.taken_memory_mib)
-    shrunk = core > row.core_request or memory_mib > row.memory_mib
+    core, memory_mib = _wanted_part(row)
+    shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
+    shrunk = shrunk or row.taken_core > core or row.taken_memory_mib > memory_mib
     same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
     return not same or shrunk
+
+
+def _wanted_part(row: Assignment | _Known) -> tuple[int, int]:
+    """Return the core and MiB that its programs are to have; the claim that opens an instance has a part of it."""
+    if isinstance(row, _Known):
+        own_core, own_memory_mib = row.claim__own_core, row.claim__own_memory_mib
+    else:
+        own_core, own_memory_mib = row.claim.own_core, row.claim.own_memory_mib
+    if own_core is None or own_memory_mib is None:
+        return row.core_request, row.memory_mib
+    return own_core, own_memory_mib
 
 
 @transaction.atomic
@@ -223,11 +237,12 @@ def _shrink(assignment: Assignment, memory_bytes: int) -> None:
     """Free core as soon as the smaller share is in force, and memory when the use measured is small enough."""
     # Borrowed core is not held.
     assignment.held_core = min(assignment.held_core, assignment.core_request)
-    assignment.taken_core = min(assignment.taken_core, assignment.core_request)
-    if memory_bytes <= assignment.memory_mib * MIB:
-        # One in another's instance holds nothing of its GPU itself.
+    core, memory_mib = _wanted_part(assignment)
+    assignment.taken_core = min(assignment.taken_core, core)
+    if memory_bytes <= memory_mib * MIB:
+        # One in another's instance holds nothing of its GPU itself, and one that opened its instance keeps all of it.
         holds = "taken_memory_mib" if assignment.taken_memory_mib else "held_memory_mib"
-        setattr(assignment, holds, assignment.memory_mib)
+        setattr(assignment, holds, memory_mib)
 
 
 def _state_of(claim: Claim, assignments: list[Assignment], *, queued: bool) -> str:

@@ -5,7 +5,6 @@ the agent has confirmed it (`observation`): until then somebody else's memory wo
 """
 
 from typing import Any
-from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
@@ -33,7 +32,7 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 # What can be changed live beside the limits.
-UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "schedule")
+UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "schedule", *isolation.OWN_PART)
 
 
 class NoRoom(Conflict, code="no-room", title="The GPU has no room for this"):
@@ -65,8 +64,8 @@ def resize_claim(
         refuse_impossible(claim)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
-    if claim.instance_of is not None:
-        _resize_inside(claim, claim.instance_of)
+    if claim.instance_of is not None or claim.own_core is not None:
+        _resize_inside(claim)
     elif aside:
         _resize_suspended(claim)
     elif claim.waiting:
@@ -91,9 +90,13 @@ def _wanted(claim: Claim, before: dict[str, Any], values: dict[str, Any]) -> dic
     return wanted
 
 
-def _resize_inside(claim: Claim, opener_uid: UUID) -> None:
-    """Want other limits of a claim in another's instance: it takes more of that now, and less when that is in force."""
-    isolation.refuse_beyond(Claim.objects.get(uid=opener_uid), limits(claim))
+def _resize_inside(claim: Claim) -> None:
+    """Want other limits of a claim in an opened instance, or another own part of the claim that opened it.
+
+    It takes more of the instance now, and less when that is in force.
+    """
+    if claim.instance_of is not None:
+        isolation.refuse_beyond(Claim.objects.get(uid=claim.instance_of), limits(claim))
     assignments = list(claim.assignments.live().select_related("gpu"))
     instance_seats.get().resize(claim, assignments)
     for assignment in assignments:

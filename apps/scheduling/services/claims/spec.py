@@ -37,6 +37,9 @@ class ClaimChanges:
     rebalance: bool | Unset = UNSET
     movable: bool | Unset = UNSET
     schedule: str | Unset = UNSET
+    # Of a claim that opens its instance.
+    own_core: int | Unset | None = UNSET
+    own_memory_mib: int | Unset | None = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return the claim's fields that are set, without tenant and pool."""
@@ -54,8 +57,6 @@ class ClaimSpec(ClaimChanges):
     gpu_count: int | Unset = UNSET
     isolation: str = Isolation.SHARED
     profile: str | None = None
-    own_core: int | None = None
-    own_memory_mib: int | None = None
     instance_of: UUID | None = None
     gpu_model: str | None = None
     affinity: str | None = None

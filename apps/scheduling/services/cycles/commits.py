@@ -291,7 +291,7 @@ class _Transaction:
             if mig is None or profile is None or (start := _choose_start(mig, profile.name, pick.start)) is None:
                 return False
             self._instances[pick.claim.pk, gpu.pk] = {
-                "mig_start": start, "mig_size": profile.size, **isolation.room_for_others(pick.claim),
+                "mig_start": start, "mig_size": profile.size, **isolation.parts_of_instance(pick.claim),
             }  # fmt: skip
             used[gpu.pk] = used.get(gpu.pk, 0) | profile.slices(start)
         return True

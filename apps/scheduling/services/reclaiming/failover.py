@@ -111,11 +111,12 @@ def leave_gpus(live: QuerySet[Assignment], *, reason: str) -> None:
         capacity.give_back(gpu_id=key, core=core, memory_mib=memory_mib)
     for item in rows:
         saved[item.gpu.node_id] += item.held_host_memory_mib
-        if item.taken_memory_mib:
-            taken = {"core": item.taken_core, "memory_mib": item.taken_memory_mib}
-            instance_seats.get().give_back(item.claim, **taken)
+        taken = {"core": item.taken_core, "memory_mib": item.taken_memory_mib}
         nothing = dict.fromkeys(HOLDINGS, 0)
         item.change(state=AssignmentState.RELEASED, reason=reason, other_gpu=None, carry=None, **nothing)
+        # After that: what a claim with an instance has of it ends with the instance.
+        if taken["memory_mib"]:
+            instance_seats.get().give_back(item.claim, **taken)
     for node_id, memory_mib in sorted(saved.items()):
         if memory_mib:
             capacity.give_back_host_memory(node_id=node_id, memory_mib=memory_mib)
