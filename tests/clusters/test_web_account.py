@@ -18,6 +18,7 @@ from tests.cast import Cast
 from tests.clusters.cluster_objects import add_node
 from tests.clusters.control_plane import ControlPlane
 from tests.clusters.played import Played
+from tests.clusters.rights import right_of, rights_of
 from tests.clusters.test_joining import SUBJECT, token
 from tests.helm import OUTSIDE, named, needs_helm, rendered
 from tests.processes import eventually
@@ -32,29 +33,6 @@ EVERYBODYS = ("/version", connections.REVIEWS)
 CALLERS = {
     "importing/taking_over.py", "services/connections.py", "services/joining.py", "services/quota_drift.py",
 }  # fmt: skip
-Right = tuple[str, str, str, str]
-
-
-def rights_of(role: str) -> set[Right]:
-    """Return group, resource, verb and name of each right that the manifests give."""
-    rules = named(rendered(*OUTSIDE), "ClusterRole", role)["rules"]
-    return {
-        (group, resource, verb, name)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-        for name in rule.get("resourceNames", [""])
-    }
-
-
-def right_of(method: str, path: str) -> Right:
-    """Return the right that Kubernetes requires for this request."""
-    found = re.fullmatch(r"/(?:api|apis/(?P<group>[^/]+))/v\d/(?:namespaces/[^/]+/(?=.))?(?P<rest>.+)", path)
-    assert found is not None, path
-    resource, _, name = found["rest"].partition("/")
-    verb = {"GET": "get" if name else "list", "POST": "create"}[method]
-    return found["group"] or "", resource, verb, name if resource == "configmaps" else ""
 
 
 def ask_everything(cast: Cast) -> dict[str, Any]:

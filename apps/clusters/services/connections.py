@@ -69,7 +69,7 @@ DEVICE_NEEDS = (
     Need(
         "resource.k8s.io", "resourceslices", ("get", "list", "watch", "create", "update", "delete"), "to publish GPUs"
     ),
-    Need("resource.k8s.io", "deviceclasses", ("get", "create"), "to create the DeviceClass"),
+    Need("resource.k8s.io", "deviceclasses", ("get", "create", "delete"), "to create and withdraw DeviceClasses"),
 )
 
 OWN_NEEDS = (

@@ -20,6 +20,7 @@ from apps.scheduling.services.claims import lifecycle
 from apps.scheduling.services.claims.desired import desired_state
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, placed, used
 from tests.clusters.dra import things
+from tests.clusters.rights import require
 
 NODE = "gpu1"
 
@@ -68,7 +69,7 @@ def annotated(thing: dict[str, Any], **words: str) -> dict[str, Any]:
 
 
 class Cell:
-    """An API of a cluster that keeps what is written."""
+    """An API of a cluster that keeps what is written, and lets the watch do what its manifests let it do."""
 
     def __init__(self) -> None:
         self.things: dict[str, Any] = {f"/api/v1/nodes/{NODE}": {"metadata": {"uid": "node-uid"}}}
@@ -76,13 +77,19 @@ class Cell:
         self.version = 1
 
     def find(self, path: str) -> Any:
+        require("GET", path)
         return self.things.get(path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        require("POST", path)
         name = body.get("metadata", {}).get("name") or str(len(self.written))
-        return self.put(f"{path}/{name}", body)
+        return self._keep(f"{path}/{name}", body)
 
     def put(self, path: str, body: Mapping[str, Any]) -> bytes:
+        require("PUT", path)
+        return self._keep(path, body)
+
+    def _keep(self, path: str, body: Mapping[str, Any]) -> bytes:
         self.version += 1
         self.things[path] = {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": str(self.version)}}
         self.written.append((path, body))
@@ -90,10 +97,12 @@ class Cell:
 
     def patch(self, path: str, body: Mapping[str, Any], *, content_type: str) -> bytes:
         assert content_type == resizing.APPLY
+        require("PATCH", path)
         self.written.append((path, body))
         return b"{}"
 
     def delete(self, path: str) -> bytes:
+        require("DELETE", path)
         del self.things[path]
         return b"{}"
 

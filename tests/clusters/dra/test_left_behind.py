@@ -20,6 +20,7 @@ from apps.scheduling.services.claims import lifecycle
 from tests.cast import GIB, Cast, Machine, assert_books_agree, give, used
 from tests.clusters.dra.test_ledger import Cell, allocated, annotated, cluster, follow, machine, made
 from tests.clusters.kubeconfigs import kubeconfig
+from tests.clusters.rights import require
 
 __all__ = ["cluster", "machine"]
 CLASS = f"/apis/{slices.GROUP}/deviceclasses/{DEVICE_CLASS}"
@@ -29,6 +30,7 @@ class ListedCell(Cell):
     """A cell whose slices can be listed."""
 
     def list(self, path: str, **query: str) -> tuple[list[bytes], str]:
+        require("GET", path)
         assert query == {"fieldSelector": f"spec.driver={DRIVER}"}
         return [json.dumps(thing).encode() for name, thing in self.things.items() if name.startswith(path)], "1"
 
