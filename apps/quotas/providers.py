@@ -1,6 +1,7 @@
 """Interfaces that quotas need from higher apps: this app knows neither claims nor GPUs."""
 
 import uuid
+from collections import Counter
 from typing import Protocol
 
 from apps.quotas.models import Pool, Tenant
@@ -16,8 +17,8 @@ class ClaimCharges(Protocol):
         Call it under `charging.lock_tenants(…, exclusive=True)`, or concurrent claims are missed.
         """
 
-    def charged_by_user(self, tenant: Tenant, user_id: int) -> dict[str, int]:
-        """Return the sum of the user's claims, by resource.
+    def charged_by_user(self, tenant: Tenant, user_id: int) -> Counter[str]:
+        """Return the sum of the user's claims, by resource; instances of each profile are counted.
 
         Call it under the lock of the membership, or the member's concurrent claims are missed.
         """

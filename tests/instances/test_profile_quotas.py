@@ -6,8 +6,10 @@ import pytest
 
 from apps.accounting.services import ledger_check
 from apps.instances import seats
-from apps.quotas.models import LedgerEntry, ResourceQuota
+from apps.quotas.models import LedgerEntry, Membership, ResourceQuota
 from apps.quotas.principals import SYSTEM
+from apps.quotas.services import member_limits
+from apps.scheduling.services.charging.states import charged_by_users
 from apps.scheduling.services.claims.lifecycle import end_assignments, release_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.cycles.rounds import run_round
@@ -163,3 +165,81 @@ def test_preemption_goes_by_the_quotas_that_a_claim_is_charged_to(cast: Cast, ma
         claim.refresh_from_db()
     assert (low.state, urgent.state, whole.state) == ("queued", "active", "active")
     assert is_sound()
+
+
+def bound(cast: Cast, hard: int | None, *, member: str | None = "max", resource: str = SMALL) -> Any:
+    body = {"tenant": "acme", "member": member, "resource": resource, "hard": hard}
+    return cast.anna.post("member-limits/", body)
+
+
+def test_a_member_has_no_more_instances_than_its_limit(cast: Cast, machine: Machine) -> None:
+    made = bound(cast, 1)
+    assert (made.status, made.body["resource"]) == (201, SMALL)
+    first = hard(cast, profile="1g.18gb")
+    status, code, detail = refused(cast, profile="1g.18gb")
+    assert (status, code) == (409, "member-limit-exceeded")
+    assert "1g.18gb" in detail
+    # Another profile, and another member, are not bound by it.
+    hard(cast, profile="2g.35gb")
+    assert cast.anna.post("claims/", {"tenant": "acme", "profile": "1g.18gb"}).status == 201
+    waits = hard(cast, profile="1g.18gb", when_over_quota="wait")
+    run_round(cast.pool)
+    machine.obey()
+    waits.refresh_from_db()
+    assert (waits.state, waits.reasons[0]["code"]) == ("queued", "member-limit-exceeded")
+    release_claim(principal=SYSTEM, claim=first)
+    machine.obey()
+    run_round(cast.pool)
+    waits.refresh_from_db()
+    assert waits.state == "assigned"
+    assert is_sound()
+
+
+def test_an_instance_counts_once_to_the_member_who_opened_it(cast: Cast, machine: Machine) -> None:
+    assert bound(cast, 1, member=None, resource="mig/3g.71gb").status == 201
+    opener = opened(cast, machine)
+    for _ in range(2):
+        inside(cast, opener, core=5, memory_mib=1024)
+    body = {"tenant": "acme", "instance_of": str(opener.uid), "core_request": 5, "memory_mib": 1024}
+    assert cast.anna.post("claims/", body).body["state"] == "assigned"
+    members = {
+        row.user_id: amounts
+        for row in Membership.objects.all()
+        if (amounts := charged_by_users(cast.acme).get(row.user_id))
+    }
+    assert [amounts["mig/3g.71gb"] for amounts in members.values() if amounts["mig/3g.71gb"]] == [1]
+    assert cast.anna.post("claims/", {"tenant": "acme", "profile": "3g.71gb"}).status == 201, "anna has opened none"
+    assert used(cast.acme)["core_percent"] == 84
+    assert is_sound()
+
+
+def claimed_by_one_member(cast: Cast) -> int:
+    give_plenty(cast.acme)
+    divided(cast)
+    assert bound(cast, 2).status == 201
+    answers = race([lambda: cast.max.post("claims/", {"tenant": "acme", "profile": "1g.18gb"}).status] * 6)
+    assert set(answers) <= {201, 409}, outcomes(answers)
+    return answers.count(201)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_claims_of_one_member_that_race_never_pass_its_limit(real_cast: Cast) -> None:
+    assert claimed_by_one_member(real_cast) == 2
+    assert is_sound()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_control_without_the_memberships_lock_a_member_gets_more(
+    real_cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        member_limits, "lock", lambda tenant, user_id, resources: {SMALL: 2} if SMALL in resources else {}
+    )
+    assert claimed_by_one_member(real_cast) > 2
+
+
+@pytest.mark.parametrize("resource", ["mig/", "mig/large", "gpu"])
+def test_a_members_limit_of_no_resource_is_refused_with_those_that_are(cast: Cast, resource: str) -> None:
+    answer = bound(cast, 1, resource=resource)
+    assert answer.status == 400
+    assert "or mig/PROFILE, such as mig/2g.35gb" in answer.body["errors"]["resource"][0]

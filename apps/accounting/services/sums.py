@@ -1,5 +1,6 @@
 """Quotas as numbers: charged as `charging` does it, on the rows as they were read. Nothing is locked or written."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from apps.quotas.models import CohortShare, OrganisationQuota, ResourceQuota
@@ -70,7 +71,7 @@ class Sums:
             share.taken = taken
         # Members looked up since then are dropped, and read anew.
         known = self._members.known
-        self._members.known = {key: (known[key][0], held) for key, held in members.items()}
+        self._members.known = {key: (known[key][0], Counter(held)) for key, held in members.items()}
 
 
 def _covers(quota: ResourceQuota, claim: Claim) -> bool:

@@ -9,7 +9,7 @@ from apps.console.shell.amounts import AmountField
 from apps.console.shell.fields import choice, one_of, switch
 from apps.console.shell.forms import VersionedForm, moment
 from apps.console.tenants.bound_labels import FIELDS, PERIODS
-from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, UNLIMITED, read_as
+from apps.console.tenants.quotas import RESOURCES, RESOURCES_SAID, UNLIMITED, profile_choices, read_as
 from apps.quotas.models import Pool, Tenant, User
 from apps.quotas.models.budget import DEFAULT_GRACE_SECONDS, HELP, HOUR_PLACES, MOST_GRACE_SECONDS, Period, WhenSpent
 from apps.quotas.models.limits import MOST, ClaimField
@@ -78,6 +78,9 @@ class NewLimitForm(LimitForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.initial["most"] = ""
+        resource = self.fields["resource"]
+        assert isinstance(resource, forms.ChoiceField)
+        resource.choices = [*RESOURCES, *profile_choices()]
         field = self.fields["user"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = self.tenant.members.filter(is_active=True).order_by("username")

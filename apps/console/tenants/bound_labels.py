@@ -1,5 +1,6 @@
 """Descriptions of a tenant's limits: of its members, of single claims, and of its budgets."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -69,7 +70,7 @@ class Members:
         """Return the members that the limit bounds and that hold something, most first."""
         bound = [limit.user_id] if limit.user_id is not None else self._without_own(limit.resource)
         found = [
-            Holder(self.names[pk], self.held.get(pk, {}).get(limit.resource, 0), limit)
+            Holder(self.names[pk], self.held.get(pk, Counter())[limit.resource], limit)
             for pk in bound
             if pk in self.names
         ]

@@ -1,5 +1,6 @@
 """The page of a tenant's limits beside its quotas: of members, of single claims, and budgets."""
 
+from collections import Counter
 from typing import Any, Final
 
 from django.core.paginator import Paginator
@@ -82,7 +83,7 @@ def yours(principal: Principal, tenant: Tenant) -> list[dict[str, Any]] | None:
     if principal.user_id is None or tenant.pk not in principal.with_role(Role.MEMBER):
         return None
     bounds = member_limits.limits_of(tenant, principal.user_id)
-    held = member_limits.amounts_held(tenant, principal.user_id) if bounds else {}
+    held = member_limits.amounts_held(tenant, principal.user_id) if bounds else Counter[str]()
     return [
         {"resource": name, "hard": hard, "held": held[name], "left": max(0, hard - held[name])}
         for name, hard in bounds.items()

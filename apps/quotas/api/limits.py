@@ -2,14 +2,16 @@
 
 from typing import Any
 
+from django.core.validators import RegexValidator
+from django_filters import rest_framework as filters
 from rest_framework import serializers
 
 from apps.quotas.api.methods import changes, creates, lists, removes, shows
-from apps.quotas.api.serializers import PoolByName, TenantBySlug, amount_field
+from apps.quotas.api.serializers import RESOURCE_HELP, RESOURCE_WRONG, PoolByName, TenantBySlug, amount_field
 from apps.quotas.api.views import ApiView, ListMixin
-from apps.quotas.models import LimitRange, MemberLimit, Resource, User
+from apps.quotas.models import LimitRange, MemberLimit, User
 from apps.quotas.models.limits import ClaimField
-from apps.quotas.models.resource import MOST_AMOUNT
+from apps.quotas.models.resource import MOST_AMOUNT, RESOURCE
 from apps.quotas.services import limit_ranges, member_limits
 from gpucloud.api import shown
 from gpucloud.api.filters import filters_of
@@ -83,7 +85,7 @@ class MemberLimitSerializer(Strict):
         help_text="Null: every member without a limit of its own.",
         error_messages={"does_not_exist": NO_MEMBER},
     )
-    resource = serializers.ChoiceField(choices=Resource.choices)
+    resource = serializers.RegexField(RESOURCE, help_text=RESOURCE_HELP, error_messages={"invalid": RESOURCE_WRONG})
     hard = amount_field("member_hard", "unlimited")
     changed = Columns(MemberLimit, "version created_at updated_at")
 
@@ -100,7 +102,7 @@ class MemberLimitChangeSerializer(MemberLimitSerializer):
 
     tenant = shown.text(source="tenant.slug")
     member = shown.text(null=True, source="user.username")
-    resource = shown.choice(Resource.choices)
+    resource = shown.text(RESOURCE_HELP)
 
 
 class MemberLimitView(ApiView):
@@ -114,7 +116,12 @@ class MemberLimitView(ApiView):
 class MemberLimitList(MemberLimitView, ListMixin):
     """Member limits: bounds of one member's holdings."""
 
-    filterset_class = filters_of(MemberLimit, "resource", tenant="tenant__slug", member="user__username")
+    filterset_class = filters_of(
+        MemberLimit,
+        tenant="tenant__slug",
+        member="user__username",
+        resource=filters.CharFilter(validators=[RegexValidator(RESOURCE, RESOURCE_WRONG)]),
+    )
     get = lists("List members' limits.")
     post = creates(member_limits.create_limit, "Limit the holdings of one member, or of every member.")
 

@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.quotas.models.pool import Pool
-from apps.quotas.models.resource import Resource
+from apps.quotas.models.resource import RESOURCE
 from apps.quotas.models.row import Owned, Row, checks
 from apps.quotas.models.tenant import Tenant, User
 
@@ -77,7 +77,7 @@ class MemberLimit(Row):
     audited = ("member-limit", "pk")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="member_limits")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+", null=True)
-    resource = models.CharField(max_length=20, choices=Resource)
+    resource = models.CharField(max_length=20)
     hard = models.BigIntegerField(null=True, help_text="Null: unlimited. Zero: none.")
 
     objects = MemberLimitQuerySet.as_manager()
@@ -89,7 +89,7 @@ class MemberLimit(Row):
                 fields=["tenant", "user", "resource"], name="member_limit_once", nulls_distinct=False
             ),
             *checks(
-                member_limit_resource_known=Q(resource__in=Resource.values),
+                member_limit_resource_known=Q(resource__regex=RESOURCE),
                 member_limit_hard_not_negative=Q(hard__isnull=True) | Q(hard__gte=0),
             ),
         ]

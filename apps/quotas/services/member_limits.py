@@ -4,13 +4,14 @@ A member's holdings are not a counter but the sum of the member's claims, read u
 claims of one member cannot both take the last gigabyte, and there is no second number that could differ.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from apps.quotas.models import MemberLimit, Membership, Resource, Tenant, User
+from apps.quotas.models import MemberLimit, Membership, Tenant, User
 from apps.quotas.principals import Principal
 from apps.quotas.providers import claim_charges
 from apps.quotas.services import audit
@@ -33,16 +34,18 @@ def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> d
 
 def limits_of(tenant: Tenant, user_id: int | None) -> dict[str, int]:
     """Return the member's present limits of every resource, without a lock."""
-    limits = _bounds(tenant, user_id, Resource.values)
+    limits = _bounds(tenant, user_id)
     return limits if limits and Membership.objects.filter(tenant=tenant, user=user_id).exists() else {}
 
 
-def _bounds(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> dict[str, int]:
+def _bounds(tenant: Tenant, user_id: int | None, resources: Iterable[str] | None = None) -> dict[str, int]:
+    """Return the limits of these resources, or of all."""
     if user_id is None:
         return {}
     rows = sorted(_limits_of(tenant.pk, user_id), key=lambda row: row.user_id is not None)
     of = {row.resource: row.hard for row in rows}
-    return {resource: hard for resource in resources if (hard := of.get(resource)) is not None}
+    named = of if resources is None else resources
+    return {resource: hard for resource in named if (hard := of.get(resource)) is not None}
 
 
 @compiled_query
@@ -50,7 +53,7 @@ def _limits_of(tenant: Any, user: Any) -> QuerySet[MemberLimit]:
     return MemberLimit.objects.filter(Q(user=user) | Q(user=None), tenant=tenant)
 
 
-def amounts_held(tenant: Tenant, user_id: int) -> dict[str, int]:
+def amounts_held(tenant: Tenant, user_id: int) -> Counter[str]:
     """Return the sum of the member's claims, by resource."""
     return claim_charges.get().charged_by_user(tenant, user_id)
 

@@ -17,6 +17,7 @@ API_VERSION = "gpucloud.io/v1"
 Check = Callable[[Any], Any]
 
 
+RESOURCES = ("core_percent", "memory_mib", "vgpus", "gpus", "host_memory_mib")
 MIG_INSTANCES = re.compile(r"mig/[0-9]{1,2}g\.[0-9]{1,5}gb")
 
 
@@ -86,11 +87,11 @@ def one_of(choices: tuple[str, ...]) -> Check:
 
 
 def quota_resource(value: Any) -> str:
-    """Check the resource of a quota: one of those that members have limits of, or the MIG instances of a profile."""
-    others = schema()["POST member-limits/"]["resource"]["enum"]
-    if value not in others and not (isinstance(value, str) and MIG_INSTANCES.fullmatch(value)):
+    """Check the resource of a quota or of a member's limit."""
+    if value not in RESOURCES and not (isinstance(value, str) and MIG_INSTANCES.fullmatch(value)):
         raise ValueError(
-            f"must be one of {', '.join(others)}, or MIG instances such as mig/2g.35gb, and {value!r} is none of them"
+            f"must be one of {', '.join(RESOURCES)}, or MIG instances such as mig/2g.35gb, and {value!r} is none of "
+            "them"
         )
     return str(value)
 

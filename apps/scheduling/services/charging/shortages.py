@@ -5,7 +5,7 @@ more often than that. So the numbers of an uncharged claim are computed when it 
 all tenants, and one of each member's limits.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,14 +60,14 @@ class MemberHoldings:
     """The limits and the holdings of claims' members, read once for each."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, int | None], tuple[dict[str, int], dict[str, int]]] = {}
+        self.known: dict[tuple[int, int | None], tuple[dict[str, int], Counter[str]]] = {}
 
-    def of(self, claim: Claim) -> tuple[dict[str, int], dict[str, int]]:
+    def of(self, claim: Claim) -> tuple[dict[str, int], Counter[str]]:
         """Return the limits of the claim's member, and what the member holds, by resource."""
         key = (claim.tenant_id, claim.user_id)
         if key not in self.known:
             limits = member_limits.limits_of(claim.tenant, claim.user_id)
-            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else {}
+            held = member_limits.amounts_held(claim.tenant, claim.user_id) if limits and claim.user_id else Counter()
             self.known[key] = limits, held
         return self.known[key]
 

@@ -1,12 +1,13 @@
 """State changes of claims, and their charges."""
 
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
 from apps.quotas.models import EventKind, Pool, Resource, Tenant
@@ -91,18 +92,30 @@ def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[u
     }
 
 
-def charged_by_user(tenant: Tenant, user_id: int) -> dict[str, int]:
-    """Return the amounts that the claims made by a user in the tenant charge, by resource."""
-    claims = Claim.objects.filter(CHARGED, tenant=tenant, user=user_id)
-    sums = claims.aggregate(**{name: Sum(f"charged_{name}", default=0) for name in Resource.values})
-    return {name: int(amount) for name, amount in sums.items()}
+def charged_by_user(tenant: Tenant, user_id: int) -> Counter[str]:
+    """Return the amounts that the claims made by a user in the tenant charge, by resource.
+
+    An instance counts to the user whose claim has it, whoever made the claims in it.
+    """
+    return _charged_by(Claim.objects.filter(CHARGED, tenant=tenant, user=user_id)).get(user_id, Counter())
 
 
-def charged_by_users(tenant: Tenant) -> dict[int, dict[str, int]]:
+def charged_by_users(tenant: Tenant) -> dict[int, Counter[str]]:
     """Return the amounts of `charged_by_user` for every user of the tenant, by the user's key; one query."""
-    claims = Claim.objects.filter(CHARGED, tenant=tenant, user__isnull=False).order_by()
-    sums: Any = claims.values("user_id").annotate(**{name: Sum(f"charged_{name}") for name in Resource.values})
-    return {row["user_id"]: {name: int(row[name]) for name in Resource.values} for row in sums}
+    return _charged_by(Claim.objects.filter(CHARGED, tenant=tenant, user__isnull=False))
+
+
+def _charged_by(claims: QuerySet[Claim]) -> dict[int, Counter[str]]:
+    """Return the sums of these claims' charges by user and resource. A profile is null for most of them."""
+    columns = {name: Sum(charge_field(name)) for name in Resource.values}
+    sums: Any = claims.order_by().values("user_id", "profile").annotate(**columns, made=Sum(charge_field(MIG)))
+    found: dict[int, Counter[str]] = {}
+    for row in sums:
+        held = found.setdefault(row["user_id"], Counter())
+        held.update({name: int(row[name]) for name in Resource.values})
+        if row["made"]:
+            held[f"{MIG}{row['profile']}"] += int(row["made"])
+    return found
 
 
 CHARGED_FIELDS = [*map(charge_field, Resource.values), charge_field(MIG)]

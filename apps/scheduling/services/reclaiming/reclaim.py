@@ -7,7 +7,7 @@ being released or suspended already counts as gone, so nobody goes for room that
 """
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -162,7 +162,7 @@ class _View:
         self.asking = {claim.tenant_id for claim in claims}
         self.quotas: dict[int, list[ResourceQuota]] = defaultdict(list)
         # The holdings of members with a limit, including the claims planned for.
-        self.members_hold: dict[tuple[int, int | None], dict[str, int]] = {}
+        self.members_hold: dict[tuple[int, int | None], Counter[str]] = {}
         for quota in _quotas(pool).filter(Q(tenant__cohort__in=self.cohorts) | Q(tenant__in=self.asking)):
             self.quotas[quota.tenant_id].append(quota)
         self.levels = organisation_quotas.levels_above(rows[0].tenant for rows in self.quotas.values())
@@ -225,12 +225,13 @@ class _View:
         if not limits or claim.user_id is None:
             return True
         if whose not in self.members_hold:
-            self.members_hold[whose] = dict(member_limits.amounts_held(claim.tenant, claim.user_id))
-        then = dict(self.members_hold[whose])
-        total = claim.amounts
-        for resource in then:
-            own = (victim.charged[resource] for victim in victims if (victim.tenant_id, victim.user_id) == whose)
-            then[resource] += total[resource] - claim.charged[resource] - sum(own)
+            self.members_hold[whose] = member_limits.amounts_held(claim.tenant, claim.user_id)
+        then = self.members_hold[whose].copy()
+        for resource, amount in claim.amounts.items():
+            then[resource] += amount - claim.charged[resource]
+        for victim in victims:
+            if (victim.tenant_id, victim.user_id) == whose:
+                then.subtract(victim.charged)
         if any(then[resource] > max(hard, self.members_hold[whose][resource]) for resource, hard in limits.items()):
             return False
         self.members_hold[whose] = then
