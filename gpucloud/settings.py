@@ -287,6 +287,7 @@ SPECTACULAR_SETTINGS = {
         "ClusterPlacement": "apps.clusters.models.Placement",
         "DeliveryState": "apps.quotas.models.webhook.DeliveryState",
         "SharingKind": "apps.whatif.values.KINDS",
+        "ForecastSource": "apps.forecasts.api.forecasts.STATES",
     },
 }
 

@@ -26,6 +26,7 @@ urlpatterns = [
     path("api/v1/", include("apps.reservations.api.urls")),
     path("api/v1/", include("apps.accounting.api.urls")),
     path("api/v1/", include("apps.whatif.api.urls")),
+    path("api/v1/", include("apps.forecasts.api.urls")),
     path("api/v1/", include("apps.suspension.api.urls")),
     path("api/v1/", include("apps.groups.api.urls")),
     path("api/v1/", include("apps.jobs.api.urls")),

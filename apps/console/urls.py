@@ -9,7 +9,7 @@ from apps.console.claims import changes, claim_list, claims, new_claim, sharing,
 from apps.console.jobs import arrays, job_list, jobs, new_job, new_notebook, notebooks
 from apps.console.nodes import drain, gpus, node_list, node_settings, nodes, repairs
 from apps.console.overview import fleet_history, overview
-from apps.console.pools import policies, pools, proposals, what_if
+from apps.console.pools import comparison, policies, pools, proposals, what_if
 from apps.console.queue import queue, rounds
 from apps.console.reports import efficiency, prices, usage
 from apps.console.reservations import change, reservation_list, reservations
@@ -74,6 +74,7 @@ urlpatterns = [
     path("new-pool/", pools.NewPool.as_view(), name="new-pool"),
     path("pools/<slug:name>/", pools.PoolPage.as_view(), name="pool"),
     path("pools/<slug:name>/what-if/", what_if.WhatIfPage.as_view(), name="what-if"),
+    path("pools/<slug:name>/policies/", comparison.compare_policies, name="compare-policies"),
     path("pools/<slug:name>/rebalance/", pools.rebalance_now, name="rebalance-pool"),
     path("proposals/", proposals.ProposalList.as_view(), name="proposals"),
     path("proposals/<uuid:uid>/accept/", proposals.accept, name="accept-proposal"),

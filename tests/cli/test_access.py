@@ -210,6 +210,7 @@ COMMANDS = OF_THE_TABLE | {
     "POST claims/{}/move/": "claim move",
     "POST claims/{}/renew/": "claim renew",
     "GET claims/{}/env/": "claim env",
+    "GET claims/{}/forecast/": "claim forecast",
     "PATCH gpus/{}/": "gpu cordon",
     "POST gpus/{}/clear/": "gpu clear",
     "GET gpus/{}/processes/": "gpu processes",

@@ -276,7 +276,7 @@ def make_people(cast: Cast) -> dict[str, str]:
 NO_GROUP: dict[str, Any] = {}
 ELASTIC: dict[str, Any] = {"group": "wide", "group_size": 1, "group_most": 2}
 CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
-CLAIM_VERBS = ("", "release/", "renew/", "env/", "suspend/", "resume/", "move/")
+CLAIM_VERBS = ("", "release/", "renew/", "env/", "forecast/", "suspend/", "resume/", "move/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET
 from apps.accounting.services.guarantees import find_missed
 from apps.console.claims.claim_forms import ResizeForm
 from apps.console.claims.falls import find_fall
+from apps.console.claims.forecast_facts import find_forecast
 from apps.console.claims.group_facts import find_group_facts
 from apps.console.claims.instance_facts import find_instance_facts, room_in_instance
 from apps.console.claims.snippets import snippets
@@ -62,6 +63,7 @@ def claim_detail(request: HttpRequest, principal: Principal, uid: uuid.UUID) -> 
     server = f"{request.scheme}://{request.get_host()}"
     more = {
         "chart": chart_of_claim(claim, span),
+        "forecast": find_forecast(claim),
         "form": resize_form(claim),
         "snippets": snippets(claim, server=server),
     }

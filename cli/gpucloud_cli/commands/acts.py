@@ -94,6 +94,12 @@ ACTS = (
         "Show the environment of a process under a claim; it includes the claim's secret.",
         method="GET",
     ),
+    Act(
+        "claim",
+        "forecast",
+        "Show what a claim is forecast to need, and how often such forecasts were too low.",
+        method="GET",
+    ),
     Act("node", "forget", "Forget a lost node: release its claims, and refuse its agent."),
     Act(
         "node",
