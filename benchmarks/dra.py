@@ -174,7 +174,8 @@ def _create_pod(client: Any, number: int, things: Any) -> None:
 
 @contextmanager
 def _stage(directory: Path, nodes: int, *, with_ledger: bool, dra: bool) -> Iterator[_Stage]:
-    from tests.clusters.control_plane import ControlPlane, free_port  # noqa: PLC0415
+    from tests.clusters.control_plane import ControlPlane  # noqa: PLC0415
+    from tests.ports import free_port  # noqa: PLC0415
 
     port = free_port()
     with ExitStack() as stack:

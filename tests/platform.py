@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tests.ports import free_port
 from tests.processes import alive
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,14 +183,6 @@ def _answer(status: int, raw: bytes, headers: dict[str, str]) -> Answer:
     except ValueError:
         body = raw.decode(errors="replace")
     return Answer(status, body, {name.lower(): value for name, value in headers.items()})
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that is free at this moment."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def until(

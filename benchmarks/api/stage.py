@@ -15,7 +15,7 @@ from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
 from deploy.embedded import processes
-from tests.platform import free_port
+from tests.ports import free_port
 
 WORKERS = 2
 

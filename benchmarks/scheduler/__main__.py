@@ -24,7 +24,7 @@ from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
 from deploy.embedded import processes
-from tests.platform import free_port
+from tests.ports import free_port
 
 BEAT_SECONDS = 2.0
 # The first requests of a server import and connect.

@@ -21,7 +21,7 @@ from tests.agent.resource_claims import NODE, allocate, cdi_id, connect, registe
 from tests.agent.stage import BUILD, Stage, eventually
 from tests.agent.test_metrics import read
 from tests.agent.test_reconcile import put
-from tests.platform import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

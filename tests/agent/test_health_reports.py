@@ -12,7 +12,7 @@ from tests.agent.stage import ROOT, Stage
 from tests.agent.test_limits import load
 from tests.agent.test_metrics import read
 from tests.agent.test_reconcile import put
-from tests.platform import free_port
+from tests.ports import free_port
 
 GPM = ("sm_active_percent", "tensor_active_percent", "dram_active_percent")
 

@@ -20,7 +20,7 @@ from tests.agent.stage import Stage, eventually
 from tests.agent.test_launch_methods import LOAD, check_limits, needs_namespaces, needs_root, start
 from tests.agent.test_metrics import read
 from tests.agent.test_reconcile import put
-from tests.platform import free_port
+from tests.ports import free_port
 
 # Of one virtual GPU of 24 GiB.
 BLOCKS = 96

@@ -10,7 +10,7 @@ from agent import metrics, wire
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, Stage
 from tests.agent.test_reconcile import put
-from tests.platform import free_port
+from tests.ports import free_port
 
 
 def read(port: int, path: str = "/metrics") -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Shell, live_claims, new_name
-from tests.platform import ROOT, Platform, free_port
+from tests.platform import ROOT, Platform
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 

@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from apps.clusters.kube.client import Client, Refused, Unreachable
 from tests.clusters import authority
+from tests.ports import free_port
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 CONTROLLERS = (
@@ -39,13 +39,6 @@ def missing() -> str | None:
         return "no control plane: KUBEBUILDER_ASSETS names no directory"
     absent = [name for name in PROGRAMS if not os.access(Path(assets) / name, os.X_OK)]
     return f"no control plane: {', '.join(absent)} not in {assets}" if absent else None
-
-
-def free_port() -> int:
-    """Return a free port on loopback; another process may still take it first."""
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return int(it.getsockname()[1])
 
 
 class ControlPlane:

@@ -23,9 +23,10 @@ from apps.clusters.services import clusters
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast
 from tests.clusters.cluster_objects import add_namespace, add_node, ask, placement_of, pod
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.clusters.test_web_account import token_of
 from tests.helm import CHART, OUTSIDE, chosen, helm, named, needs_helm, rendered
+from tests.ports import free_port
 from tests.processes import eventually
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300), needs_helm]

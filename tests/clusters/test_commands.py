@@ -15,9 +15,10 @@ from django.db import connection
 from apps.clusters.services import clusters
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.clusters.kubeconfigs import kubeconfig
-from tests.processes import eventually
+from tests.ports import free_port
+from tests.processes import eventually, http_status
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = pytest.mark.serial
@@ -28,7 +29,14 @@ def command(name: str, log: Path, **variables: str) -> Iterator[subprocess.Popen
     """Start `manage.py NAME` on the test's database."""
     facts = connection.get_connection_params()
     url = f"postgresql://{facts['user']}@/{facts['dbname']}?host={facts['host']}"
-    environment = {**os.environ, **variables, "DATABASE_URL": url, "REDIS_URL": "unix:///nonexistent/valkey.sock"}
+    # The log of a test that fails says how far the command came.
+    environment = {
+        **os.environ,
+        "LOG_LEVEL": "INFO",
+        **variables,
+        "DATABASE_URL": url,
+        "REDIS_URL": "unix:///nonexistent/valkey.sock",
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "manage.py", name], cwd=ROOT, env=environment, stdout=out, stderr=out
@@ -45,16 +53,10 @@ def test_the_extender_answers_before_it_knows_its_cluster_that_it_does_not(real_
     clusters.connect(principal=SYSTEM, name="kube", pool=real_cast.pool, kubeconfig=kubeconfig())
     port = free_port()
 
-    def status(path: str) -> int:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}{path}").status_code
-        except httpx.TransportError:
-            return 0
-
     log = tmp_path / "log"
     with command("extender", log, EXTENDER_PORT=str(port)) as process:
-        assert eventually(lambda: status("/version") == 200, seconds=60), log.read_text()
-        assert status("/healthz") == 503
+        assert eventually(lambda: http_status(port, "/version") == 200, seconds=60), log.read_text()
+        assert http_status(port, "/healthz") == 503
         # The caller's address cannot be set by a header.
         told = httpx.get(f"http://127.0.0.1:{port}/version", headers={"X-Forwarded-For": "192.0.2.1"})
         assert told.status_code == 200
@@ -70,14 +72,8 @@ def test_the_extender_answers_once_it_knows_its_cluster(
     clusters.connect(principal=SYSTEM, name="kube", pool=real_cast.pool, kubeconfig=kube)
     port, log = free_port(), tmp_path / "log"
 
-    def ready() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-        except httpx.TransportError:
-            return False
-
     with command("extender", log, EXTENDER_PORT=str(port)):
-        assert eventually(ready, seconds=60), log.read_text()
+        assert eventually(lambda: http_status(port, "/healthz") == 200, seconds=60), log.read_text()
 
 
 def test_the_watch_says_of_a_cluster_that_is_not_there_that_it_is_not(real_cast: Cast, tmp_path: Path) -> None:

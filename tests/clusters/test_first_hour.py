@@ -19,11 +19,12 @@ from tests.cast import Cast, Machine, assert_books_agree, gpu_uuid
 from tests.clusters import hami_cluster as hami
 from tests.clusters.admission.serving import serve
 from tests.clusters.cluster_objects import CHOSEN, INDEX
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.clusters.first_hour import Walk
 from tests.clusters.test_commands import command
 from tests.helm import OUTSIDE, needs_helm
 from tests.platform import ROOT
+from tests.ports import free_port
 from tests.processes import eventually
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(600), needs_helm]

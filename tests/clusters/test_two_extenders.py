@@ -12,24 +12,18 @@ import pytest
 from apps.clusters.services import clusters
 from apps.quotas.principals import SYSTEM
 from tests.cast import Cast
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.clusters.paper import container, pod, request
 from tests.clusters.test_commands import command
-from tests.processes import eventually
+from tests.ports import free_port
+from tests.processes import eventually, http_status
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.serial, pytest.mark.timeout(300)]
 PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/two-extenders"
 
 
-def status(port: int, path: str) -> int:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}{path}").status_code
-    except httpx.TransportError:
-        return 0
-
-
 def is_well(port: int) -> bool:
-    return status(port, "/healthz") == 200
+    return http_status(port, "/healthz") == 200
 
 
 def asked(port: int) -> int:
@@ -51,14 +45,14 @@ def test_a_killed_one_is_replaced_and_one_that_ends_gives_the_lease_back(
     ):
         for number in (0, 1):
             assert eventually(partial(is_well, ports[number]), seconds=60), logs[number].read_text()
-        assert eventually(lambda: sorted(status(port, "/leading") for port in ports) == [200, 503], seconds=30)
-        leader = 0 if status(ports[0], "/leading") == 200 else 1
+        assert eventually(lambda: sorted(http_status(port, "/leading") for port in ports) == [200, 503], seconds=30)
+        leader = 0 if http_status(ports[0], "/leading") == 200 else 1
         processes, other = (first, second), 1 - leader
         assert (asked(ports[leader]), asked(ports[other])) == (200, 503)
         holder = client.get(PATH)["spec"]["holderIdentity"]
         processes[leader].kill()
         begun = time.monotonic()
-        assert eventually(lambda: status(ports[other], "/leading") == 200, seconds=60), logs[other].read_text()
+        assert eventually(lambda: http_status(ports[other], "/leading") == 200, seconds=60), logs[other].read_text()
         record_property("takeover_s", time.monotonic() - begun)
         assert asked(ports[other]) == 200
         assert client.get(PATH)["spec"]["holderIdentity"] != holder

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import live_claims
-from tests.platform import ROOT, Platform, free_port, until
+from tests.platform import ROOT, Platform, until
+from tests.ports import free_port
 
 RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 (CONFIGURATION,) = re.findall(r"<!-- recipe: jupyterhub -->\n```python\n(.*?)```", RECIPES, re.DOTALL)

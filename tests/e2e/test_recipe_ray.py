@@ -15,7 +15,8 @@ import pytest
 
 from tests.claims import GPULOAD
 from tests.cli.commands import live_claims, new_name
-from tests.platform import ROOT, Platform, free_port, until
+from tests.platform import ROOT, Platform, until
+from tests.ports import free_port
 
 RAY = shutil.which("ray")
 SIMULATED = ROOT / "libvcuda" / "build" / "sim"

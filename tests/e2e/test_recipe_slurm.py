@@ -13,7 +13,8 @@ import pytest
 
 from tests.claims import GPULOAD
 from tests.cli.commands import live_claims
-from tests.platform import ROOT, Platform, free_port, until
+from tests.platform import ROOT, Platform, until
+from tests.ports import free_port
 
 SCRIPT = ROOT / "deploy" / "slurm" / "gpucloud-slurm"
 SIMULATED = ROOT / "libvcuda" / "build" / "sim"

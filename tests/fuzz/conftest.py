@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from tests.scheduling.programs import free_port, program
+from tests.ports import free_port
+from tests.scheduling.programs import program
 from tests.scheduling.routes import Platform, module_platform
 
 __all__ = ["module_platform"]

@@ -13,9 +13,9 @@ from typing import Self
 import httpx
 
 from tests.agent.stage import BUILD, tether
-from tests.clusters.control_plane import free_port
 from tests.kubelet.node import RealNode
 from tests.platform import ROOT
+from tests.ports import free_port
 
 GPUS, MEMORY_GIB = 4, 24
 # Options of simnode.

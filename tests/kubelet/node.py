@@ -21,10 +21,11 @@ from typing import Any, Self
 import yaml
 
 from apps.clusters.kube.client import Refused
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.kubelet import image, programs
 from tests.kubelet.groups import NodeGroup
 from tests.platform import until
+from tests.ports import free_port
 from tests.processes import alive
 
 # Paths that programs have compiled in; made where this machine has none. They stay: to remove a directory takes away

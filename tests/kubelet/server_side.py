@@ -17,8 +17,9 @@ from apps.clusters.kube.client import Client, Refused
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
 from deploy.embedded import postgres, valkey
-from tests.clusters.control_plane import ControlPlane, free_port
+from tests.clusters.control_plane import ControlPlane
 from tests.platform import NOT_INHERITED, ROOT, Platform, until
+from tests.ports import free_port
 
 # Names of the tenant's namespace, of the pool, and of the cluster.
 NAMESPACE, POOL, CLUSTER, TENANT = "ml", "kube", "kube", "research"

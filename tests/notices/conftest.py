@@ -1,6 +1,5 @@
 """A mail server on loopback, and people with addresses."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import EmailMessage
@@ -14,6 +13,7 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from apps.quotas.models import User
 from tests.cast import cast, real_cast, recorded_cast
+from tests.ports import free_port
 from tests.scheduling.clock import clock
 
 
@@ -52,9 +52,7 @@ class MailServer:
 @contextmanager
 def serve_mail(server: MailServer) -> Iterator[int]:
     """Serve SMTP; yield the port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     controller = Controller(server, hostname="127.0.0.1", port=port, ready_timeout=30)
     controller.start()
     try:

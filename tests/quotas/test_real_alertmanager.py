@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending
 from apps.quotas.services.webhooks.formats import alertmanager
 from tests.cast import Cast
+from tests.ports import free_port
 from tests.quotas.test_webhook_formats import HOSTILE, event
 
 # Under the name of Debian's package, or of the project's own archive.
@@ -38,9 +38,7 @@ def fetch(url: str, body: Any = None) -> Any:
 def alerts_url(tmp_path: Path, settings: Any) -> Iterator[str]:
     """Start Alertmanager; yield the URL of its alerts."""
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.0/8")]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "alertmanager.yml").write_text(CONFIGURATION)
     assert PROGRAM is not None
     command = [

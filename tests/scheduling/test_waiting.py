@@ -15,9 +15,10 @@ from apps.scheduling.waiting import WaitForClaim
 from gpucloud import hints
 from gpucloud.asgi import console
 from tests.cast import Answer, Cast, Machine, give_plenty
+from tests.ports import free_port
 from tests.processes import eventually
 from tests.scheduling.asgi_client import Request, call, in_database
-from tests.scheduling.programs import free_port, program, sessions, threads
+from tests.scheduling.programs import program, sessions, threads
 from tests.scheduling.routes import dump_database
 
 CLAIM = {"tenant": "acme", "core_request": 10, "memory_mib": 100}

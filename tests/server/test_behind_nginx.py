@@ -20,8 +20,9 @@ from websockets.typing import Origin
 
 from apps.quotas.models import User
 from tests.cast import Cast, token_for
+from tests.ports import free_port
 from tests.processes import eventually
-from tests.scheduling.programs import free_port, program
+from tests.scheduling.programs import program
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

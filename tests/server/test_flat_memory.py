@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.cast import Cast, give_plenty
+from tests.ports import free_port
 from tests.processes import eventually
-from tests.scheduling.programs import free_port, program
+from tests.scheduling.programs import program
 from tests.server.test_server_program import KIB, healthy, resident_kib
 
 CLIENTS = 8

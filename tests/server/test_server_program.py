@@ -13,8 +13,9 @@ from django.conf import settings
 from websockets.sync.client import connect
 
 from gpucloud.server import __main__ as entry
+from tests.ports import free_port
 from tests.processes import eventually
-from tests.scheduling.programs import free_port, program
+from tests.scheduling.programs import program
 from tests.server.serving import send_all, status
 
 CLIENTS = 1000
