@@ -4,8 +4,8 @@ import random
 import socket
 
 FIRST, LAST = 20_000, 29_999
-# Reservations of this process, until it ends.
-_reserved: list[socket.socket] = []
+# Descriptors of this process's reservations, open until it ends.
+_reserved: list[int] = []
 
 
 def free_port() -> int:
@@ -28,6 +28,6 @@ def free_port() -> int:
         except OSError:
             reservation.close()
             continue
-        _reserved.append(reservation)
+        _reserved.append(reservation.detach())
         return port
     raise OSError(f"no port from {FIRST} to {LAST} is free")

@@ -1,5 +1,6 @@
 """Ports for programs of tests: nobody else takes one before its program listens."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -31,13 +32,13 @@ def test_another_process_gets_no_port_that_is_given_here() -> None:
     port = ports.free_port()
     assert f"no port from {port} to {port} is free" in asked().stderr
     # Control: the reservation keeps it away.
-    ports._reserved.pop().close()
+    os.close(ports._reserved.pop())
     assert asked().stdout == f"{port}\n"
 
 
 def test_a_port_with_a_listener_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     port = ports.free_port()
-    ports._reserved.pop().close()
+    os.close(ports._reserved.pop())
     monkeypatch.setattr(ports, "FIRST", port)
     monkeypatch.setattr(ports, "LAST", port)
     with socket.socket() as listening:
