@@ -12,8 +12,8 @@ class ForecastsConfig(AppConfig):
 
     def ready(self) -> None:
         """Provide the rebalancer with forecasts and replays."""
-        from apps.forecasts import replays, services  # noqa: PLC0415 - models, once loaded
+        from apps.forecasts import provided  # noqa: PLC0415 - models, once loaded
         from apps.scheduling.providers import lending_forecasts, lending_replays  # noqa: PLC0415 - likewise
 
-        lending_forecasts.set(services)
-        lending_replays.set(replays)
+        lending_forecasts.set(provided)
+        lending_replays.set(provided)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from apps.forecasts.bands import band_of
 from apps.forecasts.models import ClaimForecast
-from apps.forecasts.quantiles import DAY
+from apps.forecasts.provided import band_of
 from apps.scheduling.models import Claim
 
+# Windows of five minutes.
+DAY = 288
 # The view box: a unit for each window of a day, and for each percent.
 WIDTH, HEIGHT = DAY, 100
 

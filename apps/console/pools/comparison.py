@@ -8,7 +8,7 @@ from django.views.decorators.http import require_GET
 
 from apps.console.pools.pools import find
 from apps.console.shell.page_access import page
-from apps.forecasts.replays import replay_pool
+from apps.forecasts.provided import replay_pool
 from apps.quotas.models.pool import RebalancePolicy
 from apps.quotas.principals import Principal
 

@@ -6,7 +6,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from apps.forecasts.bands import band_of
+from apps.forecasts.provided import band_of
 from apps.scheduling.api.claims import ClaimView
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict
