@@ -62,7 +62,8 @@ enum {
 };
 enum { CU_CAPTURE_GLOBAL = 0, CU_CAPTURE_THREAD_LOCAL = 1, CU_CAPTURE_RELAXED = 2 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_INVALIDATED = 2 };
-enum { CU_LOCATION_DEVICE = 1 };
+enum { CU_LOCATION_DEVICE = 1, CU_LOCATION_HOST_NUMA = 3 };
+enum { CU_ACCESS_READ_WRITE = 3 };
 enum { CU_HANDLE_TYPE_FD = 1 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_POOL_RELEASE_THRESHOLD = 4, CU_POOL_RESERVED_CURRENT = 5, CU_POOL_USED_CURRENT = 7 };
@@ -70,7 +71,8 @@ enum { CU_LIMIT_STACK_SIZE = 0, CU_LIMIT_PRINTF_FIFO_SIZE = 1, CU_LIMIT_MALLOC_H
 enum {
     CU_ATTRIBUTE_MULTIPROCESSORS = 16,
     CU_ATTRIBUTE_THREADS_PER_MULTIPROCESSOR = 39,
-    CU_ATTRIBUTE_MPS_ENABLED = 133
+    CU_ATTRIBUTE_MPS_ENABLED = 133,
+    CU_ATTRIBUTE_HOST_NUMA_ID = 134
 };
 enum { CU_PROCESS_RUNNING = 0, CU_PROCESS_LOCKED = 1, CU_PROCESS_CHECKPOINTED = 2, CU_PROCESS_FAILED = 3 };
 enum { CU_GET_PROC_LEGACY = 1, CU_GET_PROC_PER_THREAD = 2 };
@@ -89,6 +91,10 @@ typedef struct {
     void *win32;
     uint64_t flags;
 } CUallocationProp;
+typedef struct {
+    CUlocation location;
+    int flags;
+} CUaccess;
 typedef struct {
     int type, handle_types;
     CUlocation location;
@@ -239,7 +245,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes);
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr at,
                              unsigned long long flags);
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes);
-CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const void *descriptions, size_t count);
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUaccess *descriptions, size_t count);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUallocationProp *prop, int option);
 CUresult cuArrayCreate(CUarray *array, const CUarrayDescriptor_v1 *descriptor);
 CUresult cuArray3DCreate(CUarray *array, const CUarray3DDescriptor_v1 *descriptor);

@@ -89,6 +89,8 @@ _Static_assert(sizeof(CUcopy3D_v1) == 144 && sizeof(CUcopyAttributes) == 24, "dr
 _Static_assert(sizeof(CUcopyOperation3D) == 112 && sizeof(CUoperand3D) == 40, "driver ABI");
 
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr pointer);
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr pointer);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
 
 /* Between the host and a GPU. */
 VCUDA_BOTH(ptds, cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t bytes);

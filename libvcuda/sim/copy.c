@@ -1,5 +1,5 @@
-/* Copies: nothing is moved. Within the GPU's memory they take the time in which it reads and writes 2 TB a second, between host
- * and GPU that of PCIe 5; the host does not wait. */
+/* Copies: bytes are moved only from and to mapped physical memory, in one dimension. Within the GPU's memory they take the
+ * time in which it reads and writes 2 TB a second, between host and GPU that of PCIe 5; the host does not wait. */
 #include "memory.h"
 
 /* What a copy is told beyond its size makes no difference here. */
@@ -45,8 +45,32 @@ static CUresult copy_in(CUstream stream, uint64_t bytes, int is_within)
         return copy_in(stream ? stream : CU_STREAM_PER_THREAD, size, is_within);                                       \
     }
 
-COPIES(cuMemcpyDtoD_v2, bytes, 1, COPY_1D)
-COPIES_ASYNC(cuMemcpyDtoDAsync_v2, bytes, 1, COPY_1D)
+/* Those whose contents are followed. */
+#define ROWS(name, is_within)                                                                                          \
+    CUresult name(COPY_1D)                                                                                             \
+    {                                                                                                                  \
+        CUresult result = copy_in(NULL, bytes, is_within);                                                             \
+        return result ? result : sim_move_bytes(to, from, bytes);                                                      \
+    }                                                                                                                  \
+    CUresult name##_ptds(COPY_1D)                                                                                      \
+    {                                                                                                                  \
+        CUresult result = copy_in(CU_STREAM_PER_THREAD, bytes, is_within);                                             \
+        return result ? result : sim_move_bytes(to, from, bytes);                                                      \
+    }
+#define ROWS_ASYNC(name, is_within)                                                                                    \
+    CUresult name(COPY_1D, CUstream stream)                                                                            \
+    {                                                                                                                  \
+        CUresult result = copy_in(stream, bytes, is_within);                                                           \
+        return result ? result : sim_move_bytes(to, from, bytes);                                                      \
+    }                                                                                                                  \
+    CUresult name##_ptsz(COPY_1D, CUstream stream)                                                                     \
+    {                                                                                                                  \
+        CUresult result = copy_in(stream ? stream : CU_STREAM_PER_THREAD, bytes, is_within);                           \
+        return result ? result : sim_move_bytes(to, from, bytes);                                                      \
+    }
+
+ROWS(cuMemcpyDtoD_v2, 1)
+ROWS_ASYNC(cuMemcpyDtoDAsync_v2, 1)
 COPY(cuMemcpyDtoD, bytes, 1, CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned bytes)
 COPY_ASYNC(cuMemcpyDtoDAsync, bytes, 1, CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned bytes)
 COPIES(cuMemcpyPeer, bytes, 1, COPY_PEER)
@@ -63,8 +87,8 @@ static int are_on_gpu(CUdeviceptr to, CUdeviceptr from)
     return is_on_gpu(CU_MEMORY_UNIFIED, to) && is_on_gpu(CU_MEMORY_UNIFIED, from);
 }
 
-COPIES(cuMemcpy, bytes, are_on_gpu(to, from), COPY_1D)
-COPIES_ASYNC(cuMemcpyAsync, bytes, are_on_gpu(to, from), COPY_1D)
+ROWS(cuMemcpy, are_on_gpu(to, from))
+ROWS_ASYNC(cuMemcpyAsync, are_on_gpu(to, from))
 COPIES_ASYNC(cuMemcpyWithAttributesAsync, bytes, are_on_gpu(to, from), COPY_1D, CUcopyAttributes *attributes)
 
 static uint64_t sum_of(const size_t *bytes, size_t count)

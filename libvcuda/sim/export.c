@@ -41,7 +41,7 @@ CUresult cuMemImportFromShareableHandle(CUhandle *handle, void *shareable, int t
     struct physical *p = malloc(sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *p = (struct physical){device, 0, 1, 0, 1};
+    *p = (struct physical){.device = device, .references = 1, .imported = 1};
     uint32_t status = sim_physical_import(p, fd);
     if (status) {
         free(p);

@@ -1,13 +1,21 @@
-/* Fills: nothing is written, but they take the time that the GPU's memory needs; the host does not wait. */
+/* Fills: bytes are written only to mapped physical memory, in one dimension; they take the time that the GPU's memory needs,
+ * and the host does not wait. */
 #include "memory.h"
 
+#include <string.h>
+
 #define BYTES_PER_US 2000000
+
+static int is_row(const char *name)
+{
+    return name[strlen("cuMemsetD")] != '2';
+}
 
 #define FILL(name, bytes, on, ...)                                                                                     \
     CUresult name(__VA_ARGS__)                                                                                         \
     {                                                                                                                  \
-        (void)to, (void)value;                                                                                         \
-        return sim_copy_async(on, bytes, BYTES_PER_US);                                                                \
+        CUresult result = sim_copy_async(on, bytes, BYTES_PER_US);                                                     \
+        return result || !is_row(#name) ? result : sim_fill_bytes(to, &value, sizeof value, bytes);                    \
     }
 #define FILLS(stem, bytes, ...)                                                                                        \
     FILL(stem##_v2, bytes, NULL, __VA_ARGS__)                                                                          \

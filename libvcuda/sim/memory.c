@@ -39,6 +39,21 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr pointer)
     return CUDA_SUCCESS;
 }
 
+/* Of plain blocks, at their beginning. */
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    const struct sim_block *block = blocks[bucket_of(pointer)];
+    while (block && block->pointer != pointer)
+        block = block->next;
+    if (block && base)
+        *base = block->pointer;
+    if (block && bytes)
+        *bytes = block->bytes;
+    pthread_mutex_unlock(&sim_process_mutex);
+    return block ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 int sim_block_add(const struct sim_block *block)
 {
     struct sim_block *made = malloc(sizeof *made);
@@ -208,17 +223,18 @@ CUresult cuMemFreeHost(void *pointer)
     return CUDA_SUCCESS;
 }
 
-/* Copies move nothing: they wait for earlier work, as the real ones do. */
+/* Copies wait for earlier work, as the real ones do. They move something only from and to mapped physical memory. */
+#define AT(pointer) (CUdeviceptr)(uintptr_t)(pointer)
 #define COPY(name, ...)                                                                                                \
     CUresult name(__VA_ARGS__)                                                                                         \
     {                                                                                                                  \
-        (void)to, (void)bytes;                                                                                         \
-        return cuStreamSynchronize(NULL);                                                                              \
+        CUresult result = cuStreamSynchronize(NULL);                                                                   \
+        return result ? result : sim_move_bytes(AT(to), AT(from), bytes);                                              \
     }
-COPY(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
-COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
-COPY(cuMemcpyDtoH_v2, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
-COPY(cuMemcpyDtoH_v2_ptds, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
+COPY(cuMemcpyHtoD_v2, CUdeviceptr to, const void *from, size_t bytes)
+COPY(cuMemcpyHtoD_v2_ptds, CUdeviceptr to, const void *from, size_t bytes)
+COPY(cuMemcpyDtoH_v2, void *to, CUdeviceptr from, size_t bytes)
+COPY(cuMemcpyDtoH_v2_ptds, void *to, CUdeviceptr from, size_t bytes)
 
 /* In a stream, they take as long as PCIe 5 needs, or for what stays on the GPU its memory. */
 CUresult sim_copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us)
@@ -236,10 +252,10 @@ CUresult sim_copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us)
 #define COPY_ASYNC(name, bytes_per_us, ...)                                                                            \
     CUresult name(__VA_ARGS__, CUstream stream)                                                                        \
     {                                                                                                                  \
-        (void)to;                                                                                                      \
-        return sim_copy_async(stream, bytes, bytes_per_us);                                                            \
+        CUresult result = sim_copy_async(stream, bytes, bytes_per_us);                                                 \
+        return result ? result : sim_move_bytes(AT(to), AT(from), bytes);                                              \
     }
-COPY_ASYNC(cuMemcpyHtoDAsync_v2, 50000, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
-COPY_ASYNC(cuMemcpyHtoDAsync_v2_ptsz, 50000, CUdeviceptr to, const void *from __attribute__((unused)), size_t bytes)
-COPY_ASYNC(cuMemcpyDtoHAsync_v2, 50000, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
-COPY_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, 50000, void *to, CUdeviceptr from __attribute__((unused)), size_t bytes)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, 50000, CUdeviceptr to, const void *from, size_t bytes)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2_ptsz, 50000, CUdeviceptr to, const void *from, size_t bytes)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2, 50000, void *to, CUdeviceptr from, size_t bytes)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2_ptsz, 50000, void *to, CUdeviceptr from, size_t bytes)

@@ -19,6 +19,10 @@ int sim_block_add(const struct sim_block *block);
 int sim_block_take(CUdeviceptr pointer, struct sim_block *out); /* 0: no such block */
 CUresult sim_pool_free(const struct sim_block *block);
 
+/* The contents of mapped physical memory (contents.c); INVALID_VALUE: an address that is reserved, and not mapped. */
+CUresult sim_move_bytes(CUdeviceptr to, CUdeviceptr from, uint64_t bytes);
+CUresult sim_fill_bytes(CUdeviceptr to, const void *value, unsigned width, uint64_t bytes);
+
 /* Work in a stream that moves so many bytes at such a rate. */
 CUresult sim_copy_async(CUstream stream, size_t bytes, uint64_t bytes_per_us);
 

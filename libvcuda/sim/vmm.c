@@ -4,12 +4,21 @@
 #include "physical.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static struct mapping {
     CUdeviceptr pointer;
+    uint64_t bytes;
+    int open; /* access was given to it */
     struct physical *physical;
     struct mapping *next;
 } * mappings;
+
+static struct range {
+    CUdeviceptr pointer;
+    uint64_t bytes;
+    struct range *next;
+} * ranges;
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
@@ -20,7 +29,9 @@ static CUresult drop(struct physical *p)
 {
     if (__atomic_sub_fetch(&p->references, 1, __ATOMIC_ACQ_REL))
         return CUDA_SUCCESS;
-    CUresult result = sim_physical_free(p);
+    CUresult result = p->host ? CUDA_SUCCESS : sim_physical_free(p);
+    if (p->bytes_at)
+        munmap(p->bytes_at, p->bytes);
     if (p->imported)
         sim_process_count_imported(-1);
     free(p);
@@ -30,14 +41,17 @@ static CUresult drop(struct physical *p)
 CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *prop, unsigned long long flags)
 {
     (void)flags;
-    struct sim_device *device = prop ? sim_device(prop->location.id) : NULL;
+    int host = prop && prop->location.type == CU_LOCATION_HOST_NUMA;
+    struct sim_device *device = prop ? sim_device(host ? 0 : prop->location.id) : NULL;
+    if (host && getenv("GPUCLOUD_SIM_NO_HOST_NUMA"))
+        return CUDA_ERROR_NOT_SUPPORTED;
     if (!device || !handle || !bytes || bytes % SIM_GRANULE)
         return CUDA_ERROR_INVALID_VALUE;
     struct physical *p = malloc(sizeof *p);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *p = (struct physical){device, bytes, 1, 0, 0};
-    CUresult result = sim_physical_take(p);
+    *p = (struct physical){.device = device, .bytes = bytes, .references = 1, .host = host};
+    CUresult result = host ? CUDA_SUCCESS : sim_physical_take(p);
     if (result) {
         free(p);
         return result;
@@ -69,34 +83,69 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignmen
                              unsigned long long flags)
 {
     (void)alignment, (void)at, (void)flags;
+    struct range *range = malloc(sizeof *range);
+    if (!range)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     *pointer = sim_address(bytes);
+    pthread_mutex_lock(&sim_process_mutex);
+    *range = (struct range){*pointer, bytes, ranges};
+    ranges = range;
+    pthread_mutex_unlock(&sim_process_mutex);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
 {
-    (void)pointer, (void)bytes;
+    pthread_mutex_lock(&sim_process_mutex);
+    struct range **at = &ranges, *found = NULL;
+    while (*at && ((*at)->pointer != pointer || (*at)->bytes != bytes))
+        at = &(*at)->next;
+    if ((found = *at))
+        *at = found->next;
+    pthread_mutex_unlock(&sim_process_mutex);
+    free(found);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUhandle handle, unsigned long long flags)
 {
-    (void)bytes, (void)offset, (void)flags;
-    struct mapping *m = malloc(sizeof *m);
-    if (!m)
+    (void)offset, (void)flags;
+    struct mapping *made = malloc(sizeof *made);
+    if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *m = (struct mapping){.pointer = pointer, .physical = (struct physical *)(uintptr_t)handle};
-    __atomic_add_fetch(&m->physical->references, 1, __ATOMIC_ACQ_REL);
+    *made = (struct mapping){.pointer = pointer, .bytes = bytes, .physical = (struct physical *)(uintptr_t)handle};
     pthread_mutex_lock(&sim_process_mutex);
-    m->next = mappings;
-    mappings = m;
+    struct mapping *other = mappings;
+    while (other && (other->pointer >= pointer + bytes || pointer >= other->pointer + other->bytes))
+        other = other->next;
+    if (!other) {
+        __atomic_add_fetch(&made->physical->references, 1, __ATOMIC_ACQ_REL);
+        made->next = mappings;
+        mappings = made;
+    }
     pthread_mutex_unlock(&sim_process_mutex);
-    return CUDA_SUCCESS;
+    if (other)
+        free(made);
+    return other ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* Return 1 if work of this process is on the GPU: it may touch any address. */
+static int is_working(struct sim_device *device)
+{
+    if (!device->client)
+        return 0;
+    sim_lock(device->gpu);
+    int working = device->client->service_ns < device->client->demand_ns || device->client->kept;
+    sim_unlock(device->gpu);
+    return working;
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     struct mapping *gone = NULL;
+    /* A kernel that touches it would end the context, as would work that is queued; tests ask for the check. */
+    if (getenv("GPUCLOUD_SIM_UNMAP_CHECK") && is_working(sim_device(0)))
+        return CUDA_ERROR_LAUNCH_FAILED;
     pthread_mutex_lock(&sim_process_mutex);
     for (struct mapping **at = &mappings; *at;) {
         struct mapping *m = *at;
@@ -119,10 +168,52 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     return result;
 }
 
-CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const void *descriptions, size_t count)
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUaccess *descriptions, size_t count)
 {
-    (void)pointer, (void)bytes, (void)descriptions, (void)count;
-    return CUDA_SUCCESS;
+    (void)descriptions, (void)count;
+    uint64_t opened = 0;
+    pthread_mutex_lock(&sim_process_mutex);
+    for (struct mapping *m = mappings; m; m = m->next)
+        if (m->pointer >= pointer && m->pointer < pointer + bytes) {
+            m->open = 1;
+            opened += m->bytes;
+        }
+    pthread_mutex_unlock(&sim_process_mutex);
+    return opened >= bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Locked. */
+static const struct range *range_of(CUdeviceptr pointer)
+{
+    const struct range *r = ranges;
+    while (r && (pointer < r->pointer || pointer - r->pointer >= r->bytes))
+        r = r->next;
+    return r;
+}
+
+uint8_t *sim_bytes_at(CUdeviceptr pointer, int write, uint64_t *room, int *known)
+{
+    uint8_t *found = NULL;
+    *known = 0;
+    pthread_mutex_lock(&sim_process_mutex);
+    struct mapping *m = ranges ? mappings : NULL;
+    while (m && (pointer < m->pointer || pointer - m->pointer >= m->bytes))
+        m = m->next;
+    if (!m && ranges)
+        *known = range_of(pointer) != NULL;
+    if (m && range_of(pointer)) {
+        struct physical *p = m->physical;
+        *known = m->open ? 2 : 1;
+        *room = m->bytes - (pointer - m->pointer);
+        if (!p->bytes_at && write) {
+            int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+            void *made = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+            p->bytes_at = made == MAP_FAILED ? NULL : made;
+        }
+        found = p->bytes_at ? p->bytes_at + (pointer - m->pointer) : NULL;
+    }
+    pthread_mutex_unlock(&sim_process_mutex);
+    return found;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUallocationProp *prop, int option)
