@@ -42,6 +42,13 @@ void claims_leave(struct claim **claims);
 /* Sum up the live processes on one GPU; all zero if the page cannot be read. */
 void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out);
 
+/* Memory of the live processes on one GPU. */
+struct memory_reading {
+    uint64_t used_bytes, movable_bytes, wanted_bytes;
+    uint32_t pending; /* processes with movable memory that have not followed this order */
+};
+void claim_read_memory(const struct claim *claim, uint32_t gpu_index, uint32_t order, struct memory_reading *out);
+
 /* ---- processes.c: ends of processes ---- */
 /* Watch the processes that took a slot since the last call; their ends are reported through `epoll_fd`. Return the
  * number of processes. */

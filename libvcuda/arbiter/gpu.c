@@ -2,6 +2,7 @@
  * until the round wants to read again. The main thread only passes it the list of claims. */
 #include "gpu.h"
 
+#include "memory.h"
 #include "round.h"
 
 #include <pthread.h>
@@ -17,6 +18,8 @@
 /* The sleep while no process is attached. A new process takes as long to create its context, and follows its own limit
  * until it is seen. */
 #define DESERTED_NS 200000000ull
+/* The same on a GPU with claims that borrow: they take nothing before they were seen. */
+#define DESERTED_LEND_NS 20000000ull
 /* The delay after which a turn's holder is suspected to be stopped: its turn is over, and its work should have
  * ended. */
 #define STOPPED_LATE_NS 3000000ull
@@ -34,7 +37,8 @@ struct desk {
     uint32_t seen_gen;
     uint64_t ends_ns, starts_ns;
     uint32_t share;
-    int has_stopped; /* some process of the claim is stopped */
+    int has_stopped;                 /* some process of the claim is stopped */
+    uint64_t followed_ns, wanted_ns; /* see memory.h */
 };
 
 struct gpu {
@@ -192,6 +196,27 @@ static int deserted(const struct round *r)
     return r->phase == ROUND_FREE;
 }
 
+/* Have borrowed memory given back. Return when to look again, at most. */
+static uint64_t lend_memory(struct round *r, uint64_t now)
+{
+    struct memory_seat seats[ROUND_SEATS];
+    for (int i = 0; i < r->n; i++) {
+        const struct desk *desk = r->seat[i].claim;
+        seats[i] = (struct memory_seat){.claim = desk->at.claim,
+                                        .index = desk->at.index,
+                                        .limit = desk->limit,
+                                        .followed_ns = desk->followed_ns,
+                                        .wanted_ns = desk->wanted_ns};
+    }
+    uint64_t pause = memory_step(seats, r->n, now);
+    for (int i = 0; i < r->n; i++) {
+        struct desk *desk = r->seat[i].claim;
+        desk->followed_ns = seats[i].followed_ns;
+        desk->wanted_ns = seats[i].wanted_ns;
+    }
+    return pause == UINT64_MAX ? pause : now + (deserted(r) ? DESERTED_LEND_NS : pause);
+}
+
 static void sleep_until(uint64_t ns)
 {
     struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000ull), .tv_nsec = (long)(ns % 1000000000ull)};
@@ -220,7 +245,11 @@ static void *attend(void *argument)
             publish(r, now);
             if (deserted(r))
                 next = now + DESERTED_NS;
+        } else if (r->n == 1) {
+            refresh_terms(r, now);
         }
+        uint64_t memory = lend_memory(r, now);
+        next = next < memory ? next : memory;
         sleep_until(next);
     }
     while (r->n)

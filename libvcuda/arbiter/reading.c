@@ -82,3 +82,28 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
                 suspended || __atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
     }
 }
+
+static void add_memory(struct memory_reading *sum, const struct vcuda_process *p, uint32_t gpu_index, uint32_t order)
+{
+    sum->used_bytes += p->gpu[gpu_index].memory_bytes + p->gpu[gpu_index].context_bytes;
+    if (p->wanted_slot == gpu_index)
+        sum->wanted_bytes += p->wanted_bytes;
+    if (p->lending_slot != gpu_index)
+        return;
+    sum->movable_bytes += p->movable_bytes;
+    sum->pending += p->movable_bytes && p->orders_done != order;
+}
+
+void claim_read_memory(const struct claim *claim, uint32_t gpu_index, uint32_t order, struct memory_reading *out)
+{
+    size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
+    struct vcuda_process process;
+    *out = (struct memory_reading){0};
+    for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
+        if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
+            return;
+        if (pages_is_process(process.owner) && process.start_time &&
+            __atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
+            add_memory(out, &process, gpu_index, order);
+    }
+}

@@ -82,6 +82,9 @@ enum {
     VCUDA_FLAG_NO_TURNS = 4,
     /* The claim's programs are clients of an MPS server, which gives each a part of the multiprocessors. */
     VCUDA_FLAG_MPS = 8,
+    /* The claim may use memory beyond `memory_request`, up to `memory_bytes`: what others of the GPU do not use now. It
+     * borrows only blocks that can leave for host memory while its programs live (docs/decisions/0136). */
+    VCUDA_FLAG_BORROWS = 16,
 };
 
 /* One assignment: the claim's share of one GPU. */
@@ -100,7 +103,10 @@ struct vcuda_limit_slot {
     uint32_t ceiling;    /* percent that all claims of the GPU together may use; 0 means 100 */
     uint32_t parts;      /* average: into how many the GPU is divided; 0 means 1 */
     uint32_t flags;
-    uint8_t reserved[36];
+    uint32_t reserved0;
+    uint64_t memory_request;    /* of a claim that borrows: promised to it; everybody else is promised memory_bytes */
+    uint64_t host_memory_bytes; /* likewise: most host memory that its programs may pin for what leaves the GPU */
+    uint8_t reserved[16];
 };
 
 struct vcuda_limits {
@@ -129,6 +135,18 @@ struct vcuda_turn {
     uint8_t reserved[12];
 };
 
+/* Memory of one GPU that a claim is to give back, or may have back from others. Written by the arbiter. */
+struct vcuda_memory_turn {
+    uint32_t number;     /* futex word; raised with each order, and when `back` changes */
+    uint32_t borrowers;  /* other claims on this GPU that may borrow; 0: an allocation that fails need not wait */
+    uint64_t give_bytes; /* the order: to give back; 0: nothing is wanted */
+    uint64_t lent_bytes; /* what other claims borrow on this GPU and would give back */
+    uint64_t looked_ns;  /* CLOCK_MONOTONIC before the usage was read from which this follows */
+    uint32_t back;       /* 1: nothing was wanted for a while, so what is out may come back as far as there is room */
+    uint32_t known; /* 1: the claim is known to borrow, and the others know of `borrowers`; it takes nothing before */
+    uint8_t reserved[24];
+};
+
 struct vcuda_turns {
     uint64_t magic;
     uint32_t version;
@@ -138,7 +156,8 @@ struct vcuda_turns {
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC; see VCUDA_TURNS_STALE_NS */
     uint8_t reserved1[224];
     struct vcuda_turn turn[VCUDA_MAX_GPUS];
-    uint8_t reserved2[2816];
+    struct vcuda_memory_turn memory[VCUDA_MAX_GPUS];
+    uint8_t reserved2[1792];
 };
 
 /* The layer that accounts a process's memory. */
@@ -186,7 +205,19 @@ struct vcuda_process {
     uint64_t imports_seen;
     uint32_t exports;     /* how often it has given memory of its own to other processes; never falls */
     uint32_t mps_percent; /* of the multiprocessors, which an MPS server gives it; 0: it has not asked one for a part */
-    uint8_t reserved1[80];
+    /* Memory that can leave the GPU, all on the one GPU of a claim that borrows, at this index. */
+    uint32_t lending_slot;
+    uint32_t orders_done;     /* `number` of the last order to give memory back that was followed */
+    uint64_t movable_bytes;   /* part of memory_bytes: has a place in host memory to go to */
+    uint64_t out_bytes;       /* in host memory now; counts against the limit, not as use of the GPU */
+    uint64_t host_bytes;      /* pinned host memory for both */
+    uint64_t moved_out_bytes; /* these two only grow */
+    uint64_t moved_in_bytes;
+    uint64_t stood_ns; /* time for which the program stood still while memory moved; grows */
+    /* An allocation that is promised, fits the limit, and does not fit the GPU: it waits for lent memory. */
+    uint64_t wanted_bytes;
+    uint32_t wanted_slot;
+    uint8_t reserved1[12];
     struct vcuda_gpu_usage gpu[VCUDA_MAX_GPUS];
 };
 
@@ -215,27 +246,6 @@ struct vcuda_usage {
     struct vcuda_process process[VCUDA_MAX_PROCESSES];
 };
 
-_Static_assert(sizeof(struct vcuda_limit_slot) == 128, "a slot is two cache lines");
-_Static_assert(offsetof(struct vcuda_limit_slot, generation) == 40, "limit slot layout");
-_Static_assert(offsetof(struct vcuda_limit_slot, core_limit) == 60, "limit slot layout");
-_Static_assert(offsetof(struct vcuda_limit_slot, policy) == 72, "limit slot layout");
-_Static_assert(sizeof(struct vcuda_turn) == 64, "one cache line");
-_Static_assert(sizeof(struct vcuda_turns) == VCUDA_TURNS_SIZE, "turns page size");
-_Static_assert(offsetof(struct vcuda_turns, turn) == 256, "turns layout");
-_Static_assert(sizeof(struct vcuda_limits) == VCUDA_LIMITS_SIZE, "limits page size");
-_Static_assert(offsetof(struct vcuda_limits, gen) == 16, "limits layout");
-_Static_assert(offsetof(struct vcuda_limits, slot) == 256, "limits layout");
-_Static_assert(sizeof(struct vcuda_gpu_usage) == 128, "two cache lines");
-_Static_assert(sizeof(struct vcuda_bucket) == 64, "one cache line");
-_Static_assert(sizeof(struct vcuda_process) == 2176, "process slot size");
-_Static_assert(offsetof(struct vcuda_process, gpu) == 128, "process slot layout");
-_Static_assert(offsetof(struct vcuda_process, imports) == 20, "process slot layout");
-_Static_assert(offsetof(struct vcuda_process, imports_seen) == 32, "process slot layout");
-_Static_assert(offsetof(struct vcuda_gpu_usage, imported_bytes) == 112, "GPU usage layout");
-_Static_assert(offsetof(struct vcuda_usage, clearings) == 24, "usage layout");
-_Static_assert(offsetof(struct vcuda_usage, process) == 4096, "usage layout");
-_Static_assert(sizeof(struct vcuda_usage) == VCUDA_USAGE_SIZE, "usage page size");
-
 /* ---- Helper library: libvcuda-pages.so. Every int-returning function returns a value >= 0, or -errno. ---- */
 
 /* A consistent copy of one limit slot. */
@@ -254,6 +264,19 @@ struct vcuda_limit {
     uint32_t parts;
     uint32_t flags;
     uint32_t reserved;
+    uint64_t memory_request;
+    uint64_t host_memory_bytes;
+};
+
+/* Memory of one GPU of the claim that moves, over every live process. */
+struct vcuda_lending {
+    uint64_t movable_bytes;
+    uint64_t out_bytes;
+    uint64_t host_bytes;
+    uint64_t moved_out_bytes;
+    uint64_t moved_in_bytes;
+    uint64_t stood_ns;
+    uint64_t wanted_bytes;
 };
 
 /* One GPU of the claim, over every live process (and, for the counters, every cleared one). */
@@ -292,17 +315,12 @@ struct vcuda_process_info {
     uint32_t unmovable; /* VCUDA_UNMOVABLE_* */
 };
 
-_Static_assert(sizeof(struct vcuda_limit) == 88, "ctypes mirror");
-_Static_assert(sizeof(struct vcuda_totals) == 104, "ctypes mirror");
-_Static_assert(sizeof(struct vcuda_process_info) == 32, "ctypes mirror");
-
 /* A process that came from another node: its pid, the same as there, and its new start time. */
 struct vcuda_arrival {
     uint32_t pid;
     uint32_t reserved;
     uint64_t start_time;
 };
-_Static_assert(sizeof(struct vcuda_arrival) == 16, "ctypes mirror");
 
 #pragma GCC visibility push(default)
 
@@ -315,7 +333,7 @@ void vcuda_limits_unmap(struct vcuda_limits *page);
 
 /* Write one assignment's limits and open its slot; `index` and `state` are not read. Returns the slot's index: the one of
  * this GPU, else the first unused one. -ENOSPC: all 16 in use; -EINVAL: core_request > core_limit, core_limit or ceiling
- * over 100, an unknown policy. */
+ * over 100, an unknown policy; a claim that borrows with memory_request > memory_bytes. */
 int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit);
 /* Close one GPU's slot: allocations and launches there return CUDA_ERROR_NOT_PERMITTED from now on. Returns the index;
  * -ENOENT: no slot of this GPU. A later vcuda_limits_set opens it again. */
@@ -346,6 +364,8 @@ void vcuda_usage_unmap(struct vcuda_usage *page);
 
 /* Sum over one GPU of the claim. -ERANGE. */
 int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struct vcuda_totals *out);
+/* Sum over one GPU of the claim. -ERANGE. */
+int vcuda_usage_lending(const struct vcuda_usage *page, uint32_t gpu_index, struct vcuda_lending *out);
 /* The live processes, at most `max`; returns how many were written. */
 int vcuda_usage_processes(const struct vcuda_usage *page, struct vcuda_process_info *out, uint32_t max);
 /* One process's numbers on one GPU. -ERANGE. */

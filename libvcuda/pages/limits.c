@@ -118,7 +118,8 @@ static int find_unused(const struct vcuda_limits *page)
 int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
 {
     if (limit->core_limit > 100 || limit->core_request > limit->core_limit || limit->ceiling > 100 ||
-        !vcuda_policy_name(limit->policy))
+        !vcuda_policy_name(limit->policy) ||
+        (limit->flags & VCUDA_FLAG_BORROWS && limit->memory_request > limit->memory_bytes))
         return -EINVAL;
     int index = find_gpu(page, limit->gpu_uuid);
     if (index < 0)
@@ -138,6 +139,8 @@ int vcuda_limits_set(struct vcuda_limits *page, const struct vcuda_limit *limit)
     slot->ceiling = limit->ceiling;
     slot->parts = limit->parts;
     slot->flags = limit->flags;
+    slot->memory_request = limit->memory_request;
+    slot->host_memory_bytes = limit->host_memory_bytes;
     slot->state = VCUDA_SLOT_OPEN;
     write_end(page, slot);
     return index;
@@ -254,7 +257,9 @@ int vcuda_limits_get(const struct vcuda_limits *page, uint32_t index, struct vcu
                                     .weight = copy.weight,
                                     .ceiling = copy.ceiling,
                                     .parts = copy.parts,
-                                    .flags = copy.flags};
+                                    .flags = copy.flags,
+                                    .memory_request = copy.memory_request,
+                                    .host_memory_bytes = copy.host_memory_bytes};
         memcpy(out->gpu_uuid, copy.gpu_uuid, 16);
         memcpy(out->assignment_uid, copy.assignment_uid, 16);
         return 0;

@@ -114,6 +114,14 @@ static void raise_slots_used(struct vcuda_usage *page, uint32_t n)
         ;
 }
 
+/* What a process says of memory that moves: nothing yet, or no more. */
+static void forget_lending(struct vcuda_process *p)
+{
+    p->lending_slot = p->orders_done = p->wanted_slot = 0;
+    p->movable_bytes = p->out_bytes = p->host_bytes = 0;
+    p->moved_out_bytes = p->moved_in_bytes = p->stood_ns = p->wanted_bytes = 0;
+}
+
 int pages_slot_take(struct vcuda_usage *page)
 {
     uint32_t pid = (uint32_t)getpid();
@@ -129,6 +137,7 @@ int pages_slot_take(struct vcuda_usage *page)
         p->imports = p->exports = p->mps_percent = 0;
         p->imports_seen = __atomic_load_n(&page->clearings, __ATOMIC_SEQ_CST);
         memset(p->gpu, 0, sizeof p->gpu);
+        forget_lending(p);
         __atomic_store_n(&p->start_time, begun == PAGES_NOT_KNOWN ? 0 : begun, __ATOMIC_SEQ_CST);
         return (int)i;
     }
@@ -181,6 +190,29 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
         if (observed < out->observed_generation)
             out->observed_generation = observed;
         out->processes++;
+    }
+    return 0;
+}
+
+int vcuda_usage_lending(const struct vcuda_usage *page, uint32_t gpu_index, struct vcuda_lending *out)
+{
+    if (gpu_index >= VCUDA_MAX_GPUS)
+        return -ERANGE;
+    *out = (struct vcuda_lending){0};
+    for (uint32_t i = 0, n = slots_used(page); i < n; i++) {
+        const struct vcuda_process *p = &page->process[i];
+        if (!is_live(p))
+            continue;
+        if (__atomic_load_n(&p->wanted_slot, __ATOMIC_RELAXED) == gpu_index)
+            out->wanted_bytes += load(&p->wanted_bytes);
+        if (__atomic_load_n(&p->lending_slot, __ATOMIC_RELAXED) != gpu_index)
+            continue;
+        out->movable_bytes += load(&p->movable_bytes);
+        out->out_bytes += load(&p->out_bytes);
+        out->host_bytes += load(&p->host_bytes);
+        out->moved_out_bytes += load(&p->moved_out_bytes);
+        out->moved_in_bytes += load(&p->moved_in_bytes);
+        out->stood_ns += load(&p->stood_ns);
     }
     return 0;
 }
@@ -249,6 +281,7 @@ static int clear_slot(struct vcuda_usage *page, struct vcuda_process *p, uint64_
     __atomic_store_n(&p->start_time, 0, __ATOMIC_SEQ_CST);
     retire(page, p);
     memset(p->gpu, 0, sizeof p->gpu);
+    forget_lending(p);
     __atomic_store_n(&p->owner, VCUDA_OWNER_FREE, __ATOMIC_SEQ_CST);
     return 1;
 }

@@ -6,6 +6,7 @@
 #include "entries.h"
 #include "kernel.h"
 #include "layers.h"
+#include "lending.h"
 #include "meter.h"
 #include "pools.h"
 #include "refusal.h"
@@ -69,6 +70,7 @@ static void forget_parent(void)
     vmm_forget();
     contexts_forget();
     kernel_forget();
+    lending_forget();
     meter_forget_all();
     watcher_forget();
 }

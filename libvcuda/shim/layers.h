@@ -6,6 +6,7 @@
  * LAYER devices   devices compat                slots of devices and contexts; limits by environment variables
  * LAYER memory    memory/                       the account of memory; the kernel's calls; NVML
  * LAYER compute   compute/                      measured GPU time; admission of launches
+ * LAYER lending   lending/                      memory that leaves the GPU for host memory and comes back
  * LAYER watcher   watcher                       the thread that retires work and sees changed limits
  * LAYER hooks     hooks/                        the entries that programs call
  * LAYER attach    attach                        joins the claim; fills the table of callbacks

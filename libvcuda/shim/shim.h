@@ -43,6 +43,8 @@ extern struct shim {
     unsigned context_epoch;
     /* Raised by each change after which launches must take the slow path again: limits, contexts, captures, exit. */
     unsigned hot_epoch;
+    int borrows;           /* the claim may borrow memory */
+    int lends;             /* memory of this process may move: calls that take addresses pass lending/barrier.c */
     uint64_t ns_per_tick;  /* 32.32 fixed point; see shim_ticks */
     uint64_t ticks_before; /* what shim_ticks has to add: the time on machines that the process was carried away from */
     /* CLOCK_MONOTONIC here less the machine's, which all moments in the pages are of: a process that was carried from

@@ -217,7 +217,7 @@ static void set_suspended(int suspended)
 static void refresh(void)
 {
     uint32_t gen = __atomic_load_n(&shim.limits->gen, __ATOMIC_ACQUIRE);
-    int whole = 1, closed = 0, open = 0, suspended = 0;
+    int whole = 1, closed = 0, open = 0, suspended = 0, borrows = 0;
     for (uint32_t i = 0; i < VCUDA_MAX_GPUS; i++) {
         struct vcuda_limit limit;
         struct shim_gpu *gpu = &shim.gpu[i];
@@ -241,7 +241,9 @@ static void refresh(void)
         closed |= limit.state == VCUDA_SLOT_CLOSED;
         open += limit.state == VCUDA_SLOT_OPEN;
         suspended |= is_suspended(&limit);
+        borrows |= limit.state == VCUDA_SLOT_OPEN && limit.flags & VCUDA_FLAG_BORROWS;
     }
+    __atomic_store_n(&shim.borrows, borrows, __ATOMIC_RELAXED);
     __atomic_store_n(&shim.closed, closed, __ATOMIC_RELAXED);
     __atomic_store_n(&shim.gpus_open, open, __ATOMIC_RELAXED);
     /* A suspended process may have come to another machine; its limits there are the first that it sees of it. */

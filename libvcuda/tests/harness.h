@@ -95,6 +95,7 @@ int role_ahead(int argc, char **argv);   /* -1: not one of its roles */
 int role_suspend(int argc, char **argv); /* -1: not one of its roles */
 int role_memops(int argc, char **argv);  /* -1: not one of its roles */
 int role_mig(int argc, char **argv);     /* -1: not one of its roles */
+int role_lending(int argc, char **argv); /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);
@@ -127,6 +128,7 @@ void test_copies(void);
 void test_forks(void);
 void test_faults(void);
 void test_suspend(void);
+void test_lending(void);
 void test_memops(void);
 void test_mig(void);
 void test_movable(void);

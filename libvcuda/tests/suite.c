@@ -48,6 +48,7 @@ static const struct chapter {
     {"mix", test_mix, TIMED, "several kinds of kernels with waits between them: 1-8 kinds, 5 ways to wait, limits"},
     {"charges", test_charges, TIMED, "the same programs without a limit: what their pages say they used"},
     {"suspend", test_suspend, TIMED, "GPU memory moved to host memory and back while programs run"},
+    {"lending", test_lending, TIMED, "memory of a claim that borrows steps aside for its owner, and comes back"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };
@@ -111,7 +112,7 @@ static int play_role(int argc, char **argv)
     static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults,  role_syscalls,
                                                  role_lookup,     role_views,  role_legacy, role_shared,  role_arbiter,
                                                  role_namespaces, role_copies, role_mix,    role_suspend, role_mig,
-                                                 role_ahead,      role_memops};
+                                                 role_ahead,      role_memops, role_lending};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

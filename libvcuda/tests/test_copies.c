@@ -33,7 +33,7 @@ static int rightly_charged(const struct player *p, char wrong[400], int *entries
     *entries = 0;
     wrong[0] = 0;
     for (size_t i = 0; i < sizeof hooked / sizeof *hooked; i++) {
-        if (strncmp(hooked[i], "cuMemcpy", 8) != 0 || strstr(hooked[i], "toH_") || strstr(hooked[i], "HtoD_"))
+        if (strncmp(hooked[i], "cuMemcpy", 8) != 0 || strstr(hooked[i], "toH") || strstr(hooked[i], "HtoD"))
             continue;
         snprintf(line, sizeof line, "within_%s", hooked[i]);
         double ratio = figure_of(p, line);

@@ -12,6 +12,7 @@ static const char usage[] =
     "       pagectl DIR set GPU-UUID MEMORY CORE [GEN]    memory in bytes, KiB, MiB, GiB or 'none'; core in percent\n"
     "                                                     (CORE: LIMIT, or REQUEST-LIMIT)\n"
     "           [policy=NAME] [weight=N] [ceiling=PERCENT] [parts=N] [best-effort] [no-turns] [mps]\n"
+    "           [borrows=REQUEST] [host=MEMORY]           memory beyond REQUEST is borrowed, with so much host memory\n"
     "           policies: burst fixed fair weighted average preempt native\n"
     "       pagectl DIR close GPU-UUID [GEN]\n"
     "       pagectl DIR move GPU-UUID GPU-UUID            give a slot to another GPU\n"
@@ -97,6 +98,11 @@ static int parse_option(struct vcuda_limit *limit, const char *text)
         limit->flags |= VCUDA_FLAG_NO_TURNS | VCUDA_FLAG_MPS;
     else if (!strncmp(text, "policy=", 7) && parse_policy(value + 1) >= 0)
         limit->policy = (uint32_t)parse_policy(value + 1);
+    else if (!strncmp(text, "borrows=", 8)) {
+        limit->flags |= VCUDA_FLAG_BORROWS;
+        limit->memory_request = parse_size(value + 1);
+    } else if (!strncmp(text, "host=", 5))
+        limit->host_memory_bytes = parse_size(value + 1);
     else if (!strncmp(text, "weight=", 7))
         limit->weight = number;
     else if (!strncmp(text, "ceiling=", 8))

@@ -1,6 +1,7 @@
 /* Captures. While the counter is above zero, each stream is checked for a capture before an event is put into it. A
  * capture that is abandoned without an end leaves the counter too high. Then launches take the slow path, and bursts
  * that the watcher ends are charged as predicted. */
+#include "barrier.h"
 #include "meter.h"
 
 /* Raise the counter, then pass through the watcher's lock: it reads the counter under the lock, so afterwards none of
@@ -25,7 +26,7 @@ static CUresult finish_begin(CUresult result)
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         raise_captures();                                                                                              \
-        return finish_begin(real.name call);                                                                           \
+        return finish_begin(BARRIER_CALL(real.name call));                                                             \
     }
 BEGIN(cuStreamBeginCapture, (CUstream stream), (stream))
 BEGIN(cuStreamBeginCapture_ptsz, (CUstream stream), (stream))

@@ -4,6 +4,7 @@
 
 #include "ahead.h"
 #include "compat.h"
+#include "lending.h"
 #include "meter.h"
 #include "refusal.h"
 
@@ -167,6 +168,7 @@ static CUresult finish_primary_end(CUdevice device, int alone, int locked, CUres
             meter_forget_context(ended);
         else
             meter_forget_slot(slot);
+        lending_forget_context(alone ? ended : NULL);
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
             account_context_release(slot, primary_cost[device]);
     }
@@ -283,6 +285,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
             __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
             shim_cool();                                                                                               \
             meter_forget_context(context);                                                                             \
+            lending_forget_context(context);                                                                           \
             if (counted)                                                                                               \
                 account_context_release(made.slot, made.charged);                                                      \
         } else if (counted) {                                                                                          \

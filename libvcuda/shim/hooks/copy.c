@@ -19,6 +19,19 @@ uint64_t copy_between(CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 #define ROW LIST(to, from, bytes)
 COPIES(cuMemcpyHtoD_v2, 0, LIST(CUdeviceptr to, const void *from, size_t bytes), ROW)
 COPIES(cuMemcpyDtoH_v2, 0, LIST(void *to, CUdeviceptr from, size_t bytes), ROW)
+/* These only pass: nothing of theirs is charged or waits. */
+#define PASS(name, params, call)                                                                                       \
+    CUresult name params                                                                                               \
+    {                                                                                                                  \
+        NEED_REAL(name);                                                                                               \
+        return BARRIER_CALL(real.name call);                                                                           \
+    }
+#define IN_PARAMS (CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+#define OUT_PARAMS (void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+PASS(cuMemcpyHtoDAsync_v2, IN_PARAMS, (to, from, bytes, stream))
+PASS(cuMemcpyHtoDAsync_v2_ptsz, IN_PARAMS, (to, from, bytes, stream))
+PASS(cuMemcpyDtoHAsync_v2, OUT_PARAMS, (to, from, bytes, stream))
+PASS(cuMemcpyDtoHAsync_v2_ptsz, OUT_PARAMS, (to, from, bytes, stream))
 COPIES(cuMemcpyDtoD_v2, bytes, LIST(COPY_1D), ROW)
 COPIES_ASYNC(cuMemcpyDtoDAsync_v2, bytes, LIST(COPY_1D), ROW)
 #define PEER LIST(to, to_context, from, from_context, bytes)

@@ -2,6 +2,7 @@
 #ifndef HOOKS_COPY_H
 #define HOOKS_COPY_H
 
+#include "barrier.h"
 #include "meter.h"
 
 /* A copy of `bytes` is predicted by its entry and its size in MiB. With 0 bytes it is not a copy within the memory of
@@ -14,14 +15,14 @@
         uint64_t counted = size;                                                                                       \
         if (!counted) {                                                                                                \
             int begun = (waits) ? meter_begin_wait_all() : 0;                                                          \
-            CUresult passed = real.name call;                                                                          \
+            CUresult passed = BARRIER_CALL(real.name call);                                                            \
             meter_end_wait_all(begun);                                                                                 \
             return passed;                                                                                             \
         }                                                                                                              \
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)&real.name, 1 + (counted >> 20));         \
         if (result)                                                                                                    \
             return result;                                                                                             \
-        result = real.name call;                                                                                       \
+        result = BARRIER_CALL(real.name call);                                                                         \
         meter_end(&ticket, result);                                                                                    \
         return result;                                                                                                 \
     }

@@ -1,5 +1,6 @@
 /* Fills: kernels of the driver's own, which use the GPU like any other. They are predicted by the entry and the size in
  * MiB. */
+#include "barrier.h"
 #include "meter.h"
 
 #define FILL(name, per_thread, bytes, on, params, call)                                                                \
@@ -10,7 +11,7 @@
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)&real.name, 1 + ((bytes) >> 20));         \
         if (result)                                                                                                    \
             return result;                                                                                             \
-        result = real.name call;                                                                                       \
+        result = BARRIER_CALL(real.name call);                                                                         \
         meter_end(&ticket, result);                                                                                    \
         return result;                                                                                                 \
     }

@@ -7,6 +7,9 @@
 #include "imports.h"
 
 #include "account.h"
+#include "lending.h"
+
+#include <unistd.h>
 
 int imports_begin(void)
 {
@@ -36,6 +39,34 @@ static int count_export(void)
     return 1;
 }
 
+/* Return 1 if the memory can leave the GPU: another process would keep what was left. Say so once. */
+static int may_leave(CUdeviceptr pointer)
+{
+    static const char line[] =
+        "libvcuda: this claim borrows memory, and what it borrows cannot be shared with other processes by "
+        "cuIpcGetMemHandle; allocate it from a pool (cuMemAllocAsync), which must fit the claim's memory_request\n";
+    static int said;
+    CUdeviceptr base;
+    uint64_t bytes;
+    if (!__atomic_load_n(&shim.lends, __ATOMIC_ACQUIRE) || !lending_finds(pointer, &base, &bytes))
+        return 0;
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_ACQ_REL) && write(STDERR_FILENO, line, sizeof line - 1) < 0)
+        return 1;
+    return 1;
+}
+
+CUresult cuIpcGetMemHandle(CUipcHandle *handle, CUdeviceptr pointer)
+{
+    NEED_REAL(cuIpcGetMemHandle);
+    if (may_leave(pointer))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    int counted = count_export();
+    CUresult result = real.cuIpcGetMemHandle(handle, pointer);
+    if (counted && result)
+        __atomic_fetch_sub(&shim.self->exports, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
 #define EXPORT(name, params, call)                                                                                     \
     CUresult name params                                                                                               \
     {                                                                                                                  \
@@ -46,7 +77,6 @@ static int count_export(void)
             __atomic_fetch_sub(&shim.self->exports, 1, __ATOMIC_SEQ_CST);                                              \
         return result;                                                                                                 \
     }
-EXPORT(cuIpcGetMemHandle, (CUipcHandle * handle, CUdeviceptr pointer), (handle, pointer))
 EXPORT(cuMemExportToShareableHandle, (void *shareable, CUhandle handle, int type, unsigned long long flags),
        (shareable, handle, type, flags))
 EXPORT(cuMemPoolExportToShareableHandle, (void *shareable, CUmemoryPool pool, int type, unsigned long long flags),

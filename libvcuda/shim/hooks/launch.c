@@ -1,4 +1,5 @@
 /* Launches, waits and ends of streams: thin wrappers around the meter. */
+#include "barrier.h"
 #include "hot.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
@@ -11,7 +12,7 @@
         CUresult result = meter_begin(&ticket, on, per_thread, (const void *)kernel, blocks);                          \
         if (__builtin_expect(result != CUDA_SUCCESS, 0))                                                               \
             return result;                                                                                             \
-        result = real.name call;                                                                                       \
+        result = BARRIER_CALL(real.name call);                                                                         \
         if (ticket.lane)                                                                                               \
             meter_end(&ticket, result);                                                                                \
         return result;                                                                                                 \
@@ -20,7 +21,7 @@
     {                                                                                                                  \
         /* There is no lane before the driver was found. */                                                            \
         if (__builtin_expect(hot_skips(on, per_thread, (const void *)kernel, blocks) && real.name, 1))                 \
-            return real.name call;                                                                                     \
+            return BARRIER_CALL(real.name call);                                                                       \
         return name##_measured call;                                                                                   \
     }
 

@@ -1,4 +1,5 @@
 /* Old launch calls: every driver still has them, so without hooks they would bypass a limit. */
+#include "barrier.h"
 #include "meter.h"
 
 #define LAUNCH(name, blocks, on, params, call)                                                                         \
@@ -9,7 +10,7 @@
         CUresult result = meter_begin(&ticket, on, 0, (const void *)f, blocks);                                        \
         if (result)                                                                                                    \
             return result;                                                                                             \
-        result = real.name call;                                                                                       \
+        result = BARRIER_CALL(real.name call);                                                                         \
         meter_end(&ticket, result);                                                                                    \
         return result;                                                                                                 \
     }

@@ -1,6 +1,7 @@
 /* Plain, pitched and managed memory, and arrays: reserve, call the driver, remember the cost of the block. If the
  * kernel's calls account (kernel.c), only managed memory is charged here. */
 #include "account.h"
+#include "lending.h"
 
 struct taking {
     int slot; /* < 0: not accounted */
@@ -100,11 +101,24 @@ static CUresult freed(CUresult found, const struct charge *charge, CUresult resu
     return result;
 }
 
+static inline int borrows(void)
+{
+    return __builtin_expect(__atomic_load_n(&shim.borrows, __ATOMIC_RELAXED), 0);
+}
+
+static inline int lends(void)
+{
+    return __builtin_expect(__atomic_load_n(&shim.lends, __ATOMIC_RELAXED), 0);
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     NEED_REAL(cuMemAlloc_v2);
     struct taking t;
-    CUresult result = take(&t, bytes);
+    CUresult result;
+    if (borrows() && lending_takes(pointer, bytes, &result))
+        return result;
+    result = take(&t, bytes);
     if (result)
         return result;
     result = real.cuMemAlloc_v2(pointer, bytes);
@@ -135,8 +149,14 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 {
     NEED_REAL(cuMemAllocPitch_v2);
     struct taking t;
+    uint64_t padded = (width + 511) / 512 * 512;
+    CUresult answer;
+    if (borrows() && pitch && lending_takes(pointer, padded * height, &answer)) {
+        *pitch = padded;
+        return answer;
+    }
     /* Rows are padded to 512 bytes on every GPU so far; if the driver pads more, the rest is charged after the call. */
-    CUresult result = take(&t, (width + 511) / 512 * 512 * height);
+    CUresult result = take(&t, padded * height);
     if (result)
         return result;
     result = real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
@@ -164,6 +184,9 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     NEED_REAL(cuMemFree_v2);
     struct charge charge;
+    CUresult result;
+    if (lends() && lending_frees(pointer, &result))
+        return result;
     if (frees_pass())
         return real.cuMemFree_v2(pointer);
     CUresult found = free_block(pointer, &charge);
@@ -214,6 +237,9 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         struct charge charge;                                                                                          \
+        CUresult result;                                                                                               \
+        if (lends() && lending_frees(pointer, &result))                                                                \
+            return result;                                                                                             \
         if (frees_pass())                                                                                              \
             return real.name(pointer, stream);                                                                         \
         CUresult found = free_block(pointer, &charge);                                                                 \

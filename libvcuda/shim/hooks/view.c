@@ -27,9 +27,13 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     CUresult result = real.cuMemGetInfo_v2(&real_free, &real_total);
     if (result)
         return result;
-    uint64_t limit, used;
-    if (shim_mode() == SHIM_ACTIVE && compute_view(shim_slot_of_current(NULL), real_total, &limit, &used)) {
+    uint64_t limit, used, lent;
+    int slot = shim_mode() == SHIM_ACTIVE ? shim_slot_of_current(NULL) : -1;
+    /* What is lent comes back for what is promised; a claim that borrows may find nobody to give more. */
+    lent = slot < 0 || __atomic_load_n(&shim.borrows, __ATOMIC_RELAXED) ? 0 : reclaim_lent(slot);
+    if (compute_view(slot, real_total, &limit, &used)) {
         /* Other tenants may have left less than our own limit allows. */
+        real_free += lent;
         if (compute_room(limit, used) < real_free)
             real_free = compute_room(limit, used);
         real_total = limit;

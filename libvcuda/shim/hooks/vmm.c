@@ -5,6 +5,7 @@
 #include "account.h"
 #include "entries.h"
 #include "imports.h"
+#include "lending.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -210,6 +211,11 @@ static struct physical *mapped_at(CUdeviceptr pointer)
 CUresult cuMemRetainAllocationHandle(CUhandle *handle, void *pointer)
 {
     NEED_REAL(cuMemRetainAllocationHandle);
+    CUdeviceptr base;
+    uint64_t whole;
+    /* Memory with a handle of the program's could not leave; a plain block has none either. */
+    if (__atomic_load_n(&shim.lends, __ATOMIC_ACQUIRE) && lending_finds((CUdeviceptr)(uintptr_t)pointer, &base, &whole))
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = real.cuMemRetainAllocationHandle(handle, pointer);
     if (result || !hooks_keep_track())
         return result;

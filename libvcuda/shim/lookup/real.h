@@ -43,6 +43,7 @@
     X(cuMemsetD2D32_v2) X(cuMemsetD2D32_v2_ptds) X(cuMemsetD2D32Async) X(cuMemsetD2D32Async_ptsz)               \
     /* copies: blocking ones, and those within the memory of GPUs */                                            \
     X(cuMemcpyHtoD_v2) X(cuMemcpyHtoD_v2_ptds) X(cuMemcpyDtoH_v2) X(cuMemcpyDtoH_v2_ptds)                       \
+    X(cuMemcpyHtoDAsync_v2) X(cuMemcpyHtoDAsync_v2_ptsz) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoHAsync_v2_ptsz)   \
     X(cuMemcpyDtoD) X(cuMemcpyDtoD_v2) X(cuMemcpyDtoD_v2_ptds) X(cuMemcpyDtoDAsync) X(cuMemcpyDtoDAsync_v2)     \
     X(cuMemcpyDtoDAsync_v2_ptsz) X(cuMemcpyPeer) X(cuMemcpyPeer_ptds) X(cuMemcpyPeerAsync)                      \
     X(cuMemcpyPeerAsync_ptsz) X(cuMemcpyDtoA) X(cuMemcpyDtoA_v2) X(cuMemcpyDtoA_v2_ptds) X(cuMemcpyAtoD)        \
@@ -56,6 +57,8 @@
     X(cuMemcpy3DPeer) X(cuMemcpy3DPeer_ptds) X(cuMemcpy3DPeerAsync) X(cuMemcpy3DPeerAsync_ptsz)                 \
     X(cuMemcpy3DBatchAsync) X(cuMemcpy3DBatchAsync_ptsz) X(cuMemcpy3DBatchAsync_v2)                             \
     X(cuMemcpy3DBatchAsync_v2_ptsz) X(cuMemcpy3DWithAttributesAsync) X(cuMemcpy3DWithAttributesAsync_ptsz)      \
+    /* questions about pointers */                                                                              \
+    X(cuPointerGetAttribute) X(cuPointerGetAttributes) X(cuMemGetAddressRange_v2)                               \
     /* kernels by name */                                                                                       \
     X(cuModuleGetFunction) X(cuLibraryGetKernel) X(cuKernelGetFunction)                                         \
     /* waits */                                                                                                 \
@@ -79,7 +82,8 @@
     X(cuDevicePrimaryCtxGetState) X(cuStreamGetCtx)                                                             \
     X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuStreamIsCapturing)                               \
     X(cuThreadExchangeStreamCaptureMode) X(cuDeviceGetMemPool) X(cuMemPoolGetAttribute)                         \
-    X(cuDeviceGetDefaultMemPool) X(cuPointerGetAttribute) X(cuMemHostAlloc)                                   \
+    X(cuDeviceGetDefaultMemPool) X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemAddressReserve) X(cuMemAddressFree)  \
+    X(cuMemSetAccess) X(cuStreamCreate)                                                                         \
     X(cuStreamWaitValue32_v2) X(cuStreamWriteValue32_v2)
 
 #define HOOKED_NVML(X)                                                                                          \

@@ -31,8 +31,11 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
+_Thread_local int account_movable;
+
 struct sum {
     uint64_t bytes;
+    uint64_t movable, out;     /* part of bytes that can leave the GPU; memory that has left it */
     uint64_t imported, unsure; /* imported memory, and the part of it that may have lost its payer */
     int clearing;              /* a slot is being cleared: all of it may have */
 };
@@ -49,6 +52,10 @@ static struct sum sum_slots(int slot, uint64_t clearings)
             continue;
         sum.bytes += __atomic_load_n(&p->gpu[slot].memory_bytes, __ATOMIC_SEQ_CST);
         sum.bytes += __atomic_load_n(&p->gpu[slot].context_bytes, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&p->lending_slot, __ATOMIC_RELAXED) == (uint32_t)slot) {
+            sum.out += __atomic_load_n(&p->out_bytes, __ATOMIC_SEQ_CST);
+            sum.movable += __atomic_load_n(&p->movable_bytes, __ATOMIC_SEQ_CST);
+        }
         uint64_t imported = __atomic_load_n(&p->gpu[slot].imported_bytes, __ATOMIC_SEQ_CST);
         sum.imported += imported;
         sum.unsure += __atomic_load_n(&p->imports_seen, __ATOMIC_SEQ_CST) == clearings ? 0 : imported;
@@ -58,27 +65,27 @@ static struct sum sum_slots(int slot, uint64_t clearings)
 
 /* Return the imported bytes whose payer may be gone. They count, as counting too much for a moment is safe, too little
  * is not. */
-static uint64_t unsure_bytes(int slot, uint64_t *bytes)
+static uint64_t unsure_bytes(int slot, struct sum *sum)
 {
     uint64_t before = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST);
-    struct sum sum = sum_slots(slot, before);
+    *sum = sum_slots(slot, before);
     int moved = __atomic_load_n(&shim.usage->clearings, __ATOMIC_SEQ_CST) != before;
-    *bytes = sum.bytes;
-    return sum.clearing || moved ? sum.imported : sum.unsure;
+    return sum->clearing || moved ? sum->imported : sum->unsure;
 }
 
 uint64_t account_used(int slot)
 {
-    uint64_t bytes, unsure = unsure_bytes(slot, &bytes);
-    return bytes + unsure;
+    struct sum sum;
+    uint64_t unsure = unsure_bytes(slot, &sum);
+    return sum.bytes + sum.out + unsure;
 }
 
 /* Before refusing: wake processes whose imports count because they have not checked, and give them a moment. */
 static void ask_importers(int slot)
 {
-    uint64_t bytes;
+    struct sum sum;
     shares_settle();
-    for (int i = 0; i < MOST_PAUSES && unsure_bytes(slot, &bytes); i++) {
+    for (int i = 0; i < MOST_PAUSES && unsure_bytes(slot, &sum); i++) {
         struct timespec pause = {0, PAUSE_NS};
         int saved = errno;
         if (!i)
@@ -100,22 +107,32 @@ static uint64_t limit_of(int slot, uint32_t *state)
     return limit.memory_bytes;
 }
 
+/* What cannot leave the GPU must fit what is promised: nobody could give the rest back. */
 int account_over(int slot)
 {
-    uint32_t state;
-    uint64_t limit = limit_of(slot, &state);
-    return account_used(slot) > limit;
+    struct vcuda_limit limit;
+    struct sum sum;
+    if (vcuda_limits_get(shim.limits, (uint32_t)slot, &limit) != 0)
+        limit = (struct vcuda_limit){0};
+    uint64_t used = unsure_bytes(slot, &sum) + sum.bytes;
+    uint64_t movable = sum.movable < used ? sum.movable : used;
+    return used + sum.out > limit.memory_bytes ||
+           (limit.flags & VCUDA_FLAG_BORROWS && used - movable > limit.memory_request);
 }
 
 static int try_reserve(int slot, uint64_t bytes)
 {
     uint64_t *mine = &shim_usage(slot)->memory_bytes;
     __atomic_fetch_add(mine, bytes, __ATOMIC_SEQ_CST);
+    /* After the addition, and before it is taken back: in between, too much counts as what cannot leave, never too
+     * little. */
+    if (__builtin_expect(account_movable, 0))
+        __atomic_fetch_add(&shim.self->movable_bytes, bytes, __ATOMIC_SEQ_CST);
     /* The limit is read after the addition: if an agent lowers it and then reads the use, either the use includes these
      * bytes, or they are refused here. */
     if (!account_over(slot))
         return 1;
-    __atomic_fetch_sub(mine, bytes, __ATOMIC_SEQ_CST);
+    account_refund(slot, bytes);
     return 0;
 }
 
@@ -186,8 +203,11 @@ uint64_t account_take_room(int slot, uint64_t most)
 
 void account_refund(int slot, uint64_t bytes)
 {
-    if (bytes && shim.self)
-        __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
+    if (!bytes || !shim.self)
+        return;
+    if (__builtin_expect(account_movable, 0))
+        __atomic_fetch_sub(&shim.self->movable_bytes, bytes, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
 /* ---- The layer that accounts ---- */

@@ -15,6 +15,8 @@ int account_take(int slot, uint64_t bytes);
 /* Take as much as there is room for, up to `most`; return it. */
 uint64_t account_take_room(int slot, uint64_t most);
 void account_refund(int slot, uint64_t bytes);
+/* While set, this thread takes or gives back memory that can leave the GPU, by the kernel's calls. */
+extern _Thread_local int account_movable __attribute__((visibility("hidden")));
 /* Return the cost of an allocation of this size on the GPU; small ones share granules, so this moves `*total`, their
  * sum. */
 uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);
@@ -36,6 +38,23 @@ static inline CUresult account_pass(void)
     shim_refresh();
     return __builtin_expect(__atomic_load_n(&shim.closed, __ATOMIC_RELAXED), 0) ? account_closed() : CUDA_SUCCESS;
 }
+
+/* ---- reclaim.c: an allocation that is promised, but does not fit the GPU, waits until lent memory came back ---- */
+struct reclaim {
+    uint64_t since_ns;
+    uint64_t bytes; /* raised in the usage page */
+    int last;       /* nothing more comes back: this is the last try */
+};
+/* Wait a moment; return 0 if waiting is no use. The driver may hold locks meanwhile: it is others that must act. */
+int reclaim_wait(int slot, uint64_t bytes, struct reclaim *reclaim);
+void reclaim_end(struct reclaim *reclaim);
+/* Return 1 if the arbiter knows this claim and looked at the GPU's memory a moment ago; wait for that a second at most.
+ * Nobody borrows what nobody would ask back. */
+int reclaim_is_watched(int slot);
+/* Return the memory that others borrow on this GPU and would give back. */
+uint64_t reclaim_lent(int slot);
+/* Set in a thread that others may wait for. */
+extern _Thread_local int account_never_waits __attribute__((visibility("hidden")));
 
 /* ---- overhead.c ---- */
 CUresult account_context_begin(int slot, uint64_t *reserved);

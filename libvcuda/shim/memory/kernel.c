@@ -10,7 +10,7 @@
  * only managed memory, which another kernel driver owns. If a context exists without one such call, it is the hooks
  * (VCUDA_ACCOUNTING_CALLS), and then every ioctl passes unchanged.
  *
- * The driver calls this with its locks held: no code here calls the driver or NVML, or waits. */
+ * The driver calls this with its locks held: no code here calls the driver or NVML, or waits for this process. */
 #include "kernel.h"
 
 #include "nvidia_rm.h"
@@ -19,6 +19,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -123,12 +124,32 @@ static int give_up(struct call *c, const struct allocation *a)
     return refuse(a);
 }
 
+/* If the GPU is full, and memory that is promised to this claim is lent: try again while it comes back. */
+static int forward_patiently(struct call *c, const struct allocation *a, struct rm_memory *memory, int slot)
+{
+    struct reclaim reclaim = {0};
+    /* Of the parameters of older drivers no more is there. */
+    uint8_t asked[offsetof(struct rm_memory, size) + sizeof memory->size];
+    memcpy(asked, memory, sizeof asked);
+    uint64_t bytes = memory->size;
+    uint32_t handle = *a->handle, status = *a->status;
+    int result = forward(c);
+    while (!result && *a->status == RM_NO_MEMORY && reclaim_wait(slot, bytes, &reclaim)) {
+        memcpy(memory, asked, sizeof asked);
+        *a->handle = handle;
+        *a->status = status;
+        result = forward(c);
+    }
+    reclaim_end(&reclaim);
+    return result;
+}
+
 static int allocate_charged(struct call *c, const struct allocation *a, struct rm_memory *memory, int slot)
 {
     uint64_t bytes = memory->size;
     if (!account_take(slot, bytes))
         return refuse(a);
-    int result = forward(c);
+    int result = forward_patiently(c, a, memory, slot);
     if (result || *a->status != RM_OK) {
         account_refund(slot, bytes);
         return result;

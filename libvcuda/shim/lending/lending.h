@@ -1,0 +1,62 @@
+/* Memory that leaves the GPU for host memory and comes back at the same address; see blocks.c and moves.c. */
+#ifndef SHIM_LENDING_H
+#define SHIM_LENDING_H
+
+#include "barrier.h"
+
+/* ---- blocks.c: for the hooks ---- */
+/* Return 1 if the allocation was served here, with `*result`. */
+int lending_takes(CUdeviceptr *pointer, size_t bytes, CUresult *result);
+/* Return 1 if it was a block of ours. It waits for the GPU, as the driver's own call does. */
+int lending_frees(CUdeviceptr pointer, CUresult *result);
+/* Return 1 if the pointer lies in a block, and say which part of memory the program asked for. */
+int lending_finds(CUdeviceptr pointer, CUdeviceptr *base, uint64_t *bytes);
+/* The context, or (NULL) any, has ended. */
+void lending_forget_context(CUcontext context);
+void lending_forget(void); /* in a forked child */
+
+/* ---- between the files of this folder ---- */
+struct piece {
+    uint64_t bytes;
+    CUhandle device;    /* while it is in */
+    CUhandle host;      /* 0: pinned memory without a handle, which cannot be mapped at the block's address */
+    CUdeviceptr shadow; /* where the host memory is mapped all the time */
+    uint64_t moved_ns;  /* when it came to where it is */
+    int out;
+};
+struct block {
+    CUdeviceptr at;
+    uint64_t asked, bytes;
+    CUcontext context;
+    struct block *next;
+    unsigned count;
+    struct piece piece[];
+};
+/* The blocks; changed and moved with the lock held. */
+extern struct block *lending_blocks;
+void lending_lock(void);
+void lending_unlock(void);
+
+/* ---- pieces.c ---- */
+/* Make the host's and the GPU's memory of a piece. Undone by piece_end if it fails. */
+CUresult piece_make_host(struct piece *piece);
+CUresult piece_make_device(struct piece *piece);
+CUresult piece_map(CUdeviceptr at, const struct piece *piece, CUhandle handle);
+void piece_end_device(struct piece *piece);
+void piece_end(struct piece *piece);
+/* Set the device on which pieces are made. */
+void piece_set_device(CUdevice device);
+
+/* ---- moves.c: with the barrier closed and the lock held ---- */
+/* Move about so many bytes out, those first that came first. Return how many. */
+uint64_t moves_out(uint64_t bytes);
+/* Move at most so many bytes in, those first that left last. Return how many. */
+uint64_t moves_in(uint64_t bytes);
+uint64_t moves_next_in(void); /* with the lock held: the size of the next piece to come in; 0: none is out */
+
+/* ---- borrower.c ---- */
+/* Start the thread that follows orders, once. */
+void borrower_start(void);
+void borrower_forget(void);
+
+#endif
