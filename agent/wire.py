@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from agent.wire_borrowing import Borrowing as Borrowing  # noqa: PLC0414 - both sides import this module only
 from agent.wire_carry import Carry as Carry  # noqa: PLC0414 - both sides import this module only
 from agent.wire_carry import Ticket as Ticket  # noqa: PLC0414 - likewise
 from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - likewise
@@ -317,6 +318,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     # None: `Sharing()`.
     sharing: Sharing | None = None
     backend: BackEnd = "turns"  # the same for all assignments of a GPU
+    borrowing: Borrowing | None = None  # None: all of `memory_bytes` is promised, as an older agent always does
     trust_group: Word = ""  # with `backend` mps: the claims that share a server; empty: those of its tenant
     claim_name: Word = ""  # that its owner gave it
     # None: no cluster's container. Sent to agents that are a kubelet's device plugin; an older one could not read it.
@@ -329,8 +331,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     suspended: bool = False
     # With `suspended`, if not 0: its programs end after this time to save their state (`agent.suspend.ending`).
     end_seconds: Annotated[int, Meta(ge=0, le=3600)] = 0
-    # With `suspended` and after it, while running programs are carried to another node; None: they are not.
-    carry: Carry | None = None
+    carry: Carry | None = None  # with `suspended` and after it, while its programs are carried to another node
     # On a GPU in MIG mode: its instance. None: a share of the whole GPU.
     mig: MigPlace | None = None
     shared: SharedInstance | None = None  # None: it has its instance alone

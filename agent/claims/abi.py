@@ -36,6 +36,8 @@ class RawLimit(ctypes.Structure):
         ("parts", c_uint32),
         ("flags", c_uint32),
         ("reserved", c_uint32),
+        ("memory_request", c_uint64),
+        ("host_memory_bytes", c_uint64),
     ]
 
 

@@ -144,6 +144,7 @@ class ClaimRuntime:
             sharing=wanted.sharing or wire.Sharing(),
             suspended=suspended,
             backend=wanted.backend,
+            borrowing=wanted.borrowing,
         )
         if held == slot:
             return False

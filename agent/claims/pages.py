@@ -24,6 +24,7 @@ FLAG_BEST_EFFORT = 1
 FLAG_SUSPENDED = 2
 FLAG_NO_TURNS = 4
 FLAG_MPS = 8
+FLAG_BORROWS = 16
 FLAGS_OF: Mapping[wire.BackEnd, int] = {"turns": 0, "native": FLAG_NO_TURNS, "mps": FLAG_NO_TURNS | FLAG_MPS}
 LARGEST = 2**63 - 1
 # The header's magic, version and size of the page, and the claim: constant for the life of the page.
@@ -47,6 +48,8 @@ class LimitSlot(NamedTuple):
     # True: the claim's programs are suspended, or on the way there or back.
     suspended: bool = False
     backend: wire.BackEnd = "turns"
+    # None: all of `memory_bytes` is promised, and nothing is borrowed.
+    borrowing: wire.Borrowing | None = None
 
 
 class LimitsPage:
@@ -87,6 +90,7 @@ class LimitsPage:
                         sharing=_sharing(limit),
                         suspended=bool(limit.flags & FLAG_SUSPENDED),
                         backend=_back_end(limit.flags),
+                        borrowing=_borrowing(limit),
                     )
                 )
         return found
@@ -203,7 +207,16 @@ def _raw(slot: LimitSlot) -> RawLimit:
         weight=slot.sharing.weight,
         ceiling=slot.sharing.ceiling,
         parts=slot.sharing.parts,
-        flags=FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended | FLAGS_OF[slot.backend],
+        flags=_flags(slot),
+        memory_request=slot.borrowing.memory_request_bytes if slot.borrowing else 0,
+        host_memory_bytes=slot.borrowing.host_memory_bytes if slot.borrowing else 0,
+    )
+
+
+def _flags(slot: LimitSlot) -> int:
+    borrows = FLAG_BORROWS * (slot.borrowing is not None)
+    return (
+        FLAG_BEST_EFFORT * slot.sharing.best_effort | FLAG_SUSPENDED * slot.suspended | FLAGS_OF[slot.backend] | borrows
     )
 
 
@@ -211,6 +224,12 @@ def _back_end(flags: int) -> wire.BackEnd:
     if flags & FLAG_MPS:
         return "mps"
     return "native" if flags & FLAG_NO_TURNS else "turns"
+
+
+def _borrowing(limit: RawLimit) -> wire.Borrowing | None:
+    if not limit.flags & FLAG_BORROWS:
+        return None
+    return wire.Borrowing(memory_request_bytes=limit.memory_request, host_memory_bytes=limit.host_memory_bytes)
 
 
 def _sharing(limit: RawLimit) -> wire.Sharing:

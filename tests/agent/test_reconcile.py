@@ -41,6 +41,19 @@ async def test_an_assignment_in_force_stands_on_its_page(stage: Stage, link: Con
     assert observed.assignments == [wire.Observation(uid=held.uid, generation=1, state="in_force")]
 
 
+async def test_an_assignment_that_borrows_says_so_on_its_page(stage: Stage, link: Connection) -> None:
+    held = stage.assignment(gpu=1)
+    borrowing = wire.Borrowing(memory_request_bytes=GIB, host_memory_bytes=3 * GIB)
+    await put(link, 1, changed(held, borrowing=borrowing))
+    slot = stage.slot(held)
+    assert slot is not None
+    assert (slot.borrowing, slot.memory_bytes) == (borrowing, 4 * GIB)
+    await put(link, 2, changed(held, generation=2))
+    slot = stage.slot(held)
+    assert slot is not None
+    assert slot.borrowing is None
+
+
 async def test_one_claim_on_two_gpus_has_one_directory_with_two_slots(stage: Stage, link: Connection) -> None:
     first = stage.assignment(gpu=0)
     second = stage.assignment(gpu=3, claim_uid=first.claim_uid)
