@@ -166,7 +166,7 @@ def pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def said(program: subprocess.Popen[str], word: str) -> list[str]:
+def await_word(program: subprocess.Popen[str], word: str) -> list[str]:
     """Return the words after this one, on the first line that begins with it."""
     for line in pipe(program.stdout):
         if line.startswith(f"{word} ") or line.strip() == word:
@@ -193,9 +193,9 @@ def wait_until_back(node: Node, seconds: float) -> float | None:
 def fill_up(node: Node, leave: int) -> subprocess.Popen[str]:
     """Take all that is free on the GPU but so much; outside of any claim, which would be shown what is lent as free."""
     filler = node.start(None, OWNER)
-    free = int(said(filler, "free")[0])
+    free = int(await_word(filler, "free")[0])
     tell(filler, f"take {max(free - leave, 2 << 20)}")
-    assert said(filler, "took")[1] == "0"
+    assert await_word(filler, "took")[1] == "0"
     return filler
 
 
@@ -209,24 +209,24 @@ def finish(*programs: subprocess.Popen[str]) -> None:
 def give(node: Node, gib: int, times: int) -> None:
     # Two more than are asked for: what is promised to the borrower does not leave.
     borrower = node.start("borrower", BORROWER, gib + 2)
-    pinned = float(said(borrower, "took")[0])
+    pinned = float(await_word(borrower, "took")[0])
     owner = node.start("owner", OWNER)
-    said(owner, "free")
+    await_word(owner, "free")
     filler = fill_up(node, 512 << 20)
     for _ in range(times):
         before = node.lending("borrower")
         size = gib * GIB
         tell(owner, f"take {size}")
-        took, error = said(owner, "took")
+        took, error = await_word(owner, "took")
         after = node.lending("borrower")
         tell(borrower, "check")
-        out_wrong = said(borrower, "wrong")
+        out_wrong = await_word(borrower, "wrong")
         tell(owner, "free")
-        said(owner, "took")
+        await_word(owner, "took")
         back = wait_until_back(node, 30)
         done = node.lending("borrower")
         tell(borrower, "check")
-        wrong = said(borrower, "wrong")
+        wrong = await_word(borrower, "wrong")
         report(
             part="give",
             gib=gib,
@@ -250,29 +250,28 @@ def train(node: Node, steps: int, gib: int) -> None:
     results = {}
     for name in (None, "borrower"):
         training = node.start(name, TRAINING, steps, gib)
-        said(training, "ready")
-        owners, latencies = [], list[float]()
+        await_word(training, "ready")
+        owners, latencies = list[subprocess.Popen[str]](), list[float]()
         if name:
-            owner = node.start("owner", OWNER)
-            said(owner, "free")
-            filler = fill_up(node, 512 << 20)
-            owners = [owner, filler]
+            owners = [node.start("owner", OWNER)]
+            await_word(owners[0], "free")
+            owners.append(fill_up(node, 512 << 20))
         tell(training, "go")
-        losses = list[str]()
+        losses, rest = list[str](), list[str]()
         for line in pipe(training.stdout):
             word, *rest = line.split()
             if word == "seconds":
                 results[name] = (losses, rest)
                 break
             losses.append(rest[0])
-            if name and len(losses) % 100 == 20:
-                tell(owner, f"take {gib // 2 * GIB}")
-                took, error = said(owner, "took")
+            if owners and len(losses) % 100 == 20:
+                tell(owners[0], f"take {gib // 2 * GIB}")
+                took, error = await_word(owners[0], "took")
                 assert error == "0", error
                 latencies.append(round(float(took) * 1e3, 1))
-            if name and len(losses) % 100 == 45:
-                tell(owner, "free")
-                said(owner, "took")
+            if owners and len(losses) % 100 == 45:
+                tell(owners[0], "free")
+                await_word(owners[0], "took")
         finish(training, *owners)
         report(
             part="training", borrows=bool(name), steps=len(losses), seconds=rest[0], median_step_s=rest[1],
