@@ -239,7 +239,7 @@ REST_FRAMEWORK = {
     "DEFAULT_THROTTLE_CLASSES": ["gpucloud.api.throttles.PerCaller"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_PARSER_CLASSES": ["gpucloud.api.parsers.StrictJSONParser"],
-    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_RENDERER_CLASSES": ["gpucloud.api.renderers.CompactJSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "gpucloud.api.schema.Schema",
     "DEFAULT_FILTER_BACKENDS": ["gpucloud.api.filters.StrictFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "gpucloud.api.pagination.Newest",

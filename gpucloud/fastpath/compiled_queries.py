@@ -64,6 +64,9 @@ class CompiledQuery(Generic[T]):
             rows = cursor.fetchall()
         if self._converters:
             rows = self._compiler.apply_converters(rows, self._converters)
+        return self._read_all(rows)
+
+    def _read_all(self, rows: list[Any]) -> list[T]:
         return [self._read(row) for row in rows]
 
     def _compile(self) -> None:
@@ -75,8 +78,11 @@ class CompiledQuery(Generic[T]):
         columns = [column for column, _, _ in compiler.select]
         self._converters = compiler.get_converters(columns)
         of_models = queryset._iterable_class is ModelIterable  # noqa: SLF001 - nothing else distinguishes models from values_list
-        self._read: Reader = _model_reader(compiler) if of_models else tuple
+        self._read: Reader = self._model_reader(compiler) if of_models else tuple
         self._compiler = compiler
+
+    def _model_reader(self, compiler: Any) -> Reader:
+        return _model_reader(compiler)
 
 
 def compiled_query(build: Callable[..., QuerySet[Any, T]]) -> CompiledQuery[T]:

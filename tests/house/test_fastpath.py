@@ -7,10 +7,10 @@ import pytest
 # Each module uses the framework's internals; docs/decisions says why. After an update: compare these internals with the
 # release's source, run the tests of the module, then raise the version here.
 GONE_ROUND = {
-    "Django": ("5.2", "compiled_queries, cursors, serving, database (decisions 0012, 0017)"),
+    "Django": ("5.2", "compiled_queries, page_queries, cursors, serving, database (decisions 0012, 0017, 0137)"),
     "psycopg": ("3.3", "cursors, database"),
     "psycopg-pool": ("3.3", "database"),
-    "djangorestframework": ("3.18", "optional_libraries"),
+    "djangorestframework": ("3.18", "documents (decision 0137), optional_libraries"),
     "drf-spectacular": ("0.30", "optional_libraries"),
     "whitenoise": ("6.12", "static_files"),
     "uvicorn": ("0.54", "gpucloud/server/protocol.py (decision 0050)"),

@@ -20,9 +20,9 @@ from apps.quotas.api.views import ApiView, ListMixin
 from apps.quotas.idempotency import idempotent
 from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import DEFAULT
-from apps.scheduling.api import serializers
+from apps.scheduling.api import pages, serializers
 from apps.scheduling.api.queue import ClaimDocumentSerializer
-from apps.scheduling.models import Assignment, Claim
+from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 from apps.scheduling.services.claims.environment import claim_environment, shell_lines
 from apps.scheduling.services.claims.leases import renew_claim
@@ -32,7 +32,7 @@ from apps.scheduling.services.claims.spec import ClaimChanges, ClaimSpec
 from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
-from gpucloud.api.filters import Changed, Named, filters_of
+from gpucloud.api.filters import Changed, Constant, Named, StateFilter, filters_of
 from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
@@ -68,6 +68,9 @@ def _default_pools() -> QuerySet[Pool]:
     return Pool.objects.filter(name=DEFAULT)
 
 
+RELEASED = Constant("released", ("released",))
+
+
 class Live(Changed):
     """Rows that are released stay as history; `live=true` leaves them out."""
 
@@ -77,7 +80,8 @@ class Live(Changed):
 
     def is_live(self, queryset: Any, name: str, value: bool) -> Any:
         """Return the rows that are released, or those that are not."""
-        return queryset.exclude(**{name: "released"}) if value else queryset.filter(**{name: "released"})
+        released = {name: RELEASED}
+        return queryset.exclude(**released) if value else queryset.filter(**released)
 
 
 class ClaimFilter(Live):
@@ -86,6 +90,7 @@ class ClaimFilter(Live):
     tenant = Named(Tenant.objects, "slug")
     pool = Named(Pool.objects, "name")
     node = filters.CharFilter(method="on_node")
+    state = StateFilter(choices=ClaimState.choices)
     uid_prefix = filters.CharFilter(
         field_name="uid", method="begins_with", help_text="The first hexadecimal digits of the uid."
     )
@@ -154,13 +159,14 @@ def dry_run(request: Request) -> bool:
 class ClaimList(ClaimView, ListMixin):
     """Claims: requests of tenants for pieces of GPUs."""
 
+    queryset = Claim.objects.all()
     filterset_class = ClaimFilter
+    rows_of_page = staticmethod(pages.claims)
     change_parameters = {"POST": frozenset({"wait", "dry_run"})}
 
     def get(self, request: Request) -> Response:
         """List claims, newest first; released ones stay as history."""
-        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        rows = refresh_quota_reasons(page or [])
+        rows = refresh_quota_reasons(self.read_page(self.get_queryset()))
         return self.get_paginated_response(self.get_serializer(rows, many=True).data)
 
     @extend_schema(parameters=[WAIT, WOULD_RECLAIM])
@@ -284,10 +290,11 @@ class AssignmentView(ApiView):
 class AssignmentList(AssignmentView, ListMixin):
     """Assignments: vGPUs."""
 
+    rows_of_page = staticmethod(pages.assignments)
     filterset_class = filters_of(
         Assignment,
-        "state",
         base=Live,
+        state=StateFilter(choices=AssignmentState.choices),
         claim=filters.UUIDFilter(field_name="claim__uid"),
         tenant=Named(Tenant.objects, "slug", field_name="claim__tenant"),
         node="gpu__node__name",

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -56,6 +56,8 @@ REBALANCE_HELP = _(
 
 class ClassField(serializers.ChoiceField):
     """`guaranteed` or `best-effort`; stored as `best_effort`."""
+
+    answers: ClassVar = {bool: lambda value: "best-effort" if value else "guaranteed"}
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs = {"source": "best_effort", **kwargs}

@@ -203,6 +203,9 @@ class Claim(Share):
             models.Index(natural_key("name"), "id", name="claim_natural", condition=~Q(state="released")),
             # Few claims of a long history are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
+            models.Index(
+                fields=["tenant", "state", "-id"], name="claim_of_tenant_alive", condition=~Q(state="released")
+            ),
             models.Index(fields=["updated_at"], name="claim_by_change"),
             # Claims with labels: few, and read whenever GPUs are read.
             models.Index(
@@ -325,8 +328,10 @@ class Claim(Share):
     @property
     def present_assignments(self) -> list["Assignment"]:
         """The assignments of the claim; after a preemption, those made since."""
-        rows = list(self.assignments.all())
-        return [row for row in rows if row.state != "released"] or ([] if self.waiting else rows)
+        # A page reads them several times for each of its claims, and a manager costs more than its rows.
+        prefetched = vars(self).get("_prefetched_objects_cache", {}).get("assignments")
+        rows = self.assignments.all() if prefetched is None else prefetched
+        return [row for row in rows if row.state != "released"] or ([] if self.waiting else list(rows))
 
     @property
     def unreachable_since(self) -> datetime | None:
