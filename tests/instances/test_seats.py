@@ -173,6 +173,19 @@ def test_an_agent_that_is_too_old_gets_no_claim_in_an_instance(cast: Cast, machi
     assert seats.drive() == 1
 
 
+def test_a_claim_opens_its_instance_on_a_node_whose_agent_can_share_it(cast: Cast, machine: Machine) -> None:
+    Node.objects.update(shared_instances=False)
+    answer = cast.max.post("claims/", {"tenant": "acme", "isolation": "hard", **OPEN})
+    assert (answer.status, answer.code) == (422, "impossible-claim")
+    assert "without the labels gpucloud.io/shared-instances=true" in answer.body["detail"]
+    newer = divided(cast, "mig2")
+    claims = [opened(cast, newer), hard(cast, profile="1g.18gb")]
+    run_round(cast.pool)
+    nodes = [list(claim.assignments.values_list("gpu__node__name", flat=True)) for claim in claims]
+    assert nodes[0] == ["mig2"]
+    assert all(nodes), "one that has its instance alone is placed on either"
+
+
 def test_its_end_is_that_of_the_claim_that_has_the_instance(cast: Cast, machine: Machine, opener: Claim) -> None:
     placed, waits = inside(cast, opener, core=30), inside(cast, opener, core=30)
     release_claim(principal=SYSTEM, claim=opener)

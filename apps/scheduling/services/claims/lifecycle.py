@@ -25,7 +25,7 @@ from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims import isolation
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.fleet.devices import could_carry, read_fleet, read_nodes
+from apps.scheduling.services.fleet.devices import SHARES_INSTANCES, could_carry, read_fleet, read_nodes
 from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
@@ -245,6 +245,8 @@ def refuse_impossible(claim: Claim) -> None:
 def request_of(claim: Claim) -> Request:
     """Return the claim as the core's request."""
     labelled = claim.affinity is not None or claim.anti_affinity is not None or claim.exclusion is not None
+    # An agent that cannot run several claims in an instance would keep it closed.
+    own = {} if claim.own_core is None else SHARES_INSTANCES
     return Request(
         claim.gpu_count,
         claim.core_request,
@@ -255,7 +257,7 @@ def request_of(claim: Claim) -> Request:
         affinity=claim.affinity,
         anti_affinity=claim.anti_affinity,
         exclusion=claim.exclusion,
-        node_selector=tuple(sorted(claim.node_selector.items())),
+        node_selector=tuple(sorted({**claim.node_selector, **own}.items())),
         profile=claim.profile,
     )
 

@@ -336,7 +336,7 @@ def read_snapshot(pool: Pool) -> QueueSnapshot:
         policy=pool.placement_policy,
         gpus=gpus,
         # Nodes are read only if a claim selects among them.
-        nodes=tuple(read_nodes(pool)) if any(claim.node_selector for claim in claims) else (),
+        nodes=tuple(read_nodes(pool)) if any(request_of(claim).node_selector for claim in claims) else (),
         claims={str(claim.uid): claim for claim in claims},
         waiting=tuple(queue_entry(claim) for claim in claims),
         running=tuple(ending(pool, {gpu.uuid for gpu in gpus}, now.timestamp())),
