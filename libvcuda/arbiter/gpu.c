@@ -37,8 +37,9 @@ struct desk {
     uint32_t seen_gen;
     uint64_t ends_ns, starts_ns;
     uint32_t share;
-    int has_stopped;                 /* some process of the claim is stopped */
-    uint64_t followed_ns, wanted_ns; /* see memory.h */
+    int has_stopped; /* some process of the claim is stopped */
+    /* See memory.h. */
+    uint64_t followed_ns, unfollowed_ns, wanted_ns;
 };
 
 struct gpu {
@@ -79,6 +80,7 @@ static void leave(struct round *r, int index)
     __atomic_store_n(&turn->contended, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&turn->depth_ns, 0, __ATOMIC_RELAXED);
     vcuda_turns_set(desk->at.claim->turns, desk->at.index, VCUDA_TURN_FREE, 0);
+    memory_leave(desk->at.claim, desk->at.index);
     claim_drop(desk->at.claim);
     free(desk);
     round_leave(r, index);
@@ -206,12 +208,14 @@ static uint64_t lend_memory(struct round *r, uint64_t now)
                                         .index = desk->at.index,
                                         .limit = desk->limit,
                                         .followed_ns = desk->followed_ns,
+                                        .unfollowed_ns = desk->unfollowed_ns,
                                         .wanted_ns = desk->wanted_ns};
     }
     uint64_t pause = memory_step(seats, r->n, now);
     for (int i = 0; i < r->n; i++) {
         struct desk *desk = r->seat[i].claim;
         desk->followed_ns = seats[i].followed_ns;
+        desk->unfollowed_ns = seats[i].unfollowed_ns;
         desk->wanted_ns = seats[i].wanted_ns;
     }
     return pause == UINT64_MAX ? pause : now + (deserted(r) ? DESERTED_LEND_NS : pause);
@@ -311,6 +315,17 @@ static void start(struct gpu *gpu)
         fputs("vcuda-arbiter: no thread can be started; one GPU is without turns for now\n", stderr);
 }
 
+/* A claim borrows only where the arbiter looks, also what nobody else on the GPU uses. */
+static int has_borrower(const struct gpu *gpu)
+{
+    struct vcuda_limit limit;
+    for (int i = 0; i < gpu->guests_n; i++)
+        if (!vcuda_limits_get(gpu->guests[i].claim->limits, gpu->guests[i].index, &limit) &&
+            limit.flags & VCUDA_FLAG_BORROWS)
+            return 1;
+    return 0;
+}
+
 void gpus_seat(struct claim *claims, uint64_t round_ns)
 {
     struct vcuda_limit limit;
@@ -321,7 +336,7 @@ void gpus_seat(struct claim *claims, uint64_t round_ns)
                 gpu_of(limit.gpu_uuid, round_ns);
     for (struct gpu *gpu = gpus; gpu; gpu = gpu->next) {
         invite(gpu, guests, find_guests(claims, gpu->uuid, guests));
-        if (gpu->guests_n > 1 && !gpu->started)
+        if (!gpu->started && (gpu->guests_n > 1 || has_borrower(gpu)))
             start(gpu);
     }
 }

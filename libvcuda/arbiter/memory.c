@@ -5,8 +5,8 @@
  * 4. Ask the borrowers, those first who borrowed most, for the sum of the wants.
  *
  * An order stands until it was followed; if owners still want after that, the next one follows. Nothing is remembered here:
- * an arbiter that takes over reads the same pages. Usage pages are the tenants': a forged want moves at most what is
- * promised to its claim, and a forged use moves at most the claim's own memory. */
+ * an arbiter that takes over reads the same pages. Usage pages are the tenants': nothing is believed beyond the claim's own
+ * limits, and a borrower that does not follow is asked after those that do. */
 #include "memory.h"
 
 #include <limits.h>
@@ -16,6 +16,8 @@
 
 /* While some claim borrows. An owner's allocation waits for one of these looks. */
 #define LOOK_NS 2000000ull
+/* From an order on, a borrower that has not followed it is asked after others: it may be in a long kernel, or forged. */
+#define LATE_NS 300000000ull
 /* From an order that was followed until the next one for the same want: the owner tries once a millisecond. */
 #define AGAIN_NS 10000000ull
 /* What left comes back only when nothing was wanted for this long: each way costs the borrower a stop. */
@@ -36,17 +38,25 @@ static uint64_t promised(const struct memory_seat *s)
     return borrows(s) ? s->limit.memory_request : s->limit.memory_bytes;
 }
 
-static void read_seat(struct memory_seat *s)
+static void read_seat(struct memory_seat *s, uint64_t now)
 {
     uint32_t number = __atomic_load_n(&s->claim->turns->memory[s->index].number, __ATOMIC_SEQ_CST);
     struct memory_reading sum;
     claim_read_memory(s->claim, s->index, number, &sum);
-    s->used = sum.used_bytes;
-    s->movable = least(sum.movable_bytes, sum.used_bytes);
+    s->used = least(sum.used_bytes, s->limit.memory_bytes);
+    s->movable = least(sum.movable_bytes, s->used);
     s->wanted = s->used <= promised(s) ? least(sum.wanted_bytes, promised(s)) : 0;
     s->followed = !sum.pending;
+    s->unfollowed_ns = s->followed ? 0 : s->unfollowed_ns ? s->unfollowed_ns : now;
+    s->is_late = !s->followed && now - s->unfollowed_ns > LATE_NS;
     s->borrowed = borrows(s) && s->used > promised(s) ? least(s->movable, s->used - promised(s)) : 0;
     s->give = 0;
+}
+
+/* Return 1 if `a` is to give before `b`: it follows orders, or it borrowed more. */
+static int gives_before(const struct memory_seat *a, const struct memory_seat *b)
+{
+    return a->is_late != b->is_late ? !a->is_late : a->borrowed - a->give > b->borrowed - b->give;
 }
 
 static void share_out(struct memory_seat *seats, int n, const struct memory_seat *for_seat)
@@ -55,8 +65,7 @@ static void share_out(struct memory_seat *seats, int n, const struct memory_seat
         struct memory_seat *most = NULL;
         for (int i = 0; i < n; i++) {
             struct memory_seat *s = &seats[i];
-            if (s != for_seat && s->borrowed > s->give &&
-                (!most || s->borrowed - s->give > most->borrowed - most->give))
+            if (s != for_seat && s->borrowed > s->give && (!most || gives_before(s, most)))
                 most = s;
         }
         if (!most)
@@ -74,11 +83,12 @@ static int is_due_again(struct memory_seat *s, uint64_t now)
     return s->followed && now - s->followed_ns >= AGAIN_NS;
 }
 
-static void order(struct memory_seat *s, uint64_t now)
+static void order(struct memory_seat *s, uint64_t now, int is_wanted)
 {
     struct vcuda_memory_turn *turn = &s->claim->turns->memory[s->index];
     uint64_t before = __atomic_load_n(&turn->give_bytes, __ATOMIC_RELAXED);
-    s->wanted_ns = s->give || !s->wanted_ns ? now : s->wanted_ns;
+    /* While anybody wants memory, nobody takes some back. */
+    s->wanted_ns = is_wanted || !s->wanted_ns ? now : s->wanted_ns;
     uint32_t back = now - s->wanted_ns > BACK_AFTER_NS;
     int again = s->give && (s->give > before || is_due_again(s, now));
     if (!again && s->give == before && back == __atomic_load_n(&turn->back, __ATOMIC_RELAXED))
@@ -104,6 +114,15 @@ static void tell(struct memory_seat *s, uint32_t borrowers, uint64_t lent, uint6
     __atomic_store_n(&turn->looked_ns, now, __ATOMIC_SEQ_CST);
 }
 
+void memory_leave(struct claim *claim, uint32_t index)
+{
+    struct vcuda_memory_turn *turn = &claim->turns->memory[index];
+    __atomic_store_n(&turn->known, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->borrowers, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->lent_bytes, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&turn->give_bytes, 0, __ATOMIC_SEQ_CST);
+}
+
 /* No claim borrows any more. */
 static uint64_t forget(struct memory_seat *seats, int n)
 {
@@ -117,11 +136,13 @@ uint64_t memory_step(struct memory_seat *seats, int n, uint64_t now)
 {
     uint64_t lent = 0;
     uint32_t borrowers = 0;
+    int is_wanted = 0;
     for (int i = 0; i < n; i++)
         borrowers += (uint32_t)borrows(&seats[i]);
     for (int i = 0; i < n && borrowers; i++) {
-        read_seat(&seats[i]);
+        read_seat(&seats[i], now);
         lent += seats[i].borrowed;
+        is_wanted |= seats[i].wanted != 0;
     }
     for (int i = 0; i < n; i++) {
         uint32_t others = borrowers - (uint32_t)borrows(&seats[i]);
@@ -133,7 +154,7 @@ uint64_t memory_step(struct memory_seat *seats, int n, uint64_t now)
         share_out(seats, n, &seats[i]);
     for (int i = 0; i < n; i++)
         if (borrows(&seats[i]))
-            order(&seats[i], now);
+            order(&seats[i], now, is_wanted);
     /* After all others were told that there are borrowers. */
     for (int i = 0; i < n; i++)
         __atomic_store_n(&seats[i].claim->turns->memory[seats[i].index].known, borrows(&seats[i]), __ATOMIC_SEQ_CST);

@@ -62,15 +62,20 @@ static void add(struct reading *sum, const struct vcuda_gpu_usage *use, uint64_t
     sum->yielded |= use->yielded == turn;
 }
 
+/* All processes of a suspended claim stand still. */
+static int is_suspended(const struct claim *claim, uint32_t gpu_index)
+{
+    struct vcuda_limit limit;
+    return !vcuda_limits_get(claim->limits, gpu_index, &limit) && limit.flags & VCUDA_FLAG_SUSPENDED;
+}
+
 void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *out)
 {
     /* From the beginning of the slot to the end of this GPU's numbers. */
     size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
     struct vcuda_process process;
     uint64_t turn = __atomic_load_n(&claim->turns->turn[gpu_index].number, __ATOMIC_RELAXED);
-    struct vcuda_limit limit;
-    /* All processes of a suspended claim stand still. */
-    int suspended = !vcuda_limits_get(claim->limits, gpu_index, &limit) && limit.flags & VCUDA_FLAG_SUSPENDED;
+    int suspended = is_suspended(claim, gpu_index);
     *out = (struct reading){0};
     for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
         if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
@@ -83,14 +88,21 @@ void claim_read(const struct claim *claim, uint32_t gpu_index, struct reading *o
     }
 }
 
-static void add_memory(struct memory_reading *sum, const struct vcuda_process *p, uint32_t gpu_index, uint32_t order)
+/* More than any GPU has, and little enough that sums of forged numbers do not overflow. */
+#define MOST_BYTES (1ull << 46)
+
+static void add_memory(struct memory_reading *sum, const struct vcuda_process *p, uint32_t gpu_index, uint32_t order,
+                       int stopped)
 {
-    sum->used_bytes += p->gpu[gpu_index].memory_bytes + p->gpu[gpu_index].context_bytes;
+    const struct vcuda_gpu_usage *use = &p->gpu[gpu_index];
+    sum->used_bytes += least(use->memory_bytes, MOST_BYTES) + least(use->context_bytes, MOST_BYTES);
+    if (stopped) /* it neither moves memory nor tries again to allocate */
+        return;
     if (p->wanted_slot == gpu_index)
-        sum->wanted_bytes += p->wanted_bytes;
+        sum->wanted_bytes += least(p->wanted_bytes, MOST_BYTES);
     if (p->lending_slot != gpu_index)
         return;
-    sum->movable_bytes += p->movable_bytes;
+    sum->movable_bytes += least(p->movable_bytes, MOST_BYTES);
     sum->pending += p->movable_bytes && p->orders_done != order;
 }
 
@@ -98,12 +110,14 @@ void claim_read_memory(const struct claim *claim, uint32_t gpu_index, uint32_t o
 {
     size_t size = offsetof(struct vcuda_process, gpu) + (gpu_index + 1) * sizeof(struct vcuda_gpu_usage);
     struct vcuda_process process;
+    int suspended = is_suspended(claim, gpu_index);
     *out = (struct memory_reading){0};
     for (uint32_t i = 0, n = claim_slots(claim); i < n; i++) {
         if (pread(claim->usage_fd, &process, size, slot_offset(i)) != (ssize_t)size)
             return;
         if (pages_is_process(process.owner) && process.start_time &&
             __atomic_load_n(&claim->watched[i].dead, __ATOMIC_ACQUIRE) != process.owner)
-            add_memory(out, &process, gpu_index, order);
+            add_memory(out, &process, gpu_index, order,
+                       suspended || __atomic_load_n(&claim->watched[i].stopped, __ATOMIC_ACQUIRE));
     }
 }
