@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from django.db import connection, transaction
 
-from apps.forecasts.models import UseDay
+from apps.forecasts.models import ClaimForecast, UseDay
 from apps.forecasts.quantiles import DAY, WINDOW_SECONDS, Band, Series
 from apps.nodes.models import TelemetryMark
 from apps.nodes.models.rolled import WHOLE_GPU
@@ -59,6 +59,7 @@ def record_use() -> tuple[datetime, bool]:
         with transaction.atomic():
             _record(begin, until)
             TelemetryMark.objects.update_or_create(name=MARK, defaults={"at": until})
+            ClaimForecast.objects.filter(claim__state="released", at__lt=until - A_DAY).delete()
             UseDay.objects.filter(day__lt=(until - KEPT_DAYS * A_DAY).date()).delete()
     return max(begin, until), until >= end
 

@@ -26,5 +26,5 @@ class CompactJSONRenderer(JSONRenderer):
         return encoded
 
 
-# Times of several kinds, and whole numbers above 64 bits, are left to the framework.
+# No answer has a duration, bytes, or a number that is none: msgspec writes these in its own way.
 _encode = msgspec.json.Encoder(decimal_format="string").encode

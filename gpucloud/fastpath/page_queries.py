@@ -72,7 +72,7 @@ def attach(rows: Iterable[Model], name: str, related: Iterable[Model]) -> None:
     by_key = {row.pk: row for row in rows}
     for row in by_key.values():
         field = field or type(row)._meta.get_field(name).field  # type: ignore[union-attr] # noqa: SLF001 - as above
-        queryset: Any = QuerySet(field.model)
+        queryset: Any = field.model._default_manager.all()  # noqa: SLF001 - as above
         queryset._result_cache = found[row.pk] = []  # noqa: SLF001 - Django has no public API for it
         vars(row).setdefault("_prefetched_objects_cache", {})[name] = queryset
     for item in related:

@@ -127,10 +127,17 @@ def read_request(claim: Thing) -> DeviceRequest:
     return DeviceRequest(name, count, read_core(amounts.get(CORE, WHOLE), name), read_memory(amounts[MEMORY], name))
 
 
+def _needs_others_devices(expression: str) -> bool:
+    """Return True if the CEL expression reads what no device of ours has, or demands the other driver."""
+    text = "".join(expression.split()).replace("'", '"')
+    reads = (f'.attributes["{OTHERS_DRIVER}"]', f'.capacity["{OTHERS_DRIVER}"]', f'.driver=="{OTHERS_DRIVER}"')
+    return DRIVER not in text and any(one in text for one in reads)
+
+
 def _refuse_others_words(claim: Thing, name: str, exactly: Thing) -> None:
     """Refuse what only devices of NVIDIA's driver have: none of ours would be allocated. Raises Unreadable."""
     selectors = (str((one.get("cel") or {}).get("expression")) for one in exactly.get("selectors") or ())
-    if any(OTHERS_DRIVER in one and DRIVER not in one for one in selectors):
+    if any(_needs_others_devices(one) for one in selectors):
         raise Unreadable(
             f"Request {name}: its selector names {OTHERS_DRIVER}, and this class has devices of {DRIVER}: name that "
             "driver and its attributes (docs/dra.md), or leave the selector out where the class has the profile."

@@ -41,7 +41,7 @@ def _claims(keys: Any) -> QuerySet[Claim]:
 
 @page_query
 def _assignments_of(claims: Any) -> QuerySet[Assignment]:
-    rows = Assignment.objects.select_related("gpu__node").defer("carry", *OF_GPU)
+    rows = Assignment.objects.select_related("gpu__node").defer(*OF_GPU)
     return rows.filter(claim__pk__among=claims).order_by("pk")
 
 

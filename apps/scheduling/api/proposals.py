@@ -190,7 +190,7 @@ def _preview_of(request: Request) -> tuple[str | None, int | None]:
     wrong = {}
     if policy is not None and policy not in RebalancePolicy.values:
         wrong["policy"] = [f"Must be one of {', '.join(RebalancePolicy.values)}."]
-    if days is not None and not (days.isdecimal() and 1 <= int(days) <= MOST_DAYS):
+    if days is not None and not (days.isdecimal() and len(days) < 4 and 1 <= int(days) <= MOST_DAYS):
         wrong["days"] = [f"Must be a number from 1 to {MOST_DAYS}."]
     if (policy or days) and not dry_run(request):
         wrong["dry_run"] = ["Must be true with `policy` or `days`: they change nothing."]

@@ -241,8 +241,11 @@ def _shrink(assignment: Assignment, memory_bytes: int) -> None:
     assignment.taken_core = min(assignment.taken_core, core)
     if memory_bytes <= memory_mib * MIB:
         # One in another's instance holds nothing of its GPU itself, and one that opened its instance keeps all of it.
-        holds = "taken_memory_mib" if assignment.taken_memory_mib else "held_memory_mib"
-        setattr(assignment, holds, memory_mib)
+        if assignment.claim.instance_of is not None or assignment.room_core is not None:
+            # Not more than was taken: a server of the version before records nothing for one that opens its instance.
+            assignment.taken_memory_mib = min(assignment.taken_memory_mib, memory_mib)
+        else:
+            assignment.held_memory_mib = memory_mib
 
 
 def _state_of(claim: Claim, assignments: list[Assignment], *, queued: bool) -> str:
