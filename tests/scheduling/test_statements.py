@@ -36,6 +36,9 @@ def promise_elsewhere(gpu: int) -> tuple[int, int, int]:
     return cluster, booked.gpu_id, Gpu.objects.filter(node__name="gpu1", reservations=None).latest("pk").pk
 
 
+OF_NODE = ("desired._rows_of_one", "nodes._lock_gpus", "nodes._lock_node", "observation._live_on")
+
+
 def values(name: str, platform: Platform) -> tuple[Any, ...]:
     """Return arguments with which the query finds rows on the platform."""
     claim = platform.claim
@@ -47,14 +50,11 @@ def values(name: str, platform: Platform) -> tuple[Any, ...]:
         "budgets._budgets_of": (tenant,),
         "charging._quotas_of": (tenant, pool),
         "claims._default_pools": (),
-        "desired._rows_of_one": (claim.assignments.get().gpu.node_id,),
+        **dict.fromkeys(OF_NODE, (claim.assignments.get().gpu.node_id,)),
         "devices._large_enough": (pool, 1),
         "limit_ranges._ranges_of": (tenant, pool),
         "member_limits._limits_of": (tenant, membership.user_id),
         "nodes._by_uid": (claim.assignments.get().gpu.node.uid,),
-        "nodes._lock_gpus": (claim.assignments.get().gpu.node_id,),
-        "nodes._lock_node": (claim.assignments.get().gpu.node_id,),
-        "observation._live_on": (claim.assignments.get().gpu.node_id,),
         "outbox._listening": (tenant,),
         "outbox._own": (tenant,),
         "outbox._of_platform": (),

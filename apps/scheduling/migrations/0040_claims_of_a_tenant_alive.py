@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
             index=models.Index(
                 condition=models.Q(("state", "released"), _negated=True),
                 fields=["tenant", "state", "-id"],
-                name="claim_of_tenant_alive",
+                name="claim_tenant_alive",
             ),
         ),
     ]

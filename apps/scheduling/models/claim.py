@@ -192,9 +192,7 @@ class Claim(Share):
         ordering = ["-pk"]
         indexes = [
             models.Index(
-                fields=["pool", "-priority", "id"],
-                name="claim_queue",
-                condition=Q(state__in=["pending", "queued"]),
+                fields=["pool", "-priority", "id"], name="claim_queue", condition=Q(state__in=["pending", "queued"])
             ),
             models.Index(fields=["pool", "id"], name="claim_resuming", condition=Q(state="resuming")),
             models.Index(fields=["tenant", "-id"], name="claim_of_tenant"),
@@ -203,9 +201,7 @@ class Claim(Share):
             models.Index(natural_key("name"), "id", name="claim_natural", condition=~Q(state="released")),
             # Few claims of a long history are alive.
             models.Index(fields=["state", "-id"], name="claim_alive", condition=~Q(state="released")),
-            models.Index(
-                fields=["tenant", "state", "-id"], name="claim_of_tenant_alive", condition=~Q(state="released")
-            ),
+            models.Index(fields=["tenant", "state", "-id"], name="claim_tenant_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="claim_by_change"),
             # Claims with labels: few, and read whenever GPUs are read.
             models.Index(
@@ -329,8 +325,7 @@ class Claim(Share):
     def present_assignments(self) -> list["Assignment"]:
         """The assignments of the claim; after a preemption, those made since."""
         # A page reads them several times for each of its claims, and a manager costs more than its rows.
-        prefetched = vars(self).get("_prefetched_objects_cache", {}).get("assignments")
-        rows = self.assignments.all() if prefetched is None else prefetched
+        rows = vars(self).get("_prefetched_objects_cache", {}).get("assignments") or self.assignments.all()
         return [row for row in rows if row.state != "released"] or ([] if self.waiting else list(rows))
 
     @property
