@@ -280,7 +280,6 @@ SPECTACULAR_SETTINGS = {
         "QuotaRequestState": "apps.quotas.models.request.RequestState",
         "RequestPeriod": "apps.quotas.models.request.PERIODS",
         "PeriodEnum": "apps.quotas.models.budget.Period",
-        "QuotaResource": "apps.quotas.models.Resource",
         "MemberRole": "apps.quotas.models.Role",
         "EventKind": "apps.quotas.models.EventKind",
         "ClusterState": "apps.clusters.models.ClusterState",

@@ -118,7 +118,7 @@ def new_tenant(operator: Client, models: Any) -> str:
     """Create a tenant with quotas; return the text of a member's token."""
     operator.operation("tenants", "tenants_create")(body=models.TenantRequest(slug="hooli"))
     for resource, hard in {"core_percent": 100, "memory_mib": 4096}.items():
-        quota = models.QuotaRequest(tenant="hooli", resource=models.QuotaResource(resource), hard=hard)
+        quota = models.QuotaRequest(tenant="hooli", resource=resource, hard=hard)
         operator.operation("quotas", "quotas_create")(body=quota)
     asked = models.TokenRequest(name="ci", tenant="hooli", role=models.MemberRole.MEMBER)
     return str(operator.operation("tokens", "tokens_create")(body=asked).body.token)
