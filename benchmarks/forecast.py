@@ -39,7 +39,7 @@ GRID: Mapping[str, Sequence[Mapping[str, int]]] = {
     "percentile": [
         {"window_seconds": seconds, "margin_percent": margin} for seconds in (300, 1800) for margin in (20, 100)
     ],
-    "forecast": [{"forecast_risk_percent": risk} for risk in (2, 3, 5, 7)],
+    "forecast": [{"forecast_risk_percent": risk} for risk in (2, 3, 5, 7, 10, 20)],
 }
 # Claims on one GPU, each guaranteed an equal part, for the demand that is not served.
 ON_A_GPU = 3
@@ -184,9 +184,16 @@ def judge(trace: Trace, chosen: Mapping[tuple[str, float], Mapping[str, int]], *
             f"| {target:g} | {policy} | {one.throttled_percent:.2f} | {one.lent_core_hours:.0f} | "
             f"{one.changes / one.windows * DAY:.1f} | {wrong} |"
         )
+    _print_ceiling(trace, begin)
     _print_equal(curves)
     _print_calibration(curves["forecast"])
     _print_unserved(trace, chosen, begin)
+
+
+def _print_ceiling(trace: Trace, begin: int) -> None:
+    """Print what one who knew each window beforehand could lend without throttling anybody."""
+    used = np.array(list(trace.series.values()))[:, begin:]
+    print(f"all that is not used: {np.nansum(100 - used) / 100 * HOURS_OF_A_WINDOW:.0f} GPU-h")
 
 
 def _print_equal(curves: Mapping[str, Sequence[Outcome]]) -> None:
@@ -213,7 +220,10 @@ def _print_calibration(found: Sequence[Outcome]) -> None:
 
 
 def _print_unserved(trace: Trace, chosen: Mapping[tuple[str, float], Mapping[str, int]], begin: int) -> None:
-    """Print the demand that is not served if the excess of a claim is served from what others on its GPU lend."""
+    """Print the demand that is not served if a claim's excess is served only from what others on its GPU lend.
+
+    On a node, turns also give it what nobody lends and nobody uses: that is the figure of turns.
+    """
     part = 100 // ON_A_GPU
     number = len(trace.series) // ON_A_GPU * ON_A_GPU
     used = np.nan_to_num(np.array(list(trace.series.values())[:number]))[:, begin:]
@@ -222,11 +232,19 @@ def _print_unserved(trace: Trace, chosen: Mapping[tuple[str, float], Mapping[str
     total = used.sum()
     excess = np.maximum(used - part, 0.0)
     ideal = sum(np.maximum(used[gpu].sum(axis=0) - 100, 0).sum() for gpu in dealt)
-    print(f"unserved demand, {ON_A_GPU} claims on a GPU: fixed slices {100 * excess.sum() / total:.1f} %, ", end="")
-    for policy in GRID:
-        lent = _replayed(trace, policy, chosen[policy, TARGETS[-1]], begin, part).lent[:number, begin:]
-        print(f"{policy} {100 * _unserved(excess, lent, dealt) / total:.1f} %, ", end="")
-    print(f"ideal {100 * ideal / total:.1f} %")
+    print(
+        f"unserved demand, {ON_A_GPU} claims on a GPU: fixed slices {100 * excess.sum() / total:.1f} %, "
+        f"turns within a window {100 * ideal / total:.1f} %"
+    )
+    for policy, grid in GRID.items():
+        for settings in grid:
+            one = _replayed(trace, policy, settings, begin, part)
+            unserved = 100 * _unserved(excess, one.lent[:number, begin:], dealt) / total
+            is_chosen = settings is chosen[policy, TARGETS[-1]]
+            print(
+                f"{policy} {dict(settings)}: throttled {one.throttled_percent:.2f} %, unserved {unserved:.1f} %"
+                f"{' (chosen)' * is_chosen}"
+            )
 
 
 def _unserved(excess: NDArray[np.float64], lent: NDArray[np.float64], dealt: NDArray[np.int64]) -> float:

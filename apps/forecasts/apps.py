@@ -11,9 +11,10 @@ class ForecastsConfig(AppConfig):
     verbose_name = "Forecasts"
 
     def ready(self) -> None:
-        """Provide the rebalancer with forecasts and replays."""
+        """Provide forecasts and replays to the rebalancer, and outlooks to reservations."""
         from apps.forecasts import provided  # noqa: PLC0415 - models, once loaded
-        from apps.scheduling.providers import lending_forecasts, lending_replays  # noqa: PLC0415 - likewise
+        from apps.scheduling.providers import booking_outlooks, lending_forecasts, lending_replays  # noqa: PLC0415 - likewise
 
         lending_forecasts.set(provided)
         lending_replays.set(provided)
+        booking_outlooks.set(provided)

@@ -6,7 +6,7 @@ from typing import Any
 
 from apps.quotas.models import Pool
 from apps.scheduling.core.rebalancing.values import Forecast
-from apps.scheduling.models import Claim
+from apps.scheduling.models import Claim, Reservation
 
 
 def read_forecasts(pool: Pool, *, now: datetime) -> Mapping[str, Forecast]:
@@ -28,3 +28,10 @@ def band_of(claim: Claim) -> dict[str, Any]:
     from apps.forecasts import bands  # noqa: PLC0415 - numpy
 
     return bands.band_of(claim)
+
+
+def expects_use(reservation: Reservation, *, now: datetime) -> str | None:
+    """Return why the tenant is expected to use the booking again; see `outlook.expects_use`."""
+    from apps.forecasts import outlook  # noqa: PLC0415 - numpy
+
+    return outlook.expects_use(reservation, now=now)

@@ -15,6 +15,8 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.rebalancing import POLICIES
 from apps.scheduling.models import Claim
 from apps.scheduling.services.rebalancing.observing import bounds_of
+from gpucloud.errors import Busy
+from gpucloud.locks import exclusive
 
 # A claim's month takes about a second and a half under all policies.
 MOST_CLAIMS = 20
@@ -26,8 +28,15 @@ def replay_pool(pool: Pool, *, days: int, now: datetime | None = None) -> dict[s
     """Return what each policy would have lent in the pool's last days, and who would have been throttled.
 
     The claims with the largest guarantees and the longest use are replayed. The first days of a claim have no forecast.
+    Raises Busy while another one runs: each keeps a processor busy for up to half a minute.
     """
-    now = now or timezone.now()
+    with exclusive("replay") as free:
+        if not free:
+            raise Busy("Another replay runs. Try again when it is done.", retry_after_seconds=10)
+        return _replay(pool, days, now or timezone.now())
+
+
+def _replay(pool: Pool, days: int, now: datetime) -> dict[str, Any]:
     mark = TelemetryMark.objects.filter(name=history.MARK).first()
     end = mark.at if mark else now
     first = (end - timedelta(days=days)).date()

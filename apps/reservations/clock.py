@@ -23,6 +23,7 @@ from apps.reservations.lifecycle import lock, locked, note, release_reservation,
 from apps.scheduling.models import Claim, ClaimState, Reservation, ReservationState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.reservation import Ending
+from apps.scheduling.providers import booking_outlooks
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.claims.lifecycle import locked as locked_claim
 from apps.scheduling.services.claims.lifecycle import release_claim
@@ -199,7 +200,7 @@ def _idle(seen: Reservation, now: datetime) -> bool:
         return False
     if used >= row.idle_percent:
         if row.idle_since is not None:
-            row.change(idle_since=None)
+            row.change(idle_since=None, reason=None)
             return True
         return False
     if row.idle_since is None:
@@ -215,9 +216,21 @@ def _idle(seen: Reservation, now: datetime) -> bool:
         )
         return True
     if row.pool.reclaim_idle and row.idle_since + NOTICE <= now:
-        release_reservation(principal=SYSTEM, reservation=row, ending=Ending.IDLE)
-        return True
+        return _reclaim(row, now)
     return False
+
+
+def _reclaim(row: Reservation, now: datetime) -> bool:
+    """Release an idle reservation, unless its tenant is expected to use it again."""
+    why = booking_outlooks.get().expects_use(row, now=now)
+    if why is None:
+        release_reservation(principal=SYSTEM, reservation=row, ending=Ending.IDLE)
+    elif row.reason is None:
+        row.change(reason=why)
+        note(row, principal=SYSTEM, action="keep", why=why)
+    else:
+        return False
+    return True
 
 
 def _between(row: Reservation) -> timedelta:

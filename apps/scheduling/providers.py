@@ -150,4 +150,14 @@ class LendingReplays(Protocol):
 lending_replays: Provider[LendingReplays] = Provider("scheduling.lending_replays")
 
 
+class BookingOutlooks(Protocol):
+    """Outlooks of idle reservations; see `apps.forecasts.outlook`."""
+
+    def expects_use(self, reservation: Reservation, *, now: datetime) -> str | None:
+        """Return why the tenant is expected to use the booking again; None if it is not, or nothing is known."""
+
+
+booking_outlooks: Provider[BookingOutlooks] = Provider("scheduling.booking_outlooks")
+
+
 jobs: Provider[Jobs] = Provider("scheduling.jobs")

@@ -1,14 +1,18 @@
 """Replays of past use under each policy: what they count, and how a dry run shows them."""
 
 import numpy as np
+from django.db import connection
+from django.test import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.forecasts.quantiles import DAY
 from apps.forecasts.replaying import HOURS_OF_A_WINDOW, Past, compare, replay
+from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.services.claims.sharing import change_pool
+from gpucloud.locks import number_of
 from tests.cast import Cast, Machine, placed
 from tests.forecasts.test_following import remember
 from tests.scheduling.clock import Clock
@@ -96,3 +100,21 @@ def test_a_policy_and_days_need_a_dry_run_and_bounds(cast: Cast) -> None:
         answer = cast.olga.post(f"pools/default/rebalance/?{query}")
         assert (answer.status, name in answer.body["errors"]) == (400, True), query
     assert cast.max.post("pools/default/rebalance/?dry_run=true&policy=forecast").status == 403
+
+
+def test_a_second_replay_at_once_is_refused_and_works_later(cast: Cast, machine: Machine) -> None:
+    other, lock = connection.copy(), [number_of("replay")]
+    browser = Client()
+    browser.force_login(User.objects.get(username="olga"))
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", lock)
+            answer = cast.olga.post("pools/default/rebalance/?dry_run=true&policy=forecast&days=2")
+            page = browser.get("/pools/default/policies/?days=7")
+            # The end of a connection gives it back a moment later.
+            cursor.execute("SELECT pg_advisory_unlock(%s)", lock)
+    finally:
+        other.close()
+    assert (answer.status, answer.code, answer.headers["Retry-After"]) == (429, "busy", "10")
+    assert (page.status_code, b"Another replay runs" in page.content) == (429, True)
+    assert cast.olga.post("pools/default/rebalance/?dry_run=true&policy=forecast&days=2").status == 200

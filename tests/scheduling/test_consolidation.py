@@ -52,6 +52,14 @@ def test_the_cheapest_move_makes_room_for_who_waits() -> None:
     assert fleet.gpus() == before, "a plan changes nothing"
 
 
+@pytest.mark.parametrize(("expected", "moved"), [({}, "b"), ({"a": 0.0}, "a"), ({"a": 0.0, "b": 0.0}, "b")])
+def test_of_claims_that_could_move_the_one_that_will_rest_is_chosen(expected: dict[str, float], moved: str) -> None:
+    fleet = Fleet(gpus(2), policy="binpack")
+    seats = [("a", 40, 300, "g0"), ("b", 40, 200, "g0"), ("stays", 50, 100, "g1")]
+    sitting = [replace(one, expected_percent=expected.get(one.claim, 100.0)) for one in seat(fleet, seats)[:2]]
+    assert steps(make_room(fleet, sitting, Request(1, 60, 100), BOUNDS)) == [(moved, ("g1",))]
+
+
 def test_what_fits_as_it_is_needs_no_move() -> None:
     fleet = Fleet(gpus(2), policy="binpack")
     assert make_room(fleet, seat(fleet, [("a", 50, 500, "g0")]), Request(1, 60, 100), BOUNDS) is None

@@ -11,6 +11,7 @@ from apps.console.shell.page_access import page
 from apps.forecasts.provided import replay_pool
 from apps.quotas.models.pool import RebalancePolicy
 from apps.quotas.principals import Principal
+from gpucloud.errors import Busy
 
 PERIODS = (1, 7, 30)
 
@@ -24,7 +25,10 @@ def compare_policies(request: HttpRequest, principal: Principal, name: str) -> H
     shown: dict[str, Any] = {"pool": pool, "periods": PERIODS}
     days = request.GET.get("days", "")
     if days in map(str, PERIODS):
-        replay = replay_pool(pool, days=int(days))
+        try:
+            replay = replay_pool(pool, days=int(days))
+        except Busy as error:
+            return render(request, "pools/comparison.html", {**shown, "busy": error.detail}, status=429)
         names = dict(RebalancePolicy.choices)
         rows = [{**row, "label": names[row["policy"]]} for row in replay["policies"]]
         shown |= {"replay": replay, "rows": rows, "days": int(days)}

@@ -66,7 +66,7 @@ class ReservationSerializer(RulesSerializer):
     state = shown.choice(ReservationState.choices)
     claimed = serializers.SerializerMethodField(help_text="Whether a claim was made in it.")
     ending = shown.choice(Ending.choices, null=True)
-    reason = shown.text("Why it could not begin on time.", null=True)
+    reason = shown.text("Why it could not begin on time, or is kept though it is idle.", null=True)
     gpus = ReservedGpuSerializer(many=True, read_only=True)
     charged = serializers.DictField(
         child=serializers.IntegerField(), read_only=True, help_text="The amounts charged to quotas beside its claims."

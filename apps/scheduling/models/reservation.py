@@ -66,7 +66,7 @@ class Reservation(Share):
     idle_seconds = models.PositiveIntegerField(default=1800)
     state = models.CharField(max_length=10, choices=ReservationState, default=ReservationState.BOOKED)
     ending = models.CharField(max_length=10, choices=Ending, null=True)
-    # The reason for which it could not begin on time.
+    # The reason for which it could not begin on time, or is kept though it is idle.
     reason = models.CharField(max_length=2000, null=True)
     started_at = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True, help_text="When the first claim in it was made.")

@@ -18,6 +18,7 @@ from apps.scheduling.core import calendar
 from apps.scheduling.core.consolidation import MoveBounds, PlacedClaim, Plan, free_gpus, make_room
 from apps.scheduling.core.fleet import Fleet
 from apps.scheduling.models import Assignment, Claim, ClaimState
+from apps.scheduling.providers import lending_forecasts
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import microseconds, read_reserved
@@ -107,12 +108,14 @@ def _sitting(pool: Pool) -> tuple[list[PlacedClaim], dict[str, Claim]]:
     for item in live.order_by("claim", "gpu__index", "gpu__uuid"):
         gpus.setdefault(str(item.claim.uid), []).append(item)
     used = _in_use([item for items in gpus.values() for item in items])
+    foretold = lending_forecasts.get().read_forecasts(pool, now=timezone.now())
     sitting = [
         PlacedClaim(
             uid,
             request_of(claims[uid]),
             tuple(item.gpu.uuid for item in items),
             max(used.get(item.pk, item.memory_mib) for item in items),
+            foretold[uid].expected_percent if uid in foretold else 100.0,
         )
         for uid, items in gpus.items()
     ]
