@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from agent.wire_borrowing import Borrowing as Borrowing  # noqa: PLC0414 - both sides import this module only
+from agent.wire_busy import Busy as Busy  # noqa: PLC0414 - likewise
 from agent.wire_carry import Carry as Carry  # noqa: PLC0414 - both sides import this module only
 from agent.wire_carry import Ticket as Ticket  # noqa: PLC0414 - likewise
 from agent.wire_conditions import ConditionType as ConditionType  # noqa: PLC0414 - likewise
@@ -72,8 +73,7 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_GPUS, MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 64, 4096, 1024, 32, 64, 512
 # Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
-# The driver's name in ResourceSlices, DeviceClasses and ResourceClaims.
-DRA_DRIVER: Final = "gpucloud.io"
+DRA_DRIVER: Final = "gpucloud.io"  # the driver's name in ResourceSlices, DeviceClasses and ResourceClaims
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
 CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED, CLOSE_TOO_LARGE, CLOSE_BUSY = 4400, 4401, 4409, 4413, 4429

@@ -27,7 +27,7 @@ from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
 from apps.tunnels.sockets import serve_client, serve_node  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402
-from gpucloud.api.websockets import NoSuchSocket  # noqa: E402
+from gpucloud.api.websockets import NoSuchSocket, TryAgainLater  # noqa: E402
 from gpucloud.fastpath.serving import SingleThreadHandler  # noqa: E402
 from gpucloud.fastpath.static_files import StaticFilesMiddleware  # noqa: E402
 
@@ -50,7 +50,7 @@ websockets = URLRouter(
         route("<path:unknown>", NoSuchSocket.as_asgi()),
     ]
 )
-console: Any = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": websockets})
+console: Any = ProtocolTypeRouter({"http": StaticFilesMiddleware(waiting), "websocket": TryAgainLater(websockets)})
 application: Any = NotebookHosts(console)
 
 # The views, before the first request needs them.

@@ -18,6 +18,12 @@ FALSE = {"0", "false", "no", "off", ""}
 # A server uses one thread each for storing telemetry, reading desired states and handling observations: none waits for
 # requests.
 THREADS_OF_AGENTS = 3
+# A request waits for a connection for as long as a short failover takes; then the database counts as away
+# (gpucloud/fastpath/database/outages.py). A pool that cannot connect tries again after 1, 2 and 1 s and gives up; the
+# next request makes it try at once.
+POOL = {"min_size": 1, "timeout": 3.0, "reconnect_timeout": 4.0}
+# Of several hosts each is tried in turn: a machine that is gone without a word must not take the whole time.
+EACH_HOST_SECONDS = 3
 # libpq's options of a connection: seconds to connect; a peer that is gone is noticed within 45 s, also during a
 # statement.
 PATIENCE = {
@@ -188,12 +194,12 @@ def database(name: str, *, pool_size: int) -> dict[str, Any]:
     entry["PASSWORD"] = entry["PASSWORD"] or secret("DATABASE_PASSWORD")
     # An address that swallows packets would hold up each process for two minutes a try, and a server that is gone
     # without a word for two hours a statement. What the URL says takes precedence.
-    entry["OPTIONS"] = PATIENCE | facts
+    entry["OPTIONS"] = PATIENCE | ({"connect_timeout": EACH_HOST_SECONDS} if "," in entry["HOST"] else {}) | facts
     # From its fifth execution on a connection a statement is prepared there, and later only its values are sent.
     entry["OPTIONS"] |= {"server_side_binding": True, "cursor_factory": BindingCursor, "prepare_threshold": 5}
     if pool_size:
         # The server runs each request in a thread; the pool spares each thread its own connection.
-        entry["OPTIONS"]["pool"] = {"min_size": 1, "max_size": pool_size + THREADS_OF_AGENTS, "timeout": 30}
+        entry["OPTIONS"]["pool"] = POOL | {"max_size": pool_size + THREADS_OF_AGENTS}
     return entry
 
 

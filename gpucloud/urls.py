@@ -1,6 +1,9 @@
 """Root URL configuration."""
 
+import sys
+
 from django.http import HttpRequest, HttpResponse
+from django.template import loader
 from django.urls import include, path
 from django.views import defaults
 from drf_spectacular.views import SpectacularSwaggerView
@@ -10,6 +13,7 @@ from apps.nodes import downloads
 from gpucloud import health
 from gpucloud.api import problems
 from gpucloud.api.document import Document
+from gpucloud.fastpath.database.outages import is_away
 from gpucloud.web.records import records
 
 urlpatterns = [
@@ -59,10 +63,21 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Answer an internal error: problem details below /api/, a page elsewhere."""
+    """Answer an internal error, or 503 while the database is away: problem details below /api/, a page elsewhere."""
+    if is_away(sys.exc_info()[1]):
+        return _unavailable(request)
     if request.path.startswith("/api/"):
         return problems.server_error(request)
     return defaults.server_error(request)
+
+
+def _unavailable(request: HttpRequest) -> HttpResponse:
+    if request.path.startswith("/api/"):
+        return problems.database_unavailable()
+    # Without the request: its session and its user are in the database.
+    page = HttpResponse(loader.render_to_string("503.html"), status=503)
+    page["Retry-After"] = problems.RETRY_AFTER
+    return page
 
 
 handler400 = "gpucloud.urls.bad_request"

@@ -46,6 +46,9 @@ class Platform:
     The seeded claims' programs run on request only: they would take processor time from every test.
     """
 
+    # Starts everything, and stops it on SIGTERM.
+    launcher = "deploy.demo"
+
     def __init__(self, state: Path, *, programs: bool = False, environment: dict[str, str] | None = None) -> None:
         self.state, self._programs, self._environment = state, programs, environment or {}
         self.port = free_port()
@@ -68,7 +71,7 @@ class Platform:
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         environment |= {"DEMO_DIR": str(self.state), "PORT": str(self.port), "PYTHONUNBUFFERED": "1"}
         environment |= self._environment
-        command = [sys.executable, "-m", "deploy.demo", "--with-parent"]
+        command = [sys.executable, "-m", self.launcher, "--with-parent"]
         command += [] if self._programs else ["--without-programs"]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

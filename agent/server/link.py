@@ -85,6 +85,7 @@ class Link:
 
     async def _connection(self) -> float:
         """Run one connection to its end; return the seconds to wait before the next. Raises CredentialRefused."""
+        busy_seconds = 0
         try:
             async with self._connect() as self._socket:
                 await self._converse(self._socket)
@@ -94,6 +95,8 @@ class Link:
                 raise CredentialRefused(closed.rcvd.reason or "closed as unauthorised") from closed
             if closed.rcvd and closed.rcvd.code == wire.CLOSE_SUPERSEDED:
                 return self._pause_superseded()
+            if closed.rcvd and closed.rcvd.code == wire.CLOSE_BUSY:
+                busy_seconds = wire.Busy.seconds_of(closed.rcvd.reason)
             reason = str(closed)
         except InvalidStatus as error:
             reason = str(error)
@@ -106,7 +109,7 @@ class Link:
             reason = str(error) or type(error).__name__
         finally:
             stood_seconds = self._end()
-        return self._pause(reason, stood_seconds=stood_seconds)
+        return self._pause(reason, stood_seconds=stood_seconds, busy_seconds=busy_seconds)
 
     def _end(self) -> float:
         """Reset the state after a connection; return for how many seconds it was welcome."""
@@ -189,9 +192,10 @@ class Link:
         )
         return self._superseded_seconds
 
-    def _pause(self, reason: str, *, stood_seconds: float) -> float:
+    def _pause(self, reason: str, *, stood_seconds: float, busy_seconds: int) -> float:
         if stood_seconds >= STEADY_SECONDS:
             self._backoff.reset()
-        pause = self._backoff.next()
+        # The server says the same to all who come at once, so the back-off is added.
+        pause = busy_seconds + self._backoff.next()
         log.warning("disconnected", reason=reason, retry_seconds=round(pause, 2))
         return pause

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.core.exceptions import ValidationError
-from django.db import DatabaseError
+from django.db import Error as AnyDatabaseError
 from redis.exceptions import RedisError
 
 from apps.nodes.models import Node
@@ -95,7 +95,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         with suppress(OSError):  # it is gone
             try:
                 await self._tell_on(said)
-            except (DatabaseError, RedisError) as error:
+            except (AnyDatabaseError, RedisError) as error:
                 logger.warning("a page is closed and should reconnect: %r", error)
                 await self.close(CLOSE_FAILED, "come again")
 

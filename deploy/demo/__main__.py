@@ -27,7 +27,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main() -> int:
+def main(make: Callable[..., Launch] = Launch) -> int:
+    """Run the platform that `make` returns for the options."""
     parser = argparse.ArgumentParser(prog="deploy.demo", description="The whole platform on this machine.")
     parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this one ends")
     parser.add_argument("--without-programs", action="store_true", help="start nothing under the seeded claims")
@@ -35,7 +36,7 @@ def main() -> int:
     if arguments.with_parent:
         tether_to(os.getppid(), signal.SIGTERM)
     try:
-        launch = Launch(options(programs=not arguments.without_programs), say=say)
+        launch = make(options(programs=not arguments.without_programs), say=say)
     except FATAL as error:
         return fail(error)
     stop_on_signal(launch.supervisor.request_stop)

@@ -130,28 +130,29 @@ class Commands:
         """Return a Django command."""
         return self._program(name, PYTHON, str(ROOT / "manage.py"), *arguments, more=self.control_plane)
 
-    def server(self) -> Program:
-        """Return the web server's program.
+    def server(self, name: str = "server", *, port: int | None = None) -> Program:
+        """Return the web server's program, on the platform's port or one of its own.
 
         Raises StartFailed if the static files cannot be made.
         """
+        port = port or self.port
         program = self._program(
-            "server",
-            *(PYTHON, "-m", "gpucloud.server", "--host", HOST, "--port", str(self.port)),
+            name,
+            *(PYTHON, "-m", "gpucloud.server", "--host", HOST, "--port", str(port)),
             *("--log-level", "warning", "--timeout-graceful-shutdown", "3"),
             # Each request runs in a thread; the pool spares each thread its own connection.
             more=self.control_plane | {"DATABASE_POOL_SIZE": "16", "STATIC_ROOT": str(collect())},
         )
-        return replace(program, ready=self._serves, ready_seconds=180.0)
+        return replace(program, ready=lambda: _serves(port), ready_seconds=180.0)
 
-    def scheduler(self) -> Program:
-        return self.manage("scheduler", "scheduler")
+    def scheduler(self, name: str = "scheduler") -> Program:
+        return self.manage(name, "scheduler")
 
-    def worker(self) -> Program:
+    def worker(self, name: str = "worker") -> Program:
         # Most tasks are a few queries: reconnecting would cost more than the task.
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat")
         command = (*self._celery("worker"), "--concurrency", "2", *quiet)
-        return self._program("worker", *command, more=self.control_plane | {"DATABASE_POOL_SIZE": "2"})
+        return self._program(name, *command, more=self.control_plane | {"DATABASE_POOL_SIZE": "2"})
 
     def beat(self) -> Program:
         schedule = str(self.state.root / "run" / "beat-schedule")
@@ -201,16 +202,17 @@ class Commands:
             directory=ROOT,
         )
 
-    def _serves(self) -> bool:
-        """Return True if /readyz answers 200: the server reaches its database and its broker."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+
+def _serves(port: int) -> bool:
+    """Return True if /readyz answers 200: the server reaches its database and its broker."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def library_path() -> str:

@@ -93,6 +93,11 @@ def _identity() -> tuple[tuple[str, ...], tuple[int, int] | None]:
     return (), nobody()
 
 
+def command(name: str) -> tuple[str, ...]:
+    """Return the command that runs one of the wheel's programs as the user that owns the data."""
+    return (*_identity()[0], binary(name))
+
+
 def is_ours() -> bool:
     """Return True if the caller owns PostgreSQL's files, as always unless root runs it as the real ``nobody``."""
     return _identity()[1] is None

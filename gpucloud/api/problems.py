@@ -5,13 +5,13 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from gpucloud import errors
+from gpucloud.fastpath.database.outages import is_away
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ STATUS_OF: list[tuple[type[errors.GpucloudError], int]] = [
     (errors.Invalid, 422),
     (errors.Busy, 429),
 ]
+
+UNAVAILABLE = "database-unavailable", "Try again later", "The database did not answer in time."
+# Seconds.
+RETRY_AFTER = "1"
 
 
 def problem(status: int, code: str, title: str, detail: str, **facts: Any) -> dict[str, Any]:
@@ -63,11 +67,10 @@ def _describe(exc: Exception) -> tuple[int | None, dict[str, Any], dict[str, str
         return 404, problem(404, "not-found", "Not found", "There is nothing here that you may see."), {}
     if isinstance(exc, PermissionDenied):
         return 403, problem(403, "denied", "Not allowed", str(exc) or "You may not do this."), {}
-    if isinstance(exc, OperationalError | InterfaceError):
-        # The database is down or aborted the transaction (deadlock, timeout): nothing was changed, so a retry is safe.
+    if is_away(exc):
+        # The database is down, fails over or aborted the transaction (deadlock, timeout).
         logger.warning("database unavailable: %s", exc)
-        body = problem(503, "database-unavailable", "Try again later", "The database did not answer in time.")
-        return 503, body, {"Retry-After": "1"}
+        return 503, problem(503, *UNAVAILABLE), {"Retry-After": RETRY_AFTER}
     return None, {}, {}
 
 
@@ -100,6 +103,13 @@ def _by_field(detail: Any) -> dict[str, Any]:
 def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """Answer unknown URLs under /api/ with problem details."""
     return response(404, "not-found", "Not found", f"There is no {request.path}: see /api/docs/.")
+
+
+def database_unavailable() -> HttpResponse:
+    """Answer a request that failed because the database is away, outside DRF."""
+    answer = response(503, *UNAVAILABLE)
+    answer["Retry-After"] = RETRY_AFTER
+    return answer
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

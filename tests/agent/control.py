@@ -77,6 +77,7 @@ class Control:
         self.enrol_faults: list[str | tuple[int, dict[str, Any]]] = []
         # Close the next websockets right after accepting them, with these codes.
         self.close_codes: list[int] = []
+        self.close_reason = "as the test wants it"
         # Refuse the next websockets before they are any with these statuses, as a proxy would.
         self.handshake_statuses: list[int] = []
         self.welcomes = True
@@ -137,7 +138,7 @@ class Control:
             return
         self.attempts.append(time.monotonic())
         if self.close_codes:
-            await socket.close(self.close_codes.pop(0), "as the test wants it")
+            await socket.close(self.close_codes.pop(0), self.close_reason)
             return
         connection = Connection(socket)
         if self.supersedes and self._newest is not None:

@@ -40,6 +40,21 @@ async def test_pauses_between_tries_grow_and_are_never_in_step(stage: Stage, con
     assert len({round(gap, 2) for gap in gaps[1:]}) > 1
 
 
+async def test_a_busy_server_says_when_to_come_again(stage: Stage, control: Control) -> None:
+    control.close_codes = [wire.CLOSE_BUSY]
+    control.close_reason = wire.Busy.reason_of("too many agents came at once", 2.4)
+    stage.start(GPUCLOUD_BACKOFF_CAP_SECONDS="0.2")
+    await control.connection()
+    assert 2.0 <= control.attempts[1] - control.attempts[0] < 4.0
+
+
+def test_a_reason_without_a_time_or_with_an_absurd_one_is_no_long_pause() -> None:
+    assert wire.Busy.seconds_of("the database did not take this frame") == 0
+    assert wire.Busy.seconds_of("come again in 9999 s") == wire.Busy.MOST_SECONDS
+    assert wire.Busy.seconds_of("come again in 99999 s") == 0
+    assert wire.Busy.seconds_of(wire.Busy.reason_of("busy", 0.2)) == 1
+
+
 async def test_a_refused_credential_ends_the_agent_with_a_cure(stage: Stage, control: Control) -> None:
     control.close_codes = [wire.CLOSE_UNAUTHORISED]
     stage.start()

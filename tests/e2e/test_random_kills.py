@@ -182,9 +182,9 @@ def check_released(platform: Platform, clients: list[Client]) -> None:
         assert platform.granted("GET", f"claims/{uid}/")["state"] == "released"
 
 
-def check_ledger(platform: Platform) -> None:
+def check_ledger(platform: Platform, *, database_url: str = "") -> None:
     """Run `manage.py check_ledger`; raise AssertionError with the numbers that differ."""
-    services = {"DATABASE_URL": postgres.url(platform.state), "REDIS_URL": valkey.url(platform.state)}
+    services = {"DATABASE_URL": database_url or postgres.url(platform.state), "REDIS_URL": valkey.url(platform.state)}
     done = subprocess.run(
         [sys.executable, "manage.py", "check_ledger"],
         cwd=ROOT,

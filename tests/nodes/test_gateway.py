@@ -1,5 +1,6 @@
 """The agents' gateway, through the ASGI application and a real Redis."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -319,11 +320,31 @@ async def test_who_waits_too_long_among_many_is_told_to_come_again(
     monkeypatch.setattr(reconnect_throttle, "LONGEST_WAIT_SECONDS", 0.3)
     async with AsyncExitStack() as others:
         for _ in range(reconnect_throttle.AT_ONCE):
-            await others.enter_async_context(reconnect_throttle.slot())
+            await others.enter_async_context(reconnect_throttle.of_this_loop().slot())
         late = await agents().connect()
         await late.say(hello(late.machine.name))
         assert await late.closed() == wire.CLOSE_BUSY
     assert (await agents().greet()).assignments == []
+
+
+async def test_who_would_wait_too_long_is_told_at_once_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnect_throttle, "FIRST_MEAN_SECONDS", 10.0)
+    throttle = reconnect_throttle.Throttle()
+
+    async def wait() -> None:
+        async with throttle.slot():
+            await asyncio.sleep(3600)
+
+    waiting = [asyncio.ensure_future(wait()) for _ in range(2 * reconnect_throttle.AT_ONCE)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(reconnect_throttle.TooMany) as refused:
+        async with throttle.slot():
+            raise AssertionError("there was no slot")
+    # This one would be the fifth to wait; four are greeted at a time, each for ten seconds.
+    assert refused.value.seconds == 12.5
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_health_report_is_stored_and_the_welcome_says_that_it_would_be(

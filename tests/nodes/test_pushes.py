@@ -189,6 +189,6 @@ async def test_an_agent_that_reads_nothing_holds_no_turn_and_is_hung_up(
     await asyncio.wait_for(deaf.waits.wait(), 10)
     async with AsyncExitStack() as turns, asyncio.timeout(10):
         for _ in range(reconnect_throttle.AT_ONCE):
-            await turns.enter_async_context(reconnect_throttle.slot())
+            await turns.enter_async_context(reconnect_throttle.of_this_loop().slot())
     await asyncio.wait_for(deaf.connection, 10)
     assert hint_group(machine.node.pk) not in hints.bus()._joined

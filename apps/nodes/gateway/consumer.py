@@ -10,7 +10,7 @@ from typing import Any
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.db import DatabaseError
+from django.db import Error as AnyDatabaseError
 from redis.exceptions import RedisError
 
 from agent import wire
@@ -96,7 +96,12 @@ class AgentConsumer(AsyncWebsocketConsumer):
         await self.accept()
         credential = _bearer(self.scope["headers"])
         self.credential, self.checked = credential, time.monotonic()
-        self.node = await database_sync_to_async(nodes.authenticate)(credential=credential)
+        try:
+            self.node = await database_sync_to_async(nodes.authenticate)(credential=credential)
+        except AnyDatabaseError as error:
+            logger.warning("an agent could not be authenticated: %s", error)
+            self.outgoing.end(wire.CLOSE_BUSY, "the database does not answer: come again")
+            return
         if self.node is None:
             self.outgoing.end(wire.CLOSE_UNAUTHORISED, "unknown or revoked credential")
 
@@ -147,7 +152,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         except GpucloudError as error:
             logger.warning("node %s: %s", node.name, error.detail)
             self.outgoing.end(wire.CLOSE_MALFORMED, _brief(error.detail))
-        except DatabaseError as error:
+        except AnyDatabaseError as error:
             # Nothing was stored, so nothing is acknowledged; the agent reconnects and sends it again.
             logger.warning("node %s: the database refused a frame: %s", node.name, error)
             self.outgoing.end(wire.CLOSE_BUSY, "the database did not take this frame")
@@ -155,9 +160,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def _hello(self, node: Node, hello: wire.Hello) -> None:
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(reconnect_throttle.slot())
-            except TimeoutError:
-                self.outgoing.end(wire.CLOSE_BUSY, "too many agents came at once: come again")
+                await stack.enter_async_context(reconnect_throttle.of_this_loop().slot())
+            except reconnect_throttle.TooMany as error:
+                self.outgoing.end(wire.CLOSE_BUSY, wire.Busy.reason_of("too many agents came at once", error.seconds))
                 return
             await self._greet(node, hello)
 

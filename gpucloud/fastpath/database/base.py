@@ -16,7 +16,11 @@ from typing import Any
 from django.db.backends.postgresql import base
 from django.db.backends.postgresql.psycopg_any import BaseTzLoader
 from psycopg import OperationalError
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from gpucloud.fastpath.database.outages import Outages
+
+_outages = Outages()
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
@@ -34,11 +38,18 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
         Raises OperationalError.
         """
-        connection = super().get_new_connection(conn_params)
-        while self.pool and _over(connection):
-            self.pool.putconn(connection)
-            self.pool.check()
+        if not self.pool:
+            return super().get_new_connection(conn_params)
+        _outages.check(lambda: self.Database.connect(**conn_params))
+        try:
             connection = super().get_new_connection(conn_params)
+            while _over(connection):
+                self.pool.putconn(connection)
+                self.pool.check()
+                connection = super().get_new_connection(conn_params)
+        except PoolTimeout:
+            _outages.begin()
+            raise
         return connection
 
 

@@ -1,0 +1,1 @@
+"""A platform of several web servers, schedulers and workers behind a balancer, over a replicated PostgreSQL."""
