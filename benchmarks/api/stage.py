@@ -35,12 +35,7 @@ class Stage:
 @contextlib.contextmanager
 def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Iterator[Stage]:
     """Start everything, fill the database, and stop at the end."""
-    state = State.at(directory / "state")
-    for name in ("DATABASE_URL", "REDIS_URL"):
-        os.environ.pop(name, None)
-    with embedded.services(state.root, durable=True) as running:
-        commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
-        os.environ.update(commands.control_plane)
+    with _services(directory) as (commands, database):
         tokens, slugs, claims = _fill(clients, tenants, history)
         server = commands.server()
         # A SIGKILL of the benchmark would reach the server's first process only and leave its workers.
@@ -49,10 +44,28 @@ def stage(directory: Path, *, clients: int, tenants: int, history: int) -> Itera
         process = processes.start(server)
         try:
             processes.wait_ready(server, process)
-            pids = {"server": process.pid, "database": running.pids["postgres"]}
-            yield Stage(commands.port, pids, tokens, slugs, claims)
+            yield Stage(commands.port, {"server": process.pid, "database": database}, tokens, slugs, claims)
         finally:
             processes.stop(server, process)
+
+
+@contextlib.contextmanager
+def filled(directory: Path, *, clients: int, tenants: int, history: int) -> Iterator[Stage]:
+    """Start the services without a server, and fill the database."""
+    with _services(directory) as (commands, database):
+        yield Stage(commands.port, {"database": database}, *_fill(clients, tenants, history))
+
+
+@contextlib.contextmanager
+def _services(directory: Path) -> Iterator[tuple[Commands, int]]:
+    """Start PostgreSQL and Valkey, and set the environment of the control plane; yield PostgreSQL's process, too."""
+    state = State.at(directory / "state")
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        os.environ.pop(name, None)
+    with embedded.services(state.root, durable=True) as running:
+        commands = Commands(state, port=free_port(), database_url=running.database_url, redis_url=running.redis_url)
+        os.environ.update(commands.control_plane)
+        yield commands, running.pids["postgres"]
 
 
 def _fill(clients: int, tenants: int, history: int) -> tuple[list[str], list[str], list[str]]:

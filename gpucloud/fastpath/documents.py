@@ -1,12 +1,14 @@
 """Representations of rows without the framework's work for each field of each row.
 
 DRF finds a value in four calls, asks whether it can be called, and converts it in two more: 3 µs for each of the sixty
-fields of a claim. What a field answers for a value of an exact type is known beforehand, so `reader` looks the type up.
+fields of a claim. What a field answers for a value of an exact type is known beforehand: `reader` takes all values of a
+row at once, and remembers for their types together which fields need an answer (`Plan`); most values are their own.
 Every other value is left to the field itself, so that an answer can only be the framework's own
 (`tests/scheduling/test_documents.py` compares both).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter, itemgetter
 from types import NoneType
@@ -36,6 +38,14 @@ class Part(NamedTuple):
     method: str | None = None
     # True if its value has the field's own name.
     is_plain: bool = False
+    # The attribute of its value, with dots; None: it is read by itself, as a row that may be missing.
+    source: str | None = None
+
+
+# The fields of a row that need an answer, for values of certain types.
+Plan = list[tuple[str, Answer]]
+# Of a serializer: a row has some columns that may be null, in few combinations.
+MOST_PLANS = 256
 
 
 def reader(kind: type[serializers.Serializer[Any]], slow: Callable[[Any, Any], dict[str, Any]]) -> Any:
@@ -47,26 +57,86 @@ def reader(kind: type[serializers.Serializer[Any]], slow: Callable[[Any, Any], d
     if "get_fields" in vars(kind):
         return slow
     parts = [_part(name, field) for name, field in declared.items() if not field.write_only]
-    parts_of_mapping = [part._replace(get=itemgetter(part.name)) if part.is_plain else part for part in parts]
+    read_each = _EachField(parts)
+    return _AllFields(parts, read_each) if sum(part.source is not None for part in parts) > 1 else read_each
 
-    def read(serializer: Any, row: Any) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
-        for name, get, answers, method, _ in parts_of_mapping if isinstance(row, dict) else parts:
-            if method is not None:
-                shown[name] = getattr(serializer, method)(row)
-                continue
-            try:
-                try:
-                    value = get(row)
-                except ObjectDoesNotExist:  # as of a missing one-to-one row: the framework's answer is null
-                    value = None
-                answer = answers[type(value)]
-                shown[name] = value if answer is None else answer(value)
-            except (KeyError, AttributeError, LeftToField):
-                _ask(serializer.fields[name], row, shown)
+
+class _AllFields:
+    """A reader of rows that takes all values at once."""
+
+    def __init__(self, parts: list[Part], read_each: "_EachField") -> None:
+        self._read_each = read_each
+        self._valued = [part for part in parts if part.source is not None]
+        self._others = [part for part in parts if part.source is None]
+        self._names, self._in_order = [part.name for part in self._valued], [part.name for part in parts]
+        self._get_all = attrgetter(*(str(part.source) for part in self._valued))
+        self._plans: dict[tuple[type, ...], Plan | None] = {}
+
+    def __call__(self, serializer: Any, row: Any) -> dict[str, Any]:
+        """Return the row's document."""
+        if isinstance(row, dict) or (shown := self._read(row)) is None:
+            return self._read_each(serializer, row)
+        for part in self._others:
+            _read(part, serializer, row, shown)
         return shown
 
-    return read
+    def _read(self, row: Any) -> dict[str, Any] | None:
+        """Return the document without its other parts; None if a field itself must answer."""
+        try:
+            values = self._get_all(row)
+            if (plan := self._plan((*map(type, values),))) is None:
+                return None
+            shown: dict[str, Any] = dict.fromkeys(self._in_order)
+            shown.update(zip(self._names, values, strict=True))
+            for name, answer in plan:
+                shown[name] = answer(shown[name])
+        except (ObjectDoesNotExist, KeyError, AttributeError, LeftToField):
+            return None
+        return shown
+
+    def _plan(self, types: tuple[type, ...]) -> Plan | None:
+        """Return the fields that need an answer, for values of these types; None if a field itself must answer."""
+        if types in self._plans:
+            return self._plans[types]
+        plan: Plan | None = None
+        with suppress(KeyError):
+            answers = [(part.name, part.answers[kind]) for part, kind in zip(self._valued, types, strict=True)]
+            plan = [(name, answer) for name, answer in answers if answer is not None]
+        if len(self._plans) < MOST_PLANS:
+            self._plans[types] = plan
+        return plan
+
+
+class _EachField:
+    """A reader of rows by one field after the other, for what a plan does not cover."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._of_mapping = [part._replace(get=itemgetter(part.name)) if part.is_plain else part for part in parts]
+
+    def __call__(self, serializer: Any, row: Any) -> dict[str, Any]:
+        """Return the row's document."""
+        shown: dict[str, Any] = {}
+        for part in self._of_mapping if isinstance(row, dict) else self._parts:
+            _read(part, serializer, row, shown)
+        return shown
+
+
+def _read(part: Part, serializer: Any, row: Any, shown: dict[str, Any]) -> None:
+    """Put one field's answer into the document; what the row lacks is left out."""
+    if part.method is not None:
+        shown[part.name] = getattr(serializer, part.method)(row)
+        return
+    try:
+        try:
+            value = part.get(row)
+        except ObjectDoesNotExist:  # as of a missing one-to-one row: the framework's answer is null
+            value = None
+        answer = part.answers[type(value)]
+        shown[part.name] = value if answer is None else answer(value)
+    except (KeyError, AttributeError, LeftToField):
+        shown.pop(part.name, None)
+        _ask(serializer.fields[part.name], row, shown)
 
 
 def _ask(field: Any, row: Any, shown: dict[str, Any]) -> None:
@@ -88,7 +158,11 @@ def _part(name: str, field: Any) -> Part:
     # A related field may read the key alone; where it does, it answers itself.
     if isinstance(field, serializers.RelatedField) and field.use_pk_only_optimization():
         return Part(name, attrgetter(name), {})
-    return Part(name, attrgetter(source), {NoneType: None, **_answers(field)}, is_plain=source == name)
+    answers = _answers(field)
+    # A row beside this one may be missing: see `_read`. A type's answer may be any, so the mapping itself is kept.
+    known = answers if isinstance(answers, _AnyType) else {NoneType: None, **answers}
+    at_once = None if isinstance(field, serializers.Serializer) else source
+    return Part(name, attrgetter(source), known, is_plain=source == name, source=at_once)
 
 
 def _answers(field: Any) -> Answers:

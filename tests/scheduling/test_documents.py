@@ -63,6 +63,14 @@ def test_a_document_is_the_frameworks(number: int) -> None:
     assert Sample(row).data == expected
 
 
+def test_rows_with_other_types_after_one_another_are_the_frameworks() -> None:
+    """A plan is remembered for the types of a row, not for the class."""
+    rows = [SimpleNamespace(**PLAIN | each) for each in ({}, {"text": None}, {}, {"number": "5"}, {"at": None}, {})]
+    expected = [serializers.Serializer.to_representation(Sample(), row) for row in rows]
+    assert [Sample().to_representation(row) for row in rows] == expected
+    assert [list(Sample().to_representation(row)) for row in rows] == [list(each) for each in expected]
+
+
 def test_what_a_row_lacks_is_left_out_as_by_the_framework() -> None:
     for row in (SimpleNamespace(text=""), {"text": "", "number": 5, "at": PLAIN["at"], "several": []}):
         expected = serializers.Serializer.to_representation(Sample(), row)

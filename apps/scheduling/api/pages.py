@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from apps.nodes.models import Gpu, Node
 from apps.quotas.models import Pool
 from apps.scheduling.models import Assignment, Claim, Reservation
-from gpucloud.fastpath.page_queries import attach, others, page_query
+from gpucloud.fastpath.page_queries import attach, others, page_query, remember
 
 # An assignment shows its GPU's place and health, and whether its node is heard.
 OF_GPU = (
@@ -25,6 +25,7 @@ def claims(keys: list[int]) -> list[Claim]:
     """Return the claims with these keys, newest first, with their assignments."""
     rows = _claims(keys)
     attach(rows, "assignments", _assignments_of(keys))
+    remember(rows)
     return rows
 
 

@@ -16,6 +16,7 @@ from apps.quotas.models.row import Owned, checks
 from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share
+from gpucloud.fastpath.page_queries import once_per_page
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
 from gpucloud.web.natural_order import natural_key
@@ -321,19 +322,18 @@ class Claim(Share):
         names = f"{facts.get('kind', 'Pod')} {facts.get('namespace', '')}/{facts.get('name', '')}"
         return f"{names}, container {facts['container']}" if "container" in facts else names if facts else ""
 
-    @property
+    @once_per_page
     def present_assignments(self) -> list["Assignment"]:
-        """The assignments of the claim; after a preemption, those made since."""
-        # A page reads them several times for each of its claims, and a manager costs more than its rows.
+        """Return the assignments of the claim; after a preemption, those made since."""
         rows = vars(self).get("_prefetched_objects_cache", {}).get("assignments") or self.assignments.all()
+        rows = getattr(rows, "_result_cache", None) or list(rows)
         return [row for row in rows if row.state != "released"] or ([] if self.waiting else list(rows))
 
-    @property
+    @once_per_page
     def unreachable_since(self) -> datetime | None:
-        """The last heartbeat of its lost node; None if its node is heard, or it has none."""
+        """Return the last heartbeat of its lost node; None if its node is heard, or it has none."""
         rows = [row for row in self.present_assignments if row.state != "released" and row.counterpart_id is None]
-        nodes = [row.gpu.node for row in rows]
-        return next((node.last_seen_at for node in nodes if not node.online), None)
+        return next((row.gpu.node.last_seen_at for row in rows if not row.gpu.node.online), None)
 
     @property
     def conditions(self) -> list[dict[str, Any]]:
