@@ -48,6 +48,7 @@ from agent.metrics import Facts
 from agent.mps import MpsServers
 from agent.node import STEADY_SECONDS, Node
 from agent.releases import Releases, Walk
+from agent.remote.remote_shares import RemoteShares
 from agent.rundir import RunDir
 from agent.server import enrolment
 from agent.server.link import Callbacks, Link
@@ -66,6 +67,8 @@ NVML_SECONDS = 30.0
 class Daemon:
     """One node's agent, made under the run directory's lock. Raises PageError if libvcuda's library is missing."""
 
+    _link: Link | None = None
+
     def __init__(self, settings: Settings, run_dir: RunDir, *, token: str | None) -> None:
         self._settings, self._run_dir, self._token = settings, run_dir, token
         self._node = Node(
@@ -83,6 +86,7 @@ class Daemon:
         self._drifts = Drifts(self._node, settings.library.path, report=self._tell)
         self._checkup = checkup.create(settings, self._nvml, run_dir.root, self._in_nvml_thread)
         self._jobs = Runs(self._node, settings, lambda: self._outbox, lambda: self._inventory)
+        self._remote = RemoteShares(self._node, settings, lambda: self._inventory, self._renew_link)
         self._outbox = Outbox(self._observe, self._checkup.health.to_wire, self._jobs.sender)
         self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
         self._meter, self._schedule = Meter(), Schedule(now=time.monotonic())
@@ -95,13 +99,11 @@ class Daemon:
         self._kubelet = kubelet.create(settings, sources)
         self._kernel_limits = KernelLimits(self._node, self._nvml, run_dir.root, self._in_nvml_thread, self._tell)
         self._reports = HealthReports(settings, self._node, self._nvml, health, self._in_nvml_thread)
-        nvml = self._nvml, self._in_nvml_thread
-        self._keeper = InstanceKeeper(self._node, *nvml, News(self._settle, self._renew_link, self._tell))
+        nvml, news = (self._nvml, self._in_nvml_thread), News(self._settle, self._renew_link, self._tell)
+        self._keeper = InstanceKeeper(self._node, *nvml, news)
         self._suspender = Suspender(self._node, settings, nvml, self._tell, self._check_now)
         self._node.mps = self._mps = MpsServers(self._node, settings, self._tell, self._check_now, self._renew_link)
-        self._claim_failures = ClaimFailures(grace_seconds=settings.grace_seconds)
-        self._link: Link | None = None
-        self._node_name = ""
+        self._claim_failures, self._node_name = ClaimFailures(grace_seconds=settings.grace_seconds), ""
         self._self_check = SelfCheck(settings, self._inventory_now)
         self._reported: Hashable = None
         self._exits, self._sample_now = ExitWatcher(self._check_now.set), asyncio.Event()
@@ -123,16 +125,12 @@ class Daemon:
             self._watch(),
             self._releases.run(self._settle),
             self._watch_drift(),
-            self._samples(),
-            self._watch_nvml(),
-            self._arbiter.run(),
-            self._kernel_limits.run(),
-            *(self._suspender.run(), self._keeper.run(), self._jobs.run()),
+            *(self._samples(), self._watch_nvml(), self._arbiter.run(), self._kernel_limits.run()),
+            *(self._suspender.run(), self._keeper.run(), self._jobs.run(), self._remote.run()),
             self._reports.run(self._outbox),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
-        if self._settings.audit != "off":
-            loops.append(self._audits())
+        loops += [self._audits()] if self._settings.audit != "off" else []
         loops += [part.run() for part in (*self._kubelet, self._mps)]
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, stop.wait())]
         try:
@@ -254,7 +252,8 @@ class Daemon:
             credential=me.credential,
             outbox=self._outbox,
             callbacks=Callbacks(
-                self._hello, self._apply_desired, set_clock, jobs.sender.take_answer, jobs.tunnels.dial
+                *(self._hello, self._apply_desired, set_clock, jobs.sender.take_answer, jobs.tunnels.dial),
+                self._remote.take_ticket,
             ),
             backoff_cap_seconds=self._settings.backoff_cap_seconds,
         )
@@ -271,6 +270,7 @@ class Daemon:
             backends=self._mps.backends,
             dra=await self._driver.tell(),
             suspender=self._suspender,
+            remote=self._remote.endpoint,
         )
 
     async def _inventory_now(self) -> Inventory:
@@ -389,6 +389,7 @@ class Daemon:
             health=self._reports.latest,
             xids={uuid: error.number for uuid, error in self._checkup.health.last_xids.items()},
             prepares=self._driver.prepares,
+            remote=self._remote.counts,
         )
 
     def _status(self, caller: Caller) -> Answer:

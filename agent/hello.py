@@ -20,6 +20,7 @@ async def build(
     backends: Sequence[wire.BackEnd],
     dra: bool,
     suspender: Suspender,
+    remote: wire.RemoteEndpoint | None = None,
 ) -> wire.Hello:
     """Return the hello. `arbiter`: one is installed. `dra`: a kubelet uses the driver. `backends`: beside turns."""
     return wire.Hello(
@@ -44,4 +45,5 @@ async def build(
         images=settings.jobs_engine is not None or UNSET,
         tunnels=settings.jobs is not None or UNSET,
         shared_instances=True,
+        remote=remote or UNSET,
     )

@@ -50,6 +50,13 @@ DEVICES = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "Ratio of cycles the tensor (HMMA) pipe is active.",
     "DCGM_FI_PROF_DRAM_ACTIVE": "Ratio of cycles the device memory interface is active sending or receiving data.",
 }
+REMOTE = {
+    "channels": "Connections of programs on other machines to the claim's remoting server.",
+    "trip_seconds": "Time to such a client and back, as last measured.",
+    "received_bytes": "Bytes that such programs have sent.",
+    "sent_bytes": "Bytes that they were sent.",
+    "turns": "Round trips of such programs: their requests that waited for an answer.",
+}
 # In seconds: a claim in force is prepared within milliseconds, and the kubelet waits 45 s.
 PREPARE_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 45.0)
 
@@ -104,6 +111,8 @@ class Facts(NamedTuple):
     health: wire.Health | None = None
     # None: the agent is no driver for Dynamic Resource Allocation.
     prepares: Prepares | None = None
+    # What remote clients have moved, by claim (`agent.remote.sessions.Counts`).
+    remote: Mapping[str, Mapping[str, float]] = {}
 
 
 class Exporter(Collector):
@@ -222,7 +231,23 @@ def _agent_metrics(facts: Facts) -> Iterable[Metric]:
         "gpucloud_agent_findings": ("GPU processes that no limit holds, or not all of it.", facts.findings),
     }
     gauges = (GaugeMetricFamily(name, words, value=float(value)) for name, (words, value) in plain.items())
-    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares))
+    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares), *_remote(facts.remote))
+
+
+def _remote(counts: Mapping[str, Mapping[str, float]]) -> Iterable[Metric]:
+    kinds: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+        "channels": GaugeMetricFamily("gpucloud_agent_remote_channels", REMOTE["channels"], labels=["claim"]),
+        "trip_seconds": GaugeMetricFamily(
+            "gpucloud_agent_remote_trip_seconds", REMOTE["trip_seconds"], labels=["claim"]
+        ),
+    }
+    for name in ("received_bytes", "sent_bytes", "turns"):
+        kinds[name] = CounterMetricFamily(f"gpucloud_agent_remote_{name}", REMOTE[name], labels=["claim"])
+    for claim, moved in counts.items():
+        for name, family in kinds.items():
+            if moved.get(name) is not None:
+                family.add_metric([claim], moved[name])
+    return kinds.values()
 
 
 def _prepares(prepares: Prepares | None) -> Iterable[Metric]:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from agent import backoff, job_images, job_users, rundir, wire
+from agent import backoff, job_images, job_users, remote_settings, rundir, wire
 from agent.job_images import Engine
 from agent.job_users import JobUsers
 from agent.local_wire import AuditMode
+from agent.remote_settings import RemoteSettings
 
 # Container runtimes give a program ten seconds to end, and programs are written for that.
 GRACE_SECONDS = 10.0
@@ -144,6 +145,8 @@ class Settings(NamedTuple):
     jobs_disk_mib: int = JOBS_DISK_MIB
     # Starts those that name an image; None: there are none.
     jobs_engine: Engine | None = None
+    # None: no program of another machine uses this node's GPUs.
+    remote: RemoteSettings | None = None
 
     def may_carry(self, uid: int) -> bool:
         """Return whether this user's programs may come from other nodes."""
@@ -159,8 +162,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
     """Read the settings; options override the environment. Raises SettingsError."""
     state = Path(state_dir or environment.get("GPUCLOUD_STATE_DIR") or "/var/lib/gpucloud-agent").absolute()
     run_dir = Path(run).absolute() if (run := environment.get("GPUCLOUD_RUN_DIR")) else rundir.default(state)
-    library = _library(environment)
-    kubelet = _kubelet(environment)
+    library, kubelet = _library(environment), _kubelet(environment)
     cdi_dir = _cdi_dir(environment.get("GPUCLOUD_CDI_DIR"), run_dir)
     _require_cdi(kubelet, cdi_dir)
     return Settings(
@@ -194,6 +196,7 @@ def read(*, server: str | None, state_dir: str | None, environment: Mapping[str,
         jobs_memory_mib=_mebibytes(environment, "GPUCLOUD_JOBS_MEMORY_MIB", 0),
         jobs_disk_mib=_mebibytes(environment, "GPUCLOUD_JOBS_DISK_MIB", JOBS_DISK_MIB),
         jobs_engine=_jobs_engine(environment, cdi_dir),
+        remote=_remote(environment),
     )
 
 
@@ -216,6 +219,13 @@ def find_mps_control(library: Library, environment: Mapping[str, str]) -> str | 
 def _jobs(text: str | None) -> JobUsers | None:
     try:
         return job_users.parse(text)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _remote(environment: Mapping[str, str]) -> RemoteSettings | None:
+    try:
+        return remote_settings.parse(environment)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 

@@ -40,6 +40,11 @@ from agent.wire_frames import Word as Word  # noqa: PLC0414 - likewise
 from agent.wire_groups import MAX_GROUPS as MAX_GROUPS  # noqa: PLC0414 - likewise
 from agent.wire_groups import Group as Group  # noqa: PLC0414 - likewise
 from agent.wire_groups import GroupMember as GroupMember  # noqa: PLC0414 - likewise
+from agent.wire_hello import MAX_CHECKS as MAX_CHECKS  # noqa: PLC0414 - likewise
+from agent.wire_hello import MAX_GPUS as MAX_GPUS  # noqa: PLC0414 - likewise
+from agent.wire_hello import Check as Check  # noqa: PLC0414 - likewise
+from agent.wire_hello import Gpu as Gpu  # noqa: PLC0414 - likewise
+from agent.wire_hello import Hello as Hello  # noqa: PLC0414 - likewise
 from agent.wire_jobs import IMAGE as IMAGE  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES  # noqa: PLC0414 - likewise
 from agent.wire_jobs import MAX_IMAGE as MAX_IMAGE  # noqa: PLC0414 - likewise
@@ -61,6 +66,8 @@ from agent.wire_pods import LabelName as LabelName  # noqa: PLC0414 - likewise
 from agent.wire_pods import ObjectName as ObjectName  # noqa: PLC0414 - likewise
 from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
 from agent.wire_pods import ResourceClaim as ResourceClaim  # noqa: PLC0414 - likewise
+from agent.wire_remote import RemoteEndpoint as RemoteEndpoint  # noqa: PLC0414 - likewise
+from agent.wire_remote import RemoteTicket as RemoteTicket  # noqa: PLC0414 - likewise
 from agent.wire_words import ALL_TENANTS as ALL_TENANTS  # noqa: PLC0414 - likewise
 from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
 from agent.wire_words import AuditPolicy as AuditPolicy  # noqa: PLC0414 - likewise
@@ -70,66 +77,13 @@ from agent.wire_words import Policy as Policy  # noqa: PLC0414 - likewise
 
 # Of an agent's frame: a node of 16 GPUs with 32 assignments each stays under 200 KiB.
 MAX_FRAME_BYTES = 1 << 20
-MAX_GPUS, MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_CHECKS, MAX_DRIFTS, MAX_PROCESSES = 64, 4096, 1024, 32, 64, 512
+MAX_ASSIGNMENTS, MAX_CONDITIONS, MAX_DRIFTS, MAX_PROCESSES = 4096, 1024, 64, 512
 # Containers request a claim's device by it: `--device gpucloud.io/vgpu=<claim uid>`.
 CDI_KIND: Final = "gpucloud.io/vgpu"
 DRA_DRIVER: Final = "gpucloud.io"  # the driver's name in ResourceSlices, DeviceClasses and ResourceClaims
 
 # Close codes of /ws/agent/. 4000-4999 is the range that RFC 6455 leaves to applications.
 CLOSE_MALFORMED, CLOSE_UNAUTHORISED, CLOSE_SUPERSEDED, CLOSE_TOO_LARGE, CLOSE_BUSY = 4400, 4401, 4409, 4413, 4429
-
-
-class Gpu(Record, frozen=True, kw_only=True):
-    """One physical device, as NVML shows it."""
-
-    uuid: GpuUuid
-    index: Count
-    model: Word
-    memory_bytes: DeviceBytes
-    # The nearest common ancestor with each other GPU, by its uuid: "nvlink", "pcie", "numa", "system".
-    links: dict[GpuUuid, Word] = {}
-    mig: Mig | UnsetType = UNSET  # left out unless it is in MIG mode
-
-
-class Check(Record, frozen=True, kw_only=True):
-    """The agent's self-check of one prerequisite."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
-    state: Literal["ok", "warning", "failed"]
-    detail: Annotated[str, Meta(max_length=500)]
-    # The fix, unless it is `ok`.
-    cure: Annotated[str, Meta(max_length=500)] | None = None
-
-
-class Hello(Frame, frozen=True, kw_only=True):
-    """Agent → server, first frame of a connection: the agent, its machine and its GPUs."""
-
-    agent_version: Word
-    driver_version: Word
-    hostname: Word
-    # The directory in which `python -m agent exec` finds this agent, and the library that it preloads.
-    run_dir: Sentence
-    library: Sentence
-    simulated: bool = False  # True if the GPUs are the simulated driver's
-    arbiter: bool = False  # True if one is installed, which gives the claims of a GPU their turns
-    gpus: Annotated[list[Gpu], Meta(max_length=MAX_GPUS)]
-    checks: Annotated[list[Check], Meta(max_length=MAX_CHECKS)] = []
-    # Both left out without a kubelet: the node's name in its cluster; True if the agent is its driver for DRA.
-    kubernetes_node: ObjectName | UnsetType = UNSET
-    dra: bool | UnsetType = UNSET
-    # Both left out unless the driver can suspend: True, and the host memory of all suspended claims of this node.
-    suspend: bool | UnsetType = UNSET
-    host_memory_bytes: Bytes | UnsetType = UNSET
-    restart: bool | UnsetType = UNSET  # True: it knows `end_seconds`.
-    # True: a suspended claim may resume on other GPUs of this node, of the same model. Left out if it may not.
-    move: bool | UnsetType = UNSET
-    carry: bool | UnsetType = UNSET  # True: it can send and take running programs. Left out if it cannot.
-    # The back ends that it can serve beside turns. Left out by an older agent, which gives turns only.
-    backends: Annotated[list[BackEnd], Meta(max_length=8)] | UnsetType = UNSET
-    jobs: bool | UnsetType = UNSET  # True: it can start the programs of jobs. Left out if it cannot.
-    images: bool | UnsetType = UNSET  # True: in containers, too. Likewise.
-    tunnels: bool | UnsetType = UNSET  # True: it knows `Tunnel`. Left out by an older agent.
-    shared_instances: bool | UnsetType = UNSET  # True: it knows `Assignment.shared`. Likewise.
 
 
 class Observation(Record, frozen=True, kw_only=True):
@@ -368,7 +322,7 @@ class Ack(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 
 FromAgent = Hello | Observed | Usage | Event | Conditions | Health | Output
-FromServer = Welcome | Desired | Ack | Stored | Tunnel
+FromServer = Welcome | Desired | Ack | Stored | Tunnel | RemoteTicket
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

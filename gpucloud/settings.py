@@ -58,6 +58,7 @@ INSTALLED_APPS = [
     "apps.jobs",
     "apps.notices",
     "apps.tunnels",
+    "apps.remote",
     "apps.notebooks",
     "apps.demo",
     "apps.clusters",

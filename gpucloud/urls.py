@@ -34,6 +34,7 @@ urlpatterns = [
     path("api/v1/", include("apps.suspension.api.urls")),
     path("api/v1/", include("apps.groups.api.urls")),
     path("api/v1/", include("apps.jobs.api.urls")),
+    path("api/v1/", include("apps.remote.api")),
     path("api/v1/", include("apps.notices.api")),
     path("api/v1/", include("apps.clusters.api.urls")),
     path("admin/", records.urls),

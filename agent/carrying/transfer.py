@@ -12,8 +12,6 @@ import secrets
 import shutil
 import socket
 import ssl
-import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from agent import wire
+from agent import pinned_tls, wire
 from agent.carrying.images import MOST_FILES, NAME, Meta
+from agent.pinned_tls import Failed as Failed  # noqa: PLC0414 - callers catch it here
 
 LIFE_SECONDS = 600.0
 # Without a byte for so long, the other side is given up.
@@ -33,10 +32,6 @@ MOST_HEADER = 1 << 20
 MARGIN_BYTES = 1 << 30
 ARRIVED = "arrived.json"
 IMAGES = "images"
-
-
-class Failed(Exception):
-    """A transfer that ended early; the message says why."""
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,11 +52,14 @@ class Receiver:
         self._until = time.monotonic() + LIFE_SECONDS
         shutil.rmtree(directory, ignore_errors=True)
         (directory / IMAGES).mkdir(parents=True, mode=0o700)
-        self._context, fingerprint = _make_context()
-        host, _, port = address.rpartition(":")
-        self._listener = socket.create_server((host.strip("[]"), int(port)), family=_family(host), backlog=4)
+        identity = pinned_tls.make_identity()
+        self._context = pinned_tls.server_context(identity)
+        self._listener = pinned_tls.listen(address, backlog=4)
         self.ticket = wire.Ticket(
-            host=host.strip("[]"), port=self._listener.getsockname()[1], fingerprint=fingerprint, secret=self._secret
+            host=address.rpartition(":")[0].strip("[]"),
+            port=self._listener.getsockname()[1],
+            fingerprint=identity.fingerprint,
+            secret=self._secret,
         )
         threading.Thread(target=self._serve, name="carry", daemon=True).start()
 
@@ -138,19 +136,13 @@ def send(ticket: wire.Ticket, directory: Path, meta: Meta) -> None:
     paths = sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
     files = [(path.name, path.stat().st_size) for path in paths]
     header = msgspec.json.encode(Header(ticket.secret, meta, files)) + b"\n"
-    # The certificate is its own; which it is, the ticket says.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         with (
             socket.create_connection((ticket.host, ticket.port), timeout=SILENT_SECONDS) as connection,
-            context.wrap_socket(connection) as stream,
+            pinned_tls.client_context().wrap_socket(connection) as stream,
             stream.makefile("rb") as answers,
         ):
-            shown = hashlib.sha256(stream.getpeercert(binary_form=True) or b"").hexdigest()
-            if not hmac.compare_digest(shown, ticket.fingerprint):
-                raise Failed("Another machine answers at the new node's address.")
+            pinned_tls.require(stream, ticket.fingerprint, "Another machine answers at the new node's address.")
             stream.sendall(header)
             answer = json.loads(answers.readline(CHUNK) or b"{}")
             if answer.get("refused", "It closed the connection.") is not None:
@@ -173,24 +165,3 @@ def _send_file(stream: ssl.SSLSocket, path: Path, size: int, digest: "hashlib._H
             size -= len(part)
     if size:
         raise Failed(f"{path.name} became shorter.")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _make_context() -> tuple[ssl.SSLContext, str]:
-    """Return a server's context with a key of its own, and its certificate's fingerprint."""
-    with tempfile.TemporaryDirectory() as place:
-        key, certificate = Path(place) / "key", Path(place) / "certificate"
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days"]
-        command += ["2", "-subj", "/CN=gpucloud", "-keyout", str(key), "-out", str(certificate)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise Failed("openssl, which makes the certificate, is not on this machine or fails.") from error
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(certificate, key)
-        der = ssl.PEM_cert_to_DER_cert(certificate.read_text())
-    return context, hashlib.sha256(der).hexdigest()

@@ -48,6 +48,8 @@ class Callbacks(NamedTuple):
     stored: Callable[[str, int], None] = lambda _uid, _length: None
     # Open this tunnel.
     tunnel: Callable[[wire.Tunnel], None] = lambda _frame: None
+    # Let a client in.
+    remote: Callable[[wire.RemoteTicket], None] = lambda _frame: None
 
 
 class Link:
@@ -165,6 +167,8 @@ class Link:
                     self._callbacks.stored(frame.uid, frame.bytes)
                 case wire.Tunnel():
                     self._callbacks.tunnel(frame)
+                case wire.RemoteTicket():
+                    self._callbacks.remote(frame)
                 case wire.Welcome():
                     raise wire.MalformedFrame("a second welcome")
                 case _:

@@ -259,6 +259,7 @@ COMMANDS = OF_THE_TABLE | {
 }
 # Operations for which `gpucloud api` has to serve, by the beginning of their paths.
 WITHOUT_A_COMMAND = {
+    "POST claims/{}/remote/": "`run --remote` makes a key and uses the ticket",
     "POST claims/{}/release/": "`claim release` deletes, which is the same",
     "DELETE reservations/{}/": "`reservation release` posts, which is the same",
     "GET job-files/{}/": "`job run --dir` packs and uploads",

@@ -89,6 +89,7 @@ END = (timezone.now() + timedelta(days=3)).isoformat()
 NOBODY = "00000000-0000-0000-0000-000000000000"
 # A valid body, by method and route, if it is not empty.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("POST", "claims/<uuid:uid>/remote/"): {"key_sha256": "0" * 64},
     ("POST", "tenants/"): {"slug": "initech"},
     ("PATCH", "tenants/<slug:slug>/"): {"weight": 2},
     ("POST", "organisations/"): {"slug": "chemistry", "parent": "university"},
@@ -276,7 +277,7 @@ def make_people(cast: Cast) -> dict[str, str]:
 NO_GROUP: dict[str, Any] = {}
 ELASTIC: dict[str, Any] = {"group": "wide", "group_size": 1, "group_most": 2}
 CLUSTER_VERBS = ("", "pods/", "resource-claims/", "namespaces/", "connection/", "quotas/", "import/")
-CLAIM_VERBS = ("", "release/", "renew/", "env/", "forecast/", "suspend/", "resume/", "move/")
+CLAIM_VERBS = ("", "release/", "renew/", "env/", "forecast/", "suspend/", "resume/", "move/", "remote/")
 NODE_VERBS = ("", "enrolment/", "drain/", "drift/", "repair/", "lift-fence/")
 
 
@@ -286,9 +287,18 @@ def edit_a_page(machine: Machine, claim: Claim) -> None:
     machine.node.change(drifts=[{**drift, "claim_uid": str(claim.uid)}])
 
 
+def allow_remote(cast: Cast, machine: Machine) -> Machine:
+    """Let clients on other machines use claims of acme."""
+    endpoint = {"host": "10.0.0.7", "port": 7443, "fingerprint": "f" * 64, "component": "lupine", "build": "0" * 12}
+    machine.node.change(remote=endpoint)
+    Pool.objects.filter(pk=cast.pool.pk).update(remote=True)
+    Tenant.objects.filter(pk=cast.acme.pk).update(remote=True)
+    return machine
+
+
 def make_platform(cast: Cast) -> Platform:
     give_plenty(cast.acme, cast.globex)
-    machine = Machine("gpu1", cast.pool, host_memory_mib=16384)
+    machine = allow_remote(cast, Machine("gpu1", cast.pool, host_memory_mib=16384))
     claim, assignment = placed(cast, machine, lease_seconds=3600)
     edit_a_page(machine, claim)
     lose(Machine("lost1", cast.pool, gpus=8))

@@ -32,7 +32,8 @@ DEFAULTS: Final = Bounds()
 BOUNDS: Final = tuple(name for name in map(str, RebalanceBoundsSerializer().fields) if name != "calendar")
 BASICS: Final = (
     "description", "sharing_policy", "backend", "mps_group", "core_ceiling", "parts", "oversubscribe", "slice_seconds",
-    "pack_keep_percent", "default_schedule", "jobs", "idle_rule", "idle_seconds", "rebalance_mode", "failover_policy",
+    "pack_keep_percent", "default_schedule", "jobs", "remote", "remote_mib_per_second", "idle_rule",
+    "idle_seconds", "rebalance_mode", "failover_policy",
 )  # fmt: skip
 GROUPS: Final = (
     Group(_("Basics"), BASICS),
@@ -77,6 +78,8 @@ LABELS: Final = {
     "slice_seconds": _("Slice seconds"),
     "default_schedule": _("Schedule of new claims"),
     "jobs": _("Jobs"),
+    "remote": _("Remote shares"),
+    "remote_mib_per_second": _("Remote shares: MiB/s"),
     "pack_keep_percent": _("Packing: rate kept"),
     "placement_policy": _("Placement policy"),
     "fair_share": _("Fair share"),

@@ -18,7 +18,7 @@ from apps.quotas.models import Tenant
 from apps.quotas.services import tenants
 from gpucloud.web.tags import percent
 
-SETTABLE = ("name", "weight", "cohort", "organisation")
+SETTABLE = ("name", "weight", "cohort", "organisation", "remote")
 # A sentence names no more of a cohort's tenants than one reads.
 MOST_NAMED = 10
 

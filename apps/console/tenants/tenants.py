@@ -79,12 +79,18 @@ class NewTenantForm(ServiceForm):
         _("Organisation"), Organisation.objects.order_by("slug"), "slug", _("Its quotas count what the tenant holds."),
         required=False, empty_label=_("None"),
     )  # fmt: skip
+    remote = forms.BooleanField(
+        label=_("Remote shares"),
+        required=False,
+        help_text=_("Its programs on other machines may use its claims, in pools that allow it."),
+        widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
+    )
     core_percent = number_field(
         _("Core quota"), most=MOST_AMOUNT, required=False,
         help_text=_("In all pools; 100 percent are one GPU’s compute. Empty: none yet, so nothing can be claimed."),
     )  # fmt: skip
     memory_mib = MemoryField(label=_("Memory quota"), most=MOST_AMOUNT, required=False, help_text=_("In all pools."))
-    field_order = ("slug", "name", "organisation", "core_percent", "memory_mib", "weight", "cohort")
+    field_order = ("slug", "name", "organisation", "core_percent", "memory_mib", "weight", "cohort", "remote")
 
     @property
     def quotas(self) -> dict[Resource, int]:

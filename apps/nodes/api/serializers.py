@@ -104,6 +104,7 @@ class NodeSerializer(Strict):
     can_restart = shown.flag("True if claims can be moved to and from it by a restart of their programs.")
     can_carry = shown.flag("True if running programs of its claims can be carried to and from other such nodes.")
     jobs = shown.flag("True if its agent can start the programs of jobs.")
+    remote = serializers.SerializerMethodField(help_text="True if programs on other machines can use its claims.")
     images = shown.flag("True if its agent can start them in containers of an image.")
     host_memory_mib = shown.integer("Its memory that suspended claims may take together.")
     host_memory_used_mib = shown.integer("The part of it that suspended claims take.")
@@ -114,6 +115,10 @@ class NodeSerializer(Strict):
         help_text="The agent's self-check when it last connected; operators see it. `agent check` runs it anew.",
     )
     changed = Columns(Node, "version created_at updated_at")
+
+    def get_remote(self, node: Node) -> bool:
+        """Return whether it has an address for clients, which only they are told."""
+        return node.remote is not None
 
     def get_drifted(self, node: Node) -> int:
         """Return the number of drifts; the drift route lists them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import Error as AnyDatabaseError
@@ -41,6 +42,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
     welcomed = False
     # True if its agent can dial tunnels.
     dials = False
+    # True if clients of remote shares can reach it.
+    takes_remote = False
     credential = ""
     checked = 0.0
 
@@ -180,6 +183,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self.source = await database_sync_to_async(storing.source_of)(node)
         self.outgoing.welcome(node_uid=str(node.uid), node_name=node.name)
         self.welcomed, self.dials = True, hello.tunnels is True
+        self.takes_remote = hello.remote is not msgspec.UNSET
         # Join before reading: a change in between is read now, a later one sends a hint.
         desired_states.of_this_loop().ask(node.pk, self._want, self._end_unread)
         logger.info("node %s connected: %d GPUs, agent %s", node.name, len(hello.gpus), hello.agent_version)
@@ -225,6 +229,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 if self.welcomed and self.dials:
                     stream = message.get("stream") is True
                     self.outgoing.tunnel(wire.Tunnel(uid=uid, run_uid=run, ticket=ticket, stream=stream))
+            case {"type": "node.remote", **facts}:
+                if self.welcomed and self.takes_remote:
+                    self.outgoing.remote(msgspec.convert(facts, wire.RemoteTicket))
             case {"type": "node.forgotten"}:
                 # Its agent stays refused until it is enrolled again.
                 self.outgoing.end(wire.CLOSE_UNAUTHORISED, "this node was forgotten")

@@ -32,7 +32,7 @@ class Outgoing:
         self._ack: int | None = None
         # The stored length of each run's output that was not confirmed yet.
         self._stored: dict[str, int] = {}
-        # Tunnels to dial, as text.
+        # Tunnels to dial and tickets of remote shares, as text.
         self._tunnels: deque[str] = deque(maxlen=MOST_TUNNELS)
         self._end: tuple[int, str] | None = None
 
@@ -63,6 +63,11 @@ class Outgoing:
 
     def tunnel(self, frame: wire.Tunnel) -> None:
         """Have the agent dial this tunnel."""
+        self._tunnels.append(wire.encode(frame))
+        self._news.set()
+
+    def remote(self, frame: wire.RemoteTicket) -> None:
+        """Have the agent let a client in."""
         self._tunnels.append(wire.encode(frame))
         self._news.set()
 

@@ -118,6 +118,8 @@ class Node(Row):
     images = models.BooleanField(default=False, db_default=False)
     # True: its agent can run several claims in one MIG instance.
     shared_instances = models.BooleanField(default=False, db_default=False)
+    # The address at which clients reach it for remote shares (`agent.wire.RemoteEndpoint`); null: they do not.
+    remote = models.JSONField(null=True)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

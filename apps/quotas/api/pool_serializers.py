@@ -16,6 +16,7 @@ from apps.quotas.models.pool import (
     MOST_IDLE_SECONDS,
     MOST_OVERSUBSCRIBED,
     MOST_PARTS,
+    MOST_REMOTE_MIB,
     MOST_SLICE_SECONDS,
     AuditPolicy,
     BackEnd,
@@ -237,6 +238,20 @@ class PoolSerializer(Strict):
             "Members of tenants may run jobs: commands that the agents of its nodes start, on nodes that are set up "
             "for it."
         ),
+    )
+    remote = serializers.BooleanField(
+        default=False,
+        help_text=_(
+            "Programs on other machines may use the pool’s claims of tenants with `remote`, on nodes that are set up "
+            "for it."
+        ),
+    )
+    remote_mib_per_second = StrictInteger(
+        min_value=1,
+        max_value=MOST_REMOTE_MIB,
+        allow_null=True,
+        default=None,
+        help_text=_("Most that such programs may move for each claim, both ways together, in MiB/s; null: no bound."),
     )
     pack_keep_percent = StrictInteger(
         min_value=LEAST_KEPT_PERCENT,

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -77,6 +78,9 @@ class PoolByName(serializers.SlugRelatedField[Pool]):
         return self.fail("does_not_exist", value=data)
 
 
+REMOTE_HELP = _("Its programs on other machines may use its claims, in pools that allow it.")
+
+
 class TenantSerializer(Strict):
     """A tenant."""
 
@@ -87,6 +91,7 @@ class TenantSerializer(Strict):
     organisation = OrganisationBySlug(
         allow_null=True, default=None, help_text="Its quotas, and those above it, count what the tenant holds."
     )
+    remote = serializers.BooleanField(default=False, help_text=REMOTE_HELP)
     changed = Columns(Tenant, "version created_at updated_at")
 
 

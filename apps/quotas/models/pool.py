@@ -22,6 +22,8 @@ LEAST_SLICE_SECONDS, MOST_SLICE_SECONDS = 10, 86_400
 LEAST_KEPT_PERCENT = 50
 # A shorter half-life remembers less than one claim takes; a longer one than a year hardly forgets.
 LEAST_HALF_LIFE_SECONDS, MOST_HALF_LIFE_SECONDS = 3600, 365 * 86_400
+# Of a network that no machine has yet.
+MOST_REMOTE_MIB = 1 << 20
 # A restart of an agent or of its machine takes less.
 LEAST_FAILOVER_SECONDS = 30
 
@@ -209,6 +211,10 @@ class Pool(Row):
     )
     # Tenants may have commands started on its nodes, where the nodes' agents do that (`apps.jobs`).
     jobs = models.BooleanField(default=False, db_default=False)
+    # Programs on other machines may use its claims of tenants that may, too (`apps.remote`); and the most that they may
+    # move, both ways, for each claim; null: no bound.
+    remote = models.BooleanField(default=False, db_default=False)
+    remote_mib_per_second = models.PositiveIntegerField(null=True)
     # Reservations with idle claims are released, not only reported.
     reclaim_idle = models.BooleanField(default=False, db_default=False)
 
@@ -254,6 +260,8 @@ class Pool(Row):
                 half_life_seconds__gte=LEAST_HALF_LIFE_SECONDS, half_life_seconds__lte=MOST_HALF_LIFE_SECONDS
             ),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
+            pool_remote_rate_in_range=Q(remote_mib_per_second__isnull=True)
+            | Q(remote_mib_per_second__gte=1, remote_mib_per_second__lte=MOST_REMOTE_MIB),
         )
 
     def __str__(self) -> str:

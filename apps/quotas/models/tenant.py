@@ -57,6 +57,8 @@ class Tenant(Row):
     organisation = models.ForeignKey(
         "quotas.Organisation", on_delete=models.PROTECT, null=True, blank=True, related_name="tenants"
     )
+    # Its programs on other machines may use its claims, in pools that allow it.
+    remote = models.BooleanField(default=False, db_default=False)
     natural_name = natural_name("slug")
     members = models.ManyToManyField(User, through="Membership", related_name="tenants")
 

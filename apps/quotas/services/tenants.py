@@ -40,13 +40,14 @@ def create_tenant(
     weight: int = 1,
     cohort: str | None = None,
     organisation: Organisation | None = None,
+    remote: bool = False,
 ) -> Tenant:
     """Create a tenant, which may hold nothing until it has a quota. Raises NameTaken, Conflict."""
     principal.require_operator()
     if organisation is not None:
         serialize_tree()
         organisations.require_there(organisation)
-    facts: dict[str, Any] = {"slug": slug, "name": name, "weight": weight, "cohort": cohort}
+    facts: dict[str, Any] = {"slug": slug, "name": name, "weight": weight, "cohort": cohort, "remote": remote}
     with refuse_taken(lambda: NameTaken(f"There is a tenant {slug} already.", slug=slug)):
         tenant = Tenant.objects.create(**facts, organisation=organisation)
     audit.record(
@@ -61,7 +62,7 @@ def create_tenant(
 
 @transaction.atomic
 def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versions = None, **values: Any) -> Tenant:
-    """Change name, weight, cohort or organisation. Raises PreconditionFailed, CohortInUse, OrganisationFull."""
+    """Change the fields of a tenant but its slug. Raises PreconditionFailed, CohortInUse, OrganisationFull."""
     principal.require_operator()
     if "organisation" in values:
         serialize_tree()

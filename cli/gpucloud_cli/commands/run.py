@@ -1,19 +1,21 @@
 """`gpucloud run`: a claim that lives as long as a program."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpucloud_cli import claiming, launch, output
+from gpucloud_cli import claiming, launch, output, remote_run
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
-from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable
+from gpucloud_cli.failures import Exit, Failure, Interrupted, Problem, Unreachable, Usage
 from gpucloud_cli.fields import CLAIM_FIELDS, Field
 from gpucloud_cli.group_run import AGAIN_SECONDS, GroupPrograms, GroupThread
 from gpucloud_cli.options import Invocation, body, connection_options, field_options, pass_invocation, tenant_of
+from gpucloud_cli.remote_run import RemoteProgram
 from gpucloud_cli.watching import ClaimWatch
 
 NAME = Field("name", help="a display name; default: the command's name")
@@ -32,6 +34,9 @@ WORDS = {"allow_interspersed_args": False}
 @click.command(context_settings=WORDS, options_metavar="OPTIONS --")
 @field_options((*CLAIM_FIELDS, NAME))
 @click.option("--node", help='place it on this node only, like "$(hostname)" where each machine has its name as node')
+@click.option(
+    "--remote", "is_remote", is_flag=True, help="run it on this machine, with the claim's GPUs in another one"
+)
 @click.option("--wait", type=DURATION, help="wait this long for quota and GPUs, then exit 5; default: 30s, for GPUs")
 @click.option(
     "--lease",
@@ -57,7 +62,11 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     With --group-most, COMMAND runs under each member of the group on this node, and the group ends with this claim. A
     COMMAND that fails after a member has left is started again.
 
+    With --remote, COMMAND runs on this machine, which needs no GPU: it uses the claim's over the network
+    (docs/remote.md), where operators allow it.
+
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
+    Example: gpucloud run --remote --core 30 --memory 8GiB -- python train.py
     Example: gpucloud run --node "$(hostname)" --core 30 --memory 8GiB -- python train.py
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
@@ -66,12 +75,17 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
         wanted.setdefault("name", name)
     if given["node"] is not None:
         wanted["node_selector"] = {**wanted.get("node_selector", {}), NODE_NAME: given["node"]}
+    if given["is_remote"]:
+        if wanted.get("group_most") is not None:
+            raise Usage("--remote runs one COMMAND: a group's members run on their nodes.")
+        wanted["node_selector"] = {**wanted.get("node_selector", {}), **remote_run.SELECTOR}
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:
         wanted["lease_seconds"] = given["lease"]
     with Signals() as signals, invocation.api() as api:
         wanted["tenant"] = tenant_of(api, wanted.get("tenant"))
         held = ClaimedRun(invocation, api, signals, keep=given["keep"], release_seconds=given["release_timeout"])
+        held.is_remote = given["is_remote"]
         seconds = SHORT_WAIT_SECONDS if given["wait"] is None else given["wait"]
         code = held.run(wanted, command, wait_seconds=seconds)
     raise click.exceptions.Exit(code)
@@ -90,6 +104,9 @@ class ClaimedRun:
         self._lease: claiming.Lease | None = None
         self._watch: ClaimWatch | None = None
         self._others: GroupThread | None = None
+        # True: the program runs on this machine, and the claim's GPUs are in another one.
+        self.is_remote = False
+        self._remote: RemoteProgram | None = None
 
     def run(self, wanted: dict[str, Any], command: tuple[str, ...], *, wait_seconds: float) -> int:
         """Return the program's exit code.
@@ -125,6 +142,8 @@ class ClaimedRun:
                 self._watch.stop()
             if self._others is not None:
                 self._others.stop()
+            if self._remote is not None:
+                self._remote.stop()
             if kept:
                 output.say(f"claim {claim['uid']} is kept: `gpucloud claim release {claim['uid']}` gives it back")
             else:
@@ -140,15 +159,19 @@ class ClaimedRun:
         return claim
 
     def _start(self, claim: claiming.Claim, command: tuple[str, ...]) -> Child:
-        place = self._api.get(f"{claiming.path_of(claim['uid'])}env/").body
-        line, environment = command_line(place, command)
+        if self.is_remote:
+            self._remote = RemoteProgram(self._api, claim)
+            start = partial(self._remote.start, command)
+        else:
+            place = self._api.get(f"{claiming.path_of(claim['uid'])}env/").body
+            start = partial(Child, *command_line(place, command))
         self._refuse_if_interrupted()
         where = ", ".join(f"{item['node']}/{item['gpu_index']}" for item in claim["assignments"])
         output.say(
             f"claim {claim['uid']} on {where}: core {claim['core_request']}–{claim['core_limit']} %, "
             f"{claim['memory_mib']} MiB"
         )
-        return Child(line, environment, self._signals)
+        return start(self._signals)
 
     def _run_others(self, claim: claiming.Claim, command: tuple[str, ...]) -> GroupThread:
         api = self._invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS)

@@ -1,0 +1,1 @@
+"""Remote shares: claims that programs on other machines use."""

@@ -1,0 +1,442 @@
+"""Remote shares of a real agent: tickets, streams that outlive connections, ends of either side, floods, the rate.
+
+The remoting server is a double (`remoting_double`), started under a claim, in its own network, as the tenant's user.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from agent import wire
+from agent.host import processes
+from gpucloud_cli.remote_client import RemoteShare, new_key
+from tests.agent import forked
+from tests.agent.control import Connection, Control
+from tests.agent.jobs import IS_ROOT, ME, OWNER, USERS
+from tests.agent.stage import Stage, eventually
+
+DOUBLE = Path(__file__).with_name("remoting_double.py")
+SECONDS = 30
+# The tests' own may lie in a home directory, which other users cannot enter.
+PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+MIB = 1 << 20
+
+
+class Remote:
+    """A node with one claim, and the server's side of its tickets."""
+
+    def __init__(self, stage: Stage, link: Connection, endpoint: wire.RemoteEndpoint) -> None:
+        self.stage, self.link, self.endpoint = stage, link, endpoint
+        self.claim = stage.assignment()
+        self.said: list[str] = []
+        self.shares: list[RemoteShare] = []
+        self.frame = 0
+
+    async def send(self, *assignments: wire.Assignment) -> None:
+        self.frame += 1
+        await self.link.send(wire.Desired(frame=self.frame, assignments=list(assignments)))
+
+    async def ticket(self, claim: str | None = None, **more: Any) -> tuple[dict[str, Any], str]:
+        """Give the agent a ticket; return the place of a client, and its key."""
+        key, key_digest = new_key()
+        ticket = secrets.token_urlsafe(32)
+        facts: dict[str, Any] = {
+            "claim_uid": claim or self.claim.claim_uid,
+            "ticket": hashlib.sha256(ticket.encode()).hexdigest(),
+            "key": key_digest,
+            "seconds": 60,
+            "owner": OWNER,
+        }
+        await self.link.send(wire.RemoteTicket(**(facts | more)))
+        return self.place(ticket, claim), key
+
+    def place(self, ticket: str, claim: str | None = None) -> dict[str, Any]:
+        end = self.endpoint
+        where = {"host": end.host, "port": end.port, "fingerprint": end.fingerprint}
+        return {"claim": claim or self.claim.claim_uid, "ticket": ticket, **where}
+
+    def share(self, place: dict[str, Any], key: str) -> RemoteShare:
+        share = RemoteShare(place, key, self.said.append)
+        self.shares.append(share)
+        share.start()
+        return share
+
+    async def open(self, **more: Any) -> RemoteShare:
+        return self.share(*await self.ticket(**more))
+
+    def close(self) -> None:
+        for share in self.shares:
+            share.stop()
+
+
+class Program:
+    """A connection of a program to its machine's port."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.lines = self.socket.makefile("rb")
+
+    def ask(self, line: str) -> str:
+        """Return the answer; empty if the connection has ended."""
+        try:
+            self.socket.sendall(f"{line}\n".encode())
+            return self.lines.readline().decode().strip()
+        except ConnectionError:
+            return ""
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+
+@pytest.fixture
+async def remote(run_dir: Path, control: Control) -> AsyncIterator[Remote]:
+    """Return a node whose agent lets remote clients in, with one claim in force."""
+    root = run_dir / "machine"
+    root.mkdir()
+    server = root / "lupine_driver_server"
+    server.write_text(f"#!{PYTHON} -IS\n{DOUBLE.read_text()}")
+    server.chmod(0o755)
+    stage = Stage(root, run_dir, control, agents=forked.server())
+    stage.node_file.chmod(0o666)
+    stage.start(GPUCLOUD_REMOTE="127.0.0.1:0", GPUCLOUD_REMOTE_USERS=USERS, GPUCLOUD_REMOTE_SERVER=str(server))
+    hello, link = await hello_with_endpoint(control)
+    stage.gpus = [gpu.uuid for gpu in hello.gpus]
+    assert isinstance(hello.remote, wire.RemoteEndpoint)
+    it = Remote(stage, link, hello.remote)
+    await it.send(it.claim)
+    await link.state(it.claim.uid, "in_force")
+    yield it
+    it.close()
+    stage.close()
+
+
+async def hello_with_endpoint(control: Control) -> tuple[wire.Hello, Connection]:
+    """Return the first hello that has an endpoint; the agent connects again for it."""
+    while True:
+        link = await control.connection()
+        hello = await link.expect(wire.Hello)
+        if hello.remote is not UNSET:
+            return hello, link
+
+
+async def asked(program: Program, line: str) -> str:
+    return await asyncio.to_thread(program.ask, line)
+
+
+async def test_a_program_reaches_a_server_under_its_claim(remote: Remote) -> None:
+    """It has the claim's environment with libvcuda, the tenant's user, and no network but a loopback."""
+    share = await remote.open()
+    program = Program(share.port)
+    assert await asked(program, "echo hello") == "hello"
+    assert await asked(program, "env GPUCLOUD_CLAIM_DIR") == str(remote.stage.claim_dir(remote.claim))
+    assert "libvcuda.so" in await asked(program, "env LD_PRELOAD")
+    assert await asked(program, "uid") == str(ME)
+    assert await asked(program, "routes") == "0"
+    program.close()
+
+
+async def test_bytes_arrive_as_they_were_sent(remote: Remote) -> None:
+    share = await remote.open()
+    program = Program(share.port)
+    data = os.urandom(1 << 20) * 40
+
+    def move() -> str:
+        program.socket.sendall(f"take {len(data)}\n".encode() + data)
+        return program.lines.readline().decode().strip()
+
+    assert await asyncio.to_thread(move) == hashlib.sha256(data).hexdigest()
+    program.socket.sendall(b"blob 41943040\n")
+    assert len(await asyncio.to_thread(program.lines.read, 41943040)) == 41943040
+    totals = share.totals
+    assert totals.sent_bytes > len(data)
+    assert totals.received_bytes > 41943040
+    program.close()
+
+
+async def test_a_ticket_opens_one_session(remote: Remote) -> None:
+    place, key = await remote.ticket()
+    first = Program(remote.share(place, key).port)
+    assert await asked(first, "echo 1") == "1"
+    again = Program(remote.share(place, key).port)
+    assert await asked(again, "echo 2") == ""
+    assert "The ticket is not valid here" in remote.said[0]
+    first.close()
+    again.close()
+
+
+@pytest.mark.parametrize("wrong", ["ticket", "key", "claim", "late"])
+async def test_a_wrong_ticket_opens_nothing(remote: Remote, wrong: str) -> None:
+    """Neither an unknown one, nor one of another client, of another claim, or one that is too old."""
+    other = remote.stage.assignment(gpu=1)
+    await remote.send(remote.claim, other)
+    await remote.link.state(other.uid, "in_force")
+    place, key = await remote.ticket(seconds=1 if wrong == "late" else 60)
+    used_key = new_key()[0] if wrong == "key" else key
+    if wrong == "late":
+        await asyncio.sleep(1.2)
+    changes = {"ticket": {"ticket": secrets.token_urlsafe(32)}, "claim": {"claim": other.claim_uid}}
+    program = Program(remote.share(place | changes.get(wrong, {}), used_key).port)
+    assert await asked(program, "echo 1") == ""
+    assert "The ticket is not valid here" in remote.said[0]
+    program.close()
+    if wrong == "key":
+        # Whoever does not have the key has not used it.
+        mine = Program(remote.share(place, key).port)
+        assert await asked(mine, "echo 2") == "2"
+        mine.close()
+
+
+async def test_another_machines_certificate_is_refused(remote: Remote) -> None:
+    place, key = await remote.ticket()
+    program = Program(remote.share(place | {"fingerprint": "0" * 64}, key).port)
+    assert await asked(program, "echo 1") == ""
+    assert "Another machine answers" in remote.said[0]
+    program.close()
+
+
+async def test_a_stream_goes_on_after_its_connection_was_lost(remote: Remote) -> None:
+    """No byte is lost or sent twice, though the connection breaks again and again."""
+    way = await Way.open(remote.endpoint.port)
+    place, key = await remote.ticket()
+    share = remote.share(place | {"port": way.port}, key)
+    program = Program(share.port)
+    before = await asked(program, "pid")
+    data = os.urandom(1 << 20) * 64
+
+    def move() -> str:
+        program.socket.sendall(f"take {len(data)}\n".encode() + data)
+        return program.lines.readline().decode().strip()
+
+    moving = asyncio.create_task(asyncio.to_thread(move))
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        way.cut()
+    assert await moving == hashlib.sha256(data).hexdigest()
+    way.cut()
+    assert await asked(program, "pid") == before
+    assert way.cuts > 1
+    program.close()
+    way.close()
+
+
+async def test_a_client_that_is_gone_frees_all_within_ten_seconds(remote: Remote) -> None:
+    way = await Way.open(remote.endpoint.port)
+    place, key = await remote.ticket()
+    program = Program(remote.share(place | {"port": way.port}, key).port)
+    pid = int(await asked(program, "pid"))
+    assert processes.find(pid) is not None
+    way.refuses = True
+    way.cut()
+    started = time.monotonic()
+    await eventually(lambda: processes.find(pid) is None, seconds=15)
+    assert time.monotonic() - started < 10
+    # The program is told, too.
+    assert await asked(program, "echo 1") == ""
+    assert "cannot be reached" in remote.said[0]
+    program.close()
+    way.close()
+
+
+async def test_a_silent_client_is_gone(remote: Remote) -> None:
+    """A machine that is switched off closes no connection."""
+    way = await Way.open(remote.endpoint.port)
+    place, key = await remote.ticket()
+    program = Program(remote.share(place | {"port": way.port}, key).port)
+    pid = int(await asked(program, "pid"))
+    way.is_silent = way.refuses = True
+    started = time.monotonic()
+    await eventually(lambda: processes.find(pid) is None, seconds=15)
+    assert time.monotonic() - started < 10.5
+    program.close()
+    way.close()
+
+
+async def test_a_program_that_ends_ends_its_server_at_once(remote: Remote) -> None:
+    share = await remote.open()
+    program = Program(share.port)
+    pid = int(await asked(program, "pid"))
+    program.close()
+    await eventually(lambda: processes.find(pid) is None, seconds=3)
+
+
+async def test_a_killed_server_ends_the_program_with_a_reason(remote: Remote) -> None:
+    share = await remote.open()
+    program = Program(share.port)
+    pid = int(await asked(program, "pid"))
+    found = processes.find_with_parent(pid)
+    assert found is not None
+    os.kill(found[1], signal.SIGKILL)
+    assert await asyncio.to_thread(program.lines.read) == b""
+    await eventually(lambda: remote.said, seconds=5)
+    assert "the remoting server was ended by signal 9" in remote.said[0]
+    # The next one is started anew.
+    again = Program(share.port)
+    assert await asked(again, "echo 1") == "1"
+    program.close()
+    again.close()
+
+
+async def test_a_released_claim_ends_its_programs(remote: Remote) -> None:
+    share = await remote.open()
+    program = Program(share.port)
+    pid = int(await asked(program, "pid"))
+    await remote.send()
+    assert await asyncio.to_thread(program.lines.read) == b""
+    await eventually(lambda: processes.find(pid) is None, seconds=10)
+    await eventually(lambda: remote.said, seconds=5)
+    assert "the claim has ended" in remote.said[0]
+    again = Program(share.port)
+    assert await asked(again, "echo 1") == ""
+    program.close()
+    again.close()
+
+
+async def test_the_rate_of_a_claim_is_bounded(remote: Remote) -> None:
+    share = await remote.open(bytes_per_second=8 * MIB)
+    program = Program(share.port)
+    assert await asked(program, "echo 1") == "1"
+    started = time.monotonic()
+    program.socket.sendall(b"blob 16777216\n")
+    assert len(await asyncio.to_thread(program.lines.read, 16777216)) == 16777216
+    assert 1.5 < time.monotonic() - started < 4
+    program.close()
+
+
+async def test_a_claim_has_a_bounded_number_of_connections(remote: Remote) -> None:
+    share = await remote.open()
+    programs = [Program(share.port)]
+    assert await asked(programs[0], "echo 1") == "1"
+    programs += [Program(share.port) for _ in range(80)]
+    answers = await asyncio.gather(*(asked(one, "echo 1") for one in programs[1:]), return_exceptions=True)
+    served = [one for one in answers if one == "1"]
+    assert 1 <= len(served) <= 63
+    assert await asked(programs[0], "echo 2") == "2"
+    for one in programs:
+        one.close()
+
+
+async def test_strangers_that_say_nothing_keep_nobody_out_for_long(remote: Remote) -> None:
+    """The endpoint waits for few of one address, and not for long; a client comes in afterwards."""
+    strangers = [socket.create_connection(("127.0.0.1", remote.endpoint.port)) for _ in range(100)]
+    await asyncio.sleep(0.5)
+    open_ones = [one for one in strangers if not _is_closed(one)]
+    assert len(open_ones) <= 16
+    share = await remote.open()
+    await asyncio.sleep(11)
+    program = Program(share.port)
+    assert await asked(program, "echo 1") == "1"
+    for one in strangers:
+        one.close()
+    program.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"{}\n", b'{"v":2}\n', b"x" * 5000, b"[" * 1900 + b"\n"])
+async def test_what_is_no_opening_is_refused(remote: Remote, line: bytes) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    def send() -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", remote.endpoint.port), timeout=SECONDS) as made,
+            context.wrap_socket(made) as stream,
+        ):
+            stream.sendall(line)
+            stream.shutdown(socket.SHUT_WR)
+            try:
+                return stream.recv(1000)
+            except OSError:
+                return b""
+
+    answer = await asyncio.to_thread(send)
+    assert b"session" not in answer
+    share = await remote.open()
+    program = Program(share.port)
+    assert await asked(program, "echo 1") == "1"
+    program.close()
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root's agent has other users")
+async def test_the_endpoint_has_no_rights(remote: Remote) -> None:
+    assert 65534 in users_of(b"agent.remote.endpoint")
+
+
+def users_of(word: bytes) -> set[int]:
+    """Return the users of the processes with this word in their command line."""
+    found = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {entry.stat().st_uid for entry in found if word in _read(entry / "cmdline")}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_closed(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+class Way:
+    """A network between client and node that can be cut."""
+
+    def __init__(self, to_port: int) -> None:
+        self._to_port = to_port
+        self._writers: list[asyncio.StreamWriter] = []
+        self.refuses = self.is_silent = False
+        self.cuts = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def open(cls, to_port: int) -> "Way":
+        it = cls(to_port)
+        it._server = await asyncio.start_server(it._serve, "127.0.0.1", 0)
+        it.port = it._server.sockets[0].getsockname()[1]
+        return it
+
+    def cut(self) -> None:
+        self.cuts += len(self._writers) // 2
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def close(self) -> None:
+        self.cut()
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self._to_port)
+        self._writers += [writer, back]
+        await asyncio.gather(self._carry(reader, back), self._carry(there, writer), return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.is_silent:
+                writer.write(data)
+                await writer.drain()
+        writer.close()

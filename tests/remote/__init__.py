@@ -1,0 +1,1 @@
+"""Tests of remote shares at the server."""
