@@ -16,7 +16,7 @@ LINES_OF_A_FILE = 400
 LINES_OF_A_WING = 18_000
 LINES_OF_A_FUNCTION = 40
 # What runs for a tenant: on top of the agent's other packages, which do not import it.
-WINGS_OF_THE_AGENT = {("agent", "jobs")}
+WINGS_OF_THE_AGENT = {("agent", "jobs"), ("agent", "remote")}
 LINES_OF_A_TEMPLATE = 120
 COLUMNS_OF_A_TEMPLATE = 160
 NO_VERBS = {"told", "said", "held", "asked", "shown", "took", "look", "alone", "kept", "due", "returned"}

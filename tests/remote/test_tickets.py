@@ -116,5 +116,5 @@ def test_claims_select_the_nodes_that_clients_can_reach(cast: Cast, machine: Mac
     wanted = {"gpucloud.io/remote": "true"}
     placed(cast, machine, node_selector=wanted)
     Node.objects.update(remote=None)
-    with pytest.raises(lifecycle.ImpossibleClaim, match="gpucloud.io/remote=true"):
+    with pytest.raises(lifecycle.ImpossibleClaim, match=r"gpucloud\.io/remote=true"):
         ask(cast, node_selector=wanted)
