@@ -38,11 +38,17 @@ class Kind(NamedTuple):
     marks: tuple[bytes, ...]
     # With HOST:PORT in the place of `{}`.
     environment: Mapping[str, str]
+    # What its users must know: docs/remote.md, "What runs".
+    caution: str = ""
 
 
+CAUTION = (
+    "caution: a program that calls CUDA from several threads, as PyTorch does in training, can get wrong results "
+    "through lupine (docs/remote.md)"
+)
 # LUPINE_DISABLE_LOCAL: this machine's own GPUs, if it has any, are nobody's claim.
 COMPONENTS = {
-    "lupine": Kind((b"LUPINE_SERVER", b"x-lupine"), {"LUPINE_SERVER": "{}", "LUPINE_DISABLE_LOCAL": "1"}),
+    "lupine": Kind((b"LUPINE_SERVER", b"x-lupine"), {"LUPINE_SERVER": "{}", "LUPINE_DISABLE_LOCAL": "1"}, CAUTION),
 }
 
 

@@ -32,6 +32,8 @@ class RemoteProgram:
         place = api.post(f"{claiming.path_of(claim['uid'])}remote/", {"key_sha256": digest}).body
         self._directory = remote_client.find_library(place["component"], os.environ)
         self._component, self._claim = place["component"], claim
+        if caution := remote_client.COMPONENTS[place["component"]].caution:
+            output.say(caution)
         self._share = RemoteShare(place, key, output.say)
         self._share.start()
 

@@ -1,7 +1,7 @@
 """A remoting server in the place of the real one: it listens at LUPINE_PORT, and forks for each connection (x-lupine).
 
-Its protocol is lines: `echo TEXT` is repeated, `blob COUNT` sends so many bytes, `take COUNT` takes them and says their
-checksum, `env NAME` shows a variable; `pid`, `uid` and `routes` are numbers. Standard library only.
+Lines ask it: `echo TEXT` is repeated, `mirror COUNT` inverts so many bytes, `blob COUNT` sends them, `take COUNT`
+says their checksum, `env NAME` shows a variable; `pid`, `uid` and `routes` are numbers. Standard library only.
 """
 
 import hashlib
@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 from pathlib import Path
+
+INVERTED = bytes(255 - byte for byte in range(256))
 
 
 def serve(connection: socket.socket) -> None:
@@ -18,6 +20,12 @@ def serve(connection: socket.socket) -> None:
             name, _, rest = line.decode().strip().partition(" ")
             if name == "blob":
                 stream.write(os.urandom(1024) * (int(rest) // 1024))
+            elif name == "mirror":
+                left = int(rest)
+                while left and (part := stream.read1(min(left, 1 << 16))):
+                    left -= len(part)
+                    stream.write(part.translate(INVERTED))
+                    stream.flush()
             elif name == "take":
                 digest, left = hashlib.sha256(), int(rest)
                 while left and (part := stream.read(min(left, 1 << 20))):

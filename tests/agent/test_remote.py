@@ -24,6 +24,7 @@ from tests.agent.stage import eventually
 __all__ = ["remote"]
 
 MIB = 1 << 20
+INVERTED = bytes(255 - byte for byte in range(256))
 
 
 async def asked(program: Program, line: str) -> str:
@@ -57,6 +58,26 @@ async def test_bytes_arrive_as_they_were_sent(remote: Remote) -> None:
     totals = share.totals
     assert totals.sent_bytes > len(data)
     assert totals.received_bytes > 41943040
+    program.close()
+
+
+async def test_both_directions_carry_at_once(remote: Remote) -> None:
+    """Different bytes go each way at the same time, in pieces of many sizes."""
+    share = await remote.open()
+    program = Program(share.port)
+    there = os.urandom(48 << 20)
+
+    def write() -> None:
+        program.socket.sendall(f"mirror {len(there)}\n".encode())
+        at, step = 0, 1
+        while at < len(there):
+            program.socket.sendall(there[at : at + step])
+            at, step = at + step, step * 7 % 300_007 + 1
+
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    back = await asyncio.to_thread(program.lines.read, len(there))
+    await writing
+    assert hashlib.sha256(back).hexdigest() == hashlib.sha256(there.translate(INVERTED)).hexdigest()
     program.close()
 
 

@@ -85,6 +85,7 @@ def test_a_program_here_uses_a_claim_there(remote_platform: Platform, tenant: st
     assert "libvcuda.so" in preload
     assert claim in ended.err
     assert "round trips" in ended.err
+    assert "wrong results" in ended.err
     assert live_claims(remote_platform, tenant) == []
 
     assert max_.run(*RUN, "--", "sh", "-c", "exit 7").code == 7

@@ -66,7 +66,7 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     (docs/remote.md), where operators allow it.
 
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
-    Example: gpucloud run --remote --core 30 --memory 8GiB -- python train.py
+    Example: gpucloud run --remote --core 30 --memory 8GiB -- python predict.py
     Example: gpucloud run --node "$(hostname)" --core 30 --memory 8GiB -- python train.py
     """
     wanted = body((*CLAIM_FIELDS, NAME), given)
