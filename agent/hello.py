@@ -46,4 +46,5 @@ async def build(
         tunnels=settings.jobs is not None or UNSET,
         shared_instances=True,
         remote=remote or UNSET,
+        lends_memory=arbiter or UNSET,
     )

@@ -64,4 +64,5 @@ class Hello(Frame, frozen=True, kw_only=True):
     images: bool | UnsetType = UNSET  # True: in containers, too. Likewise.
     tunnels: bool | UnsetType = UNSET  # True: it knows `Tunnel`. Left out by an older agent.
     shared_instances: bool | UnsetType = UNSET  # True: it knows `Assignment.shared`. Likewise.
+    lends_memory: bool | UnsetType = UNSET  # True: it knows `Assignment.borrowing`, and its arbiter too. Likewise.
     remote: RemoteEndpoint | UnsetType = UNSET  # Left out if no program of another machine may use its GPUs.

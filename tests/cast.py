@@ -293,6 +293,7 @@ def hello(
         move=True if can else msgspec.UNSET,
         restart=True,
         shared_instances=True,
+        lends_memory=can or msgspec.UNSET,
         carry=carry or msgspec.UNSET,
         backends=list(backends) or msgspec.UNSET,
         host_memory_bytes=(host_memory_mib or 0) * MIB_BYTES if can else msgspec.UNSET,

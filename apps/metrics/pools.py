@@ -17,7 +17,8 @@ from apps.quotas.models import Pool, ResourceQuota, WebhookDelivery
 from apps.quotas.models.pool import FairShare, IdleRule
 from apps.quotas.models.webhook import DeliveryState
 from apps.scheduling.models import Claim, ClaimState, PackProfile, PastUse, RotationMember
-from apps.scheduling.models.claim import WAITING, Idle
+from apps.scheduling.models.choices import Idle
+from apps.scheduling.models.claim import WAITING
 
 # The label of a quota that counts in all pools together.
 EVERY_POOL = "*"

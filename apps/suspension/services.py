@@ -220,6 +220,12 @@ def refuse_kind(claim: Claim) -> None:
         raise CannotSuspend(
             "The driver cannot suspend programs in a MIG instance: release the claim, and make it anew.", of="instance"
         )
+    if claim.memory_limit_mib is not None:
+        raise CannotSuspend(
+            "Its programs borrow memory of their GPU, and programs that do can be neither suspended nor moved: release "
+            "the claim, or set memory_limit_mib to null.",
+            of="memory limit",
+        )
     if claim.reservation is not None:
         raise CannotSuspend(
             "Its room is reserved, so nobody else could use it: release the claim, or the reservation.",

@@ -16,7 +16,7 @@ from apps.quotas.models import Pool, ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks, outbox, sending
 from apps.scheduling.models import Claim, PackProfile, RotationMember
-from apps.scheduling.models.claim import Idle
+from apps.scheduling.models.choices import Idle
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed

@@ -14,7 +14,7 @@ from apps.quotas.models import Webhook
 from apps.quotas.principals import SYSTEM
 from apps.quotas.services.webhooks import hooks
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.choices import OverQuota
 from apps.scheduling.services.claims import lifecycle
 from gpucloud import locks
 from tests.cast import Cast, ask, give, give_plenty

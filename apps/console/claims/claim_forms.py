@@ -21,7 +21,8 @@ from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
-from apps.scheduling.models.claim import MOST_WEIGHT, Isolation
+from apps.scheduling.models.choices import Isolation
+from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
 
@@ -49,6 +50,18 @@ def schedule_field(empty: "StrPromise") -> forms.CharField:
         validators=[validate_schedule],
         help_text=format_lazy("{} {}", words, empty),
         widget=forms.TextInput(attrs={"class": "form-control"}),
+    )
+
+
+def memory_limit() -> MemoryField:
+    """Return the field of the memory up to which a best-effort claim borrows."""
+    return MemoryField(
+        label=_("Memory limit"),
+        required=False,
+        most=MOST[ClaimField.MEMORY_MIB],
+        help_text=_(
+            "Best effort only: up to this, it borrows memory that others on its GPU do not use. Empty: it borrows none."
+        ),
     )
 
 
@@ -80,6 +93,7 @@ class MoreForm(ServiceForm):
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
     schedule = schedule_field(_("Empty: that of the pool, if it has one."))
+    memory_limit_mib = memory_limit()
     node_selector = forms.CharField(
         label=_("Nodes with labels"),
         required=False,

@@ -29,7 +29,7 @@ COLUMNS = [
     "borrowed_core", "asked_core_limit", "host_memory_mib", "suspended_by", "rotation", "idle_since", "idle_reason",
     "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at", "updated_at", "version",
     "unreachable_since", "below_guarantee_since", "used_by", "movable", "moves_to", "moves_by", "schedule",
-    "suspends_at", "isolation", "profile", "own_core", "own_memory_mib", "instance_of",
+    "suspends_at", "memory_limit_mib", "isolation", "profile", "own_core", "own_memory_mib", "instance_of",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.

@@ -28,7 +28,8 @@ from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.claim import PLACED, OverQuota
+from apps.scheduling.models.choices import OverQuota
+from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.suspension_reports import (
     CARRY_REFUSED,
@@ -45,8 +46,8 @@ GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
 # What the page lists of a claim only where it is set.
 DETAILS = (
     "used_by", "reservation_id", "gpu_model", "priority", "time_limit_seconds", "start_at", "affinity",
-    "anti_affinity", "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "yields_at", "preempt_at",
-    "schedule", "suspends_at",
+    "anti_affinity", "exclusion", "node_selector", "asked_core_limit", "borrowed_core", "memory_limit_mib", "yields_at",
+    "preempt_at", "schedule", "suspends_at",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from apps.nodes.models import Gpu
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.scheduling.api.instance_fields import PROFILE, PROFILE_WRONG
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import Isolation
+from apps.scheduling.models.choices import Isolation
 
 if TYPE_CHECKING:
     ClaimChoice = forms.ModelChoiceField[Claim]

@@ -12,7 +12,7 @@ from apps.console.claims.estimates import Estimate
 from apps.console.shell.form_page import FormPage
 from apps.quotas.models import Role
 from apps.scheduling.models import Claim
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.choices import OverQuota
 from apps.scheduling.services.claims.lifecycle import create_claim
 from apps.scheduling.services.claims.spec import ClaimSpec
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.claims.claim_forms import schedule_field
+from apps.console.claims.claim_forms import memory_limit, schedule_field
 from apps.console.claims.claims import BEST_EFFORT, GUARANTEED, find
 from apps.console.shell.amounts import MemoryField
 from apps.console.shell.fields import api_help, choice, switch
@@ -21,18 +21,20 @@ from apps.scheduling.api.serializers import ResizeSerializer
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.models.claim import MOST_WEIGHT, PLACED
 from apps.scheduling.services.claims.isolation import LIVE_IN_INSTANCE, OWN_PART
+from apps.scheduling.services.claims.lent_memory import lends_memory
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.claims.resize import UNCHARGED, resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
 from gpucloud.web.tags import mib, percent
 
 # The fields of a claim that opened no instance.
-SHARED = [name for name in UNCHARGED if name not in OWN_PART]
+SHARED = [*(name for name in UNCHARGED if name not in OWN_PART), "memory_limit_mib"]
+FIELDS = (*UNCHARGED, "memory_limit_mib")
 CLASSES = [(GUARANTEED, _("Guaranteed")), (BEST_EFFORT, _("Best effort"))]
 
 
 class SharingForm(VersionedForm):
-    """The fields of a claim for which nothing is charged.
+    """The fields of a claim for which nothing is charged, and what it borrows.
 
     `version` holds these fields as the reader saw them: the claim's own version changes with every step of its life,
     too.
@@ -48,6 +50,7 @@ class SharingForm(VersionedForm):
         _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
     )
     schedule = schedule_field(_("Empty: never."))
+    memory_limit_mib = memory_limit()
     own_core = number(_("Own core"), least=0, most=100, help_text=api_help(ResizeSerializer, "own_core"))
     own_memory_mib = MemoryField(
         label=_("Own memory"),
@@ -58,7 +61,9 @@ class SharingForm(VersionedForm):
     def __init__(self, *args: Any, claim: Claim, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.offered = LIVE_IN_INSTANCE if claim.own_core is not None else SHARED
-        for name in set(UNCHARGED).difference(self.offered):
+        if not lends_memory(claim.pool) and claim.memory_limit_mib is None:
+            self.offered = [name for name in self.offered if name != "memory_limit_mib"]
+        for name in set(FIELDS).difference(self.offered):
             del self.fields[name]
 
     def clean_best_effort(self) -> bool:
@@ -97,7 +102,7 @@ class SharingPage(FormPage):
         """Return the form with the claim's values."""
         row = self.row
         kind = BEST_EFFORT if row.best_effort else GUARANTEED
-        same = {name: getattr(row, name) for name in UNCHARGED}
+        same = {name: getattr(row, name) for name in FIELDS}
         return SharingForm(data, claim=row, initial={**same, "best_effort": kind, "version": self.version()})
 
     @transaction.atomic
@@ -116,13 +121,15 @@ class SharingPage(FormPage):
 
     def version(self) -> str:
         """Return the values that this form shows, for comparison."""
-        return "-".join(str(getattr(self.row, name)) for name in UNCHARGED)
+        return "-".join(str(getattr(self.row, name)) for name in FIELDS)
 
     def describe(self) -> str:
         """Return the claim's values in words."""
         rebalanced = gettext("may be rebalanced") if self.row.rebalance else gettext("is not rebalanced")
         kind = gettext("Best effort") if self.row.best_effort else gettext("Guaranteed")
         words = [gettext("weight {0}").format(self.row.weight), kind.lower(), rebalanced, self.row.schedule]
+        if self.row.memory_limit_mib is not None:
+            words.append(gettext("memory limit {0}").format(mib(self.row.memory_limit_mib)))
         if self.row.own_core is not None:
             own = gettext("own part {0}, {1}").format(percent(self.row.own_core), mib(self.row.own_memory_mib))
             words = [words[0], own]

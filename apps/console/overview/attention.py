@@ -20,7 +20,7 @@ from apps.quotas.models.request import RequestState
 from apps.quotas.principals import Principal
 from apps.quotas.services.webhooks import addresses
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
-from apps.scheduling.models.claim import Idle
+from apps.scheduling.models.choices import Idle
 from apps.scheduling.services.charging.shortages import refresh_quota_reasons
 from gpucloud.web.tags import amount
 

@@ -34,7 +34,7 @@ from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
 from apps.scheduling.api.serializers import NEEDED_HELP, ClassField, ReasonSerializer, share_field
 from apps.scheduling.models import ClaimState
-from apps.scheduling.models.claim import OverQuota
+from apps.scheduling.models.choices import OverQuota
 from gpucloud.api import shown
 from gpucloud.api.serializers import Strict, StrictInteger
 from gpucloud.api.shown import Columns

@@ -120,6 +120,8 @@ class Node(Row):
     shared_instances = models.BooleanField(default=False, db_default=False)
     # The address at which clients reach it for remote shares (`agent.wire.RemoteEndpoint`); null: they do not.
     remote = models.JSONField(null=True)
+    # True: its agent and its arbiter can lend memory to best-effort claims.
+    lends_memory = models.BooleanField(default=False, db_default=False)
     host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     host_memory_used_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     simulated = models.BooleanField(default=False)

@@ -214,6 +214,7 @@ def _facts_of(hello: wire.Hello) -> dict[str, Any]:
         "images": hello.images is True,
         "shared_instances": hello.shared_instances is True,
         "remote": None if hello.remote is msgspec.UNSET else msgspec.to_builtins(hello.remote),
+        "lends_memory": hello.lends_memory is True,
         "host_memory_mib": 0 if hello.host_memory_bytes is msgspec.UNSET else hello.host_memory_bytes // MIB,
         "checks": msgspec.to_builtins(hello.checks),
     }

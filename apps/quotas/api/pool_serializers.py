@@ -165,6 +165,11 @@ class PoolSerializer(Strict):
         default=False,
         help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",
     )
+    lend_memory = serializers.BooleanField(
+        default=False,
+        help_text="Best-effort claims may borrow memory that others of their GPU do not use, and give it back when "
+        "it is needed (`memory_limit_mib`).",
+    )
     reclaim_idle = serializers.BooleanField(
         default=False, help_text="Idle reservations are released, not only reported."
     )

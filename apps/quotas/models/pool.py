@@ -186,6 +186,8 @@ class Pool(Row):
     rebalance_bounds = models.JSONField(default=dict, db_default={})
     # Best-effort claims may use reserved capacity until its reservation begins, and are then ended.
     lend_reserved = models.BooleanField(default=False, db_default=False)
+    # Best-effort claims may borrow memory that others of their GPU do not use.
+    lend_memory = models.BooleanField(default=False, db_default=False)
     # Notice before a claim is preempted; 0: none, null: nothing is preempted.
     preemption_grace_seconds = models.PositiveIntegerField(null=True, default=30, db_default=30)
     # A claim may preempt its own tenant's claims of lower priority.

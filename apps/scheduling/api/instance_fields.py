@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from apps.quotas.models.limits import MOST, ClaimField
-from apps.scheduling.models.claim import Isolation
+from apps.scheduling.models.choices import Isolation
 from gpucloud.api.serializers import StrictInteger
 
 ISOLATION_HELP = _(

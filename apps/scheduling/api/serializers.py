@@ -12,10 +12,11 @@ from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
-from apps.scheduling.api import instance_fields
+from apps.scheduling.api import instance_fields, memory_fields
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
-from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim, Idle, OverQuota
+from apps.scheduling.models.choices import Idle, OverQuota
+from apps.scheduling.models.claim import MOST_OF_A_GROUP, MOST_WEIGHT, Claim
 from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.services.cycles.replays import gpus_seen
 from gpucloud.api import shown
@@ -116,11 +117,12 @@ class AssignmentSerializer(Strict):
     gpu_unhealthy = shown.text("The problem of the GPU; empty: it is healthy.", source="gpu.unhealthy")
     columns = Columns(
         Assignment,
-        "core_request core_limit memory_mib mig_start mig_size generation observed_generation state reason in_force_at "
-        "created_at updated_at",
+        "core_request core_limit memory_mib memory_limit_mib mig_start mig_size generation observed_generation state "
+        "reason in_force_at created_at updated_at",
     )
     host_memory_mib = shown.integer(
-        "The node's memory charged for what its programs had on the GPU.", source="held_host_memory_mib"
+        "The node's memory charged for what its programs had on the GPU, or may have to move there.",
+        source="held_host_memory_mib",
     )
 
 
@@ -182,6 +184,7 @@ class ClaimSerializer(Strict):
     core_request = share_field(ClaimField.CORE_REQUEST, f"Percent of each GPU, guaranteed. {NEEDED_HELP}")
     core_limit = share_field(ClaimField.CORE_LIMIT, "Percent, the ceiling; core_request unless given.")
     memory_mib = share_field(ClaimField.MEMORY_MIB, f"On each GPU. {NEEDED_HELP}")
+    memory_limit_mib = memory_fields.memory_limit(default=None)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
@@ -257,7 +260,9 @@ class ClaimSerializer(Strict):
     lent_core = shown.integer("The idle part of core_request that best-effort claims may use until the claim needs it.")
     borrowed_core = shown.integer("The core that a best-effort claim borrows from others; none of it is guaranteed.")
     asked_core_limit = shown.integer("The core_limit set before the rebalancer set another one.", null=True)
-    host_memory_mib = shown.integer("The memory of its node that is charged while it is suspended, for all its GPUs.")
+    host_memory_mib = shown.integer(
+        "The memory of its node that is charged, for all its GPUs: while it is suspended, and for what it may borrow."
+    )
     suspended_by = shown.text(
         f"By whose order it is put aside, until it is active again: {', '.join(SuspendedBy.values)}; empty: it is not."
     )
@@ -337,6 +342,7 @@ class ResizeSerializer(Strict):
     core_request = share_field(ClaimField.CORE_REQUEST)
     core_limit = share_field(ClaimField.CORE_LIMIT)
     memory_mib = share_field(ClaimField.MEMORY_MIB)
+    memory_limit_mib = memory_fields.memory_limit(required=False)
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(required=False, help_text=MOVABLE_HELP)
@@ -349,8 +355,8 @@ class ResizeSerializer(Strict):
         """Refuse an empty change."""
         if not attrs:
             raise serializers.ValidationError(
-                "Give at least one of core_request, core_limit, memory_mib, weight, class, rebalance, movable, "
-                "schedule, own_core, own_memory_mib."
+                "Give at least one of core_request, core_limit, memory_mib, memory_limit_mib, weight, class, "
+                "rebalance, movable, schedule, own_core, own_memory_mib."
             )
         return attrs
 

@@ -59,6 +59,12 @@ class Mig(NamedTuple):
             return None
         return min(starts, key=lambda start: (self.price(profile, start), -start))
 
+    def choose_start(self, name: str, given: int | None) -> int | None:
+        """Return the first slice of one more instance: the given one, or the cheapest; None if it is not free."""
+        if given is None:
+            return self.choose(name)
+        return given if given in self.free_starts(name) else None
+
     def price(self, profile: Profile, start: int) -> int:
         """Return the room that an instance at this place takes from all profiles, in memory slices."""
         return _value(self.profiles, self.used) - _value(self.profiles, self.used | profile.slices(start))

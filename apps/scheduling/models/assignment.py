@@ -76,9 +76,11 @@ class Assignment(Row):
     core_request = models.PositiveSmallIntegerField()
     core_limit = models.PositiveSmallIntegerField()
     memory_mib = models.PositiveBigIntegerField()
+    memory_limit_mib = models.PositiveBigIntegerField(null=True)
     held_core = models.PositiveSmallIntegerField()
     held_memory_mib = models.PositiveBigIntegerField()
-    # The node's memory that it is charged while its programs' GPU memory is, or may be, in there.
+    # The node's memory that it is charged while its programs' GPU memory is, or may be, in there. What it borrows may
+    # be there at any time.
     held_host_memory_mib = models.PositiveBigIntegerField(default=0, db_default=0)
     # `lent_core`: the idle part of what it holds that is lent. `borrowed_core`: lent core that it uses; then it holds
     # no core of its own.

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
-from django.utils.translation import gettext_lazy as _
 
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.resource import MIG
 from apps.quotas.models.row import Owned, checks
+from apps.scheduling.models.choices import Idle, Isolation, OverQuota
 from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.reservation import Reservation
-from apps.scheduling.models.share import Share
+from apps.scheduling.models.share import Share, borrowable_mib
 from gpucloud.fastpath.page_queries import once_per_page
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
@@ -63,27 +63,6 @@ PUT_ASIDE = (ClaimState.SUSPENDING, ClaimState.SUSPENDED, ClaimState.RESUMING)
 PLACED = (ClaimState.ASSIGNED, ClaimState.ACTIVE, ClaimState.FAILED)
 
 
-class OverQuota(models.TextChoices):
-    """The treatment of a claim for which the tenant's quota has no room."""
-
-    REFUSE = "refuse"
-    WAIT = "wait"
-
-
-class Isolation(models.TextChoices):
-    """The boundary between a claim and the others on its GPU."""
-
-    SHARED = "shared", _("a share of a GPU")
-    HARD = "hard", _("a MIG instance of its own")
-
-
-class Idle(models.TextChoices):
-    """Reasons for which a claim counts as idle."""
-
-    IDLE = "idle", "Its programs compute nothing"
-    UNUSED = "unused", "No program has used it"
-
-
 class ClaimQuerySet(Owned["Claim"]):
     """Claims, selected by the principal who asks."""
 
@@ -113,6 +92,9 @@ class Claim(Share):
     movable = models.BooleanField(default=False, db_default=False)
     # The limit that its owner set, if the rebalancer has set another one.
     asked_core_limit = models.PositiveSmallIntegerField(null=True)
+    # On each of its GPUs, of a best-effort claim: what its programs may allocate beyond `memory_mib`, which is promised
+    # to it. The difference is memory that others of the GPU do not use now; it leaves when they need it. Null: nothing.
+    memory_limit_mib = models.PositiveBigIntegerField(null=True)
     # On each of its GPUs: the part of its guarantee that best-effort claims may use; and the lent core that it uses.
     lent_core = models.PositiveSmallIntegerField(default=0, db_default=0)
     borrowed_core = models.PositiveSmallIntegerField(default=0, db_default=0)
@@ -250,6 +232,10 @@ class Claim(Share):
             claim_core_in_range=Q(core_limit__gte=F("core_request"), core_limit__lte=100),
             claim_weight_in_range=Q(weight__gte=1, weight__lte=MOST_WEIGHT),
             claim_memory_positive=Q(memory_mib__gte=1),
+            claim_memory_limit_whole=(
+                Q(memory_limit_mib__isnull=True)
+                | Q(memory_limit_mib__gt=F("memory_mib"), best_effort=True, isolation="shared")
+            ),
             claim_isolation_whole=(
                 Q(isolation="shared", profile__isnull=True, own_core__isnull=True, instance_of__isnull=True)
                 | Q(WHOLE_OR_INSIDE, isolation="hard", profile__isnull=False, gpu_count=1)
@@ -382,13 +368,14 @@ class Claim(Share):
 
     @property
     def host_memory_mib(self) -> int:
-        """The memory of its node that its suspension is charged."""
+        """The memory of its node that it is charged, for its suspension or for what it borrows."""
         return self.charged_host_memory_mib
 
     @property
     def amounts(self) -> dict[str, int]:
         """The amounts that it charges once it is placed: what it has in host memory stays charged until it runs."""
-        return {**super().amounts, Resource.HOST_MEMORY_MIB: self.charged_host_memory_mib, **self.instances(1)}
+        host_mib = max(self.charged_host_memory_mib, self.gpu_count * borrowable_mib(self))
+        return {**super().amounts, Resource.HOST_MEMORY_MIB: host_mib, **self.instances(1)}
 
     @property
     def charged(self) -> dict[str, int]:

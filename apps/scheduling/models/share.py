@@ -1,5 +1,7 @@
 """Shares of GPUs: what claims and reservations have alike, and what their tenant's quotas are charged for them."""
 
+from typing import Any, Protocol
+
 from django.db import models
 
 from apps.quotas.models import Resource
@@ -17,6 +19,18 @@ def amounts(*, gpu_count: int, core: int, memory_mib: int) -> dict[str, int]:
         Resource.GPUS: gpu_count if core == WHOLE_GPU else 0,
         Resource.HOST_MEMORY_MIB: 0,
     }
+
+
+class Borrowing(Protocol):
+    """A row with memory limits: a claim or an assignment."""
+
+    memory_mib: Any
+    memory_limit_mib: Any
+
+
+def borrowable_mib(row: Borrowing) -> int:
+    """Return the memory of each GPU that it may borrow; as much of its node's memory is kept for it to leave to."""
+    return 0 if row.memory_limit_mib is None else int(row.memory_limit_mib - row.memory_mib)
 
 
 class Share(Row):

@@ -51,7 +51,7 @@ COLUMNS = (
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
     "gpu__backend", "claim__gpu_count", "claim__own_core", "claim__own_memory_mib", "claim__instance_of",
-    "gpu__node__pool__mig", "gpu__mps_group",
+    "gpu__node__pool__mig", "gpu__mps_group", "memory_limit_mib", "gpu__memory_mib",
 )  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         ceiling=row.claim__pool__core_ceiling,
         parts=row.claim__pool__parts,
     )
+    borrowing = _borrowing(row)
     is_alone = row.mig_start is not None and row.claim__own_core is None
     return wire.Assignment(
         uid=str(row.uid),
@@ -143,7 +144,8 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         # Borrowed core is guaranteed to another claim.
         core_request=0 if row.borrowed_core else row.core_request,
         core_limit=row.core_limit,
-        memory_bytes=row.memory_mib * MIB,
+        memory_bytes=(row.memory_mib if borrowing is None else min(row.memory_limit_mib, row.gpu__memory_mib)) * MIB,
+        borrowing=borrowing,
         sharing=None if sharing == wire.Sharing() or is_alone else sharing,
         backend="turns" if row.claim__profile else back_end_of(row.gpu__backend, row.claim__gpu_count),
         trust_group=trust_group_of(row.gpu__backend, row.gpu__mps_group),
@@ -156,6 +158,13 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         prepared=row.mig_start is not None and row.gpu__node__pool__mig == MigInstances.STATIC,
         present=row.state != AssignmentState.RELEASING,
     )
+
+
+def _borrowing(row: Any) -> wire.Borrowing | None:
+    if row.memory_limit_mib is None:
+        return None
+    host_mib = row.memory_limit_mib - row.memory_mib
+    return wire.Borrowing(memory_request_bytes=row.memory_mib * MIB, host_memory_bytes=host_mib * MIB)
 
 
 def _carry(row: Any) -> wire.Carry | None:

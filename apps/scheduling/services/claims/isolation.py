@@ -17,7 +17,8 @@ from apps.quotas.models import Pool, Tenant
 from apps.quotas.models.pool import MigInstances
 from apps.scheduling.core.mig import core_percent
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import RESOURCE_CLAIM, Isolation
+from apps.scheduling.models.choices import Isolation
+from apps.scheduling.models.claim import RESOURCE_CLAIM
 from apps.scheduling.services.fleet.devices import mig_state
 from gpucloud.errors import Conflict, Invalid
 

@@ -18,14 +18,15 @@ from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ElasticGroup
-from apps.scheduling.models.claim import WAITING, OverQuota
+from apps.scheduling.models.choices import OverQuota
+from apps.scheduling.models.claim import WAITING
 from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.charging.shortages import reasons_of
-from apps.scheduling.services.claims import isolation
+from apps.scheduling.services.claims import isolation, lent_memory
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.fleet.devices import SHARES_INSTANCES, could_carry, read_fleet, read_nodes
+from apps.scheduling.services.fleet.devices import LENDS_MEMORY, SHARES_INSTANCES, could_carry, read_fleet, read_nodes
 from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
@@ -94,9 +95,10 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
 
 # The fields of an elastic group's first claim that every member has. Its lease is its own: the group ends with it.
 OF_EVERY_MEMBER = (
-    "tenant", "pool", "name", "gpu_count", "core_request", "core_limit", "memory_mib", "weight", "best_effort",
-    "rebalance", "schedule", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector", "priority",
-    "time_limit_seconds", "start_at", "group", "group_most", "group_uid", "when_over_quota", "created_by", "user_id",
+    "tenant", "pool", "name", "gpu_count", "core_request", "core_limit", "memory_mib", "memory_limit_mib", "weight",
+    "best_effort", "rebalance", "schedule", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector",
+    "priority", "time_limit_seconds", "start_at", "group", "group_most", "group_uid", "when_over_quota", "created_by",
+    "user_id",
 )  # fmt: skip
 
 
@@ -158,6 +160,8 @@ def created_facts(claim: Claim) -> dict[str, Any]:
         instance |= {"own_core": claim.own_core, "own_memory_mib": claim.own_memory_mib}
     if claim.instance_of is not None:
         instance["instance_of"] = str(claim.instance_of)
+    if claim.memory_limit_mib is not None:
+        instance["memory_limit_mib"] = claim.memory_limit_mib
     return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim), **instance}
 
 
@@ -178,6 +182,7 @@ def draft_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
         claim.lease_until = timezone.now() + timedelta(seconds=claim.lease_seconds)
     if claim.group_most is not None:
         claim.group_uid = claim.uid
+    lent_memory.refuse_wrong(claim)
     if claim.instance_of is None:
         refuse_impossible(claim)
     _refuse_other_size(claim)
@@ -247,6 +252,7 @@ def request_of(claim: Claim) -> Request:
     labelled = claim.affinity is not None or claim.anti_affinity is not None or claim.exclusion is not None
     # An agent that cannot run several claims in an instance would keep it closed.
     own = {} if claim.own_core is None else SHARES_INSTANCES
+    lent = {} if claim.memory_limit_mib is None else LENDS_MEMORY
     return Request(
         claim.gpu_count,
         claim.core_request,
@@ -257,14 +263,19 @@ def request_of(claim: Claim) -> Request:
         affinity=claim.affinity,
         anti_affinity=claim.anti_affinity,
         exclusion=claim.exclusion,
-        node_selector=tuple(sorted({**claim.node_selector, **own}.items())),
+        node_selector=tuple(sorted({**claim.node_selector, **own, **lent}.items())),
         profile=claim.profile,
     )
 
 
 def limits(row: Claim | Assignment) -> dict[str, int]:
-    """Return the three amounts that can be changed live."""
+    """Return the three amounts that every claim has and that can be changed live."""
     return {"core_request": row.core_request, "core_limit": row.core_limit, "memory_mib": row.memory_mib}
+
+
+def all_limits(row: Claim | Assignment) -> dict[str, int | None]:
+    """Return all amounts that can be changed live, with those that few claims have."""
+    return {**limits(row), "memory_limit_mib": row.memory_limit_mib}
 
 
 def locked(claim: Claim, versions: etags.Versions = None) -> Claim:

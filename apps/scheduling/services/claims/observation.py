@@ -65,6 +65,8 @@ class _Known(NamedTuple):
     held_core: int
     memory_mib: int
     held_memory_mib: int
+    memory_limit_mib: int | None
+    held_host_memory_mib: int
     taken_core: int
     taken_memory_mib: int
     claim__own_core: int | None
@@ -85,6 +87,7 @@ def _is_news(row: Assignment | _Known, said: wire.Observation) -> bool:
     core, memory_mib = _wanted_part(row)
     shrunk = row.held_core > row.core_request or row.held_memory_mib > row.memory_mib
     shrunk = shrunk or row.taken_core > core or row.taken_memory_mib > memory_mib
+    shrunk = shrunk or (row.state in IN_FORCE and row.held_host_memory_mib > suspension_reports.kept_host_mib(row))
     same = (row.observed_generation, row.state, row.reason) == (said.generation, said.state, said.reason)
     return not same or shrunk
 
@@ -239,7 +242,8 @@ def _shrink(assignment: Assignment, memory_bytes: int) -> None:
     assignment.held_core = min(assignment.held_core, assignment.core_request)
     core, memory_mib = _wanted_part(assignment)
     assignment.taken_core = min(assignment.taken_core, core)
-    if memory_bytes <= memory_mib * MIB:
+    # What a claim uses beyond its promise it borrows, and that leaves when it is needed.
+    if memory_bytes <= (assignment.memory_limit_mib or memory_mib) * MIB:
         # One in another's instance holds nothing of its GPU itself, and one that opened its instance keeps all of it.
         if assignment.claim.instance_of is not None or assignment.room_core is not None:
             # Not more than was taken: a server of the version before records nothing for one that opens its instance.

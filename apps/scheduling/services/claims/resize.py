@@ -10,16 +10,19 @@ from django.db import transaction
 from django.utils import timezone
 
 from apps.nodes.services import capacity
+from apps.quotas.models import Resource
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit, limit_ranges
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import PLACED
+from apps.scheduling.models.share import borrowable_mib
 from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import refuse_spent
-from apps.scheduling.services.claims import isolation
+from apps.scheduling.services.claims import isolation, lent_memory
 from apps.scheduling.services.claims.lifecycle import (
     WrongState,
+    all_limits,
     limits,
     locked,
     raise_frames,
@@ -49,7 +52,7 @@ def resize_claim(
     aside = claim.state == ClaimState.SUSPENDED or claim.waits_to_resume
     if not claim.waiting and not aside and claim.state not in PLACED:
         raise WrongState(f"The claim is {claim.state}: only a live claim can be resized.", state=claim.state)
-    before = {name: getattr(claim, name) for name in (*limits(claim), *UNCHARGED)}
+    before = {name: getattr(claim, name) for name in (*all_limits(claim), *UNCHARGED)}
     after = _wanted(claim, before, changes.given())
     if after == before:
         return claim
@@ -59,6 +62,8 @@ def resize_claim(
     limit_ranges.check(claim.tenant, claim.pool, changed)
     for name, value in after.items():
         setattr(claim, name, value)
+    if "memory_limit_mib" in changed or "best_effort" in changed or "memory_mib" in changed or "schedule" in changed:
+        lent_memory.refuse_wrong(claim)
     grows = after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]
     if grows and claim.instance_of is None:
         refuse_impossible(claim)
@@ -119,7 +124,7 @@ def _resize_suspended(claim: Claim) -> None:
     """Want other limits of a claim that has no share of its GPUs now: it is charged when it resumes."""
     assignments = list(claim.assignments.live().select_related("gpu").order_by("gpu_id"))
     for assignment in assignments:
-        assignment.change(**limits(claim), generation=assignment.generation + 1)
+        assignment.change(**all_limits(claim), generation=assignment.generation + 1)
     raise_frames({assignment.gpu.node_id for assignment in assignments})
 
 
@@ -132,10 +137,15 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     owns = becomes_firm and claim.borrowed_core > 0
     grown = [_grown(assignment, claim, owns=owns) for assignment in assignments]
     # Quotas before GPUs: the order of locks.
-    states.charge_to(claim, _at_least(states.amounts_held(assignments), claim.charged), principal=principal)
+    target = states.amounts_held(assignments)
+    host_mib = sum(max(row.held_host_memory_mib, borrowable_mib(claim)) for row in assignments)
+    target = {**target, Resource.HOST_MEMORY_MIB: host_mib}
+    states.charge_to(claim, _at_least(target, claim.charged), principal=principal)
     if owns:
         borrowing.give_back(claim)
     _resize_loans(claim, resized=resized)
+    for assignment in assignments:
+        assignment.memory_mib, assignment.memory_limit_mib = claim.memory_mib, claim.memory_limit_mib
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
         grows = core or memory_mib
         if grows and not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
@@ -148,10 +158,13 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
                 core_free=gpu.core_free,
                 memory_free_mib=gpu.memory_free_mib,
             )
+    lent_memory.take_host_memory(assignments)
+    for assignment in assignments:
         assignment.change(
-            **limits(claim),
+            **all_limits(claim),
             held_core=assignment.held_core,
             held_memory_mib=assignment.held_memory_mib,
+            held_host_memory_mib=assignment.held_host_memory_mib,
             generation=assignment.generation + 1,
         )
     if any(core or memory_mib for core, memory_mib in grown) or becomes_firm:

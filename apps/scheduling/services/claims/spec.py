@@ -11,7 +11,7 @@ from uuid import UUID
 
 from apps.quotas.models import Pool, Tenant
 from apps.scheduling.models import Reservation
-from apps.scheduling.models.claim import Isolation, OverQuota
+from apps.scheduling.models.choices import Isolation, OverQuota
 
 
 class Unset(Enum):
@@ -32,6 +32,7 @@ class ClaimChanges:
     core_limit: int | Unset = UNSET
     # On each GPU.
     memory_mib: int | Unset = UNSET
+    memory_limit_mib: int | Unset | None = UNSET
     weight: int | Unset = UNSET
     best_effort: bool | Unset = UNSET
     rebalance: bool | Unset = UNSET

@@ -17,6 +17,7 @@ from apps.quotas.models import EventKind
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
 from apps.scheduling.models.claim import PUT_ASIDE
+from apps.scheduling.models.share import borrowable_mib
 from apps.scheduling.services.charging import states
 
 MIB = 1 << 20
@@ -136,11 +137,21 @@ def settle_holds(assignments: Sequence[Assignment]) -> None:
         if of == {AssignmentState.SUSPENDED}:
             assignment.held_core = assignment.held_memory_mib = 0
         elif of <= IN_FORCE or assignment.state == AssignmentState.RELEASED:
-            assignment.held_host_memory_mib = 0
+            assignment.held_host_memory_mib = kept_host_mib(assignment)
             # Programs that came from a node that was forgotten meanwhile are there.
             assignment.other_gpu = assignment.carry = None
             if resumes_elsewhere([assignment]):
                 assignment.return_gpu = None
+
+
+def kept_host_mib(row: Any) -> int:
+    """Return the host memory that an assignment in force keeps: less than it holds once less is in force."""
+    if row.state == AssignmentState.RELEASED:
+        return 0
+    # Above its limit, what it borrowed may still be in host memory.
+    if row.observed_generation < row.generation or row.state == AssignmentState.OVER_LIMIT:
+        return int(row.held_host_memory_mib)
+    return min(int(row.held_host_memory_mib), borrowable_mib(row))
 
 
 def find_state(claim: Claim, assignments: Sequence[Assignment], *, queued: bool) -> str | None:

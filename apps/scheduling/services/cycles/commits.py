@@ -26,16 +26,16 @@ from apps.quotas.principals import SYSTEM
 from apps.quotas.services import charging, member_limits
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
-from apps.scheduling.core.mig import Mig
 from apps.scheduling.core.values import Reason, Refused
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import IN_QUEUE
+from apps.scheduling.models.share import borrowable_mib
 from apps.scheduling.services.charging import reservation_charges, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
 from apps.scheduling.services.charging.reservation_charges import ReservationFull
 from apps.scheduling.services.charging.shortages import reasons_of
-from apps.scheduling.services.claims import isolation
-from apps.scheduling.services.claims.lifecycle import limits, raise_frames
+from apps.scheduling.services.claims import isolation, lent_memory
+from apps.scheduling.services.claims.lifecycle import all_limits, raise_frames
 from apps.scheduling.services.cycles.records import reasons_as_json
 from apps.scheduling.services.cycles.resuming import grant_resume, may_have
 from apps.scheduling.services.failures import SESSION_LOST
@@ -248,7 +248,7 @@ class _Transaction:
         serving = {node.pk for node in nodes if serves(node, wanted[node.pk])}
         takes: dict[int, tuple[int, int]] = {}
         used = slices_used([gpu.pk for gpu in gpus.values() if gpu.mig is not None])
-        guard = Guard(gpus, now=timezone.now())
+        guard, host = Guard(gpus, now=timezone.now()), lent_memory.HostRoom(nodes)
 
         def fits(pick: Pick) -> bool:
             claim = pick.claim
@@ -266,12 +266,15 @@ class _Transaction:
                     return False
             if not guard.admits(claim, pick.gpus) or not self._find_instance(pick, gpus, used):
                 return False
+            if not host.admits(claim, [gpus[key].node_id for key in pick.gpus]):
+                return False
             takes.update(more)
             return True
 
         self.placed = self._keep(picks, fits)
         if takes and not capacity.take_many(takes):
             raise AssertionError("A locked GPU has changed.")
+        host.take()
         # Programs that resume are used to the back end that they had.
         kept = {key for pick in self.placed if pick.claim.state == ClaimState.RESUMING for key in pick.gpus}
         follow_pools([gpus[key] for key in takes.keys() - kept])
@@ -288,7 +291,7 @@ class _Transaction:
         for gpu in found:
             mig = mig_state(gpu.mig, used.get(gpu.pk, 0), ready=True, static=gpu.node.pool.mig == MigInstances.STATIC)
             profile = mig.find(pick.claim.profile) if mig is not None else None
-            if mig is None or profile is None or (start := _choose_start(mig, profile.name, pick.start)) is None:
+            if mig is None or profile is None or (start := mig.choose_start(profile.name, pick.start)) is None:
                 return False
             self._instances[pick.claim.pk, gpu.pk] = {
                 "mig_start": start, "mig_size": profile.size, **isolation.parts_of_instance(pick.claim),
@@ -301,13 +304,6 @@ class _Transaction:
         for pick in picks:
             (kept if holds(pick) else self.lost).append(pick)
         return kept
-
-
-def _choose_start(mig: Mig, profile: str, given: int | None) -> int | None:
-    """Return the first slice of the instance: the given one, or the cheapest; None if it is not free."""
-    if given is None:
-        return mig.choose(profile)
-    return given if given in mig.free_starts(profile) else None
 
 
 def _lock_for_charges(picks: Sequence[Pick]) -> None:
@@ -333,9 +329,10 @@ def _write_assignments(picks: Iterable[Pick], instances: Mapping[tuple[int, int]
         Assignment(
             claim=pick.claim,
             gpu_id=key,
-            **limits(pick.claim),
+            **all_limits(pick.claim),
             held_core=pick.claim.core_request,
             held_memory_mib=pick.claim.memory_mib,
+            held_host_memory_mib=borrowable_mib(pick.claim),
             generation=pick.claim.generation,
             **instances.get((pick.claim.pk, key), {}),
         )

@@ -17,6 +17,7 @@ from apps.scheduling.core.gangs import both, most, place_all
 from apps.scheduling.core.queue import Ask
 from apps.scheduling.core.values import NOTHING, Held, Placed, Reason, Refused
 from apps.scheduling.models import Claim, ClaimState, Round
+from apps.scheduling.services.claims.lent_memory import FreeHostMemory, explain
 from apps.scheduling.services.cycles.commits import Outcome, Pick, commit, write_refusals
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.queue_order import QueueOrder, queue_entry
@@ -102,6 +103,7 @@ class _Round:
         self.unfinished = False
         # The core raised: the fleet must be rebuilt, and the record begun anew with it.
         self.broken = False
+        self.host = FreeHostMemory(cache.pool)
 
     def run(self, fence: Callable[[], None]) -> Round | None:
         """Run the round and return its record, or None if nothing changed."""
@@ -223,6 +225,7 @@ class _Round:
             for waiting, placed in zip(members, answer, strict=True):
                 cache.reserved.record_placement(waiting.claim, placed.gpus)
                 cache.take(placed, waiting.request)
+                self.host.record_placement(waiting.claim, [cache.devices[uuid].state.node for uuid in placed.gpus])
                 self.picks.append((waiting, placed))
             self.order.record_placement(ask)
             blocked_head.record_placement(ask, answer, now=self.now)
@@ -237,6 +240,9 @@ class _Round:
             blocked_head.record_refusal(ask)
         if len(members) > 1:
             self._refuse(members, answer)
+            return
+        if short := self._short_of_host(members[0].claim):
+            self._refuse(members, Refused((explain(members[0].claim, short), *answer.reasons)))
             return
         if members[0].claim.state == ClaimState.RESUMING:
             answer = self._explain_places(ask, members[0], answer)
@@ -272,7 +278,17 @@ class _Round:
         """Return the amounts by GPU that reservations withhold from these claims (`since` is a claim's key)."""
         cache = self.cache
         found = [cache.waiting[claim.since] for claim in ask.members if claim.since in cache.waiting]
-        return most(cache.withheld_from(waiting.claim) for waiting in found)
+        return most(
+            held
+            for waiting in found
+            for held in (cache.withheld_from(waiting.claim), self._short_of_host(waiting.claim))
+        )
+
+    def _short_of_host(self, claim: Claim) -> Held:
+        """Return the GPUs that are withheld from the claim because their nodes lack memory for what it borrows."""
+        if claim.memory_limit_mib is None:
+            return NOTHING
+        return self.host.withheld_from(claim, [device.state for device in self.cache.devices.values()])
 
     def _refuse(self, members: Iterable[WaitingClaim], why: Refused) -> None:
         """Refuse these claims for a reason that others of their kind do not share."""

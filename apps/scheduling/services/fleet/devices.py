@@ -19,12 +19,15 @@ from gpucloud.fastpath.compiled_queries import compiled_query
 LABEL_KINDS = ("affinity", "anti-affinity", "exclusion")
 LABEL_COLUMNS = ("gpu_id", "claim__tenant_id", "claim__affinity", "claim__anti_affinity", "claim__exclusion")
 # The labels that nodes have by themselves while their agents run jobs, container images, several claims in a MIG
-# instance, and remote shares. Claims of jobs, and claims that open their instance or are used remotely, select them.
+# instance, and remote shares, or lend memory. Claims of jobs, and claims that open their instance, are used remotely or
+# borrow memory select them.
 NODE_NAME = "gpucloud.io/node"
 RUNS_JOBS, RUNS_IMAGES = {"gpucloud.io/jobs": "true"}, {"gpucloud.io/images": "true"}
 SHARES_INSTANCES = {"gpucloud.io/shared-instances": "true"}
-TAKES_REMOTE = {"gpucloud.io/remote": "true"}
-OWN_LABELS = {**RUNS_JOBS, **RUNS_IMAGES, **SHARES_INSTANCES, **TAKES_REMOTE}
+TAKES_REMOTE, LENDS_MEMORY = {"gpucloud.io/remote": "true"}, {"gpucloud.io/lent-memory": "true"}
+OWN_LABELS = {**RUNS_JOBS, **RUNS_IMAGES, **SHARES_INSTANCES, **TAKES_REMOTE, **LENDS_MEMORY}
+# The fields of a node that stand for these labels, in their order.
+OWN_LABEL_FIELDS = ("jobs", "images", "shared_instances", "remote", "lends_memory")
 # The fields of a node on which the state of its GPUs depends.
 OF_NODE = ("name", "cordoned", "draining_at", "unhealthy", "fenced_at", "last_seen_at", "returning_frame", "backends")
 # A link between two GPUs: their uuids, and the kind of link.
@@ -59,6 +62,7 @@ def on_nodes_with(selector: dict[str, str]) -> Q:
     own &= Q(node__images=True) if RUNS_IMAGES.items() <= selector.items() else Q()
     own &= Q(node__shared_instances=True) if SHARES_INSTANCES.items() <= selector.items() else Q()
     own &= Q(node__remote__isnull=False) if TAKES_REMOTE.items() <= selector.items() else Q()
+    own &= Q(node__lends_memory=True) if LENDS_MEMORY.items() <= selector.items() else Q()
     return own & Q(node__labels__contains=given)
 
 
@@ -209,15 +213,14 @@ def read_nodes(pool: Pool, which: Q | None = None) -> list[NodeState]:
         pairs.setdefault(node, []).extend((uuid, other, word) for other, word in links.items() if uuid < other)
     return [
         NodeState(node.name, tuple(sorted(labels_of(node).items())), tuple(sorted(pairs.get(node.pk, ()))))
-        for node in nodes.only("name", "labels", "jobs", "images", "shared_instances", "remote").order_by("name")
+        for node in nodes.only("name", "labels", *OWN_LABEL_FIELDS).order_by("name")
     ]
 
 
 def labels_of(node: Node) -> dict[str, str]:
     """Return the labels that selectors of claims see: those that operators gave, and the node's own."""
-    has = [(node.jobs, RUNS_JOBS), (node.images, RUNS_IMAGES), (node.shared_instances, SHARES_INSTANCES)]
-    has.append((node.remote is not None, TAKES_REMOTE))
-    own = {name: text for is_so, labels in has if is_so for name, text in labels.items()}
+    has = zip(OWN_LABEL_FIELDS, OWN_LABELS.items(), strict=True)
+    own = {name: text for field, (name, text) in has if getattr(node, field)}
     return {**node.labels, NODE_NAME: node.name, **own}
 
 

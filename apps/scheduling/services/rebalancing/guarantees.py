@@ -15,13 +15,15 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
+from apps.scheduling.core.gangs import most
 from apps.scheduling.core.placement import place
 from apps.scheduling.core.values import GpuState, Placed
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import BudgetExceeded, refuse_spent
-from apps.scheduling.services.claims.lifecycle import WrongState, limits, locked, raise_frames, request_of
+from apps.scheduling.services.claims import lent_memory
+from apps.scheduling.services.claims.lifecycle import WrongState, all_limits, locked, raise_frames, request_of
 from apps.scheduling.services.failures import SET_ASIDE, each
 from apps.scheduling.services.fleet.devices import read_fleet, read_nodes
 from apps.scheduling.services.fleet.reserved import Guard, read_reserved
@@ -119,6 +121,7 @@ class _Tries:
     def __init__(self, pool: Pool, now: datetime, fence: Callable[[], None]) -> None:
         self._pool, self._fence = pool, fence
         self._reserved, self._nodes = read_reserved(pool, now=now), read_nodes(pool)
+        self._host = lent_memory.FreeHostMemory(pool)
         self._fleet: list[GpuState] | None = None
         # Room only shrinks meanwhile: a claim with the same request and terms as a refused one is refused, too.
         self._no_room: set[object] = set()
@@ -135,7 +138,8 @@ class _Tries:
             self._fleet = _lent_fleet(self._pool)
         fleet = self._fleet
         self.asked += 1
-        answer = place(fleet, alike[0], nodes=self._nodes, held=self._reserved.withheld_from(claim, lambda: fleet))
+        helds = self._reserved.withheld_from(claim, lambda: fleet), self._host.withheld_from(claim, fleet)
+        answer = place(fleet, alike[0], nodes=self._nodes, held=most(helds))
         if not isinstance(answer, Placed):
             self._no_room.add(alike)
             return False
@@ -146,7 +150,7 @@ class _Tries:
             return False
         except _Changed:
             placed = False
-        self._fleet = None
+        self._fleet, self._host = None, lent_memory.FreeHostMemory(self._pool)
         return placed
 
 
@@ -180,21 +184,29 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
         target = claim.amounts
         states.charge_to(claim, target)
     gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
-    for gpu in gpus:
-        borrowed = capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib)
-        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="", cordoned=False).exists():
-            raise _Changed
-        Assignment.objects.create(
+    rows = [
+        Assignment(
             claim=claim,
             gpu=gpu,
-            **limits(claim),
+            **all_limits(claim),
             held_core=0,
             held_memory_mib=claim.memory_mib,
             borrowed_core=claim.core_request,
             generation=claim.generation,
         )
+        for gpu in gpus
+    ]
+    for gpu in gpus:
+        borrowed = capacity.borrow(gpu_id=gpu.pk, core=claim.core_request, memory_mib=claim.memory_mib)
+        if not borrowed or Gpu.objects.filter(pk=gpu.pk).exclude(unhealthy="", cordoned=False).exists():
+            raise _Changed
     if Guard([gpu.pk for gpu in gpus], now=timezone.now()).find_conflicts(claim):
         raise _Changed
+    try:
+        lent_memory.take_host_memory(rows)
+    except lent_memory.NoHostMemoryToLend as error:
+        raise _Changed from error
+    Assignment.objects.bulk_create(rows)
     claim.borrowed_core = claim.core_request
     states.move(claim, ClaimState.ASSIGNED, reasons=[], assigned_at=timezone.now())
     node_ids = {gpu.node_id for gpu in gpus}

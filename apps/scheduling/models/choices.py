@@ -1,0 +1,25 @@
+"""Choices of claims' fields."""
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class OverQuota(models.TextChoices):
+    """The treatment of a claim for which the tenant's quota has no room."""
+
+    REFUSE = "refuse"
+    WAIT = "wait"
+
+
+class Isolation(models.TextChoices):
+    """The boundary between a claim and the others on its GPU."""
+
+    SHARED = "shared", _("a share of a GPU")
+    HARD = "hard", _("a MIG instance of its own")
+
+
+class Idle(models.TextChoices):
+    """Reasons for which a claim counts as idle."""
+
+    IDLE = "idle", "Its programs compute nothing"
+    UNUSED = "unused", "No program has used it"
