@@ -40,7 +40,7 @@ TIMED = {
     "C, by the clock 2": "mix copies",
     "C, by the clock 3": "charges sweep",
     "C, by the clock 4": "arbiter turns ahead",
-    "C, by the clock 5": "suspend mps memops lending",
+    "C, by the clock 5": "suspend mps memops lending lent",
 }
 C_SUITES = {
     **{suite: f"chapters CHAPTERS={chapters}" for suite, chapters in TIMED.items()},

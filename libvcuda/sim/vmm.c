@@ -25,11 +25,20 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
+/* What the driver takes for itself with each piece of the GPU's memory; tests ask for it. */
+static int64_t tables(const struct physical *p)
+{
+    const char *text = p->host ? NULL : getenv("GPUCLOUD_SIM_TABLES");
+    return text ? atoll(text) : 0;
+}
+
 static CUresult drop(struct physical *p)
 {
     if (__atomic_sub_fetch(&p->references, 1, __ATOMIC_ACQ_REL))
         return CUDA_SUCCESS;
     CUresult result = p->host ? CUDA_SUCCESS : sim_physical_free(p);
+    if (tables(p))
+        sim_charge(p->device, -tables(p));
     if (p->bytes_at)
         munmap(p->bytes_at, p->bytes);
     if (p->imported)
@@ -51,7 +60,8 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const CUallocationProp *pro
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *p = (struct physical){.device = device, .bytes = bytes, .references = 1, .host = host};
-    CUresult result = host ? CUDA_SUCCESS : sim_physical_take(p);
+    CUresult result = tables(p) ? sim_charge(device, tables(p)) : CUDA_SUCCESS;
+    result = result || host ? result : sim_physical_take(p);
     if (result) {
         free(p);
         return result;

@@ -49,6 +49,7 @@ static const struct chapter {
     {"charges", test_charges, TIMED, "the same programs without a limit: what their pages say they used"},
     {"suspend", test_suspend, TIMED, "GPU memory moved to host memory and back while programs run"},
     {"lending", test_lending, TIMED, "memory of a claim that borrows steps aside for its owner, and comes back"},
+    {"lent", test_lent, TIMED, "the same memory: second contexts, captures, books, deaths, what no giving cures"},
     {"syscalls", test_syscalls, SHORT, "no system call on the way of a launch"},
     {"kill", test_kill, SHORT, "processes killed at random moments (VCUDA_TEST_COUNT of them)"},
 };

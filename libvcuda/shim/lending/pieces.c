@@ -85,7 +85,7 @@ CUresult piece_make_host(struct piece *piece)
 CUresult piece_make_device(struct piece *piece)
 {
     CUallocationProp prop = prop_of(CU_LOCATION_DEVICE, device);
-    account_movable = 1;
+    account_movable = piece->bytes;
     CUresult result = real.cuMemCreate(&piece->device, piece->bytes, &prop, 0);
     account_movable = 0;
     return result;
@@ -93,10 +93,8 @@ CUresult piece_make_device(struct piece *piece)
 
 void piece_end_device(struct piece *piece)
 {
-    account_movable = 1;
     if (piece->device)
         real.cuMemRelease(piece->device);
-    account_movable = 0;
     piece->device = 0;
 }
 

@@ -31,7 +31,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
-_Thread_local int account_movable;
+_Thread_local uint64_t account_movable;
 
 struct sum {
     uint64_t bytes;
@@ -120,19 +120,19 @@ int account_over(int slot)
            (limit.flags & VCUDA_FLAG_BORROWS && used - movable > limit.memory_request);
 }
 
-static int try_reserve(int slot, uint64_t bytes)
+static int try_reserve(int slot, uint64_t bytes, int movable)
 {
     uint64_t *mine = &shim_usage(slot)->memory_bytes;
     __atomic_fetch_add(mine, bytes, __ATOMIC_SEQ_CST);
     /* After the addition, and before it is taken back: in between, too much counts as what cannot leave, never too
      * little. */
-    if (__builtin_expect(account_movable, 0))
+    if (__builtin_expect(movable, 0))
         __atomic_fetch_add(&shim.self->movable_bytes, bytes, __ATOMIC_SEQ_CST);
     /* The limit is read after the addition: if an agent lowers it and then reads the use, either the use includes these
      * bytes, or they are refused here. */
     if (!account_over(slot))
         return 1;
-    account_refund(slot, bytes);
+    account_refund_kind(slot, bytes, movable);
     return 0;
 }
 
@@ -164,32 +164,37 @@ CUresult account_reserve(int slot, uint64_t bytes)
     if (state != VCUDA_SLOT_OPEN)
         return CUDA_ERROR_NOT_PERMITTED;
     if (bytes <= limit) {
-        if (try_reserve(slot, bytes))
+        if (try_reserve(slot, bytes, 0))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
         /* Before refusing: reclaim the slots of dead processes, and memory that pools have returned since. */
         vcuda_usage_reap_dead(shim.usage);
         ask_importers(slot);
         pools_refresh(slot);
-        if (try_reserve(slot, bytes))
+        if (try_reserve(slot, bytes, 0))
             return still_fits(slot, bytes, limit) ? CUDA_SUCCESS : refuse(slot);
     }
     return refuse(slot);
 }
 
-int account_take(int slot, uint64_t bytes)
+int account_take_kind(int slot, uint64_t bytes, int movable)
 {
     uint32_t state;
     uint64_t limit = limit_of(slot, &state);
     if (state == VCUDA_SLOT_OPEN && bytes <= limit) {
-        if (try_reserve(slot, bytes))
+        if (try_reserve(slot, bytes, movable))
             return 1;
         vcuda_usage_reap_dead(shim.usage);
         ask_importers(slot);
-        if (try_reserve(slot, bytes))
+        if (try_reserve(slot, bytes, movable))
             return 1;
     }
     refuse(slot);
     return 0;
+}
+
+int account_take(int slot, uint64_t bytes)
+{
+    return account_take_kind(slot, bytes, 0);
 }
 
 uint64_t account_take_room(int slot, uint64_t most)
@@ -198,16 +203,21 @@ uint64_t account_take_room(int slot, uint64_t most)
     uint64_t limit = limit_of(slot, &state), used = account_used(slot);
     uint64_t room = used < limit ? limit - used : 0;
     room = room < most ? room : most;
-    return state == VCUDA_SLOT_OPEN && room && try_reserve(slot, room) ? room : 0;
+    return state == VCUDA_SLOT_OPEN && room && try_reserve(slot, room, 0) ? room : 0;
+}
+
+void account_refund_kind(int slot, uint64_t bytes, int movable)
+{
+    if (!bytes || !shim.self)
+        return;
+    if (movable)
+        __atomic_fetch_sub(&shim.self->movable_bytes, bytes, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
 void account_refund(int slot, uint64_t bytes)
 {
-    if (!bytes || !shim.self)
-        return;
-    if (__builtin_expect(account_movable, 0))
-        __atomic_fetch_sub(&shim.self->movable_bytes, bytes, __ATOMIC_SEQ_CST);
-    __atomic_fetch_sub(&shim_usage(slot)->memory_bytes, bytes, __ATOMIC_SEQ_CST);
+    account_refund_kind(slot, bytes, 0);
 }
 
 /* ---- The layer that accounts ---- */

@@ -12,11 +12,15 @@ int account_over(int slot);      /* 1 if the sum is above the limit */
 CUresult account_reserve(int slot, uint64_t bytes);
 /* For the kernel's calls; calls neither the driver nor NVML. 0: no room, or a closed slot. */
 int account_take(int slot, uint64_t bytes);
+/* The same of memory that can leave the GPU (`movable` 1), and its return. */
+int account_take_kind(int slot, uint64_t bytes, int movable);
+void account_refund_kind(int slot, uint64_t bytes, int movable);
 /* Take as much as there is room for, up to `most`; return it. */
 uint64_t account_take_room(int slot, uint64_t most);
 void account_refund(int slot, uint64_t bytes);
-/* While set, this thread takes or gives back memory that can leave the GPU, by the kernel's calls. */
-extern _Thread_local int account_movable __attribute__((visibility("hidden")));
+/* The size of memory that can leave the GPU and that this thread has made now; 0: none. What else the driver takes or gives
+ * back meanwhile cannot. */
+extern _Thread_local uint64_t account_movable __attribute__((visibility("hidden")));
 /* Return the cost of an allocation of this size on the GPU; small ones share granules, so this moves `*total`, their
  * sum. */
 uint64_t account_charge(uint64_t *total, uint64_t bytes, int sign);

@@ -15,6 +15,7 @@
 
 #include "nvidia_rm.h"
 #include "account.h"
+#include "shares.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -147,20 +148,24 @@ static int forward_patiently(struct call *c, const struct allocation *a, struct 
 static int allocate_charged(struct call *c, const struct allocation *a, struct rm_memory *memory, int slot)
 {
     uint64_t bytes = memory->size;
-    if (!account_take(slot, bytes))
+    int movable = account_movable == bytes;
+    if (!account_take_kind(slot, bytes, movable))
         return refuse(a);
     int result = forward_patiently(c, a, memory, slot);
     if (result || *a->status != RM_OK) {
-        account_refund(slot, bytes);
+        account_refund_kind(slot, bytes, movable);
         return result;
     }
-    if (memory->size > bytes && !account_take(slot, memory->size - bytes)) {
-        account_refund(slot, bytes);
+    if (memory->size > bytes && !account_take_kind(slot, memory->size - bytes, movable)) {
+        account_refund_kind(slot, bytes, movable);
         return give_up(c, a);
     }
     if (memory->size < bytes)
-        account_refund(slot, bytes - memory->size);
-    objects_add_memory(a->client, *a->handle, a->parent, memory->size, slot);
+        account_refund_kind(slot, bytes - memory->size, movable);
+    if (movable)
+        account_movable = 0;
+    objects_add_memory(a->client, *a->handle, a->parent,
+                       &(struct memory){.bytes = memory->size, .slot = slot, .is_movable = movable});
     return result;
 }
 

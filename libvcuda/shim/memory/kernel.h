@@ -31,7 +31,8 @@ int objects_know_any(void);
  * OBJECTS_UNKNOWN. */
 int objects_slot(uint32_t client, uint32_t parent);
 /* Add memory that was charged to a slot. Without room to remember it, the charge stays for the process's life. */
-void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot);
+struct memory;
+void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, const struct memory *charged);
 /* Add a second handle of the same memory. Return 0 if the source is not ours: its maker pays. */
 int objects_dup_memory(uint32_t client, uint32_t handle, uint32_t parent, uint32_t source_client, uint32_t source);
 /* Note the memory that the open file of `fd` holds from now on, as its object with this index; handle 0: none any

@@ -177,12 +177,14 @@ int objects_slot(uint32_t client, uint32_t parent)
     return slot;
 }
 
-void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, uint64_t bytes, int slot)
+void objects_add_memory(uint32_t client, uint32_t handle, uint32_t parent, const struct memory *charged)
 {
     struct memory *memory = malloc(sizeof *memory);
     if (!memory)
         return;
-    *memory = (struct memory){.bytes = bytes, .slot = slot, .handles = 1, .is_paid = 1, .kept = -1};
+    *memory = *charged;
+    memory->handles = memory->is_paid = 1;
+    memory->kept = -1;
     pthread_mutex_lock(&objects_mutex);
     struct object *o = add(client, handle, parent, device_above(client, parent));
     if (o)

@@ -202,7 +202,7 @@ static void end_if_unheld(struct memory *m)
     if (m->watches)
         return;
     if (m->is_paid)
-        account_refund(m->slot, m->bytes);
+        account_refund_kind(m->slot, m->bytes, m->is_movable);
     else
         count_imported(m, -1);
     if (!m->is_listed) {

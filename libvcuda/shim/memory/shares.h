@@ -16,6 +16,7 @@ struct memory {
     int is_paid;    /* charged to this process; else to `payer` */
     int is_forever; /* a descriptor of it cannot be watched: it stays charged for the process's life */
     int is_listed;
+    int is_movable;        /* it can leave the GPU: part of movable_bytes */
     struct watch *watches; /* open files that hold it */
     int kept;              /* our descriptor of the open file that it was imported from, or -1 */
     int payer;             /* a slot of the usage page, when it was taken, and its process */
