@@ -17,6 +17,9 @@
 #define PAUSE_NS 1000000
 /* The arbiter looks every 20 ms at least while some claim borrows. */
 #define WATCHED_NS 1000000000ull
+/* From the arbiter's last look on, what it said of lent memory holds for so long: it may have been killed, and nobody would
+ * follow. The agent starts the next one within a second or two. */
+#define LEFT_NS 3000000000ull
 /* A program that has just begun may be one that the arbiter has not seen yet; it scans four times a second. */
 #define YOUNG_NS 2000000000ull
 
@@ -61,12 +64,19 @@ static int is_unseen(int slot)
            pages_clock(CLOCK_BOOTTIME) - shim.self->attached_ns < YOUNG_NS;
 }
 
+/* Return 1 if other claims may borrow here, and an arbiter would ask them for it. */
+static int may_be_lent(const struct vcuda_memory_turn *turn)
+{
+    if (!turn || !__atomic_load_n(&turn->borrowers, __ATOMIC_ACQUIRE))
+        return 0;
+    uint64_t looked = __atomic_load_n(&turn->looked_ns, __ATOMIC_ACQUIRE), now = shim_page_now();
+    return looked >= now || now - looked < LEFT_NS;
+}
+
 uint64_t reclaim_lent(int slot)
 {
     const struct vcuda_memory_turn *turn = slot >= 0 ? turn_of(slot) : NULL;
-    return turn && __atomic_load_n(&turn->borrowers, __ATOMIC_ACQUIRE)
-               ? __atomic_load_n(&turn->lent_bytes, __ATOMIC_ACQUIRE)
-               : 0;
+    return may_be_lent(turn) ? __atomic_load_n(&turn->lent_bytes, __ATOMIC_ACQUIRE) : 0;
 }
 
 /* Return how long to wait at most; 0: the memory is not promised. The account has its bytes already. */
@@ -97,10 +107,8 @@ int reclaim_wait(int slot, uint64_t bytes, struct reclaim *reclaim)
         return 1;
     }
     const struct vcuda_memory_turn *turn = turn_of(slot);
-    uint64_t most = turn && !account_never_waits && !__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE) &&
-                            __atomic_load_n(&turn->borrowers, __ATOMIC_ACQUIRE)
-                        ? most_ns(slot, bytes)
-                        : 0;
+    int waits = !account_never_waits && !__atomic_load_n(&shim.stopping, __ATOMIC_ACQUIRE) && may_be_lent(turn);
+    uint64_t most = waits ? most_ns(slot, bytes) : 0;
     if (!most || reclaim->last)
         return 0;
     if (!reclaim->since_ns)
