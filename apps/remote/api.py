@@ -10,6 +10,7 @@ from rest_framework.response import Response
 
 from apps.remote.tickets import open_remote
 from apps.scheduling.api.claims import ClaimView
+from gpucloud.api import etags
 from gpucloud.api.serializers import Strict
 
 
@@ -43,8 +44,9 @@ class ClaimRemote(ClaimView):
     @extend_schema(request=RemoteKeySerializer, responses={200: RemotePlaceSerializer})
     def post(self, request: Request, uid: str) -> Response:
         """Let one client use the claim from another machine. The ticket is good for one session of that client."""
-        key_digest = self.parse_body(request)["key_sha256"]
-        place = open_remote(principal=self.principal, claim=self.named(uid), key_digest=key_digest)
+        key_digest, claim = self.parse_body(request)["key_sha256"], self.named(uid)
+        etags.check(claim.version, etags.if_match(request))
+        place = open_remote(principal=self.principal, claim=claim, key_digest=key_digest)
         return Response(RemotePlaceSerializer(place._asdict()).data, headers={"Cache-Control": "no-store"})
 
 

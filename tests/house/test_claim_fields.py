@@ -106,6 +106,6 @@ def test_every_field_that_can_be_changed_live_is_on_a_form() -> None:
 
 def test_every_field_that_can_be_changed_live_is_in_the_audit_log() -> None:
     """`resize.py` records the fields that are charged, and those of UNCHARGED."""
-    recorded = {"core_request", "core_limit", "memory_mib", *UNCHARGED}
+    recorded = {"core_request", "core_limit", "memory_mib", "memory_limit_mib", *UNCHARGED}
     forgotten = {field.name for field in dataclasses.fields(ClaimChanges)} - recorded
-    assert not forgotten, "apps/scheduling/services/claims/resize.py, UNCHARGED; or `limits` in lifecycle.py"
+    assert not forgotten, "apps/scheduling/services/claims/resize.py, UNCHARGED; or `all_limits` in lifecycle.py"

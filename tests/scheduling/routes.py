@@ -83,7 +83,9 @@ OPERATORS = {
 }
 # Enrolment: its token is its idempotency, a repeat with the same key is allowed. An import: existing objects stay, and
 # new ones are made pod by pod, not in one transaction.
-NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"}
+# A ticket is good once: a repeated request gets another one.
+TICKETS = {"claims/<uuid:uid>/remote/"}
+NOT_IDEMPOTENT = {"nodes/enrol/", "clusters/join/", "clusters/<slug:name>/import/"} | TICKETS
 WITHOUT_TOKEN = {"nodes/enrol/", "clusters/join/"}
 END = (timezone.now() + timedelta(days=3)).isoformat()
 NOBODY = "00000000-0000-0000-0000-000000000000"

@@ -354,10 +354,7 @@ class ResizeSerializer(Strict):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse an empty change."""
         if not attrs:
-            raise serializers.ValidationError(
-                "Give at least one of core_request, core_limit, memory_mib, memory_limit_mib, weight, class, "
-                "rebalance, movable, schedule, own_core, own_memory_mib."
-            )
+            raise serializers.ValidationError(f"Give at least one of {', '.join(self.fields)}.")
         return attrs
 
 

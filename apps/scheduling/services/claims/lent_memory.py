@@ -6,7 +6,7 @@ memory is taken for it when it is placed, and charged as `host_memory_mib`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from apps.nodes.models import Node
 from apps.nodes.models.gpu import WHOLE
@@ -121,10 +121,11 @@ class HostRoom:
         self._free = {node.pk: free_of(node) for node in nodes}
         self._takes: Counter[int] = Counter()
 
-    def admits(self, claim: Claim, node_ids: Sequence[int]) -> bool:
+    def admits(self, claim: Claim, node_ids: Iterable[int]) -> bool:
         """Return True if there is memory for the claim on these nodes, one for each of its GPUs, and note it."""
-        more = borrowable_mib(claim)
-        needed = Counter({key: node_ids.count(key) * more for key in node_ids}) if more else Counter()
+        if not (more := borrowable_mib(claim)):
+            return True
+        needed = Counter({key: number * more for key, number in Counter(node_ids).items()})
         if any(self._takes[key] + amount > self._free[key] for key, amount in needed.items()):
             return False
         self._takes += needed

@@ -36,6 +36,8 @@ from gpucloud.errors import Conflict
 
 # What can be changed live beside the limits.
 UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "schedule", *isolation.OWN_PART)
+# On them depends what a claim may borrow.
+BORROWING = frozenset({"memory_mib", "memory_limit_mib", "best_effort", "schedule"})
 
 
 class NoRoom(Conflict, code="no-room", title="The GPU has no room for this"):
@@ -62,10 +64,9 @@ def resize_claim(
     limit_ranges.check(claim.tenant, claim.pool, changed)
     for name, value in after.items():
         setattr(claim, name, value)
-    if "memory_limit_mib" in changed or "best_effort" in changed or "memory_mib" in changed or "schedule" in changed:
+    if BORROWING & changed.keys():
         lent_memory.refuse_wrong(claim)
-    grows = after["core_request"] > before["core_request"] or after["memory_mib"] > before["memory_mib"]
-    if grows and claim.instance_of is None:
+    if claim.instance_of is None and any(after[name] > before[name] for name in ("core_request", "memory_mib")):
         refuse_impossible(claim)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
@@ -137,27 +138,14 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     owns = becomes_firm and claim.borrowed_core > 0
     grown = [_grown(assignment, claim, owns=owns) for assignment in assignments]
     # Quotas before GPUs: the order of locks.
-    target = states.amounts_held(assignments)
-    host_mib = sum(max(row.held_host_memory_mib, borrowable_mib(claim)) for row in assignments)
-    target = {**target, Resource.HOST_MEMORY_MIB: host_mib}
-    states.charge_to(claim, _at_least(target, claim.charged), principal=principal)
+    states.charge_to(claim, _at_least(_target(claim, assignments), claim.charged), principal=principal)
     if owns:
         borrowing.give_back(claim)
     _resize_loans(claim, resized=resized)
     for assignment in assignments:
         assignment.memory_mib, assignment.memory_limit_mib = claim.memory_mib, claim.memory_limit_mib
     for assignment, (core, memory_mib) in zip(assignments, grown, strict=True):
-        grows = core or memory_mib
-        if grows and not capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
-            assignment.gpu.refresh_from_db()
-            gpu = assignment.gpu
-            raise NoRoom(
-                f"GPU capacity exceeded: requested {core} % more core and {memory_mib} MiB more memory, "
-                f"{gpu.core_free} % and {gpu.memory_free_mib} MiB available on GPU {gpu.uuid}",
-                gpu_uuid=gpu.uuid,
-                core_free=gpu.core_free,
-                memory_free_mib=gpu.memory_free_mib,
-            )
+        _take(assignment, core, memory_mib)
     lent_memory.take_host_memory(assignments)
     for assignment in assignments:
         assignment.change(
@@ -170,6 +158,27 @@ def _resize_assignments(claim: Claim, principal: Principal, *, becomes_firm: boo
     if any(core or memory_mib for core, memory_mib in grown) or becomes_firm:
         _refuse_reserved(claim, assignments)
     raise_frames({assignment.gpu.node_id for assignment in assignments})
+
+
+def _target(claim: Claim, assignments: list[Assignment]) -> dict[str, int]:
+    """Return what the grown assignments charge, with the host memory for what the claim may borrow from now on."""
+    host_mib = sum(max(row.held_host_memory_mib, borrowable_mib(claim)) for row in assignments)
+    return {**states.amounts_held(assignments), Resource.HOST_MEMORY_MIB: host_mib}
+
+
+def _take(assignment: Assignment, core: int, memory_mib: int) -> None:
+    """Take more of the assignment's GPU. Raises NoRoom."""
+    if not (core or memory_mib) or capacity.take(gpu_id=assignment.gpu_id, core=core, memory_mib=memory_mib):
+        return
+    assignment.gpu.refresh_from_db()
+    gpu = assignment.gpu
+    raise NoRoom(
+        f"GPU capacity exceeded: requested {core} % more core and {memory_mib} MiB more memory, "
+        f"{gpu.core_free} % and {gpu.memory_free_mib} MiB available on GPU {gpu.uuid}",
+        gpu_uuid=gpu.uuid,
+        core_free=gpu.core_free,
+        memory_free_mib=gpu.memory_free_mib,
+    )
 
 
 def _resize_loans(claim: Claim, *, resized: bool) -> None:

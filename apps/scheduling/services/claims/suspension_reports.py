@@ -77,6 +77,9 @@ def answer_refusal(claim: Claim, assignments: Sequence[Assignment], said: Said, 
         state = reports.get(assignment.pk)
         if suspends:
             assignment.state = state if state in IN_FORCE else AssignmentState.RESUMING
+            if state in IN_FORCE:
+                # Its programs never left.
+                assignment.held_host_memory_mib = borrowable_mib(assignment)
         elif moves:
             # Back to where it came from, whose room it still holds.
             assignment.state = AssignmentState.RESUMING

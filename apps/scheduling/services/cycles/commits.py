@@ -238,12 +238,9 @@ class _Transaction:
 
     def _choose(self, picks: Iterable[Pick]) -> None:
         """Lock GPUs and nodes, keep the picks for which there is room, in their order, and take that room."""
-        rows = Gpu.objects.select_for_update(no_key=True, of=("self",)).select_related("node__pool")
-        rows = rows.filter(pk__in={key for pick in picks for key in pick.gpus})
-        gpus = {gpu.pk: gpu for gpu in rows.order_by("pk")}
-        node_ids = {gpu.node_id for gpu in gpus.values()}
-        nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=node_ids).order_by("pk")
+        gpus = _lock_gpus({key for pick in picks for key in pick.gpus})
         wanted = {gpu.node_id: gpu.node.pool.backend for gpu in gpus.values()}
+        nodes = Node.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk")
         ready = {node.pk: node.pool_id for node in nodes if node.state == "ready"}
         serving = {node.pk for node in nodes if serves(node, wanted[node.pk])}
         takes: dict[int, tuple[int, int]] = {}
@@ -266,7 +263,7 @@ class _Transaction:
                     return False
             if not guard.admits(claim, pick.gpus) or not self._find_instance(pick, gpus, used):
                 return False
-            if not host.admits(claim, [gpus[key].node_id for key in pick.gpus]):
+            if not host.admits(claim, (gpus[key].node_id for key in pick.gpus)):
                 return False
             takes.update(more)
             return True
@@ -304,6 +301,11 @@ class _Transaction:
         for pick in picks:
             (kept if holds(pick) else self.lost).append(pick)
         return kept
+
+
+def _lock_gpus(keys: set[int]) -> dict[int, Gpu]:
+    rows = Gpu.objects.select_for_update(no_key=True, of=("self",)).select_related("node__pool").filter(pk__in=keys)
+    return {gpu.pk: gpu for gpu in rows.order_by("pk")}
 
 
 def _lock_for_charges(picks: Sequence[Pick]) -> None:

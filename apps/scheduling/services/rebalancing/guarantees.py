@@ -181,8 +181,7 @@ def _commit(seen: Claim, answer: Placed, fence: Callable[[], None]) -> bool:
         return False
     refuse_spent(claim.tenant)
     if not any(claim.charged.values()):
-        target = claim.amounts
-        states.charge_to(claim, target)
+        states.charge_to(claim, claim.amounts)
     gpus = list(Gpu.objects.filter(uuid__in=answer.gpus).order_by("pk"))
     rows = [
         Assignment(
