@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.api.cpu import seconds_below
 from benchmarks.report import Row, print_report, quantile
+from benchmarks.telemetry.memory import mib_below
 from deploy import embedded
 from deploy.demo.programs import Commands
 from deploy.demo.state import State
@@ -30,6 +31,8 @@ BEAT_SECONDS = 2.0
 # The first requests of a server import and connect.
 WARM_UP = 20
 LOST_SECONDS = 120.0
+# A follower does what it does for so long before its leader is killed.
+FOLLOWS_SECONDS = 3.0
 
 
 def main() -> None:
@@ -39,12 +42,14 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200, help="of eight GPUs each (200)")
     parser.add_argument("--posts", type=int, default=300, help="of single claims (300)")
     parser.add_argument("--runs", type=int, default=3, help="of the placements (3)")
+    parser.add_argument("--takeovers", type=int, default=5, help="of a second scheduler, and of a new one (5)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpucloud-bench-") as directory, _services(Path(directory)) as bench:
         placed = [bench.placements(arguments.nodes, arguments.claims) for _ in range(arguments.runs)]
         alone = bench.posts("idle", arguments.nodes, 0, arguments.posts)
         behind = bench.posts("others wait", arguments.nodes, arguments.claims, arguments.posts)
-    print_report("scheduler", placed, [alone, behind])
+        taken = bench.takeovers(arguments.nodes, arguments.takeovers) if arguments.takeovers else []
+    print_report("scheduler", placed, [alone, behind], *([taken] if taken else []))
 
 
 @contextmanager
@@ -111,6 +116,45 @@ class Bench:
             "max ms": max(times),
             "scheduler CPU ms each": (after["scheduler"] - before["scheduler"]) * 1000 / count,
         }
+
+    def takeovers(self, nodes: int, count: int) -> list[Row]:
+        """Kill the leader and post a claim; a follower takes over, or, as the control, a scheduler that starts then."""
+        token = self.filling.fill(nodes=nodes, waiting=0, core=10)
+        rows = []
+        with self._heartbeats(), self._program(self.commands.server()):
+            for who in ("a follower", "a new one"):
+                times, sizes = [], []
+                for _ in range(count):
+                    seconds, mib = self._take_over(token, followed=who == "a follower")
+                    times.append(seconds)
+                    sizes.append(mib)
+                rows.append({
+                    "takes over": who, "GPUs": nodes * 8, "times": count, "p50 s": quantile(times, 0.5),
+                    "max s": max(times), "scheduler MiB": max(sizes),
+                })  # fmt: skip
+        return rows
+
+    def _take_over(self, token: str, *, followed: bool) -> tuple[float, float]:
+        """Return the seconds from the kill to the placement of a claim that is posted right after it, and MiB."""
+        first, second = (self.commands.scheduler(f"scheduler-{number}") for number in (1, 2))
+        for program in (first, second):
+            program.log.unlink(missing_ok=True)
+        leader = processes.start(first)
+        _until(lambda: "leading pool" in first.log.read_text(), "a leader")
+        self._post(token)
+        follower = processes.start(second) if followed else None
+        if followed:
+            _until(lambda: "following pool" in second.log.read_text(), "a follower")
+            self._post(token)
+            time.sleep(FOLLOWS_SECONDS)
+        mib, killed = mib_below(leader.pid), time.monotonic()
+        leader.kill()
+        leader.wait()
+        follower = follower or processes.start(second)
+        self._post(token)
+        seconds = time.monotonic() - killed
+        processes.stop(second, follower)
+        return seconds, mib
 
     def _post(self, token: str) -> float:
         body = json.dumps({"tenant": "team", "name": "single", "core_request": 5, "memory_mib": 16})

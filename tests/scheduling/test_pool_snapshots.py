@@ -23,6 +23,7 @@ from apps.scheduling.models.claim import WAITING
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.spec import ClaimChanges
+from apps.scheduling.services.cycles.comparing import compare
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
 from apps.scheduling.services.failures import NoLongerLeader
@@ -94,9 +95,9 @@ def test_control_without_notices_the_picture_is_soon_another_and_a_comparison_he
         change_node(principal=SYSTEM, node=machine.node, cordoned=True)
     kept.hear()
     assert in_memory(kept.cache) != in_database(real_cast.pool)
-    assert kept.cache.compare() == 5
+    assert compare(kept.cache) == 5
     assert in_memory(kept.cache) == in_database(real_cast.pool)
-    assert kept.cache.compare() == 0
+    assert compare(kept.cache) == 0
 
 
 def test_silence_of_a_node_is_noticed_without_a_notice(real_cast: Cast, kept: Kept) -> None:

@@ -4,6 +4,9 @@ Notices of the database about changes wake it (`services.cycles.notices`). A ses
 one of several schedulers its leader. The leader listens, leads and commits on one session, so a leader that lost its
 lock cannot commit.
 
+A scheduler that leads no pool follows all: it keeps their caches up to date by the same notices, and reads nothing when
+it takes over.
+
 An exception over one pool sets only that pool aside, for longer each time; then this or another scheduler reads it
 again. Where the claims that caused the exception are known, only these are set aside (`services.cycles.rounds`).
 """
@@ -11,7 +14,7 @@ again. Where the claims that caused the exception are known, only these are set 
 import logging
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +26,7 @@ from apps.quotas.models import Pool
 from apps.scheduling.core.placement import native
 from apps.scheduling.core.placement.backends import resolve
 from apps.scheduling.models import Round
+from apps.scheduling.services.cycles.comparing import compare_in_parts
 from apps.scheduling.services.cycles.notices import Session
 from apps.scheduling.services.cycles.pool_cache import PoolCache
 from apps.scheduling.services.cycles.rounds import rounds
@@ -38,8 +42,10 @@ BACK_ENDS = {
 
 # The longest time for which a stop signal may go unnoticed.
 NOTICE_SECONDS = 0.5
-# The death of a leader sends no notice: a pool may be without one for this long.
-LEAD_SECONDS = 1.0
+# The death of a leader sends no notice: a pool may be without one for this long. Who follows looks more often.
+LEAD_SECONDS, FOLLOW_SECONDS = 1.0, 0.25
+# Changes in a followed pool after which its record begins anew, so that the first round does not write them all.
+MOST_FOLLOWED_STEPS = 5_000
 # A node is lost after ten seconds of silence, which sends no notice. Until it is noticed here a claim may be placed on
 # the node, but not committed: the commit checks the node again.
 SILENCE_SECONDS = 5.0
@@ -79,6 +85,12 @@ class Command(BaseCommand):
 
     stopping = unfinished = False
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        # Caches of the pools that this process leads, and of those that it follows, by the pool's key.
+        self.caches: dict[int, PoolCache] = {}
+        self.followed: dict[int, PoolCache] = {}
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until SIGTERM or SIGINT; survive restarts of the database."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,26 +120,27 @@ class Command(BaseCommand):
     def _serve(self) -> None:
         """Serve on one database session until stopped.
 
-        1. Lead pools that have no leader: each second, and at once after the start.
+        1. Lead pools that have no leader: each second, and at once after the start. Follow the others.
         2. Check for silent nodes, which send no notice.
         3. Compare the caches with the database.
         4. Receive notices, and update the caches by them.
         5. Run rounds, if there is news, a claim is due, or the last rounds were cut short.
         """
-        self.session, self.caches, self.unfinished = Session(), dict[int, PoolCache](), False
-        lead, silence, compare = (
+        self.session, self.caches, self.followed, self.unfinished = Session(), {}, {}, False
+        lead, follow, silence, compare = (
             Every(LEAD_SECONDS),
+            Every(FOLLOW_SECONDS),
             Every(SILENCE_SECONDS),
             Every(COMPARE_SECONDS, first=COMPARE_SECONDS),
         )
         while not self.stopping:
             heartbeat.beat()
             # 1. Lead
-            if lead.is_due():
+            if lead.is_due() or (follow.is_due() and self._misses_leader()):
                 self._lead()
             # 2. Silent nodes
             if silence.is_due():
-                for key, cache in list(self.caches.items()):
+                for key, cache in self._known():
                     with self._isolated(key):
                         cache.refresh_silent_nodes()
             # 3. Compare
@@ -135,7 +148,8 @@ class Command(BaseCommand):
                 self._compare()
             # 4. Notices
             behind, self.unfinished = self.unfinished, False
-            received, now = self._receive(seconds=0 if behind else NOTICE_SECONDS), timezone.now().timestamp()
+            pause = NOTICE_SECONDS if self.caches else FOLLOW_SECONDS
+            received, now = self._receive(seconds=0 if behind else pause), timezone.now().timestamp()
             # 5. Rounds
             if behind or received or any(cache.has_due_claims(now=now) for cache in self.caches.values()):
                 self._rounds(list(self.caches), in_full=False)
@@ -143,25 +157,50 @@ class Command(BaseCommand):
     def _receive(self, *, seconds: float = 0) -> bool:
         notices = self.session.receive(seconds=seconds)
         if notices:
-            for key, cache in list(self.caches.items()):
+            for key, cache in self._known():
                 with self._isolated(key):
                     cache.apply(notices)
         return bool(notices)
 
+    def _known(self) -> list[tuple[int, PoolCache]]:
+        """Return all caches, of led and of followed pools."""
+        return [*self.caches.items(), *self.followed.items()]
+
     def _lead(self) -> None:
         """Lead pools that have no leader: read each into a cache, and run rounds for the claims that wait there."""
         pools = {pool.pk: pool for pool in Pool.objects.order_by("pk")}
-        for key in self.caches.keys() - pools.keys():
-            del self.caches[key]
+        for caches in (self.caches, self.followed):
+            for key in caches.keys() - pools.keys():
+                del caches[key]
         led = []
         for key, pool in pools.items():
             if key in self.caches or self.backoff.is_paused(key, now=time.monotonic()) or not self.session.leads(pool):
                 continue
             with self._isolated(key, pool):
-                self.caches[key] = PoolCache(pool)
+                # What the leader before committed is known from its notices, which came before its lock was free.
+                self._receive()
+                self.caches[key] = self.followed.pop(key) if key in self.followed else PoolCache(pool)
                 logger.info("leading pool %s", pool.name)
                 led.append(key)
         self._rounds(led, in_full=True)
+        if not self.caches:
+            self._follow(pools)
+
+    def _follow(self, pools: Mapping[int, Pool]) -> None:
+        """Read one more pool that another scheduler leads, and shorten records.
+
+        Only who leads no pool does so: reading a large one takes seconds, in which no round would run.
+        """
+        for key, cache in list(self.followed.items()):
+            with self._isolated(key):
+                if cache.journal.pending > MOST_FOLLOWED_STEPS:
+                    cache.begin_record()
+        for key, pool in pools.items():
+            if key not in self.followed and not self.backoff.is_paused(key, now=time.monotonic()):
+                with self._isolated(key, pool):
+                    self.followed[key] = PoolCache(pool)
+                    logger.info("following pool %s", pool.name)
+                return
 
     @contextmanager
     def _isolated(self, key: int, pool: Pool | None = None) -> Iterator[None]:
@@ -171,7 +210,7 @@ class Command(BaseCommand):
         except SESSION_LOST:
             raise
         except Exception:
-            cache = self.caches.pop(key, None)
+            cache = self.caches.pop(key, None) or self.followed.pop(key, None)
             now = time.monotonic()
             until = self.backoff.record_failure(key, now=now)
             pool = cache.pool if cache is not None else pool
@@ -181,18 +220,37 @@ class Command(BaseCommand):
                 self.session.leave(pool)
 
     def _compare(self) -> None:
-        for key, cache in list(self.caches.items()):
+        """Compare all caches with the database, in parts; between them, run the rounds of pools that are led."""
+        for key, cache in self._known():
             self._receive()
             with self._isolated(key):
-                # Silence sends no notice: on a busy machine a node may fall silent between two checks.
-                cache.refresh_silent_nodes()
-                differed = cache.compare()
-                # Notices that come now may be of what the comparison found: a change can be read before its notice is
-                # received, on a busy machine long before.
-                if differed and not self._receive(seconds=LATE_NOTICE_SECONDS):
+                differed = 0
+                for part in compare_in_parts(cache):
+                    # Notices that come now may be of what the comparison found: a change can be read before its notice
+                    # is received, on a busy machine long before.
+                    received = self._receive(seconds=LATE_NOTICE_SECONDS if part else 0)
+                    differed += 0 if received else part
+                    if self.stopping or self._takes_over(received):
+                        return
+                if differed:
                     logger.warning("pool %s: %s rows were not as they were kept", cache.pool.name, differed)
                 cache.forget_refusals()
         self._rounds(list(self.caches), in_full=True)
+
+    def _takes_over(self, received: bool) -> bool:
+        """Go on with the other work between two parts; return True if a pool was followed and is led now."""
+        heartbeat.beat()
+        if self.caches:
+            if received:
+                self._rounds(list(self.caches), in_full=False)
+            return False
+        if self._misses_leader():
+            self._lead()
+        return bool(self.caches)
+
+    def _misses_leader(self) -> bool:
+        """Return True if this process only follows, and a pool that it follows has no leader."""
+        return not self.caches and self.session.is_any_free(cache.pool for cache in self.followed.values())
 
     def _rounds(self, caches: Iterable[int], *, in_full: bool) -> None:
         """Run the rounds of each pool in turn, one at a time, until nothing more changes.

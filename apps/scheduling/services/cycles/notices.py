@@ -15,6 +15,13 @@ from apps.scheduling.events import ROUNDS_CHANNEL
 from apps.scheduling.services.failures import NoLongerLeader
 from gpucloud.locks import number_of
 
+# The server ends the session, and frees its locks, soon after the scheduler's end: during a statement, and also if its
+# machine is gone without a word. On a Unix socket, keepalives are ignored.
+ENDS_SOON = """
+    SET client_connection_check_interval = '1s';
+    SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
+    SET tcp_user_timeout = '11s';
+"""
 # Ids by kind: `gpu`, `node`, `claim`, `tenant`, `cohort` or `pool`.
 Notices = Mapping[str, set[str]]
 
@@ -27,6 +34,7 @@ class Session:
         connection.ensure_connection()
         self._link: Any = connection.connection
         with connection.cursor() as cursor:
+            cursor.execute(ENDS_SOON)
             cursor.execute(f"LISTEN {ROUNDS_CHANNEL}")
 
     def fence(self) -> None:
@@ -51,6 +59,17 @@ class Session:
                 return True
             row = cursor.execute("SELECT pg_try_advisory_lock(%s)", [number]).fetchone()
         return bool(row and row[0])
+
+    def is_any_free(self, pools: Iterable[Pool]) -> bool:
+        """Return True if nobody leads one of these pools; one query for all."""
+        numbers = [_lock_of(pool) for pool in pools]
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+        held += "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+        held += "AND ((classid::bigint << 32) | objid::bigint) = ANY(%s)"
+        with connection.cursor() as cursor:
+            self.fence()
+            row = cursor.execute(held, [numbers]).fetchone()
+        return bool(row and row[0] < len(numbers))
 
     def leave(self, pool: Pool) -> None:
         """Release the pool's lock."""

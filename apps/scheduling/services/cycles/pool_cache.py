@@ -307,15 +307,10 @@ class PoolCache:
         news = {key for key in silent if kept.get(key)} | set(back)
         return self.refresh_devices(nodes=news) if news else 0
 
-    def compare(self) -> int:
-        """Read everything again; return how many rows differed from the cache."""
-        differed = self._keep_devices(list(self.devices.values()), read_devices(self.pool))
-        kept = {(key, waiting.claim.version) for key, waiting in self.waiting.items()}
-        there = set(self._queue(Q()).values_list("pk", "version"))
-        stale = {key for key, _ in kept ^ there}
-        if stale:
-            self.refresh_claims(stale)
-        return differed + len(stale)
+    @property
+    def node_ids(self) -> set[int]:
+        """Keys of the nodes that have a cached GPU."""
+        return {key for key, on in self._on_node.items() if on}
 
     def _keep_devices(self, known: Iterable[Device], found: Iterable[Device]) -> int:
         gone, differed = {device.state.uuid: device for device in known}, 0

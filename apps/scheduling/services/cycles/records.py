@@ -95,6 +95,11 @@ class Journal:
         """True if it is time for another snapshot."""
         return self._rounds >= MOST_ROUNDS or self._written >= max(MOST_STEPS, self._size)
 
+    @property
+    def pending(self) -> int:
+        """Number of steps that no round has written."""
+        return len(self._changes) + len(self._learned) + len(self._steps)
+
     def record_change(self, step: Step) -> None:
         """Record a change of a GPU or a node."""
         name = _name(step)
