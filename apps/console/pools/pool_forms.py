@@ -190,7 +190,8 @@ def _field(name: str, said: Any) -> forms.Field:
     if isinstance(said, serializers.IntegerField) and said.allow_null:
         words = str(said.help_text).partition(" Null:")[0].replace("`", "")
         least, most = said.min_value or 0, said.max_value or MOST_AMOUNT
-        return AmountField(label=LABELS[name], help_text=words, unlimited=_("Never"), least=least, most=most)
+        none = _("Unlimited") if name == "remote_mib_per_second" else _("Never")
+        return AmountField(label=LABELS[name], help_text=words, unlimited=none, least=least, most=most)
     if isinstance(said, serializers.IntegerField):
         default = getattr(DEFAULTS, name) if name in BOUNDS else said.default
         common |= {"min_value": said.min_value, "max_value": said.max_value}
