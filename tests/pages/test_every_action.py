@@ -106,6 +106,7 @@ PAGES: dict[str, str] = {
     "POST webhooks/<uuid:uid>/test/": "test-webhook",
 }
 WITHOUT = {
+    "POST claims/<uuid:uid>/remote/": "Its ticket is for a program elsewhere; `gpucloud run --remote` asks for it.",
     "POST job-files/": "A page's request has 1 MiB at most; the command packs a directory.",
     "POST job-files/<uuid:uid>/pieces/": "As above.",
     "POST nodes/enrol/": "A machine's agent asks for it with its one-time token, not a person.",
