@@ -1,25 +1,29 @@
 """Memory that best-effort claims borrow: who may, what it charges and takes, and what nodes are sent."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from apps.nodes.models import Node
 from apps.nodes.services import capacity
+from apps.nodes.services.nodes import take_hello
 from apps.quotas.models import ResourceQuota
 from apps.quotas.principals import SYSTEM
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.services.claims import lent_memory
 from apps.scheduling.services.claims.desired import desired_state
-from apps.scheduling.services.claims.lifecycle import release_claim
+from apps.scheduling.services.claims.lifecycle import end_assignments, locked, release_claim
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.claims.spec import ClaimChanges
 from apps.scheduling.services.cycles.rounds import run_round
+from apps.scheduling.services.reclaiming import failover
 from apps.suspension.services import CannotSuspend, suspend_claim
-from tests.cast import GIB, MIB_BYTES, Cast, Machine, ask, assert_books_agree, give, give_plenty, placed
+from tests.cast import GIB, MIB_BYTES, Cast, Machine, ask, assert_books_agree, give, give_plenty, hello, lose, placed
 
 HOST = 64 * GIB
 
@@ -244,6 +248,46 @@ def test_one_that_runs_on_lent_core_borrows_memory_too(cast: Cast, machine: Mach
     one.refresh_from_db()
     assert (one.state, one.borrowed_core) == ("assigned", 50)
     assert node(machine).host_memory_used_mib == 14 * GIB
+    assert_books_agree()
+
+
+def forget(cast: Cast, machine: Machine, claim: Claim) -> None:
+    lose(machine)
+    assert cast.olga.post("nodes/gpu1/forget/").status == 200
+
+
+def fail_over(cast: Cast, machine: Machine, claim: Claim) -> None:
+    change_pool(principal=SYSTEM, pool=cast.pool, failover_policy="requeue", failover_after_seconds=30)
+    lose(machine)
+    assert failover.drive() == 1
+
+
+def preempt(cast: Cast, machine: Machine, claim: Claim) -> None:
+    Claim.objects.filter(pk=claim.pk).update(preempt_at=timezone.now())
+    end_assignments(locked(claim))
+    machine.obey()
+
+
+def shrink_the_gpu(cast: Cast, machine: Machine, claim: Claim) -> None:
+    """The agent comes back without any host memory to offer, and then the claim ends."""
+    take_hello(node=machine.node, hello=hello("gpu1", gpus=2, host_memory_mib=0))
+    release_claim(principal=SYSTEM, claim=claim)
+    machine.obey()
+
+
+@pytest.mark.parametrize("end", [forget, fail_over, preempt, shrink_the_gpu])
+@pytest.mark.parametrize("state", ["active", "assigned"])
+def test_whatever_ends_it_the_node_has_its_memory_back(
+    cast: Cast, machine: Machine, end: Callable[[Cast, Machine, Claim], None], state: str
+) -> None:
+    claim = borrow(cast)
+    run_round(cast.pool)
+    if state == "active":
+        machine.obey()
+    claim.refresh_from_db()
+    assert (claim.state, node(machine).host_memory_used_mib) == (state, 14 * GIB)
+    end(cast, machine, claim)
+    assert node(machine).host_memory_used_mib == 0
     assert_books_agree()
 
 
