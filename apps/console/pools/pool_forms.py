@@ -48,7 +48,7 @@ GROUPS: Final = (
         ("failover_after_seconds", "unused_seconds", "idle_grace_seconds"),
         folded=True,
     ),
-    Group(_("Advanced: rebalancing"), ("rebalance_policy", *BOUNDS), folded=True),
+    Group(_("Advanced: rebalancing"), ("rebalance_policy", "lend_memory", *BOUNDS), folded=True),
 )
 SETTABLE: Final[tuple[str, ...]] = tuple(name for group in GROUPS for name in group.names if name not in BOUNDS)
 CHOICES: Final[dict[str, type[TextChoices]]] = {
@@ -96,6 +96,7 @@ LABELS: Final = {
     "rebalance_mode": _("Rebalance mode"),
     "rebalance_policy": _("Rebalance policy"),
     "rebalance_bounds": _("Rebalance bounds"),
+    "lend_memory": _("Lend memory"),
     "window_seconds": _("Window"),
     "cool_down_seconds": _("Cool down seconds"),
     "floor_percent": _("Floor percent"),

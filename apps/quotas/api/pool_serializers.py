@@ -167,8 +167,10 @@ class PoolSerializer(Strict):
     )
     lend_memory = serializers.BooleanField(
         default=False,
-        help_text="Best-effort claims may borrow memory that others of their GPU do not use, and give it back when "
-        "it is needed (`memory_limit_mib`).",
+        help_text=_(
+            "Best-effort claims may borrow memory that others of their GPU do not use, and give it back when it is "
+            "needed (`memory_limit_mib`)."
+        ),
     )
     reclaim_idle = serializers.BooleanField(
         default=False, help_text="Idle reservations are released, not only reported."
