@@ -375,4 +375,4 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     """
     environment = completer.environment | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["claim", "release renew resize resume", "--memory"], done.stderr
+    assert done.stdout.splitlines() == ["claim", "release renew resize resume", "--memory --memory-limit"], done.stderr

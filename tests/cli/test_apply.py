@@ -189,7 +189,7 @@ def test_every_mistake_is_named_with_its_file_and_line(olga: Shell) -> None:
         f"{file}:7: hard '8XB' is no size",
         f"{file}:9: quota/acme/*/vgpus stands already in {file}:8",
         f"{file}:10: members must be a list",
-        f"{file}:15: wieght is no field of a tenant; known are: slug, name, weight, cohort, organisation, quotas",
+        f"{file}:15: wieght is no field of a tenant; known are: slug, name, weight, cohort, organisation, remote",
         f"{file}:16: weight must be a whole number, and 'many' is none",
         f"{file}:18: apiVersion must be gpucloud.io/v1",
         f"{file}:22: kind must be one of Pool, Organisation, Tenant",
