@@ -52,7 +52,8 @@ def resize_or_note(request: HttpRequest, principal: Principal, claim: Claim, for
         form.rebase(limits(claim_now))
         return {"conflict": last_resizes([claim]).get(str(claim.uid)), "said": _describe(limits(claim_now))}
     memory = form.changes.get("memory_mib")
-    in_use = memory_in_use(claim) if memory else 0
+    # What a claim uses beyond its promise it borrows.
+    in_use = memory_in_use(claim) if memory and claim.memory_limit_mib is None else 0
     if memory and memory < in_use and request.POST.get("below_use") != str(memory):
         return {"below_use": {"memory_mib": memory, "in_use": in_use, "over": in_use - memory}}
     resize_claim(principal=principal, claim=claim, changes=ClaimChanges(**form.changes))

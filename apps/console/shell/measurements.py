@@ -185,17 +185,22 @@ WORDS: Final = {
     "core_request": _("request"),
     "core_limit": _("limit"),
     "memory_mib": _("memory"),
+    "memory_limit_mib": _("memory limit"),
     "weight": _("weight"),
     "best_effort": _("best effort"),
 }
-UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB"}
+UNITS: Final = {"core_request": " %", "core_limit": " %", "memory_mib": " MiB", "memory_limit_mib": " MiB"}
+
+
+def _amount(value: Any, unit: str = "") -> str:
+    return "–" if value is None else f"{value}{unit}"
 
 
 def difference(event: AuditEvent) -> str:
     """Return the changes of a resize in words: `limit 25 → 75 %, memory 4096 → 2048 MiB`."""
     before, after = event.before or {}, event.after or {}
     return ", ".join(
-        f"{word} {before.get(name)} → {after[name]}{UNITS.get(name, '')}"
+        f"{word} {_amount(before.get(name))} → {_amount(after[name], UNITS.get(name, ''))}"
         for name, word in WORDS.items()
         if after.get(name) != before.get(name)
     )

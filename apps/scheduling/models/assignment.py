@@ -150,6 +150,11 @@ class Assignment(Row):
         ]
 
     @property
+    def allocatable_mib(self) -> int:
+        """The memory of its GPU that its programs may allocate, promised and borrowed; at most all of it."""
+        return min(self.memory_limit_mib or self.memory_mib, self.gpu.memory_mib)
+
+    @property
     def gpus_held(self) -> list[int]:
         """The keys of the GPUs on which it holds its share: of two while its programs move."""
         return [key for key in (self.gpu_id, self.other_gpu_id) if key is not None]

@@ -372,6 +372,11 @@ class Claim(Share):
         return self.charged_host_memory_mib
 
     @property
+    def allocatable_mib(self) -> int:
+        """The memory of each GPU that its programs may allocate, promised and borrowed."""
+        return self.memory_limit_mib or self.memory_mib
+
+    @property
     def amounts(self) -> dict[str, int]:
         """The amounts that it charges once it is placed: what it has in host memory stays charged until it runs."""
         host_mib = max(self.charged_host_memory_mib, self.gpu_count * borrowable_mib(self))
