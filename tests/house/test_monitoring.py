@@ -30,8 +30,9 @@ def test_promtool_finds_no_fault_in_the_rules(file: str) -> None:
 
 
 @promtool
-def test_promtool_finds_no_fault_in_the_example() -> None:
-    subprocess.run(["promtool", "check", "config", "--syntax-only", "prometheus.yml"], cwd=PROMETHEUS, check=True)
+@pytest.mark.parametrize("options", [["prometheus.yml"], ["--agent", "agent.yml"]], ids=["prometheus", "agent"])
+def test_promtool_finds_no_fault_in_the_examples(options: list[str]) -> None:
+    subprocess.run(["promtool", "check", "config", "--syntax-only", *options], cwd=PROMETHEUS, check=True)
 
 
 @promtool
