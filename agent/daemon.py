@@ -24,7 +24,6 @@ from agent.check.running import SelfCheck
 from agent.claims import audit, auditor
 from agent.claims.abi import PagesLibrary
 from agent.claims.failures import ClaimFailures, describe_processes
-from agent.claims.meter import Meter, with_instances
 from agent.claims.registry import Registry
 from agent.drift import Drifts
 from agent.health_reports import HealthReports
@@ -33,7 +32,7 @@ from agent.host.arbiter import Arbiter
 from agent.host.checkup import CheckupInputs
 from agent.host.exits import ExitWatcher
 from agent.host.gpus import Inventory, Nvml
-from agent.host.sampling import Schedule, pause
+from agent.host.sampling import pause
 from agent.instance_keeper import InstanceKeeper, News
 from agent.jobs.runs import Runs
 from agent.kernel_limits import KernelLimits
@@ -50,6 +49,7 @@ from agent.node import STEADY_SECONDS, Node
 from agent.releases import Releases, Walk
 from agent.remote.remote_shares import RemoteShares
 from agent.rundir import RunDir
+from agent.samples import Samples
 from agent.server import enrolment
 from agent.server.link import Callbacks, Link
 from agent.server.outbox import Outbox, Sequence
@@ -88,8 +88,8 @@ class Daemon:
         self._jobs = Runs(self._node, settings, lambda: self._outbox, lambda: self._inventory)
         self._remote = RemoteShares(self._node, settings, lambda: self._inventory, self._renew_link)
         self._outbox = Outbox(self._observe, self._checkup.health.to_wire, self._jobs.sender)
-        self._sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
-        self._meter, self._schedule = Meter(), Schedule(now=time.monotonic())
+        sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
+        self._samples = Samples(self._node, self._nvml, self._in_nvml_thread, sequence)
         self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)
@@ -106,8 +106,7 @@ class Daemon:
         self._claim_failures, self._node_name = ClaimFailures(grace_seconds=settings.grace_seconds), ""
         self._self_check = SelfCheck(settings, self._inventory_now)
         self._reported: Hashable = None
-        self._exits, self._sample_now = ExitWatcher(self._check_now.set), asyncio.Event()
-        self._usage: wire.Usage | None = None
+        self._exits = ExitWatcher(self._check_now.set)
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT. Raises EnrolmentFailed or CredentialRefused."""
@@ -124,9 +123,9 @@ class Daemon:
             self._keep_link(),
             self._watch(),
             self._releases.run(self._settle),
-            *(self._watch_drift(), self._samples(), self._watch_nvml(), self._arbiter.run(), self._kernel_limits.run()),
+            *(self._watch_drift(), self._watch_nvml(), self._arbiter.run(), self._kernel_limits.run()),
             *(self._suspender.run(), self._keeper.run(), self._jobs.run(), self._remote.run()),
-            self._reports.run(self._outbox),
+            *(self._samples.run(self._outbox), self._reports.run(self._outbox)),
             self._checkup.run(self._checkup_inputs, self._outbox),
         ]
         loops += [self._audits()] if self._settings.audit != "off" else []
@@ -175,8 +174,7 @@ class Daemon:
         self._follow(desired)
         now = time.monotonic()
         if self._node.apply(desired, now=now):
-            self._schedule.note_change(now=now)
-            self._sample_now.set()
+            self._samples.note_change(now=now)
             self._kernel_limits.check_now.set()
         if self._drifts.found:
             # An operator may have just ordered the repair.
@@ -317,26 +315,6 @@ class Daemon:
             self._run_dir.beat()
             self._settle(now)
 
-    async def _samples(self) -> None:
-        # The first reading is only what the next is compared with.
-        self._node.step(now=time.monotonic())
-        self._meter.read(self._node.runtimes, now=time.monotonic())
-        while True:
-            await pause(self._sample_now, self._schedule.next - time.monotonic())
-            now = time.monotonic()
-            if now < self._schedule.next:
-                continue
-            self._schedule.note_sample(now=now)
-            gpus = await self._in_nvml_thread(self._nvml.sample)
-            now = time.monotonic()
-            self._node.step(now=now)
-            suspended = self._node.suspensions.find_suspended()
-            parts = self._node.parts_of_gpus()
-            assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended, parts_of_gpus=parts)
-            gpus = with_instances(gpus, assignments, self._node.desired)
-            self._usage = wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
-            self._outbox.keep(self._usage)
-
     def _checkup_inputs(self) -> CheckupInputs:
         claims_run = any(runtime.members.living() for runtime in self._node.runtimes.values())
         more = [self._auditor.verdict()] if self._auditor.mode != "off" else []
@@ -379,7 +357,7 @@ class Daemon:
             gpus=self._inventory.gpus,
             wanted=self._node.desired,
             observed=self._node.observe(),
-            usage=self._usage,
+            usage=self._samples.latest,
             connected=self._link is not None and self._link.connected,
             unacknowledged=self._outbox.unacknowledged,
             arbiter_running=self._arbiter.status.running,
@@ -389,6 +367,7 @@ class Daemon:
             xids={uuid: error.number for uuid, error in self._checkup.health.last_xids.items()},
             prepares=self._driver.prepares,
             remote=self._remote.counts,
+            counted=self._samples.counted,
         )
 
     def _status(self, caller: Caller) -> Answer:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from msgspec import UNSET
 from prometheus_client import start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -56,6 +57,12 @@ REMOTE = {
     "received_bytes": "Bytes that such programs have sent.",
     "sent_bytes": "Bytes that they were sent.",
     "turns": "Round trips of such programs: their requests that waited for an answer.",
+}
+BORROWED = {
+    "borrowed_bytes": "Memory of the GPU that the assignment has beyond what is promised to it.",
+    "out_bytes": "Memory of the assignment that is in host memory because others of its GPU use theirs.",
+    "moved_bytes": "Bytes that moved between the GPU and host memory, in both directions, since the agent started.",
+    "stood_seconds": "Time for which the assignment's programs stood still while memory moved, since then.",
 }
 # In seconds: a claim in force is prepared within milliseconds, and the kubelet waits 45 s.
 PREPARE_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 45.0)
@@ -113,6 +120,8 @@ class Facts(NamedTuple):
     prepares: Prepares | None = None
     # What remote clients have moved, by claim (`agent.remote.sessions.Counts`).
     remote: Mapping[str, Mapping[str, float]] = {}
+    # By assignment that borrows memory: bytes that moved, and nanoseconds for which its programs stood still.
+    counted: Mapping[str, tuple[int, int]] = {}
 
 
 class Exporter(Collector):
@@ -231,7 +240,26 @@ def _agent_metrics(facts: Facts) -> Iterable[Metric]:
         "gpucloud_agent_findings": ("GPU processes that no limit holds, or not all of it.", facts.findings),
     }
     gauges = (GaugeMetricFamily(name, words, value=float(value)) for name, (words, value) in plain.items())
-    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares), *_remote(facts.remote))
+    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares), *_remote(facts.remote), *_borrowed(facts))
+
+
+def _borrowed(facts: Facts) -> Iterable[Metric]:
+    gauges = {
+        name: GaugeMetricFamily(f"gpucloud_agent_memory_{name}", BORROWED[name], labels=["assignment"])
+        for name in ("borrowed_bytes", "out_bytes")
+    }
+    sums = {
+        name: CounterMetricFamily(f"gpucloud_agent_memory_{name}", BORROWED[name], labels=["assignment"])
+        for name in ("moved_bytes", "stood_seconds")
+    }
+    for usage in facts.usage.assignments if facts.usage else ():
+        if usage.borrowed is not UNSET:
+            gauges["borrowed_bytes"].add_metric([usage.uid], usage.borrowed.borrowed_bytes)
+            gauges["out_bytes"].add_metric([usage.uid], usage.borrowed.out_bytes)
+    for uid, (moved_bytes, stood_ns) in facts.counted.items():
+        sums["moved_bytes"].add_metric([uid], moved_bytes)
+        sums["stood_seconds"].add_metric([uid], stood_ns / 1e9)
+    return *gauges.values(), *sums.values()
 
 
 def _remote(counts: Mapping[str, Mapping[str, float]]) -> Iterable[Metric]:

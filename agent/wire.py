@@ -16,7 +16,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from agent.wire_borrowing import Borrowing as Borrowing  # noqa: PLC0414 - both sides import this module only
+from agent.wire_borrowing import BorrowedMemory as BorrowedMemory  # noqa: PLC0414 - both sides import this module only
+from agent.wire_borrowing import Borrowing as Borrowing  # noqa: PLC0414 - likewise
 from agent.wire_busy import Busy as Busy  # noqa: PLC0414 - likewise
 from agent.wire_carry import Carry as Carry  # noqa: PLC0414 - both sides import this module only
 from agent.wire_carry import Ticket as Ticket  # noqa: PLC0414 - likewise
@@ -153,6 +154,8 @@ class AssignmentUsage(Record, frozen=True, kw_only=True, gc=False):
     # GPU time since the last sample, and kernels and graphs launched, by the same account.
     gpu_time_ms: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     launches_per_second: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    # Left out unless it borrows, and for a server that does not take it (`Welcome.borrowed`).
+    borrowed: BorrowedMemory | UnsetType = UNSET
 
 
 class Usage(Frame, frozen=True, kw_only=True):
@@ -241,6 +244,7 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     node_name: Word
     server_time: Seconds
     health: bool = False  # It takes `Health` frames; an older server would end the connection at the first.
+    borrowed: bool = False  # It takes `AssignmentUsage.borrowed`; likewise.
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):

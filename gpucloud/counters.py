@@ -190,6 +190,12 @@ TELEMETRY_FRAMES = Counter("gpucloud_telemetry_frames", "Usage frames of agents 
 TELEMETRY_SECONDS = Histogram(
     "gpucloud_telemetry_lag_seconds", "From a measurement on the node to its being stored.", SECONDS
 )
+MEMORY_MOVED = Counter(
+    "gpucloud_memory_moved_bytes", "Borrowed memory that moved between GPUs and host memory, in both directions."
+)
+MEMORY_STOOD = Counter(
+    "gpucloud_memory_stood_seconds", "Time for which programs of claims stood still while their borrowed memory moved."
+)
 WEBHOOK_ATTEMPTS = Counter(
     "gpucloud_webhook_attempts",
     "Attempts to deliver a message to a webhook: delivered, retried (it is tried again), or failed (the last one).",

@@ -69,4 +69,9 @@ def frame(node_id: int, at: datetime, seq: int, rows: list[Sample]) -> UsageFram
         processes=[row.processes for row in mine],
         gpu_time_ms=[row.gpu_time_ms for row in mine],
         launches=[row.launches_per_second for row in mine],
+        gpu_borrowed=[row.borrowed_bytes for row in gpus],
+        borrowed=[row.borrowed_bytes for row in mine],
+        memory_out=[row.memory_out_bytes for row in mine],
+        moved=[row.moved_bytes_per_second for row in mine],
+        stood=[row.stood_percent for row in mine],
     )

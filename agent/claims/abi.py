@@ -100,6 +100,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "vcuda_usage_totals": [c_void_p, c_uint32, POINTER(RawTotals)],
     "vcuda_usage_arrive": [c_char_p, c_uint64, POINTER(RawArrival), c_uint32, c_int64],
     "vcuda_usage_processes": [c_void_p, POINTER(RawProcess), c_uint32],
+    "vcuda_usage_lending": [c_void_p, c_uint32, c_void_p],
 }
 _WITHOUT_RESULT = frozenset({"vcuda_limits_unmap", "vcuda_limits_heartbeat", "vcuda_turns_unmap", "vcuda_usage_unmap"})
 
@@ -114,10 +115,10 @@ class PagesLibrary:
             raise PageError(
                 f"libvcuda's pages library cannot be loaded: {error}. Build it with `make -C libvcuda`."
             ) from error
-        self.path = path
         self.calls.vcuda_abi_describe.restype = c_char_p
         abi = json.loads(self.calls.vcuda_abi_describe())
         self._check(abi, path)
+        self.path, self._lending = path, abi["structs"]["vcuda_lending"]
         for name, arguments in _SIGNATURES.items():
             call = getattr(self.calls, name)
             call.argtypes = arguments
@@ -147,6 +148,12 @@ class PagesLibrary:
         self.memory_at: tuple[int, ...] = tuple(gpu["fields"][name][0] for name in ("memory_bytes", "context_bytes"))
         # One buffer for all claims: a usage page's copy is decoded at once.
         self.buffer = ctypes.create_string_buffer(self.usage_bytes)
+
+    def lending(self, index: int) -> dict[str, int]:
+        """Return the fields of `vcuda_lending` of the GPU in this slot, of the page in the buffer."""
+        found, fields = ctypes.create_string_buffer(self._lending["size"]), self._lending["fields"]
+        self.calls.vcuda_usage_lending(self.buffer, index, found)
+        return {name: int.from_bytes(found.raw[at : at + size], "little") for name, (at, size) in fields.items()}
 
     def _check(self, abi: Any, path: Path) -> None:
         same = abi["version"] == ABI_VERSION and abi["max_gpus"] == MAX_GPUS

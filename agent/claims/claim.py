@@ -20,7 +20,7 @@ from agent.claims.members import Members
 from agent.claims.pages import LimitSlot, LimitsPage
 from agent.claims.registry import Registry
 from agent.claims.turns import allotted_percent
-from agent.claims.usage import Accounted, Attached, Totals, UsagePage
+from agent.claims.usage import Accounted, Attached, Moved, Totals, UsagePage
 from agent.host import processes
 from agent.host.processes import Process
 from agent.logs import log
@@ -57,6 +57,8 @@ class ClaimRuntime:
         # As on the page, by assignment.
         self.slots: dict[str, LimitSlot] = {slot.assignment_uid: slot for slot in self._limits.slots()}
         self.totals: dict[UUID, Totals] = {}
+        # Of GPUs on which it may borrow memory.
+        self.moved: dict[UUID, Moved] = {}
         # What the driver cannot move to host memory, at the last refresh: bits by process (agent/suspend/movable.py).
         self.unmovable: dict[Process, int] = {}
         # The memory on each GPU that each process with a slot of its own reports, at the last refresh.
@@ -211,6 +213,11 @@ class ClaimRuntime:
             if (process := self.members.find_attached(row)) is not None
         }
         self.totals = {slot.gpu: self._read_totals(slot.gpu) for slot in self.slots.values()}
+        # With a limit that was taken back, memory can still be out.
+        borrowers = [
+            one.gpu for one in self.slots.values() if one.borrowing or self.moved.get(one.gpu, Moved()).out_bytes
+        ]
+        self.moved = {gpu: self._read_moved(gpu) for gpu in borrowers}
         self.unmovable = {
             process: bits
             for row, bits in self._usage.unmovable().items()
@@ -340,3 +347,7 @@ class ClaimRuntime:
     def _read_totals(self, gpu: UUID) -> Totals:
         index = self._limits.index(gpu)
         return Totals() if index is None else self._usage.totals(index)
+
+    def _read_moved(self, gpu: UUID) -> Moved:
+        index = self._limits.index(gpu)
+        return Moved() if index is None else self._usage.moved(index)

@@ -4,23 +4,33 @@ from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from agent import wire
 from agent.claims.claim import ClaimRuntime
 from agent.claims.pages import LimitSlot
-from agent.claims.usage import Totals
+from agent.claims.usage import Moved, Totals
 
 # The wire's bound; a share above it is a forged counter, not a measurement.
 MOST_PERCENT = 1000.0
 MOST_MS = 1e9
 MOST_RATE = 1e9
+MOST_BYTES, MOST_BYTES_RATE = 2**63 - 1, 1e15
 NOTHING: Mapping[str, int] = {}
 
 
 class _Reading(NamedTuple):
     at: float
     totals: Totals
+    # None: it may not borrow memory.
+    moved: Moved | None = None
+
+
+class Counted(NamedTuple):
+    """Sums of an assignment that borrows memory, since this agent first read it."""
+
+    moved_bytes: int = 0
+    stood_ns: int = 0
 
 
 class Meter:
@@ -28,6 +38,8 @@ class Meter:
 
     def __init__(self) -> None:
         self._last: dict[str, _Reading] = {}
+        # By assignment that may borrow memory.
+        self.counted: dict[str, Counted] = {}
 
     def read(
         self,
@@ -50,14 +62,22 @@ class Meter:
                 totals = runtime.totals.get(slot.gpu, Totals())
                 if claim_uid in suspended:
                     totals = totals._replace(memory_bytes=0)
-                reading = _Reading(now, totals)
+                reading = _Reading(now, totals, runtime.moved.get(slot.gpu))
                 fresh[slot.assignment_uid] = reading
                 before = self._last.get(slot.assignment_uid, reading)
                 spans.append(_Span(slot, runtime.alone_percent(slot.assignment_uid), before, reading))
         self._last = fresh
+        self._count(spans)
         parts = _divide(spans)
         usages = [_usage(span, parts.get(span.slot.gpu, 1.0)) for span in spans]
         return [_scale(one, parts_of_gpus[one.uid]) if one.uid in parts_of_gpus else one for one in usages]
+
+    def _count(self, spans: "Iterable[_Span]") -> None:
+        counted = {}
+        for uid, span in ((one.slot.assignment_uid, one) for one in spans if one.after.moved is not None):
+            before = self.counted.get(uid, Counted())
+            counted[uid] = Counted(before.moved_bytes + span.moved_bytes, before.stood_ns + span.stood_ns)
+        self.counted = counted
 
 
 def with_instances(
@@ -87,6 +107,15 @@ class _Span(NamedTuple):
     @property
     def gpu_time_ns(self) -> int:
         return max(self.after.totals.gpu_time_ns - self.before.totals.gpu_time_ns, 0)
+
+    # Both fall when a process ends.
+    @property
+    def moved_bytes(self) -> int:
+        return max((self.after.moved or Moved()).moved_bytes - (self.before.moved or Moved()).moved_bytes, 0)
+
+    @property
+    def stood_ns(self) -> int:
+        return max((self.after.moved or Moved()).stood_ns - (self.before.moved or Moved()).stood_ns, 0)
 
 
 def _divide(spans: list[_Span]) -> dict[UUID, float]:
@@ -121,6 +150,22 @@ def _usage(span: _Span, part: float) -> wire.AssignmentUsage:
         processes=after.totals.processes,
         gpu_time_ms=round(min(gpu_time_ns / 1e6, MOST_MS), 3),
         launches_per_second=_rate(after.totals.launches - before.totals.launches, wall_ns),
+        borrowed=UNSET if after.moved is None else _borrowed(span, after.moved),
+    )
+
+
+def _borrowed(span: _Span, moved: Moved) -> wire.BorrowedMemory:
+    slot, wall_ns = span.slot, span.wall_ns
+    promised = slot.borrowing.memory_request_bytes if slot.borrowing else slot.memory_bytes
+    return wire.BorrowedMemory(
+        borrowed_bytes=max(span.after.totals.memory_bytes - promised, 0),
+        # A tenant's page is not believed beyond the limit.
+        out_bytes=min(moved.out_bytes, slot.memory_bytes),
+        moved_bytes=min(span.moved_bytes, MOST_BYTES),
+        moved_bytes_per_second=_rate(span.moved_bytes, wall_ns, MOST_BYTES_RATE),
+        stood_ms=round(min(span.stood_ns / 1e6, MOST_MS), 3),
+        # Of several processes, their sum.
+        stood_percent=_percent(span.stood_ns, wall_ns, 100.0),
     )
 
 
@@ -129,8 +174,8 @@ def _scale(usage: wire.AssignmentUsage, part: int) -> wire.AssignmentUsage:
     return structs.replace(usage, core_percent=core, core_limit_percent=usage.core_limit_percent * part // 100)
 
 
-def _rate(count: int, wall_ns: float) -> float:
-    return round(min(max(count * 1e9 / wall_ns, 0.0), MOST_RATE), 2) if wall_ns > 0 else 0.0
+def _rate(count: int, wall_ns: float, most: float = MOST_RATE) -> float:
+    return round(min(max(count * 1e9 / wall_ns, 0.0), most), 2) if wall_ns > 0 else 0.0
 
 
 def _percent(part_ns: float, whole_ns: float, most: float) -> float:

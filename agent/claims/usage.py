@@ -41,6 +41,15 @@ class Totals(NamedTuple):
     observed_generation: int | None = None
 
 
+class Moved(NamedTuple):
+    """Borrowed memory of a claim on one GPU, by the same account; the last two only grow while its processes live."""
+
+    out_bytes: int = 0
+    # In both directions.
+    moved_bytes: int = 0
+    stood_ns: int = 0
+
+
 class Accounted(NamedTuple):
     """One process's own account of its memory on one GPU."""
 
@@ -158,6 +167,12 @@ class UsagePage:
             launches=raw.launches,
             observed_generation=None if observed == _NONE_LIVE else observed,
         )
+
+    def moved(self, index: int) -> Moved:
+        """Return what moved of the memory on the GPU in this slot, by the last `read`."""
+        found = self._library.lending(index)
+        moved = found["moved_out_bytes"] + found["moved_in_bytes"]
+        return Moved(min(found["out_bytes"], LARGEST), moved, found["stood_ns"])
 
     def processes(self) -> list[Attached]:
         """Return the processes in the page by the last `read`."""

@@ -140,7 +140,7 @@ class Link:
         self._welcomed_at = time.monotonic()
         self._callbacks.server_time(welcome.server_time)
         log.info("connected", node=welcome.node_name, clock_offset_seconds=round(welcome.server_time - time.time(), 3))
-        self._outbox.restart(health=welcome.health)
+        self._outbox.restart(health=welcome.health, borrowed=welcome.borrowed)
         both = [asyncio.create_task(self._read(socket)), asyncio.create_task(self._write(socket))]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

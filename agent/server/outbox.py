@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from agent import statefile, wire
 from agent.logs import log
 
@@ -85,7 +87,7 @@ class Outbox:
         self._conditions = conditions
         self._conditions_wait = False
         self._health: str | None = None
-        self._takes_health = False
+        self._takes_health = self._takes_borrowed = False
         self._events: deque[str] = deque(maxlen=MAX_EVENTS)
         self._usage: deque[_Kept] = deque()
         self._usage_bytes = 0
@@ -137,9 +139,12 @@ class Outbox:
         """The number of usage frames that the server has not acknowledged as stored."""
         return len(self._usage)
 
-    def restart(self, *, health: bool) -> None:
-        """Begin a new connection, on which nothing was sent yet, to a server that takes health reports or does not."""
-        self._takes_health = health
+    def restart(self, *, health: bool, borrowed: bool) -> None:
+        """Begin a new connection, on which nothing was sent yet.
+
+        `health`, `borrowed`: the server takes health reports, and borrowed memory in usage.
+        """
+        self._takes_health, self._takes_borrowed = health, borrowed
         self._usage_sent = 0
         if self._output is not None:
             self._output.restart()
@@ -175,13 +180,23 @@ class Outbox:
             return text
         if self._usage_sent < min(len(self._usage), MAX_IN_FLIGHT):
             self._usage_sent += 1
-            return self._usage[self._usage_sent - 1].text
+            text = self._usage[self._usage_sent - 1].text
+            return text if self._takes_borrowed else _without_borrowed(text)
         piece = self._output.next() if self._output is not None else None
         return _encode(piece) if piece is not None else None
 
     def _forget_oldest(self) -> None:
         self._usage_bytes -= len(self._usage.popleft().text)
         self._usage_sent = max(0, self._usage_sent - 1)
+
+
+def _without_borrowed(text: str) -> str:
+    """Return the usage as a server reads it that knows nothing of borrowed memory."""
+    if '"borrowed":' not in text:
+        return text
+    usage = msgspec.json.decode(text, type=wire.Usage)
+    items = [msgspec.structs.replace(one, borrowed=msgspec.UNSET) for one in usage.assignments]
+    return wire.encode(msgspec.structs.replace(usage, assignments=items))
 
 
 def _encode(frame: wire.FromAgent) -> str | None:

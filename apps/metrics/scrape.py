@@ -45,7 +45,7 @@ def _each(*, own: bool) -> Iterator[Metric]:
     reports = devices.health() if gpus else {}
     families: list[Iterable[Metric]] = [shares.by_claim(claims, of_claims), devices.families(gpus, of_gpus, reports)]
     if own:
-        families.append(shares.throttled(claims, of_claims))
+        families += [shares.throttled(claims, of_claims), shares.borrowed(claims, of_claims)]
         words = "1 where there are more GPUs or assignments than METRICS_MOST_DETAILS: scrape the agents for them."
         families.append([GaugeMetricFamily("gpucloud_details_left_out", words, value=float(left_out))])
     for family in families:

@@ -94,3 +94,27 @@ def throttled(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFami
     for (name, tenant, node, claim), value in most.items():
         family.add_metric([claim, name, node, tenant], value)
     yield family
+
+
+def borrowed(shares: list[Share], samples: Samples) -> Iterator[GaugeMetricFamily]:
+    """Yield the borrowed memory of claims that may borrow: on their GPUs, and in host memory."""
+    labels = ["claim", "name", "node", "tenant"]
+    on_gpus = GaugeMetricFamily(
+        "gpucloud_claim_memory_borrowed_bytes",
+        "Memory of GPUs of the node that the claim has beyond what is promised to it.",
+        labels=labels,
+    )
+    out = GaugeMetricFamily(
+        "gpucloud_claim_memory_out_bytes",
+        "Memory of the claim in the node's host memory, because others of its GPUs use theirs.",
+        labels=labels,
+    )
+    sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    for share in shares:
+        if (sample := samples.get(share.uid)) and sample.borrowed_bytes is not None:
+            sums[share.pod][0] += sample.borrowed_bytes
+            sums[share.pod][1] += sample.memory_out_bytes or 0
+    for (name, tenant, node, claim), values in sums.items():
+        for family, value in zip((on_gpus, out), values, strict=True):
+            family.add_metric([claim, name, node, tenant], value)
+    yield from (on_gpus, out)

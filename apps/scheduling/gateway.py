@@ -55,6 +55,7 @@ class Gateway:
         counters.TELEMETRY_FRAMES.add(amount=len(batch))
         for _, usage in batch:
             counters.TELEMETRY_SECONDS.observe(max(0.0, now - usage.at))
+            _count_moved(usage)
         lending = {str(uid) for uid in Claim.objects.filter(lent_core__gt=0).values_list("uid", flat=True)}
         for source, usage in batch if lending else ():
             carried = source.carried or {}
@@ -107,6 +108,14 @@ class Gateway:
             record_fall(node, frame.code, frame.fallen)
         if recorded:
             logger.info("node %s: %s: %s", node.name, frame.code, frame.detail)
+
+
+def _count_moved(usage: wire.Usage) -> None:
+    """Count the borrowed memory that moved since the node's last sample."""
+    for item in usage.assignments:
+        if item.borrowed is not msgspec.UNSET and item.borrowed.moved_bytes:
+            counters.MEMORY_MOVED.add(amount=item.borrowed.moved_bytes)
+            counters.MEMORY_STOOD.add(amount=item.borrowed.stood_ms / 1000)
 
 
 def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:

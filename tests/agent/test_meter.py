@@ -5,17 +5,21 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec import UNSET
 
-from agent.claims.meter import Meter
-from agent.claims.usage import Totals
+from agent import wire
+from agent.claims.meter import Counted, Meter
+from agent.claims.usage import Moved, Totals
 
 GPU = UUID(int=1)
 
 
-def runtime(uid: str, gpu_time_ms: float, gpu: UUID = GPU) -> Any:
-    slot = SimpleNamespace(assignment_uid=uid, gpu=gpu, memory_bytes=1 << 30)
-    totals = {gpu: Totals(gpu_time_ns=int(gpu_time_ms * 1e6))}
-    return SimpleNamespace(slots={0: slot}, totals=totals, alone_percent=lambda _uid: 100)
+def runtime(uid: str, gpu_time_ms: float, gpu: UUID = GPU, *, moved: Moved | None = None, memory: int = 0) -> Any:
+    borrowing = None if moved is None else wire.Borrowing(memory_request_bytes=1 << 20, host_memory_bytes=1 << 30)
+    slot = SimpleNamespace(assignment_uid=uid, gpu=gpu, memory_bytes=1 << 30, borrowing=borrowing)
+    totals = {gpu: Totals(gpu_time_ns=int(gpu_time_ms * 1e6), memory_bytes=memory)}
+    at_all = {} if moved is None else {gpu: moved}
+    return SimpleNamespace(slots={0: slot}, totals=totals, moved=at_all, alone_percent=lambda _uid: 100)
 
 
 def reported_percent(*claims: tuple[str, float], gpus: tuple[UUID, ...] = ()) -> dict[str, float]:
@@ -43,3 +47,36 @@ def test_a_claim_alone_on_its_gpu_is_reported_as_measured() -> None:
 
 def test_a_forged_counter_takes_no_more_than_half_of_what_an_honest_claim_is_reported_with() -> None:
     assert reported_percent(("forger", 1e9), ("honest", 900))["honest"] == pytest.approx(47.4, abs=0.1)
+
+
+def test_borrowed_memory_is_told_with_what_moved_since_the_last_sample() -> None:
+    meter = Meter()
+    meter.read({"b": runtime("b", 0, moved=Moved(0, 7 << 20, 50_000_000), memory=5 << 20)}, now=10.0)
+    (found,) = meter.read({"b": runtime("b", 0, moved=Moved(3 << 20, 10 << 20, 100_000_000), memory=2 << 20)}, now=12.0)
+    assert found.borrowed == wire.BorrowedMemory(
+        borrowed_bytes=1 << 20,
+        out_bytes=3 << 20,
+        moved_bytes=3 << 20,
+        moved_bytes_per_second=(3 << 20) / 2,
+        stood_ms=50.0,
+        stood_percent=2.5,
+    )
+    assert meter.counted == {"b": Counted(3 << 20, 50_000_000)}
+
+
+def test_sums_of_a_borrower_do_not_fall_when_its_process_ends() -> None:
+    meter = Meter()
+    for at, moved in enumerate((0, 5 << 20, 0, 2 << 20)):
+        meter.read({"b": runtime("b", 0, moved=Moved(0, moved, 0))}, now=10.0 + at)
+    assert meter.counted["b"].moved_bytes == 7 << 20
+
+
+def test_a_forged_page_has_no_more_out_than_its_limit() -> None:
+    (found,) = Meter().read({"b": runtime("b", 0, moved=Moved(1 << 60, 0, 0))}, now=10.0)
+    assert found.borrowed is not UNSET
+    assert found.borrowed.out_bytes == 1 << 30
+
+
+def test_who_borrows_nothing_is_told_as_before() -> None:
+    (found,) = Meter().read({"a": runtime("a", 0)}, now=10.0)
+    assert found.borrowed is UNSET

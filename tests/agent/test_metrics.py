@@ -7,6 +7,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent import metrics, wire
+from agent.claims.meter import Counted
+from agent.metrics import Facts
 from tests.agent.control import Connection, Control
 from tests.agent.stage import GIB, Stage
 from tests.agent.test_reconcile import put
@@ -97,3 +99,23 @@ async def test_an_address_that_makes_no_sense_stops_the_start(stage: Stage) -> N
     stage.start(GPUCLOUD_METRICS="everywhere")
     assert await stage.ended() == 2
     assert "GPUCLOUD_METRICS=everywhere is neither a port nor HOST:PORT" in stage.log_text()
+
+
+def test_borrowed_memory_is_told_with_its_sums() -> None:
+    moved = wire.BorrowedMemory(
+        borrowed_bytes=1, out_bytes=2, moved_bytes=3, moved_bytes_per_second=3.0, stood_ms=4.0, stood_percent=0.4
+    )
+    facts: dict[str, Any] = {"core_percent": 1, "core_limit_percent": 2, "throttled_percent": 3, "processes": 6}
+    facts |= {"memory_bytes": 4, "memory_limit_bytes": 5}
+    items = [wire.AssignmentUsage(uid="b", borrowed=moved, **facts), wire.AssignmentUsage(uid="a", **facts)]
+    usage = wire.Usage(seq=1, at=1.0, gpus=[], assignments=items)
+    observed = wire.Observed(frame=0, assignments=[])
+    told = Facts("n", "n", (), None, observed, usage, True, 0, True, 0, 0, {}, counted={"b": Counted(9, 2_500_000_000)})
+    samples = [sample for family in metrics._agent_metrics(told) for sample in family.samples]
+    found = {one.name: (one.labels, one.value) for one in samples if one.name.startswith("gpucloud_agent_memory_")}
+    assert found == {
+        "gpucloud_agent_memory_borrowed_bytes": ({"assignment": "b"}, 1),
+        "gpucloud_agent_memory_out_bytes": ({"assignment": "b"}, 2),
+        "gpucloud_agent_memory_moved_bytes_total": ({"assignment": "b"}, 9),
+        "gpucloud_agent_memory_stood_seconds_total": ({"assignment": "b"}, 2.5),
+    }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ class Scene:
     def node(self) -> Json:
         found: Json = self.platform.granted("GET", f"nodes/{self.name}/")
         return found
+
+    def measured(self, claim: Json) -> dict[str, Any]:
+        """Return the claim's latest sample."""
+        (series,) = self.platform.granted("GET", f"utilization/?claim={claim['uid']}")["series"]
+        return {name: column[-1] for name, column in series.items() if isinstance(column, list) and column}
+
+    def moved_since(self, claim: Json, begin: str) -> float:
+        """Return the most that moved in a second since then, in MiB."""
+        (series,) = self.platform.granted("GET", f"utilization/?claim={claim['uid']}&from={begin}&step=1")["series"]
+        return max((one or 0 for one in series.get("moved_mib_per_second", ())), default=0)
 
     def claim(self, name: str, **facts: Any) -> Json:
         body = {"tenant": self.tenant, "pool": self.name, "name": name, "core_request": 20, "core_limit": 100, **facts}
@@ -109,10 +120,20 @@ def test_an_owner_gets_what_was_lent_and_both_programs_go_on_whatever_dies(scene
     assert scene.node()["host_memory_used_mib"] == GPU - PROMISED
     borrowing = scene.run(borrower, BORROWED)
     goes_on(borrowing)
+    begun = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    until(lambda: (scene.measured(borrower).get("borrowed_mib") or 0) >= BORROWED - PROMISED, what="it to be measured")
+    assert scene.measured(borrower)["memory_out_mib"] == 0
     # More than is free: a part of what was lent leaves.
     owning = scene.run(owner, TAKEN)
     goes_on(owning)
     goes_on(borrowing)
+    until(lambda: (scene.measured(borrower).get("memory_out_mib") or 0) > 0, what="what left to be measured")
+    out = scene.measured(borrower)
+    # Contexts take a part of the GPU.
+    assert BORROWED + TAKEN - GPU <= out["memory_out_mib"] <= BORROWED, out
+    assert out["memory_mib"] + out["memory_out_mib"] >= BORROWED, "nothing of it is lost"
+    until(lambda: scene.moved_since(borrower, begun) > 0, what="the move to be measured")
+    assert "borrowed_mib" not in scene.measured(owner)
     # The agent dies while memory is out, and a new one adopts both.
     agent = scene.stage.agent
     assert agent is not None
@@ -125,6 +146,7 @@ def test_an_owner_gets_what_was_lent_and_both_programs_go_on_whatever_dies(scene
     scene.programs[1].kill()
     scene.programs[1].wait()
     goes_on(borrowing)
+    until(lambda: scene.measured(borrower).get("memory_out_mib") == 0, what="all to be back")
     for claim in (owner, borrower):
         scene.platform.granted("DELETE", f"claims/{claim['uid']}/?wait=60")
     assert scene.node()["host_memory_used_mib"] == 0

@@ -20,7 +20,7 @@ from apps.scheduling.models.choices import Idle
 from apps.scheduling.services.cycles.rounds import run_round
 from gpucloud import counters
 from tests.cast import GIB, Cast, Machine, ask, give_plenty, placed
-from tests.metrics.test_metrics import store
+from tests.metrics.test_metrics import MOVED, store
 from tests.scheduling.scrapes import scrape
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -61,7 +61,7 @@ def build_scene(cast: Cast, machine: Machine, settings: Any) -> None:
     outbox.tell("claim.active", tenant=cast.acme)
     ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
     run_round(cast.pool)
-    store(machine, assignment)
+    store(machine, assignment, borrowed=MOVED)
     readings = {"ecc_corrected": 1, "ecc_uncorrected": 1, "sm_active_percent": 5, "tensor_active_percent": 5}
     processes = [{"pid": 1, "command": "python", "memory_mib": 1, "claim": None, "tenant": None}]
     more = {"dram_active_percent": 5, "processes": processes}

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from msgspec import structs
 
 from agent import metrics as agents
 from agent import wire
@@ -76,6 +77,16 @@ def store_use(machine: Machine, *assignments: Assignment, core_percent: float = 
 
 def store(machine: Machine, *assignments: Assignment, **facts: Any) -> None:
     tell(machine.node, store_use(machine, *assignments, **facts))
+
+
+MOVED = wire.BorrowedMemory(
+    borrowed_bytes=3 * MIB_BYTES,
+    out_bytes=5 * MIB_BYTES,
+    moved_bytes=7 * MIB_BYTES,
+    moved_bytes_per_second=3.5 * MIB_BYTES,
+    stood_ms=250.0,
+    stood_percent=12.5,
+)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metric"])
@@ -288,6 +299,21 @@ def test_more_devices_than_one_scrape_should_carry_are_left_to_the_agents(
     assert told.value("gpucloud_gpus", pool="default") == 4
 
 
+def test_borrowed_memory_is_told_of_claims_that_borrow(cast: Cast, machine: Machine) -> None:
+    (claim, borrower), (_, owner) = (placed(cast, machine, core_request=10) for _ in range(2))
+    usage = store_use(machine, borrower, owner)
+    items = [structs.replace(one, borrowed=MOVED) if one.uid == str(borrower.uid) else one for one in usage.assignments]
+    for seq in (1, 2):
+        tell(machine.node, structs.replace(usage, seq=seq, assignments=items))
+    told = scrape(cast.olga)
+    labels = {"claim": str(claim.uid), "name": claim.name, "node": "gpu1", "tenant": "acme"}
+    for name, mib in (("gpucloud_claim_memory_borrowed_bytes", 3), ("gpucloud_claim_memory_out_bytes", 5)):
+        (sample,) = told.families[name].samples
+        assert (sample.labels, sample.value) == (labels, mib * MIB_BYTES)
+    assert told.value("gpucloud_memory_moved_bytes_total") == 14 * MIB_BYTES
+    assert told.value("gpucloud_memory_stood_seconds_total") == 0.5
+
+
 def test_agents_tell_the_same_names_helps_and_labels_as_the_server() -> None:
     assert {name: tuple(family) for name, family in shares.FAMILIES.items()} == agents.SHARES
     assert (shares.POD, shares.TOTAL) == (agents.POD, agents.TOTAL)
@@ -301,7 +327,7 @@ def test_every_name_in_dashboards_rules_and_alerts_is_in_a_scrape(
         _, assignment = placed(cast, machine)
         ask(cast, memory_mib=23 * GIB, gpu_count=4, core_request=100)
         run_round(cast.pool)
-    tell(machine.node, store_use(machine, assignment))
+    tell(machine.node, store_use(machine, assignment, borrowed=MOVED))
     GpuHealth.objects.create(gpu=machine.gpu(), reported_at=timezone.now(), sm_active_percent=5, dram_active_percent=5)
     cast.olga.get("claims/")
     # Rare events have no series before the first.

@@ -21,6 +21,11 @@ from gpucloud.api import shown
 from gpucloud.api.serializers import Question, Strict
 
 
+def _some(words: str) -> serializers.ListField:
+    """Return a list that series without borrowed memory do not have."""
+    return serializers.ListField(child=serializers.FloatField(allow_null=True), required=False, help_text=words)
+
+
 class SeriesSerializer(Strict):
     """Measurements of one assignment or one GPU; the lists have one length."""
 
@@ -34,6 +39,13 @@ class SeriesSerializer(Strict):
     memory_mib = serializers.ListField(child=serializers.FloatField())
     memory_limit_mib = serializers.ListField(child=serializers.FloatField(allow_null=True))
     power_watts = serializers.ListField(child=serializers.FloatField(allow_null=True), required=False)
+    borrowed_mib = _some(
+        "Memory of the GPU that the assignment has beyond what is promised to it; of a GPU, that all its assignments "
+        "have so. This and the next three are left out unless it borrowed memory."
+    )
+    memory_out_mib = _some("Memory of the assignment in host memory, because others of its GPU use theirs.")
+    moved_mib_per_second = _some("Memory that moved between GPU and host memory, in both directions.")
+    stood_percent = _some("Share of the time for which its programs stood still while memory moved.")
     age_seconds = serializers.FloatField(allow_null=True, help_text="The age of the newest sample.")
 
 

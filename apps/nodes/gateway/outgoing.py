@@ -96,7 +96,8 @@ class Outgoing:
         if self._welcome is not None:
             uid, name = self._welcome
             now = timezone.now().timestamp()
-            texts.append(wire.encode(wire.Welcome(node_uid=uid, node_name=name, server_time=now, health=True)))
+            welcome = wire.Welcome(node_uid=uid, node_name=name, server_time=now, health=True, borrowed=True)
+            texts.append(wire.encode(welcome))
         if self._desired is not None:
             texts.append(self._desired)
         if self._ack is not None:

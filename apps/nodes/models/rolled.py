@@ -31,6 +31,14 @@ class Rolled(models.Model):
     gpu_time_ms = models.FloatField()
     watts = models.FloatField(null=True)
     celsius_most = models.FloatField(null=True)
+    # Null unless it borrows memory; of a GPU, what its assignments borrow of it.
+    borrowed = models.BigIntegerField(null=True)
+    borrowed_most = models.BigIntegerField(null=True)
+    memory_out = models.BigIntegerField(null=True)
+    memory_out_most = models.BigIntegerField(null=True)
+    # Bytes a second, percent.
+    moved = models.FloatField(null=True)
+    stood = models.FloatField(null=True)
 
     class Meta:
         abstract = True

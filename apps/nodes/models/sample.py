@@ -44,6 +44,13 @@ class UsageFrame(models.Model):
     processes = _list(models.IntegerField(null=True))
     gpu_time_ms = _list(models.FloatField(null=True))
     launches = _list(models.FloatField(null=True))
+    # Null where nothing of the node borrows memory. Of a GPU: what its assignments borrow of it.
+    gpu_borrowed = ArrayField(models.BigIntegerField(null=True), null=True)
+    borrowed = ArrayField(models.BigIntegerField(null=True), null=True)
+    memory_out = ArrayField(models.BigIntegerField(null=True), null=True)
+    # Bytes a second, percent.
+    moved = ArrayField(models.FloatField(null=True), null=True)
+    stood = ArrayField(models.FloatField(null=True), null=True)
 
     class Meta:
         # `migrations/0006_usage_frames.py` creates the table.
@@ -81,6 +88,11 @@ class Sample(models.Model):
     sm_clock_mhz = models.IntegerField(null=True)
     memory_clock_mhz = models.IntegerField(null=True)
     launches_per_second = models.FloatField(null=True)
+    # Null unless it borrows memory; of a GPU, what its assignments borrow of it.
+    borrowed_bytes = models.BigIntegerField(null=True)
+    memory_out_bytes = models.BigIntegerField(null=True)
+    moved_bytes_per_second = models.FloatField(null=True)
+    stood_percent = models.FloatField(null=True)
 
     class Meta:
         managed = False

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from agent import wire
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
@@ -18,11 +20,14 @@ TRAILER = struct.pack(">h", -1)
 COLUMNS = (
     "node_id", "at", "seq", "gpu_ids", "gpu_core", "gpu_memory", "gpu_watts", "gpu_celsius", "gpu_sm_mhz",
     "gpu_memory_mhz", "uids", "on_gpus", "core", "core_limit", "throttled", "memory", "memory_limit", "processes",
-    "gpu_time_ms", "launches",
+    "gpu_time_ms", "launches", "gpu_borrowed", "borrowed", "memory_out", "moved", "stood",
 )  # fmt: skip
 # PostgreSQL counts microseconds from this time.
 EPOCH_SECONDS = datetime(2000, 1, 1, tzinfo=UTC).timestamp()
 _BEGIN = struct.Struct(">hiqiqiq")
+NULL = b"\xff\xff\xff\xff"
+# `_borrowed` of a frame in which nothing borrows: nearly every one.
+_NOTHING_BORROWED = NULL * 5
 
 
 class Carried(NamedTuple):
@@ -66,7 +71,7 @@ def _array(kind: _Kind, values: Sequence[Any]) -> bytes:
 
 def _with_nulls(kind: _Kind, values: Sequence[Any]) -> bytes:
     element = struct.Struct(f">i{kind.letter}")
-    body = b"".join(b"\xff\xff\xff\xff" if value is None else element.pack(kind.size, value) for value in values)
+    body = b"".join(NULL if value is None else element.pack(kind.size, value) for value in values)
     return struct.pack(">iiiiii", 20 + len(body), 1, 1, kind.oid, len(values), 1) + body
 
 
@@ -103,5 +108,26 @@ def row(
             _array(INT4, [item.processes for item in items]),
             _array(FLOAT4, [item.gpu_time_ms for item in items]),
             _array(FLOAT4, [item.launches_per_second for item in items]),
+            _borrowed(gpus, items, known),
+        )
+    )
+
+
+def _borrowed(gpus: Sequence[wire.GpuUsage], items: Sequence[wire.AssignmentUsage], known: Sequence[Carried]) -> bytes:
+    """Encode what the assignments borrow, and of each GPU, what they borrow of it: five columns."""
+    found = [None if item.borrowed is UNSET else item.borrowed for item in items]
+    if not any(found):
+        return _NOTHING_BORROWED
+    lent: dict[str, int] = {}
+    for one, place in zip(found, known, strict=True):
+        if one is not None:
+            lent[place.gpu_uuid] = lent.get(place.gpu_uuid, 0) + one.borrowed_bytes
+    return b"".join(
+        (
+            _array(INT8, [lent.get(gpu.uuid) for gpu in gpus]),
+            _array(INT8, [None if one is None else one.borrowed_bytes for one in found]),
+            _array(INT8, [None if one is None else one.out_bytes for one in found]),
+            _array(FLOAT4, [None if one is None else one.moved_bytes_per_second for one in found]),
+            _array(FLOAT4, [None if one is None else one.stood_percent for one in found]),
         )
     )

@@ -3,6 +3,7 @@
 import logging
 
 import msgspec
+from msgspec import UNSET
 
 from agent import wire
 from apps.nodes.services.telemetry.storing import Source
@@ -13,6 +14,8 @@ logger = logging.getLogger(__name__)
 MOST_WATTS = 10_000
 MOST_CELSIUS = 200
 MOST_MHZ = 20_000
+# Between a GPU and its host: the fastest link of today has 0.45 TB/s each way.
+MOST_BYTES_PER_SECOND = 10**13
 # Linux's own limit of process ids.
 MOST_PROCESSES = 4_194_304
 
@@ -51,4 +54,13 @@ def _of_assignment(item: wire.AssignmentUsage, largest_bytes: int) -> bool:
         item.memory_bytes <= largest_bytes
         and item.memory_limit_bytes <= largest_bytes
         and item.processes <= MOST_PROCESSES
+        and (item.borrowed is UNSET or _of_borrowed(item.borrowed, largest_bytes))
+    )
+
+
+def _of_borrowed(borrowed: wire.BorrowedMemory, largest_bytes: int) -> bool:
+    return (
+        borrowed.borrowed_bytes <= largest_bytes
+        and borrowed.out_bytes <= largest_bytes
+        and borrowed.moved_bytes_per_second <= MOST_BYTES_PER_SECOND
     )

@@ -32,7 +32,10 @@ class Series(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Means over steps: lists of one length. Unix seconds, percent, MiB; watts of a GPU, None for an assignment."""
+    """Means over steps: lists of one length. Unix seconds, percent, MiB; watts of a GPU, None for an assignment.
+
+    Borrowed memory: None in whole unless the assignment borrowed memory, or others borrowed of the GPU.
+    """
 
     times: list[float]
     core_percent: list[float]
@@ -41,16 +44,30 @@ class Curve(NamedTuple):
     memory_mib: list[float]
     memory_limit_mib: list[float | None]
     power_watts: list[float | None] | None
+    # On the GPU beyond what is promised; of a GPU, by all its assignments.
+    borrowed_mib: list[float | None] | None = None
+    # Of an assignment: in host memory; moved both ways; the time for which its programs stood still meanwhile.
+    memory_out_mib: list[float | None] | None = None
+    moved_mib_per_second: list[float | None] | None = None
+    stood_percent: list[float | None] | None = None
 
 
 # The requested series, matched by GPU and uid.
 ASKED = "unnest(%(nodes)s::bigint[], %(gpus)s::bigint[], %(uids)s::uuid[]) AS asked (node_id, gpu_id, uid)"
-ITEM = """unnest(frame.uids, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
-    AS item (uid, core, core_limit, throttled, memory, memory_limit)"""
-GPU = "unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory, frame.gpu_watts) AS item (gpu_id, core, memory, watts)"
+ITEM = """unnest(frame.uids, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit,
+        frame.borrowed, frame.memory_out, frame.moved, frame.stood)
+    AS item (uid, core, core_limit, throttled, memory, memory_limit, borrowed, memory_out, moved, stood)"""
+GPU = """unnest(frame.gpu_ids, frame.gpu_core, frame.gpu_memory, frame.gpu_watts, frame.gpu_borrowed)
+    AS item (gpu_id, core, memory, watts, borrowed)"""
+# The columns after `at` of each statement: one list, since they are united by position.
+VALUES = "core, core_limit, throttled, memory, memory_limit, watts, borrowed, memory_out, moved, stood"
+OF_ITEM = """item.core, item.core_limit, item.throttled, item.memory, item.memory_limit, NULL::real, item.borrowed,
+    item.memory_out, item.moved, item.stood"""
+OF_GPU = """item.core, NULL::real, NULL::real, item.memory, NULL::bigint, item.watts, item.borrowed, NULL::bigint,
+    NULL::real, NULL::real"""
 LATEST = f"""
 SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
-    SELECT at, item.core, item.core_limit, item.throttled, item.memory, item.memory_limit, NULL::real
+    SELECT at, {OF_ITEM}
     FROM nodes_usageframe AS frame, {ITEM}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.uid = asked.uid
     ORDER BY at DESC LIMIT 1
@@ -58,22 +75,20 @@ SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
 """  # noqa: S608 - all names are ours
 LATEST_OF_GPU = f"""
 SELECT asked.gpu_id, asked.uid, last.* FROM {ASKED} CROSS JOIN LATERAL (
-    SELECT at, item.core, NULL::real, NULL::real, item.memory, NULL::bigint, item.watts
+    SELECT at, {OF_GPU}
     FROM nodes_usageframe AS frame, {GPU}
     WHERE frame.node_id = asked.node_id AND at >= %(begin)s AND at < %(end)s AND item.gpu_id = asked.gpu_id
     ORDER BY at DESC LIMIT 1
 ) AS last
 """  # noqa: S608 - likewise
 SECONDS = f"""
-SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, item.core_limit, item.throttled, item.memory,
-    item.memory_limit, NULL::real
+SELECT asked.gpu_id, asked.uid, at, 1 AS samples, {OF_ITEM}
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {ITEM}
 JOIN {ASKED} ON asked.node_id = frame.node_id AND asked.uid = item.uid
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
 """  # noqa: S608 - likewise
 SECONDS_OF_GPU = f"""
-SELECT asked.gpu_id, asked.uid, at, 1 AS samples, item.core, NULL::real, NULL::real, item.memory, NULL::bigint,
-    item.watts
+SELECT asked.gpu_id, asked.uid, at, 1 AS samples, {OF_GPU}
 FROM nodes_usageframe AS frame CROSS JOIN LATERAL {GPU}
 JOIN {ASKED} ON asked.gpu_id = item.gpu_id
 WHERE frame.node_id = ANY(%(nodes)s) AND at >= {{begin}} AND at < {{end}}
@@ -98,27 +113,38 @@ CROSS JOIN LATERAL (
 KEY = """node_id = ANY(%(every_node)s::bigint[]) AND gpu_id = ANY(%(every_gpu)s::bigint[])
     AND uid = ANY(%(every_uid)s::uuid[])"""
 SPANS = f"""
-SELECT gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit, watts FROM {{table}}
+SELECT gpu_id, uid, at, samples, {VALUES} FROM {{table}}
 WHERE at >= {{begin}} AND at < {{end}} AND {KEY}
 """  # noqa: S608 - likewise
-WINDOW = """
+
+
+def _mean_of(name: str) -> str:
+    """Return the mean of a column that can be null, over the samples that have it."""
+    return f"sum({name}::float8 * samples) / nullif(sum(samples) FILTER (WHERE {name} IS NOT NULL), 0)"
+
+
+def _if_any(name: str, unit: int) -> str:
+    """Return the values of a column that nearly every series has not; null for those."""
+    return f"CASE WHEN count({name}) > 0 THEN array_agg(({name}::float8 / {unit})::real ORDER BY at) END"
+
+
+WINDOW = f"""
 SELECT gpu_id, uid, date_bin(%(step)s, at, %(epoch)s), sum(core * samples) / sum(samples),
-    sum(core_limit * samples) / nullif(sum(samples) FILTER (WHERE core_limit IS NOT NULL), 0),
-    sum(throttled * samples) / nullif(sum(samples) FILTER (WHERE throttled IS NOT NULL), 0),
-    sum(memory::float8 * samples) / sum(samples),
-    sum(memory_limit::float8 * samples) / nullif(sum(samples) FILTER (WHERE memory_limit IS NOT NULL), 0),
-    sum(watts * samples) / nullif(sum(samples) FILTER (WHERE watts IS NOT NULL), 0)
-FROM ({parts}) AS part (gpu_id, uid, at, samples, core, core_limit, throttled, memory, memory_limit, watts)
+    {_mean_of("core_limit")}, {_mean_of("throttled")}, sum(memory::float8 * samples) / sum(samples),
+    {", ".join(_mean_of(name) for name in ("memory_limit", "watts", "borrowed", "memory_out", "moved", "stood"))}
+FROM ({{parts}}) AS part (gpu_id, uid, at, samples, {VALUES})
 GROUP BY 1, 2, 3
-"""
+"""  # noqa: S608 - likewise
+MOVING = (("borrowed", MIB), ("memory_out", MIB), ("moved", MIB), ("stood", 1))
 # A row for each series, an array for each quantity: building a row for each point would cost more than the query.
 # Seven digits exceed the precision of any measurement, and halve the text.
 CURVES = f"""
 SELECT gpu_id, uid, array_agg(extract(epoch FROM at)::float8 ORDER BY at), array_agg(core::real ORDER BY at),
     array_agg(core_limit::real ORDER BY at), array_agg(throttled::real ORDER BY at),
     array_agg((memory::float8 / {MIB})::real ORDER BY at), array_agg((memory_limit::float8 / {MIB})::real ORDER BY at),
-    {{watts}}
-FROM ({{points}}) AS point (gpu_id, uid, at, core, core_limit, throttled, memory, memory_limit, watts)
+    {{watts}},
+    {", ".join(_if_any(*column) for column in MOVING)}
+FROM ({{points}}) AS point (gpu_id, uid, at, {VALUES})
 GROUP BY gpu_id, uid
 """  # noqa: S608 - likewise
 # Of GPUs only: assignments have no power of their own.

@@ -34,7 +34,7 @@ LOCK = 0x67706375
 
 WRITTEN = (
     "samples", "core", "core_most", "core_limit", "throttled", "memory", "memory_most", "memory_limit", "gpu_time_ms",
-    "watts", "celsius_most",
+    "watts", "celsius_most", "borrowed", "borrowed_most", "memory_out", "memory_out_most", "moved", "stood",
 )  # fmt: skip
 AGAIN = "ON CONFLICT (at, node_id, gpu_id, uid) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in WRITTEN
@@ -51,17 +51,21 @@ WITH frame AS MATERIALIZED (
 INSERT INTO nodes_usagetens (at, node_id, gpu_id, uid, {", ".join(WRITTEN)})
 SELECT bin, node_id, gpu_id, uid, count(*), avg(core), max(core), avg(core_limit), avg(throttled),
     avg(memory::float8), max(memory), max(memory_limit),
-    sum(least(greatest(core, 0), 100) * 10 * extract(epoch FROM gap)::float8), avg(watts), max(celsius)
+    sum(least(greatest(core, 0), 100) * 10 * extract(epoch FROM gap)::float8), avg(watts), max(celsius),
+    avg(borrowed::float8), max(borrowed), avg(memory_out::float8), max(memory_out), avg(moved), avg(stood)
 FROM (
     SELECT bin, node_id, gap, item.gpu_id, item.uid, item.core, item.core_limit, item.throttled, item.memory,
-        item.memory_limit, NULL::real AS watts, NULL::real AS celsius
-    FROM frame, unnest(uids, on_gpus, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit)
-        AS item (uid, gpu_id, core, core_limit, throttled, memory, memory_limit)
+        item.memory_limit, NULL::real AS watts, NULL::real AS celsius, item.borrowed, item.memory_out, item.moved,
+        item.stood
+    FROM frame, unnest(uids, on_gpus, frame.core, frame.core_limit, frame.throttled, frame.memory, frame.memory_limit,
+            frame.borrowed, frame.memory_out, frame.moved, frame.stood)
+        AS item (uid, gpu_id, core, core_limit, throttled, memory, memory_limit, borrowed, memory_out, moved, stood)
     WHERE at >= %(begin)s
     UNION ALL
     SELECT bin, node_id, gap, gpu.id, '00000000-0000-0000-0000-000000000000', gpu.core, NULL, NULL, gpu.memory,
-        NULL, gpu.watts, gpu.celsius
-    FROM frame, unnest(gpu_ids, gpu_core, gpu_memory, gpu_watts, gpu_celsius) AS gpu (id, core, memory, watts, celsius)
+        NULL, gpu.watts, gpu.celsius, gpu.borrowed, NULL, NULL, NULL
+    FROM frame, unnest(gpu_ids, gpu_core, gpu_memory, gpu_watts, gpu_celsius, gpu_borrowed)
+        AS gpu (id, core, memory, watts, celsius, borrowed)
     WHERE at >= %(begin)s
 ) AS sample
 WHERE gpu_id IS NOT NULL
@@ -74,7 +78,11 @@ SELECT date_bin(%(span)s, at, %(epoch)s), node_id, gpu_id, uid, sum(samples), su
     max(core_most), sum(core_limit * samples) / nullif(sum(samples) FILTER (WHERE core_limit IS NOT NULL), 0),
     sum(throttled * samples) / nullif(sum(samples) FILTER (WHERE throttled IS NOT NULL), 0),
     sum(memory::float8 * samples) / sum(samples), max(memory_most), max(memory_limit), sum(gpu_time_ms),
-    sum(watts * samples) / nullif(sum(samples) FILTER (WHERE watts IS NOT NULL), 0), max(celsius_most)
+    sum(watts * samples) / nullif(sum(samples) FILTER (WHERE watts IS NOT NULL), 0), max(celsius_most),
+    sum(borrowed::float8 * samples) / nullif(sum(samples) FILTER (WHERE borrowed IS NOT NULL), 0), max(borrowed_most),
+    sum(memory_out::float8 * samples) / nullif(sum(samples) FILTER (WHERE memory_out IS NOT NULL), 0),
+    max(memory_out_most), sum(moved * samples) / nullif(sum(samples) FILTER (WHERE moved IS NOT NULL), 0),
+    sum(stood * samples) / nullif(sum(samples) FILTER (WHERE stood IS NOT NULL), 0)
 FROM {{lower}}
 WHERE at >= %(begin)s AND at < %(end)s AND (%(nodes)s::bigint[] IS NULL OR node_id = ANY(%(nodes)s))
 GROUP BY 1, 2, 3, 4
