@@ -13,6 +13,7 @@ from apps.nodes.models.node import hint_group
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling.models import Claim
+from apps.scheduling.models.choices import Remote
 from apps.scheduling.models.claim import PLACED
 from gpucloud import hints
 from gpucloud.errors import Busy, Conflict, Denied
@@ -69,6 +70,8 @@ def open_remote(*, principal: Principal, claim: Claim, key_digest: str) -> Place
 
 
 def _require_allowed(claim: Claim) -> None:
+    if claim.remote == Remote.NEVER:
+        raise RemoteNotAllowed("The claim is not used from other machines: its field `remote` is never.")
     for kind, row in (("Pool", claim.pool), ("Tenant", claim.tenant)):
         if not row.remote:
             words = f"{kind} {row} does not allow remote shares: an operator can (its field `remote`)."
@@ -82,9 +85,7 @@ def _find_node(claim: Claim) -> Node:
         raise NoRemoteEndpoint(f"The claim is {claim.state}: it has no GPU to run on.")
     node: Node = live[0].gpu.node
     if node.remote is None:
-        raise NoRemoteEndpoint(
-            f"Node {node.name} takes no remote clients: place the claim by `node_selector` gpucloud.io/remote=true."
-        )
+        raise NoRemoteEndpoint(f"Node {node.name} takes no remote clients: make the claim with `remote` require.")
     if not node.online:
         raise NoRemoteEndpoint(f"Node {node.name} is lost: its agent cannot let anybody in.")
     return node

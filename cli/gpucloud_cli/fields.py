@@ -19,7 +19,7 @@ from gpucloud_cli.wording import FLAGS, HELP, NULLS
 # Parameters that every list has; the commands have their own.
 OF_EVERY_LIST = frozenset({"cursor", "limit", "live", "updated_since", "uid_prefix"})
 # Fields that `run` sets itself, and `claim create` has beside the others.
-OF_CREATE_ALONE = frozenset({"name", "lease_seconds"})
+OF_CREATE_ALONE = frozenset({"name", "lease_seconds", "remote"})
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gpucloud_cli import claiming, launch, output, remote_client
 from gpucloud_cli.api import Api
 from gpucloud_cli.child import Child, Signals
-from gpucloud_cli.failures import Failure
+from gpucloud_cli.failures import Exit, Failure
+from gpucloud_cli.options import Invocation
 from gpucloud_cli.remote_client import RemoteShare
+from gpucloud_cli.watching import ClaimWatch
 
-# The label that nodes have by themselves while clients can reach them.
-SELECTOR = {"gpucloud.io/remote": "true"}
 MIB = 1 << 20
+# Time of one request while the program runs.
+ANSWER_SECONDS = 5.0
 
 
 class CannotStart(Failure):
@@ -58,3 +61,25 @@ class RemoteProgram:
             f"remote: {moved.sent_bytes / MIB:.1f} MiB sent, {moved.received_bytes / MIB:.1f} MiB received, "
             f"{moved.turns} round trips{trip}"
         )
+
+
+def run_attached(invocation: Invocation, api: Api, claim: Mapping[str, Any], command: Sequence[str]) -> int:
+    """Run a program of this machine under a claim that exists, and return its exit code; the claim stays.
+
+    The claim's lease, if it has one, is renewed meanwhile. Raises Failure.
+    """
+    with ExitStack() as ends, Signals() as signals:
+        program = RemoteProgram(api, claim)
+        ends.callback(program.stop)
+        child = program.start(command, signals)
+        found = dict(claim)
+        if found["lease_seconds"] is not None:
+            lease = claiming.Lease(invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), found)
+            lease.start()
+            ends.callback(lease.stop)
+        watch = ClaimWatch(invocation.api(patience_seconds=0, timeout_seconds=ANSWER_SECONDS), found)
+        watch.start()
+        ends.callback(watch.stop)
+        code = child.wait()
+        watch.read_claim()
+        return Exit.CLAIM_ENDED if watch.cause is not None else code

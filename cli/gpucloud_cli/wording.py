@@ -140,6 +140,7 @@ HELP = {
     "claim.pool": "a pool's name; default: `default`",
     "claim.node_selector": "labels of its node, like zone=a,net=ib",
     "claim.affinity": "share a GPU with the tenant's claims that have this label",
+    "claim.remote": "its use by programs of other machines (claim exec --remote); require: on nodes that they reach",
     "claim.anti_affinity": "never share a GPU with the tenant's claims that have this label",
     "claim.exclusion": "share GPUs only with the tenant's claims that have this label",
     "claim.class": "the class under the policy preempt",

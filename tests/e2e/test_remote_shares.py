@@ -96,3 +96,27 @@ def test_a_program_here_uses_a_claim_there(remote_platform: Platform, tenant: st
     events = remote_platform.granted("GET", "audit/?action=claim.remote")["results"]
     assert len(events) == 4
     assert os.environ.get("GPUCLOUD_TOKEN") is None
+
+
+def test_several_programs_use_one_claim_one_after_the_other(
+    remote_platform: Platform, tenant: str, max_: Shell
+) -> None:
+    """It stays until it is released, and a claim that refuses remote use starts nothing."""
+    remote_platform.granted("PATCH", "pools/default/", {"remote": True})
+    remote_platform.granted("PATCH", f"tenants/{tenant}/", {"remote": True})
+    made = max_.run("claim", "create", *RUN[2:], "--name", "tests", "--remote", "require", "--wait", "60s")
+    assert made.code == 0, made
+    (claim,) = live_claims(remote_platform, tenant)
+    assert claim["remote"] == "require"
+    for words in ("first", "second"):
+        ended = max_.run("claim", "exec", "--remote", "tests", "--", sys.executable, "-c", ASKS, f"echo {words}")
+        assert (ended.code, ended.out.strip()) == (0, words), ended
+    assert max_.run("claim", "exec", "--remote", "tests", "--", "sh", "-c", "exit 7").code == 7
+    assert max_.run("claim", "exec", "--remote", "tests", "--", "no-such-command").code == 127
+    assert [one["uid"] for one in live_claims(remote_platform, tenant)] == [claim["uid"]]
+
+    assert max_.run("claim", "resize", "tests", "--remote", "never").code == 0
+    refused = max_.run("claim", "exec", "--remote", "tests", "--", "true")
+    assert refused.code != 0
+    assert "`remote` is never" in refused.err
+    assert max_.run("claim", "release", "tests", "--wait", "60s").code == 0

@@ -102,7 +102,7 @@ def test_a_node_without_an_endpoint_has_no_way(cast: Cast, claim: Claim) -> None
     Node.objects.update(remote=None)
     answer = cast.max.call("POST", path_of(claim), {"key_sha256": KEY})
     assert (answer.status, answer.code) == (409, "no-remote-endpoint")
-    assert "gpucloud.io/remote=true" in answer.body["detail"]
+    assert "`remote` require" in answer.body["detail"]
 
 
 def test_a_claim_that_waits_has_no_way(cast: Cast, machine: Machine) -> None:

@@ -14,6 +14,7 @@ from rest_framework.exceptions import ValidationError
 
 from apps.console.claims.instance_form import InstanceForm
 from apps.console.shell.amounts import MemoryField
+from apps.console.shell.fields import choice
 from apps.console.shell.forms import Group, ServiceForm, TenantForm, flatten, memory, moment, number
 from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.nodes.models import Gpu
@@ -21,7 +22,7 @@ from apps.quotas.models import Pool, SharingPolicy
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.principals import Principal
 from apps.scheduling.api.serializers import LATEST_START, MAX_MEMORY_MIB
-from apps.scheduling.models.choices import Isolation
+from apps.scheduling.models.choices import Isolation, Remote
 from apps.scheduling.models.claim import MOST_WEIGHT
 from gpucloud.schedules import MOST_LETTERS
 from gpucloud.schedules import validate as validate_schedule
@@ -65,6 +66,12 @@ def memory_limit() -> MemoryField:
     )
 
 
+def remote_choice() -> forms.ChoiceField:
+    """Return the field of the use from other machines."""
+    words = _("With a program on a machine without a GPU, over the network.")
+    return choice(_("Use from other machines"), Remote.choices, words, required=False)
+
+
 class MoreForm(ServiceForm):
     """The fields that only some claims need."""
 
@@ -92,6 +99,7 @@ class MoreForm(ServiceForm):
         help_text=_("There its programs start again from what they saved."),
         widget=forms.CheckboxInput(attrs={"class": "form-check-input"}),
     )
+    remote = remote_choice()
     schedule = schedule_field(_("Empty: that of the pool, if it has one."))
     memory_limit_mib = memory_limit()
     node_selector = forms.CharField(

@@ -30,6 +30,7 @@ COLUMNS = [
     "idle_release_at", "yields_at", "preempt_at", "assigned_at", "released_at", "updated_at", "version",
     "unreachable_since", "below_guarantee_since", "used_by", "movable", "moves_to", "moves_by", "schedule",
     "suspends_at", "memory_limit_mib", "isolation", "profile", "own_core", "own_memory_mib", "instance_of",
+    "remote",
 ]  # fmt: skip
 LIVE = ~Q(state=ClaimState.RELEASED)
 # The worst first: those whose users wait before those that run.

@@ -28,7 +28,7 @@ from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Assignment, Claim, ClaimState
-from apps.scheduling.models.choices import OverQuota
+from apps.scheduling.models.choices import OverQuota, Remote
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.services.claims.lifecycle import limits
 from apps.scheduling.services.claims.suspension_reports import (
@@ -101,6 +101,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "claim": claim,
         "has_details": not claim.rebalance
         or claim.movable
+        or claim.remote != Remote.ALLOW
         or claim.when_over_quota != OverQuota.REFUSE
         or (claim.group and not claim.group_uid)
         or hasattr(claim, "pack_profile")

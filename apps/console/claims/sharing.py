@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from apps.console.claims.claim_forms import memory_limit, schedule_field
+from apps.console.claims.claim_forms import memory_limit, remote_choice, schedule_field
 from apps.console.claims.claims import BEST_EFFORT, GUARANTEED, find
 from apps.console.shell.amounts import MemoryField
 from apps.console.shell.fields import api_help, choice, switch
@@ -49,6 +49,7 @@ class SharingForm(VersionedForm):
     movable = switch(
         _("May move to other nodes"), _("Such a move ends its programs; they start again there from what they saved.")
     )
+    remote = remote_choice()
     schedule = schedule_field(_("Empty: never."))
     memory_limit_mib = memory_limit()
     own_core = number(_("Own core"), least=0, most=100, help_text=api_help(ResizeSerializer, "own_core"))
@@ -69,6 +70,10 @@ class SharingForm(VersionedForm):
     def clean_best_effort(self) -> bool:
         """Return the class as the claim stores it."""
         return bool(self.cleaned_data["best_effort"] == BEST_EFFORT)
+
+    def clean_remote(self) -> str:
+        """Return the choice; without one it stays."""
+        return str(self.cleaned_data["remote"] or self.initial["remote"])
 
 
 class SharingPage(FormPage):

@@ -12,7 +12,7 @@ from apps.nodes.api.serializers import LABEL_NAME, LABEL_WRONG, LabelsField
 from apps.quotas.api.serializers import PoolByName, TenantBySlug
 from apps.quotas.models.limits import MOST, ClaimField
 from apps.quotas.models.row import MOST_NAME
-from apps.scheduling.api import instance_fields, memory_fields
+from apps.scheduling.api import instance_fields, memory_fields, remote_fields
 from apps.scheduling.models import AssignmentState, ClaimState, Reservation, Round
 from apps.scheduling.models.assignment import Assignment
 from apps.scheduling.models.choices import Idle, OverQuota
@@ -37,8 +37,6 @@ MOST_HELP = (
     "join one by one, up to this number, while no other claim waits for GPUs. Where room is needed, those above "
     "group_size leave first. The group ends with its first claim."
 )
-
-
 NEEDED_HELP = "Needed, unless the tenant has a default for it (/api/v1/limit-ranges/)."
 WEIGHT_HELP = _(
     "Where the pool's policy is `weighted`: the claim's part, among the weights of those that want the GPU. "
@@ -188,6 +186,7 @@ class ClaimSerializer(Strict):
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, default=1, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(default=True, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(default=False, help_text=MOVABLE_HELP)
+    remote = remote_fields.remote()
     schedule = schedule_field(required=False)
     isolation = instance_fields.isolation()
     profile = instance_fields.profile()
@@ -346,6 +345,7 @@ class ResizeSerializer(Strict):
     weight = StrictInteger(min_value=1, max_value=MOST_WEIGHT, required=False, help_text=WEIGHT_HELP)
     rebalance = serializers.BooleanField(required=False, help_text=REBALANCE_HELP)
     movable = serializers.BooleanField(required=False, help_text=MOVABLE_HELP)
+    remote = remote_fields.remote(for_change=True)
     schedule = schedule_field(required=False)
     own_core = instance_fields.own_core(for_change=True)
     own_memory_mib = instance_fields.own_memory_mib(for_change=True)

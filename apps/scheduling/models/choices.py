@@ -18,6 +18,14 @@ class Isolation(models.TextChoices):
     HARD = "hard", _("a MIG instance of its own")
 
 
+class Remote(models.TextChoices):
+    """The use of a claim from other machines than its node (docs/remote.md)."""
+
+    ALLOW = "allow", _("allowed, where its pool and tenant allow it")
+    REQUIRE = "require", _("needed: only nodes that clients can reach")
+    NEVER = "never", _("refused")
+
+
 class Idle(models.TextChoices):
     """Reasons for which a claim counts as idle."""
 

@@ -12,7 +12,7 @@ from django.db.models import F, Q
 from apps.quotas.models import Pool, Resource, Tenant, User
 from apps.quotas.models.resource import MIG
 from apps.quotas.models.row import Owned, checks
-from apps.scheduling.models.choices import Idle, Isolation, OverQuota
+from apps.scheduling.models.choices import Idle, Isolation, OverQuota, Remote
 from apps.scheduling.models.orders import SuspendedBy
 from apps.scheduling.models.reservation import Reservation
 from apps.scheduling.models.share import Share, borrowable_mib
@@ -107,6 +107,7 @@ class Claim(Share):
     own_memory_mib = models.PositiveBigIntegerField(null=True)
     # The uid of the claim in whose instance it runs. That claim is charged for the instance, and this one for nothing.
     instance_of = models.UUIDField(null=True)
+    remote = models.CharField(max_length=7, choices=Remote, default=Remote.ALLOW, db_default=Remote.ALLOW)
     # Labels among the tenant's own claims: on one GPU, on different ones, on GPUs without others.
     affinity = models.CharField(max_length=63, null=True)
     anti_affinity = models.CharField(max_length=63, null=True)
@@ -228,6 +229,7 @@ class Claim(Share):
                 Q(idle_since__isnull=True, idle_reason__isnull=True, idle_release_at__isnull=True)
                 | Q(idle_since__isnull=False, idle_reason__isnull=False)
             ),
+            claim_remote_known=Q(remote__in=Remote.values),
             claim_gpu_count_positive=Q(gpu_count__gte=1),
             claim_core_in_range=Q(core_limit__gte=F("core_request"), core_limit__lte=100),
             claim_weight_in_range=Q(weight__gte=1, weight__lte=MOST_WEIGHT),

@@ -14,6 +14,7 @@ from apps.quotas.models.pool import BackEnd
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, Reservation
 from apps.scheduling.services.claims.lifecycle import request_of
 from apps.scheduling.services.claims.suspension_reports import SUSPEND_REFUSED
+from apps.scheduling.services.fleet.devices import labels_of
 from apps.scheduling.services.fleet.resume_places import ResumePlaces, read_resume_places
 from apps.suspension.rotation import measured
 from apps.suspension.rotation import planning as core
@@ -174,7 +175,8 @@ class _Reader:
 
     def newcomer(self, claim: Claim, usable: Iterable[Gpu]) -> core.Member:
         """Return a claim that was never in, with the GPUs that it may have."""
-        request, selector = request_of(claim), claim.node_selector.items()
+        request = request_of(claim)
+        selector = dict(request.node_selector).items()
         allowed = (gpu for gpu in usable if not request.models or gpu.model in request.models)
         return core.Member(
             key_of(claim),
@@ -182,7 +184,7 @@ class _Reader:
             claim.memory_mib,
             claim.gpu_count,
             gpus=tuple(claim.nominated_gpus or ()) if is_nominated(claim) else (),
-            allowed=frozenset(gpu.uuid for gpu in allowed if selector <= gpu.node.labels.items()),
+            allowed=frozenset(gpu.uuid for gpu in allowed if selector <= labels_of(gpu.node).items()),
             priority=claim.priority,
             served=served_seconds(claim, 0.0, now=self.now, since=self.now),
             since=(claim.waiting_since or claim.created_at).timestamp(),

@@ -22,6 +22,7 @@ from gpucloud_cli.options import (
     pass_invocation,
     tenant_of,
 )
+from gpucloud_cli.remote_run import run_attached
 
 CREATED = tuple(replace(field, required=False) for field in body_fields("POST claims/", "claim"))
 RESIZED = body_fields("PATCH claims/{}/", "claim")
@@ -229,17 +230,25 @@ def _release(api: Api, uid: str, wait: int | None) -> None:
 @click.command("exec", context_settings={"allow_interspersed_args": False})
 @CLAIM_ARGUMENT
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--remote", "is_remote", is_flag=True, help="run it on this machine, which is not the claim's node")
 @connection_options
 @pass_invocation
-def execute(invocation: Invocation, /, name: str, command: tuple[str, ...]) -> None:
+def execute(invocation: Invocation, /, name: str, command: tuple[str, ...], is_remote: bool) -> None:
     """Run COMMAND under an existing claim, on its node.
 
+    With --remote, COMMAND runs on this machine, which needs no GPU: it uses the claim's over the network
+    (docs/remote.md). The claim stays, so several programs can use it one after the other.
+
     Example: gpucloud claim exec train -- python train.py
+    Example: gpucloud claim exec --remote tests -- pytest tests/gpu
     """
-    with invocation.api() as api:
-        place = api.get(f"{_path(api, name)}env/").body
     # `--` after the claim is common; click removes it only before the first argument.
-    become(place, command[1:] if command[0] == "--" else command)
+    command = command[1:] if command[0] == "--" else command
+    with invocation.api() as api:
+        if is_remote:
+            raise click.exceptions.Exit(run_attached(invocation, api, api.get(_path(api, name)).body, command))
+        place = api.get(f"{_path(api, name)}env/").body
+    become(place, command)
 
 
 COMMANDS = {"claim": (create, wait_for, resize, suspend, resume, move, release, execute)}

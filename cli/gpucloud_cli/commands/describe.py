@@ -167,7 +167,7 @@ SHEETS = {
             "": "name uid tenant pool state queue estimated_start_at created_at created_by lease_until released_at",
             "Request": "gpu_count gpu_model core_request core_limit memory_mib memory_limit_mib class priority weight "
             "time_limit_seconds start_at group group_size group_most group_uid reservation "
-            "node_selector affinity anti_affinity exclusion schedule",
+            "node_selector affinity anti_affinity exclusion remote schedule",
         },
         (
             Part(

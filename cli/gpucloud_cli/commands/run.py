@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpucloud_cli import claiming, launch, output, remote_run
+from gpucloud_cli import claiming, launch, output
 from gpucloud_cli.amounts import DURATION
 from gpucloud_cli.api import Api, new_key
 from gpucloud_cli.child import Child, NotHere, Signals, command_line
@@ -63,7 +63,7 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     COMMAND that fails after a member has left is started again.
 
     With --remote, COMMAND runs on this machine, which needs no GPU: it uses the claim's over the network
-    (docs/remote.md), where operators allow it.
+    (docs/remote.md), where operators allow it. `gpucloud claim exec --remote` does so under a claim that exists.
 
     Example: gpucloud run --core 30 --memory 8GiB --wait 10m -- python train.py
     Example: gpucloud run --remote --core 30 --memory 8GiB -- python predict.py
@@ -78,7 +78,7 @@ def run(invocation: Invocation, /, command: tuple[str, ...], **given: Any) -> No
     if given["is_remote"]:
         if wanted.get("group_most") is not None:
             raise Usage("--remote runs one COMMAND: a group's members run on their nodes.")
-        wanted["node_selector"] = {**wanted.get("node_selector", {}), **remote_run.SELECTOR}
+        wanted["remote"] = "require"
     wanted.setdefault("when_over_quota", "refuse" if given["wait"] is None else "wait")
     if not given["keep"]:
         wanted["lease_seconds"] = given["lease"]

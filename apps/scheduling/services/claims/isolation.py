@@ -43,7 +43,7 @@ class NotWithHardIsolation(Invalid, code="not-with-hard-isolation", title="Not w
 
 OWN_PART = ("own_core", "own_memory_mib")
 # What can be changed of a claim that has an instance, while it runs.
-LIVE_IN_INSTANCE = ("weight", *OWN_PART)
+LIVE_IN_INSTANCE = ("weight", "remote", *OWN_PART)
 # Of a claim in the instance of another: these as well, and further ones.
 INSIDE_TOO = {name: words for name, words in REFUSED.items() if name != "core_limit"}
 REFUSED_INSIDE: dict[str, str] = {

@@ -18,7 +18,7 @@ from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
 from apps.scheduling.core.values import Request
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, ElasticGroup
-from apps.scheduling.models.choices import OverQuota
+from apps.scheduling.models.choices import OverQuota, Remote
 from apps.scheduling.models.claim import WAITING
 from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import reservation_charges, states
@@ -26,7 +26,14 @@ from apps.scheduling.services.charging.budgets import refuse_spent
 from apps.scheduling.services.charging.shortages import reasons_of
 from apps.scheduling.services.claims import isolation, lent_memory
 from apps.scheduling.services.claims.spec import ClaimSpec
-from apps.scheduling.services.fleet.devices import LENDS_MEMORY, SHARES_INSTANCES, could_carry, read_fleet, read_nodes
+from apps.scheduling.services.fleet.devices import (
+    LENDS_MEMORY,
+    SHARES_INSTANCES,
+    TAKES_REMOTE,
+    could_carry,
+    read_fleet,
+    read_nodes,
+)
 from gpucloud import locks
 from gpucloud.api import etags
 from gpucloud.errors import Conflict, Invalid
@@ -96,9 +103,9 @@ def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
 # The fields of an elastic group's first claim that every member has. Its lease is its own: the group ends with it.
 OF_EVERY_MEMBER = (
     "tenant", "pool", "name", "gpu_count", "core_request", "core_limit", "memory_mib", "memory_limit_mib", "weight",
-    "best_effort", "rebalance", "schedule", "gpu_model", "affinity", "anti_affinity", "exclusion", "node_selector",
-    "priority", "time_limit_seconds", "start_at", "group", "group_most", "group_uid", "when_over_quota", "created_by",
-    "user_id",
+    "best_effort", "rebalance", "remote", "schedule", "gpu_model", "affinity", "anti_affinity", "exclusion",
+    "node_selector", "priority", "time_limit_seconds", "start_at", "group", "group_most", "group_uid",
+    "when_over_quota", "created_by", "user_id",
 )  # fmt: skip
 
 
@@ -162,6 +169,8 @@ def created_facts(claim: Claim) -> dict[str, Any]:
         instance["instance_of"] = str(claim.instance_of)
     if claim.memory_limit_mib is not None:
         instance["memory_limit_mib"] = claim.memory_limit_mib
+    if claim.remote != Remote.ALLOW:
+        instance["remote"] = claim.remote
     return {"name": claim.name, "pool": claim.pool.name, "gpu_count": claim.gpu_count, **limits(claim), **instance}
 
 
@@ -253,6 +262,7 @@ def request_of(claim: Claim) -> Request:
     # An agent that cannot run several claims in an instance would keep it closed.
     own = {} if claim.own_core is None else SHARES_INSTANCES
     lent = {} if claim.memory_limit_mib is None else LENDS_MEMORY
+    remote = TAKES_REMOTE if claim.remote == Remote.REQUIRE else {}
     return Request(
         claim.gpu_count,
         claim.core_request,
@@ -263,7 +273,7 @@ def request_of(claim: Claim) -> Request:
         affinity=claim.affinity,
         anti_affinity=claim.anti_affinity,
         exclusion=claim.exclusion,
-        node_selector=tuple(sorted({**claim.node_selector, **own, **lent}.items())),
+        node_selector=tuple(sorted({**claim.node_selector, **own, **lent, **remote}.items())),
         profile=claim.profile,
     )
 

@@ -19,7 +19,7 @@ from apps.scheduling.models.share import borrowable_mib
 from apps.scheduling.providers import instance_seats
 from apps.scheduling.services.charging import borrowing, states
 from apps.scheduling.services.charging.budgets import refuse_spent
-from apps.scheduling.services.claims import isolation, lent_memory
+from apps.scheduling.services.claims import isolation, lent_memory, remote_use
 from apps.scheduling.services.claims.lifecycle import (
     WrongState,
     all_limits,
@@ -35,7 +35,7 @@ from gpucloud.api import etags
 from gpucloud.errors import Conflict
 
 # What can be changed live beside the limits.
-UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "schedule", *isolation.OWN_PART)
+UNCHARGED = ("weight", "best_effort", "rebalance", "movable", "remote", "schedule", *isolation.OWN_PART)
 # On them depends what a claim may borrow.
 BORROWING = frozenset({"memory_mib", "memory_limit_mib", "best_effort", "schedule"})
 
@@ -66,7 +66,8 @@ def resize_claim(
         setattr(claim, name, value)
     if BORROWING & changed.keys():
         lent_memory.refuse_wrong(claim)
-    if claim.instance_of is None and any(after[name] > before[name] for name in ("core_request", "memory_mib")):
+    remote_use.refuse_unreachable(claim, changed)
+    if claim.instance_of is None and _asks_for_more(before, changed):
         refuse_impossible(claim)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
@@ -94,6 +95,11 @@ def _wanted(claim: Claim, before: dict[str, Any], values: dict[str, Any]) -> dic
         wanted["core_limit"] = wanted["core_request"]
     refuse_low_limit(wanted["core_request"], wanted["core_limit"])
     return wanted
+
+
+def _asks_for_more(before: dict[str, Any], changed: dict[str, Any]) -> bool:
+    """Return True if the claim as it becomes could need another GPU or node."""
+    return "remote" in changed or any(changed.get(name, 0) > before[name] for name in ("core_request", "memory_mib"))
 
 
 def _resize_inside(claim: Claim) -> None:

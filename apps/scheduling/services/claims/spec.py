@@ -37,6 +37,7 @@ class ClaimChanges:
     best_effort: bool | Unset = UNSET
     rebalance: bool | Unset = UNSET
     movable: bool | Unset = UNSET
+    remote: str | Unset = UNSET
     schedule: str | Unset = UNSET
     # Of a claim that opens its instance.
     own_core: int | Unset | None = UNSET
