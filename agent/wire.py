@@ -294,6 +294,7 @@ class Assignment(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
     mig: MigPlace | None = None
     shared: SharedInstance | None = None  # None: it has its instance alone
     prepared: bool = False  # its instance is one that an operator made: nothing is made or removed
+    remote_refused: Word = ""  # why clients of other machines may not use it (any more); empty: nothing is against it
     # False: close the page, end its processes, report `released`.
     present: bool = True
 

@@ -19,11 +19,11 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from apps.console.shell.live import LiveConsumer  # noqa: E402
 from apps.groups.waiting import WaitForGroup  # noqa: E402
 from apps.jobs.waiting import WaitForOutput  # noqa: E402
 from apps.nodes.gateway.consumer import AgentConsumer  # noqa: E402
 from apps.notebooks.gate import NotebookHosts  # noqa: E402
-from apps.scheduling.live import LiveConsumer  # noqa: E402
 from apps.scheduling.waiting import WaitForClaim  # noqa: E402
 from apps.tunnels.sockets import serve_client, serve_node  # noqa: E402
 from gpucloud.api.bodies import BoundedBody  # noqa: E402

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 from agent import pinned_tls, wire
@@ -27,6 +28,8 @@ IDLE_SECONDS = 30.0
 # Each start is a hello.
 AGAIN_SECONDS = 5.0
 CLAIM_ENDED = "the claim has ended, or has left the node"
+# A ticket may overtake the desired state by which it is allowed again.
+OVERTAKE_SECONDS = 2.0
 
 
 class RemoteShares:
@@ -44,6 +47,7 @@ class RemoteShares:
         self._control: socket.socket | None = None
         self._hosts: Hosts | None = None
         self._owners: dict[str, int] = {}
+        self._ticket_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # What the hello says; None: no client can come.
         self.endpoint: wire.RemoteEndpoint | None = None
@@ -53,6 +57,7 @@ class RemoteShares:
     def take_ticket(self, frame: wire.RemoteTicket) -> None:
         """Let a client in."""
         self._owners[frame.claim_uid] = frame.owner
+        self._ticket_at[frame.claim_uid] = time.monotonic()
         self._tell(
             {
                 "ticket": frame.ticket,
@@ -121,15 +126,24 @@ class RemoteShares:
     def _look(self) -> None:
         assert self._hosts is not None
         for claim_uid in {*self._owners, *self._hosts.claims}:
-            wanted = self._node.desired.assignments if self._node.desired is not None else ()
-            present = any(one.claim_uid == claim_uid and one.present for one in wanted)
-            if not present or not lives(self._node.runtimes.get(claim_uid)):
+            if words := self._find_end(claim_uid):
                 self._owners.pop(claim_uid, None)
+                self._ticket_at.pop(claim_uid, None)
                 self.counts.pop(claim_uid, None)
-                self._tell({"end": claim_uid, "words": CLAIM_ENDED, "for_good": True})
-                self._hosts.end(claim_uid, CLAIM_ENDED)
+                self._tell({"end": claim_uid, "words": words, "for_good": True})
+                self._hosts.end(claim_uid, words)
         busy = {uid for uid, one in self.counts.items() if one.get("channels")}
         self._hosts.end_idle(busy, IDLE_SECONDS)
+
+    def _find_end(self, claim_uid: str) -> str:
+        """Return why the claim's clients must leave; empty if they may stay."""
+        wanted = self._node.desired.assignments if self._node.desired is not None else ()
+        present = [one for one in wanted if one.claim_uid == claim_uid and one.present]
+        if not present or not lives(self._node.runtimes.get(claim_uid)):
+            return CLAIM_ENDED
+        if time.monotonic() - self._ticket_at.get(claim_uid, 0.0) < OVERTAKE_SECONDS:
+            return ""
+        return next((one.remote_refused for one in present if one.remote_refused), "")
 
     def _note_end(self, claim_uid: str, words: str) -> None:
         """Tell the clients of a server that has ended."""

@@ -24,6 +24,13 @@ class ClaimCharges(Protocol):
         """
 
 
+class RemotePermits(Protocol):
+    """The nodes that let clients of other machines in."""
+
+    def push(self, tenant: Tenant) -> None:
+        """Tell the nodes of the tenant's claims, after the commit, whether clients may use them."""
+
+
 class PoolCapacity(Protocol):
     """Capacity of the machines of a pool."""
 
@@ -33,3 +40,4 @@ class PoolCapacity(Protocol):
 
 claim_charges: Provider[ClaimCharges] = Provider("quotas.claim_charges")
 pool_capacity: Provider[PoolCapacity] = Provider("quotas.pool_capacity")
+remote_permits: Provider[RemotePermits] = Provider("quotas.remote_permits")

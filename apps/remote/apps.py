@@ -9,3 +9,10 @@ class RemoteConfig(AppConfig):
     name = "apps.remote"
     label = "remote"
     verbose_name = "Remote shares"
+
+    def ready(self) -> None:
+        """Provide to quotas who tells nodes of a tenant's permission."""
+        from apps.quotas.providers import remote_permits  # noqa: PLC0415 - models, once apps are loaded
+        from apps.remote import permits  # noqa: PLC0415 - likewise
+
+        remote_permits.set(permits)

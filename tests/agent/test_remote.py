@@ -13,6 +13,7 @@ import ssl
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.host import processes
@@ -213,6 +214,41 @@ async def test_a_released_claim_ends_its_programs(remote: Remote) -> None:
     await eventually(lambda: processes.find(pid) is None, seconds=10)
     await eventually(lambda: remote.said, seconds=5)
     assert "the claim has ended" in remote.said[0]
+    again = Program(share.port)
+    assert await asked(again, "echo 1") == ""
+    program.close()
+    again.close()
+
+
+async def test_clients_that_are_not_allowed_any_more_are_ended_and_told_why(remote: Remote) -> None:
+    """A pool, a tenant or an owner may change its mind, also back; then a new ticket is needed."""
+    share = await remote.open()
+    program = Program(share.port)
+    pid = int(await asked(program, "pid"))
+    await remote.send(msgspec.structs.replace(remote.claim, remote_refused="the pool does not allow it any more"))
+    started = time.monotonic()
+    assert await asyncio.to_thread(program.lines.read) == b""
+    await eventually(lambda: processes.find(pid) is None, seconds=10)
+    assert time.monotonic() - started < 10
+    await eventually(lambda: remote.said, seconds=5)
+    assert "the pool does not allow it any more" in remote.said[0]
+    await remote.send(remote.claim)
+    again = Program(share.port)
+    assert await asked(again, "echo 1") == ""
+    new = Program((await remote.open()).port)
+    assert await asked(new, "echo 2") == "2"
+    for one in (program, again, new):
+        one.close()
+
+
+async def test_a_ticket_for_a_claim_that_may_not_be_used_is_good_for_a_moment_only(remote: Remote) -> None:
+    """It may have been given before the change, and a ticket may overtake the change that allows it."""
+    await remote.send(msgspec.structs.replace(remote.claim, remote_refused="never"))
+    share = await remote.open()
+    program = Program(share.port)
+    started = time.monotonic()
+    assert await asyncio.to_thread(program.lines.read) == b""
+    assert time.monotonic() - started < 10
     again = Program(share.port)
     assert await asked(again, "echo 1") == ""
     program.close()

@@ -4,7 +4,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.agent.jobs import USERS
 from tests.cli.commands import Shell, live_claims, new_name
 from tests.platform import ROOT, Platform
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(180)]
 
@@ -120,3 +123,33 @@ def test_several_programs_use_one_claim_one_after_the_other(
     assert refused.code != 0
     assert "`remote` is never" in refused.err
     assert max_.run("claim", "release", "tests", "--wait", "60s").code == 0
+
+
+WAITS = """
+import os, pathlib, socket, sys
+host, port = os.environ["LUPINE_SERVER"].split(":")
+with socket.create_connection((host, int(port))) as made:
+    made.sendall(b"echo in\\n")
+    assert made.recv(100)
+    pathlib.Path(sys.argv[1]).touch()
+    sys.exit(9 if made.recv(100) == b"" else 0)
+"""
+
+
+def test_a_pool_that_is_switched_off_ends_its_present_clients(
+    remote_platform: Platform, tenant: str, max_: Shell, tmp_path: Path
+) -> None:
+    """Within seconds, told why; the claim stays until its program has ended."""
+    remote_platform.granted("PATCH", "pools/default/", {"remote": True})
+    remote_platform.granted("PATCH", f"tenants/{tenant}/", {"remote": True})
+    is_in = tmp_path / "in"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(max_.run, *RUN, "--", sys.executable, "-c", WAITS, str(is_in))
+        eventually(is_in.exists, seconds=60)
+        remote_platform.granted("PATCH", "pools/default/", {"remote": False})
+        started = time.monotonic()
+        ended = running.result(60)
+    assert ended.code == 9, ended
+    assert "the claim's pool does not allow remote shares any more" in ended.err
+    assert time.monotonic() - started < 30
+    assert live_claims(remote_platform, tenant) == []

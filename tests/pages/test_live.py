@@ -10,8 +10,9 @@ from django.conf import settings
 from django.db import OperationalError
 from django.test import Client
 
+from apps.console.shell import live
 from apps.quotas.models import User
-from apps.scheduling import events, live
+from apps.scheduling import events
 from gpucloud import hints
 from gpucloud.asgi import application
 from tests.cast import Cast

@@ -11,9 +11,10 @@ from django.conf import settings
 from django.test import Client
 
 from agent import wire
+from apps.console.shell import live
 from apps.nodes.services.telemetry.storing import Measured, source_of, store
 from apps.quotas.models import Tenant, User
-from apps.scheduling import events, live, watching
+from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
 from gpucloud import hints
 from gpucloud.asgi import application

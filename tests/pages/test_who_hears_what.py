@@ -7,10 +7,11 @@ from django.test import Client
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from agent import wire
+from apps.console.shell import live
 from apps.nodes.services.telemetry.storing import Measured, source_of
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
-from apps.scheduling import events, live, watching
+from apps.scheduling import events, watching
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import release_claim
 from apps.scheduling.services.claims.resize import resize_claim

@@ -8,6 +8,7 @@ from django.db.models import ProtectedError
 from apps.quotas.models import Membership, Organisation, Pool, Role, SharingPolicy, Tenant, User
 from apps.quotas.models.pool import LENDING_POLICIES, BackEnd, IdleRule
 from apps.quotas.principals import ALL_SCOPES, RANK, Principal
+from apps.quotas.providers import remote_permits
 from apps.quotas.services import audit, cohorts, organisations
 from apps.quotas.services.names import NameTaken, refuse_taken
 from apps.quotas.services.organisation_quotas import serialize_tree
@@ -73,6 +74,8 @@ def change_tenant(*, principal: Principal, tenant: Tenant, versions: etags.Versi
     if "organisation" in values and values["organisation"] != tenant.organisation:
         organisations.place_tenant(tenant, values["organisation"])
     tenant.change(**values)
+    if "remote" in values and values["remote"] != before["remote"]:
+        remote_permits.get().push(tenant)
     after = {name: organisations.recorded(value) for name, value in values.items()}
     audit.record(principal, "tenant.change", tenant, tenant=tenant, before=before, after=after)
     return tenant

@@ -18,6 +18,7 @@ from apps.nodes.services.back_ends import back_end_of, trust_group_of
 from apps.quotas.models.pool import MigInstances
 from apps.scheduling.models import Assignment, AssignmentState
 from apps.scheduling.models.assignment import WANTED_SUSPENDED
+from apps.scheduling.models.choices import Remote
 from apps.scheduling.models.claim import RESOURCE_CLAIM
 from apps.scheduling.providers import jobs
 from apps.scheduling.services.claims import shared_instances
@@ -51,7 +52,8 @@ COLUMNS = (
     "claim__pool__core_ceiling", "claim__pool__parts", "claim__name", "claim__pod", "gpu__node__kubernetes_node",
     "end_seconds", "claim__group_uid", "carry", "counterpart_id", "claim__profile", "mig_start", "mig_size",
     "gpu__backend", "claim__gpu_count", "claim__own_core", "claim__own_memory_mib", "claim__instance_of",
-    "gpu__node__pool__mig", "gpu__mps_group", "memory_limit_mib", "gpu__memory_mib",
+    "gpu__node__pool__mig", "gpu__mps_group", "memory_limit_mib", "gpu__memory_mib", "claim__remote",
+    "claim__pool__remote", "claim__tenant__remote", "gpu__node__remote",
 )  # fmt: skip
 
 
@@ -157,7 +159,17 @@ def _on_the_wire(row: Any) -> wire.Assignment:
         mig=_instance(row),
         prepared=row.mig_start is not None and row.gpu__node__pool__mig == MigInstances.STATIC,
         present=row.state != AssignmentState.RELEASING,
+        remote_refused=_refusal_of_clients(row) if row.gpu__node__remote is not None else "",
     )
+
+
+def _refusal_of_clients(row: Any) -> str:
+    """Return why no client of another machine may use the claim; empty: nothing is against it."""
+    if row.claim__remote == Remote.NEVER:
+        return "the claim's field `remote` is never"
+    if not row.claim__pool__remote:
+        return "the claim's pool does not allow remote shares any more"
+    return "" if row.claim__tenant__remote else "the claim's tenant may not have remote shares any more"
 
 
 def _borrowing(row: Any) -> wire.Borrowing | None:

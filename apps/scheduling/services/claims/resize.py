@@ -64,11 +64,7 @@ def resize_claim(
     limit_ranges.check(claim.tenant, claim.pool, changed)
     for name, value in after.items():
         setattr(claim, name, value)
-    if BORROWING & changed.keys():
-        lent_memory.refuse_wrong(claim)
-    remote_use.refuse_unreachable(claim, changed)
-    if claim.instance_of is None and _asks_for_more(before, changed):
-        refuse_impossible(claim)
+    _refuse_wrong(claim, before, changed)
     if after["core_request"] > before["core_request"]:
         refuse_spent(claim.tenant)
     if claim.instance_of is not None or claim.own_core is not None:
@@ -97,9 +93,14 @@ def _wanted(claim: Claim, before: dict[str, Any], values: dict[str, Any]) -> dic
     return wanted
 
 
-def _asks_for_more(before: dict[str, Any], changed: dict[str, Any]) -> bool:
-    """Return True if the claim as it becomes could need another GPU or node."""
-    return "remote" in changed or any(changed.get(name, 0) > before[name] for name in ("core_request", "memory_mib"))
+def _refuse_wrong(claim: Claim, before: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Refuse what the claim, as it becomes, cannot be. Raises WrongMemoryLimit, NodeUnreachable, ImpossibleClaim."""
+    if BORROWING & changed.keys():
+        lent_memory.refuse_wrong(claim)
+    remote_use.refuse_unreachable(claim, changed)
+    more = "remote" in changed or any(changed.get(name, 0) > before[name] for name in ("core_request", "memory_mib"))
+    if more and claim.instance_of is None:
+        refuse_impossible(claim)
 
 
 def _resize_inside(claim: Claim) -> None:

@@ -15,7 +15,7 @@ from gpucloud.api import etags
 
 # The settings that agents need.
 SHARING = frozenset(
-    {"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend", "mig", "mps_group"}
+    {"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend", "mig", "mps_group", "remote"}
 )
 
 # Those on which it depends whether memory can be lent.
