@@ -43,8 +43,8 @@ class Kind(NamedTuple):
 
 
 CAUTION = (
-    "caution: a program that calls CUDA from several threads, as PyTorch does in training, can get wrong results "
-    "through lupine (docs/remote.md)"
+    "caution: a program that calls CUDA from several threads can get wrong results through lupine; before a training "
+    "in PyTorch, call torch.autograd.set_multithreading_enabled(False) (docs/remote.md)"
 )
 # LUPINE_DISABLE_LOCAL: this machine's own GPUs, if it has any, are nobody's claim.
 COMPONENTS = {
