@@ -192,6 +192,7 @@ class Daemon:
         policy = wire.NodePolicy() if desired.policy is msgspec.UNSET else desired.policy
         self._checkup.health.clear(policy.cleared)
         self._auditor.follow(policy.audit)
+        self._claim_failures.longest_kernel_ms = policy.longest_kernel_ms
 
     def _settle(self, now: float, walk: Walk | None = None) -> None:
         """Continue releases; report to the server if anything differs from the last report."""
@@ -199,7 +200,7 @@ class Daemon:
             words = f"{describe_processes(killed.pids)} of claim {killed.claim_uid} did not end"
             self._tell("process-killed", f"{words} in {self._settings.grace_seconds:g} s and got SIGKILL.")
         for failure in self._claim_failures.take_new(self._node.runtimes, now=now):
-            self._tell(failure.code, failure.detail)
+            self._tell(failure.code, failure.detail, assignment=failure.assignment_uid)
         observed = tuple(
             # The bytes over a limit change all the time; that it is over is the news.
             (one.uid, one.generation, one.state, one.reason if one.state != "over_limit" else None, one.suspend_refused)
@@ -212,10 +213,10 @@ class Daemon:
         self._keeper.check()
         self._exits.watch({process for one in self._node.runtimes.values() for process in one.members.known})
 
-    def _tell(self, code: str, words: str, fallen: Collection[str] = ()) -> None:
+    def _tell(self, code: str, words: str, fallen: Collection[str] = (), assignment: str | None = None) -> None:
         log.warning(code, detail=words)
-        uids = sorted(fallen)[: wire.MAX_PROCESSES] or msgspec.UNSET
-        self._outbox.put(wire.Event(at=time.time(), code=code, detail=words[:2000], fallen=uids))
+        uids, words = sorted(fallen)[: wire.MAX_PROCESSES] or msgspec.UNSET, words[:2000]
+        self._outbox.put(wire.Event(at=time.time(), code=code, detail=words, assignment_uid=assignment, fallen=uids))
 
     def _observe(self) -> wire.Observed:
         drifts = self._drifts.to_wire()
@@ -345,8 +346,7 @@ class Daemon:
         library, claim = self._settings.library, {"claim_uid": request.claim, "secret": request.secret}
         if request.ask == "page":
             return authorization.give_page(self._node, library, **claim, caller=caller, user=request.user)
-        # Its control group is new.
-        self._kernel_limits.check_now.set()
+        self._kernel_limits.check_now.set()  # Its control group is new.
         return authorization.admit(self._node, library, **claim, caller=caller)
 
     def _facts(self) -> Facts:
@@ -368,6 +368,7 @@ class Daemon:
             prepares=self._driver.prepares,
             remote=self._remote.counts,
             counted=self._samples.counted,
+            longest_kernels=self._samples.longest_kernels,
         )
 
     def _status(self, caller: Caller) -> Answer:

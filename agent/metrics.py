@@ -122,6 +122,8 @@ class Facts(NamedTuple):
     remote: Mapping[str, Mapping[str, float]] = {}
     # By assignment that borrows memory: bytes that moved, and nanoseconds for which its programs stood still.
     counted: Mapping[str, tuple[int, int]] = {}
+    # By assignment, in seconds (`Totals.longest_kernel_us`).
+    longest_kernels: Mapping[str, float] = {}
 
 
 class Exporter(Collector):
@@ -230,6 +232,13 @@ def _agent_metrics(facts: Facts) -> Iterable[Metric]:
     )
     for usage in facts.usage.assignments if facts.usage else ():
         throttled.add_metric([usage.uid], usage.throttled_percent / 100)
+    longest = GaugeMetricFamily(
+        "gpucloud_agent_longest_kernel_seconds",
+        "The assignment's longest kernel or graph of its last ten to twenty seconds with work.",
+        labels=["assignment"],
+    )
+    for uid, seconds in facts.longest_kernels.items():
+        longest.add_metric([uid], seconds)
     restarts = CounterMetricFamily("gpucloud_agent_arbiter_restarts", "How often the arbiter was started again.")
     restarts.add_metric([], facts.arbiter_restarts)
     plain = {
@@ -240,7 +249,8 @@ def _agent_metrics(facts: Facts) -> Iterable[Metric]:
         "gpucloud_agent_findings": ("GPU processes that no limit holds, or not all of it.", facts.findings),
     }
     gauges = (GaugeMetricFamily(name, words, value=float(value)) for name, (words, value) in plain.items())
-    return (states, throttled, restarts, *gauges, *_prepares(facts.prepares), *_remote(facts.remote), *_borrowed(facts))
+    own = (states, throttled, longest, restarts, *gauges)
+    return (*own, *_prepares(facts.prepares), *_remote(facts.remote), *_borrowed(facts))
 
 
 def _borrowed(facts: Facts) -> Iterable[Metric]:

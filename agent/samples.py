@@ -33,6 +33,11 @@ class Samples:
         """The sums of the assignments that borrow memory, by uid."""
         return self._meter.counted
 
+    @property
+    def longest_kernels(self) -> Mapping[str, float]:
+        """The longest kernel of each assignment, in seconds, by uid."""
+        return self._meter.longest_kernels
+
     def note_change(self, *, now: float) -> None:
         """Schedule extra samples soon after a change was applied."""
         self._schedule.note_change(now=now)

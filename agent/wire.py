@@ -202,6 +202,10 @@ class Health(Frame, frozen=True, kw_only=True):
     processes: Annotated[list[GpuProcess], Meta(max_length=MAX_PROCESSES)]  # those with the most memory
 
 
+# The code of an event about a best-effort claim, which the claim's owner is told, too.
+LONG_KERNEL = "kernel-too-long"
+
+
 class Event(Frame, frozen=True, kw_only=True):
     """Agent → server: something happened that an operator should know."""
 
@@ -304,6 +308,8 @@ class NodePolicy(Record, forbid_unknown_fields=False, frozen=True, kw_only=True,
 
     audit: AuditPolicy = "warn"
     backend: BackEnd = "turns"  # of claims that are still to come
+    # Milliseconds that a kernel of a best-effort claim should take at most; 0: any time.
+    longest_kernel_ms: Count = 0
     # By GPU: an operator declared errors cured that came up to this moment of the agent's clock.
     cleared: dict[GpuUuid, Seconds] = {}
 

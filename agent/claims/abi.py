@@ -57,7 +57,7 @@ class RawTotals(ctypes.Structure):
         ("processes", c_uint32),
         ("waiting", c_uint32),
         ("accounting", c_uint32),
-        ("reserved", c_uint32),
+        ("longest_us", c_uint32),
     ]
 
 

@@ -1,8 +1,9 @@
-"""Failures of a claim, each reported once: files that its tenant broke, processes that do not end."""
+"""Failures of a claim, each reported once: files that its tenant broke, processes that do not end, long kernels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from agent import wire
 from agent.claims.claim import ClaimRuntime
 
 # A process that SIGKILL does not end within seconds blocks in the kernel, maybe for hours.
@@ -18,12 +19,15 @@ class ClaimFailure(NamedTuple):
     claim_uid: str
     code: str
     detail: str
+    # One of the claim's; None: of none in particular.
+    assignment_uid: str | None = None
 
 
 class ClaimFailures:
-    """The failures of one node's claims that were reported."""
+    """The failures of one node's claims that were reported. `longest_kernel_ms`: the pool's bound; 0: none."""
 
     def __init__(self, *, grace_seconds: float) -> None:
+        self.longest_kernel_ms = 0
         self._killed_after_seconds = grace_seconds
         self._reported_at: dict[tuple[str, str], float] = {}
 
@@ -50,6 +54,7 @@ class ClaimFailures:
         if runtime.full:
             words = f"All places in the usage page of claim {uid} are taken: its next process gets no GPU."
             found.append(ClaimFailure(uid, "usage-page-full", words))
+        found += self._long_kernel(runtime)
         since = runtime.ending_since
         if since is not None and now - since >= self._killed_after_seconds + STUCK_SECONDS:
             pids = [process.pid for process in runtime.members.living()]
@@ -60,6 +65,25 @@ class ClaimFailures:
                     ClaimFailure(uid, "process-stuck", f"{words} Until they end, their share is not given back.")
                 )
         return found
+
+    def _long_kernel(self, runtime: ClaimRuntime) -> list[ClaimFailure]:
+        """Return that a best-effort claim runs kernels that keep the GPU from others longer than the pool wants."""
+        longest_us = max(
+            (
+                runtime.totals[slot.gpu].longest_kernel_us
+                for slot in runtime.slots.values()
+                if slot.sharing.best_effort and slot.gpu in runtime.totals
+            ),
+            default=0,
+        )
+        if not self.longest_kernel_ms or longest_us <= self.longest_kernel_ms * 1000:
+            return []
+        words = f"A kernel or graph of best-effort claim {runtime.claim_uid} takes {longest_us / 1000:.1f} ms. "
+        words += (
+            f"The pool wants at most {self.longest_kernel_ms} ms: nothing can interrupt it, and claims that have a "
+        )
+        words += "guarantee wait for its end. Launch smaller pieces: smaller batches, or shorter graphs."
+        return [ClaimFailure(runtime.claim_uid, wire.LONG_KERNEL, words, next(iter(runtime.slots)))]
 
 
 def describe_processes(pids: list[int]) -> str:

@@ -79,6 +79,12 @@ class Meter:
             counted[uid] = Counted(before.moved_bytes + span.moved_bytes, before.stood_ns + span.stood_ns)
         self.counted = counted
 
+    @property
+    def longest_kernels(self) -> dict[str, float]:
+        """Return the longest kernel of each assignment by the last `read`, in seconds, where one was measured."""
+        found = {uid: reading.totals.longest_kernel_us / 1e6 for uid, reading in self._last.items()}
+        return {uid: seconds for uid, seconds in found.items() if seconds}
+
 
 def with_instances(
     gpus: list[wire.GpuUsage], usages: Iterable[wire.AssignmentUsage], desired: wire.Desired | None

@@ -37,6 +37,8 @@ class Totals(NamedTuple):
     throttled_ns: int = 0
     processes: int = 0
     launches: int = 0
+    # The longest kernel or graph of a living process in the last ten to twenty seconds in which it had work.
+    longest_kernel_us: int = 0
     # The least generation that a living process has acted on; None if none lives.
     observed_generation: int | None = None
 
@@ -165,6 +167,7 @@ class UsagePage:
             throttled_ns=raw.throttled_ns,
             processes=raw.processes,
             launches=raw.launches,
+            longest_kernel_us=raw.longest_us,
             observed_generation=None if observed == _NONE_LIVE else observed,
         )
 

@@ -16,6 +16,8 @@ from apps.nodes.services.conditions import take_conditions
 from apps.nodes.services.gpu_health import take_health
 from apps.nodes.services.telemetry.packing import Carried
 from apps.nodes.services.telemetry.storing import Measured
+from apps.quotas.principals import Principal
+from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, Claim
 from apps.scheduling.providers import jobs
@@ -91,7 +93,7 @@ class Gateway:
 
     def event(self, node: Node, frame: wire.Event) -> None:
         """Store an event for operators; if a claim's process caused it, its tenant's admins see it too."""
-        claim = _claim_of(frame.process, node)
+        claim = _claim_of(frame, node)
         recorded = agent_rows.record(
             node=node,
             limit=agent_rows.EVENTS,
@@ -104,6 +106,10 @@ class Gateway:
                 "process": msgspec.to_builtins(frame.process),
             },
         )
+        if recorded and claim is not None and frame.code == wire.LONG_KERNEL:
+            audit.record(
+                Principal(name=f"agent:{node.name}"), "claim.long_kernel", claim, after={"detail": frame.detail}
+            )
         if recorded and frame.fallen is not msgspec.UNSET:
             record_fall(node, frame.code, frame.fallen)
         if recorded:
@@ -118,9 +124,11 @@ def _count_moved(usage: wire.Usage) -> None:
             counters.MEMORY_STOOD.add(amount=item.borrowed.stood_ms / 1000)
 
 
-def _claim_of(process: wire.GpuProcess | None, node: Node) -> Claim | None:
-    """Return the claim of the process; a node is believed about claims that it carries only."""
-    if process is None or process.claim_uid is None:
-        return None
-    claims = Claim.objects.filter(uid=process.claim_uid, assignments__gpu__node=node)
-    return claims.select_related("tenant").first()
+def _claim_of(frame: wire.Event, node: Node) -> Claim | None:
+    """Return the claim of the event's process or assignment; a node is believed about claims that it carries only."""
+    claims = Claim.objects.select_related("tenant")
+    if frame.process is not None and frame.process.claim_uid is not None:
+        return claims.filter(uid=frame.process.claim_uid, assignments__gpu__node=node).first()
+    if frame.assignment_uid is not None:
+        return claims.filter(assignments__uid=frame.assignment_uid, assignments__gpu__node=node).first()
+    return None

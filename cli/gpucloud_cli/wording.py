@@ -114,6 +114,7 @@ HELP = {
     "pool.repair_drift": "undo manual changes on its machines at once",
     "pool.lend_reserved": "lend reserved capacity to best-effort claims until it is needed",
     "pool.lend_memory": "lend memory that is not used to best-effort claims until it is needed",
+    "pool.longest_kernel_ms": "tell owners of best-effort claims of kernels that take more milliseconds; or none",
     "pool.reclaim_idle": "release idle reservations, not only report them",
     "pool.preemption_grace_seconds": "the grace of preempted borrowers, like 2m; or none",
     "pool.preempt_by": "the treatment of preempted claims",

@@ -187,7 +187,7 @@ struct vcuda_gpu_usage {
     uint64_t managed_bytes;  /* part of memory_bytes: managed memory, which NVML does not count */
     uint64_t yielded;        /* number of the turn whose rest it has no use for */
     uint32_t syncing;        /* threads that wait in the driver for the GPU */
-    uint32_t reserved0;
+    uint32_t longest_us; /* its longest kernel or graph of the last ten to twenty seconds with work; 0: none measured */
     uint64_t imported_bytes; /* held here and charged to other processes of the claim: see `imports_seen` */
     uint64_t outside_ns;     /* GPU time, as predicted, of launches that would not wait for their turn; grows */
 };
@@ -296,7 +296,7 @@ struct vcuda_totals {
     uint32_t processes;
     uint32_t waiting;
     uint32_t accounting; /* the weakest way of any live process; 0 where none lives */
-    uint32_t reserved;
+    uint32_t longest_us; /* the longest of any live process */
 };
 
 /* What keeps the driver from moving a process's memory to host memory and back. */

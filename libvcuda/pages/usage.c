@@ -186,6 +186,8 @@ int vcuda_usage_totals(const struct vcuda_usage *page, uint32_t gpu_index, struc
         out->waiting += __atomic_load_n(&g->waiting, __ATOMIC_RELAXED);
         uint32_t accounting = __atomic_load_n(&g->accounting, __ATOMIC_RELAXED);
         out->accounting = accounting > out->accounting ? accounting : out->accounting;
+        uint32_t longest = __atomic_load_n(&g->longest_us, __ATOMIC_RELAXED);
+        out->longest_us = longest > out->longest_us ? longest : out->longest_us;
         uint64_t observed = load(&g->observed_generation);
         if (observed < out->observed_generation)
             out->observed_generation = observed;

@@ -242,6 +242,30 @@ static void test_changed_kernel(const char *before_ns, const char *after_ns)
     claim_end(&claim);
 }
 
+/* Two programs of a claim: the longer kernel of the two is its longest one. They share the GPU, so that it takes up to twice
+ * as long as it would alone. */
+static void test_longest(const char *ns, const char *other_ns, uint32_t core)
+{
+    struct claim claim;
+    struct player p, other;
+    struct vcuda_totals t;
+    double alone_us = fmax(atof(ns), other_ns ? atof(other_ns) : 0) / 1000;
+    claim_make(&claim, 4 * GIB, core);
+    play(&p, &claim, PRELOADED, "load", ns, "0", "2", "200", NULL);
+    if (other_ns)
+        play(&other, &claim, PRELOADED, "load", other_ns, "1", "2", "200", NULL);
+    for (int window = 0; window < 5; window++)
+        wait_for(&p, "share");
+    vcuda_usage_totals(claim.usage, 0, &t);
+    expect(t.longest_us > 0.9 * alone_us && t.longest_us < (other_ns ? 2.2 : 1.1) * alone_us,
+           "kernels of %s and %s ns, %u %%: the longest took %u us", ns, other_ns ? other_ns : "no", core,
+           t.longest_us);
+    finish(&p);
+    if (other_ns)
+        finish(&other);
+    claim_end(&claim);
+}
+
 void test_compute(void)
 {
     test_shares();
@@ -253,6 +277,10 @@ void test_compute(void)
     test_capture();
     test_collective(1);
     test_collective(2);
+    test_longest("300000", NULL, 50);
+    test_longest("5000000", NULL, 25);
+    test_longest("5000000", NULL, 100);
+    test_longest("300000", "20000000", 50);
     test_changed_kernel("10000", "40000");
     test_changed_kernel("60000", "15000");
 }

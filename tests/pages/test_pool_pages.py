@@ -28,7 +28,7 @@ def text(answer: Any) -> str:
 def form_data(pool: Pool, **changes: Any) -> dict[str, Any]:
     """Return the form as a browser sends it."""
     values = {name: getattr(pool, name) for name in SETTABLE} | dict.fromkeys(BOUNDS, "") | pool.rebalance_bounds
-    for name in ("unused_seconds", "oversubscribe", "pack_keep_percent", "remote_mib_per_second"):
+    for name in ("unused_seconds", "oversubscribe", "pack_keep_percent", "remote_mib_per_second", "longest_kernel_ms"):
         if getattr(pool, name) is None:
             values[f"{name}_unlimited"] = "on"
     sent = {**values, "version": pool.version, "act": "apply", **changes}

@@ -6,6 +6,7 @@ from agent import wire
 from apps.quotas.models import AuditEvent
 from apps.scheduling.gateway import Gateway
 from apps.scheduling.models import Claim
+from apps.scheduling.services.claims.desired import desired_state
 from tests.cast import Cast, Machine, give_plenty, gpu_uuid, placed
 
 
@@ -62,3 +63,41 @@ def test_a_node_is_not_believed_of_claims_that_it_does_not_carry(cast: Cast, mac
     claim, _ = placed(cast, machine)
     report(Machine("gpu2", cast.pool), claim)
     assert reports_seen(cast) == [1, 0, 0]
+
+
+def tell_of_long_kernel(machine: Machine, assignment_uid: str) -> None:
+    detail = "A kernel or graph of the claim takes 20.0 ms."
+    event = wire.Event(at=1.0, code=wire.LONG_KERNEL, detail=detail, assignment_uid=assignment_uid)
+    Gateway().event(machine.node, event)
+
+
+def test_the_owner_of_a_long_kernel_is_told_on_its_claim(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    tell_of_long_kernel(machine, str(claim.assignments.get().uid))
+    row = AuditEvent.objects.get(action="claim.long_kernel")
+    assert (row.object_id, row.tenant, row.after) == (
+        str(claim.uid),
+        cast.acme,
+        {"detail": "A kernel or graph of the claim takes 20.0 ms."},
+    )
+    assert AuditEvent.objects.get(action="agent.kernel-too-long").tenant == cast.acme
+
+
+def test_another_node_cannot_tell_of_its_kernels(cast: Cast, machine: Machine) -> None:
+    claim, _ = placed(cast, machine)
+    tell_of_long_kernel(Machine("gpu2", cast.pool), str(claim.assignments.get().uid))
+    assert not AuditEvent.objects.filter(action="claim.long_kernel").exists()
+
+
+def test_the_pools_bound_reaches_its_nodes(cast: Cast, machine: Machine) -> None:
+    placed(cast, machine)
+    before = machine.node.frame
+    cast.olga.patch("pools/default/", {"longest_kernel_ms": 5})
+    machine.node.refresh_from_db()
+    assert machine.node.frame > before
+    policy = desired_state(machine.node).policy
+    assert isinstance(policy, wire.NodePolicy)
+    assert policy.longest_kernel_ms == 5
+    refused = cast.olga.patch("pools/default/", {"longest_kernel_ms": 0})
+    assert refused.status == 400
+    assert "longest_kernel_ms" in str(refused.body)

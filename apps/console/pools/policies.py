@@ -17,7 +17,7 @@ COLUMNS = [
     "rebalance_policy", "rebalance_bounds", "preemption_grace_seconds", "preempt_by_priority", "preempt_by",
     "patience_seconds", "fair_share", "half_life_seconds", "failover_policy", "failover_after_seconds",
     "oversubscribe", "slice_seconds", "pack_keep_percent", "default_schedule", "jobs", "remote",
-    "remote_mib_per_second", "lend_memory",
+    "remote_mib_per_second", "lend_memory", "longest_kernel_ms",
 ]  # fmt: skip
 
 

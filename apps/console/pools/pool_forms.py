@@ -40,7 +40,7 @@ GROUPS: Final = (
     Group(_("Queue"), ("fair_share", "half_life_seconds")),
     Group(
         _("Advanced: placement and violations"),
-        ("placement_policy", "preempt_by", "audit_policy", "repair_drift", "mig"),
+        ("placement_policy", "preempt_by", "audit_policy", "repair_drift", "mig", "longest_kernel_ms"),
         folded=True,
     ),
     Group(
@@ -86,6 +86,7 @@ LABELS: Final = {
     "half_life_seconds": _("Half-life of past use"),
     "preempt_by": _("Preempt by"),
     "audit_policy": _("Audit policy"),
+    "longest_kernel_ms": _("Longest best-effort kernel (ms)"),
     "repair_drift": _("Repair drift"),
     "failover_policy": _("Failover policy"),
     "failover_after_seconds": _("Failover after seconds"),

@@ -14,6 +14,7 @@ from apps.quotas.models.pool import (
     LEAST_SLICE_SECONDS,
     MOST_HALF_LIFE_SECONDS,
     MOST_IDLE_SECONDS,
+    MOST_KERNEL_MS,
     MOST_OVERSUBSCRIBED,
     MOST_PARTS,
     MOST_REMOTE_MIB,
@@ -161,6 +162,16 @@ class PoolSerializer(Strict):
     )
     core_overcommit_percent = overcommit_field("core")
     memory_overcommit_percent = overcommit_field("memory")
+    longest_kernel_ms = StrictInteger(
+        min_value=1,
+        max_value=MOST_KERNEL_MS,
+        allow_null=True,
+        default=None,
+        help_text=_(
+            "Milliseconds that a kernel or graph of a best-effort claim should take at most: nothing can interrupt it. "
+            "If one takes longer, its owner and operators are told; null: they are not."
+        ),
+    )
     lend_reserved = serializers.BooleanField(
         default=False,
         help_text="Best-effort claims may use reserved room, and are ended, after a notice, when it is needed.",

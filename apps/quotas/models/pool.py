@@ -24,6 +24,7 @@ LEAST_KEPT_PERCENT = 50
 LEAST_HALF_LIFE_SECONDS, MOST_HALF_LIFE_SECONDS = 3600, 365 * 86_400
 # Of a network that no machine has yet.
 MOST_REMOTE_MIB = 1 << 20
+MOST_KERNEL_MS = 60_000
 # A restart of an agent or of its machine takes less.
 LEAST_FAILOVER_SECONDS = 30
 
@@ -176,6 +177,8 @@ class Pool(Row):
     audit_policy = models.CharField(
         max_length=10, choices=AuditPolicy, default=AuditPolicy.WARN, db_default=AuditPolicy.WARN
     )
+    # A kernel of a best-effort claim that takes longer is told to its owner and to operators; null: none is.
+    longest_kernel_ms = models.PositiveIntegerField(null=True)
     rebalance_mode = models.CharField(
         max_length=10, choices=RebalanceMode, default=RebalanceMode.OFF, db_default=RebalanceMode.OFF
     )
@@ -262,6 +265,8 @@ class Pool(Row):
                 half_life_seconds__gte=LEAST_HALF_LIFE_SECONDS, half_life_seconds__lte=MOST_HALF_LIFE_SECONDS
             ),
             pool_parts_in_range=Q(parts__gte=1, parts__lte=MOST_PARTS),
+            pool_longest_kernel_in_range=Q(longest_kernel_ms__isnull=True)
+            | Q(longest_kernel_ms__gte=1, longest_kernel_ms__lte=MOST_KERNEL_MS),
             pool_remote_rate_in_range=Q(remote_mib_per_second__isnull=True)
             | Q(remote_mib_per_second__gte=1, remote_mib_per_second__lte=MOST_REMOTE_MIB),
         )

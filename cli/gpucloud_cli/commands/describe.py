@@ -201,7 +201,8 @@ SHEETS = {
             "memory_overcommit_percent preemption_grace_seconds preempt_by_priority preempt_by patience_seconds "
             "fair_share half_life_seconds idle_rule idle_seconds idle_grace_seconds unused_seconds oversubscribe "
             "slice_seconds pack_keep_percent default_schedule failover_policy failover_after_seconds "
-            "rebalance_mode rebalance_policy audit_policy repair_drift lend_reserved lend_memory reclaim_idle jobs",
+            "rebalance_mode rebalance_policy audit_policy repair_drift lend_reserved lend_memory reclaim_idle "
+            "longest_kernel_ms jobs",
             "Capacity": "gpu_count core_allocated memory_allocated",
         },
         (

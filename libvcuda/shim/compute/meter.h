@@ -198,6 +198,8 @@ uint16_t predict_kernel(const void *kernel, uint64_t blocks, int rare, uint64_t 
 void predict_learn(const struct meter_burst *burst, const struct duration *took);
 /* Return 1 if all launches of the burst are of one kernel. */
 int predict_is_pure(const struct meter_burst *burst);
+/* Return the time of the burst's longest kernel, as far as its kernels were measured more than once; 0: none was. */
+uint32_t predict_longest_ns(const struct meter_burst *burst);
 /* Register a kernel that waits for its peers on other GPUs, as NCCL's kernels do. */
 void predict_note_collective(const void *kernel);
 int predict_is_collective(const void *kernel);

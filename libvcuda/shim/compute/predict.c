@@ -201,6 +201,19 @@ int predict_is_pure(const struct meter_burst *burst)
     return burst->kinds == 1 && burst->kind[0].count == burst->launches;
 }
 
+uint32_t predict_longest_ns(const struct meter_burst *burst)
+{
+    uint32_t longest = 0;
+    for (int i = 0; i < burst->kinds; i++) {
+        const struct predict_entry *e = &predict_entries[burst->kind[i].kernel];
+        uint32_t ns = __atomic_load_n(&e->nanoseconds, __ATOMIC_RELAXED);
+        /* The first measurement may contain the loading of the module, or the turns of others. */
+        if (ns > longest && __atomic_load_n(&e->samples, __ATOMIC_RELAXED) > 1)
+            longest = ns;
+    }
+    return longest;
+}
+
 static void measure_soon(struct predict_entry *e)
 {
     uint32_t launches = __atomic_load_n(&e->launches, __ATOMIC_RELAXED);

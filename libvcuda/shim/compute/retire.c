@@ -17,6 +17,7 @@
 #define PROOF_PART 0.03
 /* The largest delay of the watchers of other processes. */
 #define OTHERS_LATE_NS 2000000ull
+#define LONGEST_SPAN_NS 10000000000ull
 
 static int lock;
 
@@ -63,6 +64,27 @@ static void note_end(int slot, uint64_t end_ns)
     end_ns = shim_to_page(end_ns);
     if (end_ns > __atomic_load_n(last, __ATOMIC_RELAXED))
         __atomic_store_n(last, end_ns, __ATOMIC_SEQ_CST);
+}
+
+/* Record the longest kernel, which nothing can interrupt: others of the GPU wait for its end. What stands in the page is
+ * of this span and the previous one. */
+static void note_longest(int slot, const struct meter_burst *burst)
+{
+    static struct {
+        uint64_t since_ns;
+        uint32_t us, before_us;
+    } seen[VCUDA_MAX_GPUS];
+    uint64_t now = shim_now();
+    if (now - seen[slot].since_ns > LONGEST_SPAN_NS) {
+        seen[slot].before_us = seen[slot].us;
+        seen[slot].us = 0;
+        seen[slot].since_ns = now;
+    }
+    uint32_t us = predict_longest_ns(burst) / 1000;
+    if (us > seen[slot].us)
+        seen[slot].us = us;
+    uint32_t most = seen[slot].us > seen[slot].before_us ? seen[slot].us : seen[slot].before_us;
+    __atomic_store_n(&shim_usage(slot)->longest_us, most, __ATOMIC_RELAXED);
 }
 
 /* Return 1 if the credit pays for the burst. Within turns the arbiter charges, by the wall clock; credit is for the
@@ -155,6 +177,7 @@ static void account_for(struct meter_lane *lane, struct meter_burst *burst, CUre
     if (!result && origin) {
         if (!shim_stood_still_since(burst->begun_ns) && duration_of(origin, lane, burst, &took)) {
             predict_learn(burst, &took);
+            note_longest(lane->slot, burst);
             if (took.backlogged)
                 __atomic_store_n(&lane->calm, 0, __ATOMIC_RELAXED);
             note_proof(lane, burst, &took);

@@ -68,6 +68,7 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
     """
     of_nodes = (
         "pk", "frame", "repair_drift", "pool__repair_drift", "repair_asked_at", "pool__audit_policy", "pool__backend",
+        "pool__longest_kernel_ms",
     )  # fmt: skip
     nodes = list(Node.objects.filter(pk__in=node_ids).order_by("pk").values_list(*of_nodes))
     found = [pk for pk, *_ in nodes]
@@ -87,13 +88,13 @@ def desired_states(node_ids: Iterable[int]) -> dict[int, wire.Desired]:
     return {
         pk: wire.Desired(
             frame=frame,
-            policy=_policy(audit, backend, cleared.get(pk, {})),
+            policy=_policy(audit, backend, longest_ms, cleared.get(pk, {})),
             assignments=wanted[pk],
             mend=UNSET if all(mends) or asked_at is not None else False,
             groups=groups.get(pk, UNSET),
             jobs=runs.get(pk) or UNSET,
         )
-        for pk, frame, *mends, asked_at, audit, backend in nodes
+        for pk, frame, *mends, asked_at, audit, backend, longest_ms in nodes
     }
 
 
@@ -120,9 +121,9 @@ def _cleared(node_ids: list[int]) -> dict[int, dict[str, float]]:
     return cleared
 
 
-def _policy(audit: str, backend: str, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
+def _policy(audit: Any, backend: Any, longest_ms: int | None, cleared: dict[str, float]) -> wire.NodePolicy | UnsetType:
     """Return the wishes of pool and operators beside assignments; left out if they are the default."""
-    policy = wire.NodePolicy(audit=cast(wire.AuditPolicy, audit), backend=cast(wire.BackEnd, backend), cleared=cleared)
+    policy = wire.NodePolicy(audit=audit, backend=backend, longest_kernel_ms=longest_ms or 0, cleared=cleared)
     return UNSET if policy == wire.NodePolicy() else policy
 
 

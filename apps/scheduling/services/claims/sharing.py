@@ -16,7 +16,7 @@ from gpucloud.api import etags
 # The settings that agents need.
 SHARING = frozenset(
     {"sharing_policy", "core_ceiling", "parts", "audit_policy", "repair_drift", "backend", "mig", "mps_group", "remote"}
-)
+) | {"longest_kernel_ms"}
 
 # Those on which it depends whether memory can be lent.
 LENDING = frozenset({"lend_memory", "sharing_policy", "backend"})
