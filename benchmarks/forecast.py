@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from apps.forecasts import quantiles
 from apps.forecasts.quantiles import DAY, WINDOW_SECONDS, Series
 from apps.forecasts.replaying import HOURS_OF_A_WINDOW, Outcome, Past, forecasts, replay
-from apps.scheduling.core.rebalancing.values import Bounds, Forecast
+from apps.rebalancing.values import Bounds, Forecast
 
 # Parts of windows in which an owner may be throttled, in percent.
 TARGETS = (2.0, 5.0)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from agent import wire
 from apps.packing.planning import Device, Rates, Running, Step, plan, predict
-from apps.scheduling.core.rebalancing.values import Bounds
+from apps.rebalancing.values import Bounds
 from benchmarks.moves import make_two, move
 from benchmarks.report import Row, print_report
 from benchmarks.suspend.machine import Bench

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from apps.quotas.models import Pool
-from apps.scheduling.core.rebalancing.values import Forecast
+from apps.rebalancing.values import Forecast
 from apps.scheduling.models import Claim, Reservation
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from apps.forecasts import quantiles
 from apps.forecasts.quantiles import DAY, WINDOW_SECONDS, Fit, Series
-from apps.scheduling.core.rebalancing import POLICIES, Policy
-from apps.scheduling.core.rebalancing.values import Bounds, Forecast, Observation
+from apps.rebalancing import POLICIES, Policy
+from apps.rebalancing.values import Bounds, Forecast, Observation
 
 HOURS_OF_A_WINDOW = WINDOW_SECONDS / 3600
 # A fit is new enough for two days: what changes faster, the recent use and the correction follow.

@@ -12,7 +12,7 @@ from apps.forecasts.quantiles import DAY, HOUR, LEAST_DAYS, count_days
 from apps.forecasts.replaying import Past, compare
 from apps.nodes.models import TelemetryMark
 from apps.quotas.models import Pool
-from apps.scheduling.core.rebalancing import POLICIES
+from apps.rebalancing import POLICIES
 from apps.scheduling.models import Claim
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.errors import Busy

@@ -22,7 +22,7 @@ from apps.forecasts import history, quantiles
 from apps.forecasts.models import ClaimForecast, UseDay
 from apps.forecasts.quantiles import WEEK, Band, Fit
 from apps.quotas.models import Pool, RebalanceMode, RebalancePolicy
-from apps.scheduling.core.rebalancing.values import Forecast
+from apps.rebalancing.values import Forecast
 from apps.scheduling.models import Claim, ClaimState
 from apps.scheduling.services.rebalancing.observing import bounds_of
 from gpucloud.locks import exclusive

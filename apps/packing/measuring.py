@@ -14,7 +14,7 @@ from apps.nodes.models import Sample
 from apps.packing.planning import Device, Rates, Running
 from apps.quotas.models import Pool
 from apps.quotas.models.pool import BackEnd
-from apps.scheduling.core.rebalancing.values import Bounds
+from apps.rebalancing.values import Bounds
 from apps.scheduling.models import Assignment, AssignmentState, Claim, ClaimState, PackProfile, Proposal, ProposalState
 from apps.scheduling.models.proposal import MOVES
 from apps.scheduling.services.claims.suspending import find_refusal

@@ -8,7 +8,7 @@ from agent import wire
 from apps.nodes.models import Node
 from apps.quotas.models import Pool
 from apps.quotas.principals import Principal
-from apps.scheduling.core.rebalancing.values import Forecast
+from apps.rebalancing.values import Forecast
 from apps.scheduling.models import Assignment, Claim, Reservation
 from gpucloud.providers import Provider
 

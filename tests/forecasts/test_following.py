@@ -12,7 +12,7 @@ from apps.forecasts.quantiles import DAY, Series
 from apps.nodes.models import TelemetryMark, UsageMinute
 from apps.nodes.services.telemetry.levels import EPOCH, MINUTE, floor
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.core.rebalancing.forecast import TOO_YOUNG
+from apps.rebalancing.forecast import TOO_YOUNG
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.sharing import change_pool
 from apps.scheduling.services.rebalancing import waking

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.scheduling.core.rebalancing import decide
-from apps.scheduling.core.rebalancing.forecast import TOO_YOUNG, forecast, kept_core
-from apps.scheduling.core.rebalancing.percentile import percentile
-from apps.scheduling.core.rebalancing.values import Bounds, Forecast, Observation
+from apps.rebalancing import decide
+from apps.rebalancing.forecast import TOO_YOUNG, forecast, kept_core
+from apps.rebalancing.percentile import percentile
+from apps.rebalancing.values import Bounds, Forecast, Observation
 
 BOUNDS = Bounds()
 NOW = 1_000_000

@@ -10,7 +10,7 @@ from apps.forecasts.quantiles import DAY
 from apps.forecasts.replaying import HOURS_OF_A_WINDOW, Past, compare, replay
 from apps.quotas.models import User
 from apps.quotas.principals import SYSTEM
-from apps.scheduling.core.rebalancing.values import Bounds
+from apps.rebalancing.values import Bounds
 from apps.scheduling.services.claims.sharing import change_pool
 from gpucloud.locks import number_of
 from tests.cast import Cast, Machine, placed

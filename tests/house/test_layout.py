@@ -24,6 +24,7 @@ NAMELESS = {"utils", "util", "helpers", "common", "manager", "misc"}
 # The NVML header is NVIDIA's; the OpenAPI document is generated.
 NOT_OURS = ("static/vendor/", "static/css/tabler.css", "docs/openapi.yaml")
 CORE = ROOT / "apps" / "scheduling" / "core"
+REBALANCING = ROOT / "apps" / "rebalancing"
 # Its decisions are as pure as the core's.
 PLANNING = ROOT / "apps" / "suspension" / "rotation" / "planning.py"
 # Values and arithmetic; no clock, randomness, files, network or processes. The placement kernel is arithmetic in C.
@@ -123,11 +124,13 @@ def lines(file: Path) -> int:
     return file.read_bytes().count(b"\n")
 
 
-@pytest.mark.parametrize("file", [*sorted(CORE.rglob("*.py")), PLANNING], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [*sorted(CORE.rglob("*.py")), *sorted(REBALANCING.rglob("*.py")), PLANNING], ids=lambda file: file.name
+)
 def test_decisions_import_only_values_and_themselves(file: Path) -> None:
     for module in imported(file):
         pure = module.split(".")[0] in PURE | KERNEL.get(file, set())
-        assert pure or module.startswith("apps.scheduling.core"), module
+        assert pure or module.startswith(("apps.scheduling.core", "apps.rebalancing")), module
 
 
 def imported(file: Path) -> Iterator[str]:

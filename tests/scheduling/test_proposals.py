@@ -9,8 +9,8 @@ from apps.nodes.models import Gpu
 from apps.quotas.api.pool_serializers import RebalanceBoundsSerializer
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import SYSTEM
+from apps.rebalancing.values import Bounds
 from apps.scheduling import tasks
-from apps.scheduling.core.rebalancing.values import Bounds
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.claims.resize import resize_claim
 from apps.scheduling.services.claims.sharing import change_pool

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from apps.nodes.services import capacity
 from apps.quotas.principals import SYSTEM
+from apps.rebalancing.values import is_awake
 from apps.reservations.lifecycle import create_reservation
-from apps.scheduling.core.rebalancing.values import is_awake
 from apps.scheduling.models import Claim, Proposal
 from apps.scheduling.services.charging import borrowing
 from apps.scheduling.services.claims.desired import desired_state

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.scheduling.core.rebalancing import POLICIES, decide
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Hours, Observation
+from apps.rebalancing import POLICIES, decide
+from apps.rebalancing.values import Bounds, Change, Hours, Observation
 from tests.matrix import examples
 
 NOW = 1_800_000_000

@@ -25,7 +25,7 @@ from apps.quotas.models.pool import (
 )
 from apps.quotas.models.resource import MOST_AMOUNT
 from apps.quotas.models.tenant import SLUG
-from apps.scheduling.core.rebalancing.values import Bounds
+from apps.rebalancing.values import Bounds
 
 # Of a bound that is not given.
 DEFAULTS: Final = Bounds()

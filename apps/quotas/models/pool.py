@@ -84,7 +84,7 @@ class RebalanceMode(models.TextChoices):
 
 
 class RebalancePolicy(models.TextChoices):
-    """Function that proposes changes (`apps.scheduling.core.rebalancing`)."""
+    """Function that proposes changes (`apps.rebalancing`)."""
 
     FEEDBACK = "feedback", _("Feedback: raise limits of what is throttled, lend what is idle")
     PERCENTILE = "percentile", _("Percentile: guarantee the 95th percentile of use and a margin")
@@ -185,7 +185,7 @@ class Pool(Row):
     rebalance_policy = models.CharField(
         max_length=10, choices=RebalancePolicy, default=RebalancePolicy.FEEDBACK, db_default=RebalancePolicy.FEEDBACK
     )
-    # Values that differ from the defaults of `core.rebalancing.Bounds`.
+    # Values that differ from the defaults of `apps.rebalancing.Bounds`.
     rebalance_bounds = models.JSONField(default=dict, db_default={})
     # Best-effort claims may use reserved capacity until its reservation begins, and are then ended.
     lend_reserved = models.BooleanField(default=False, db_default=False)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from apps.scheduling.core.rebalancing.values import Bounds
+from apps.rebalancing.values import Bounds
 
 Reason = Literal["idle", "unused"]
 Action = Literal["report", "shrink", "suspend", "release"]

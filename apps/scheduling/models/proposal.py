@@ -11,7 +11,7 @@ from apps.scheduling.models.claim import Claim
 
 
 class ProposalKind(models.TextChoices):
-    """Kinds of changes; see `core.rebalancing.values.Kind`."""
+    """Kinds of changes; see `apps.rebalancing.values.Kind`."""
 
     LEND = "lend", "Lend: best-effort claims may use a part of the guarantee while it is idle"
     GIVE_BACK = "give-back", "Give back: what was lent is its owner's again"

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connection
 
 from apps.quotas.models import Pool, RebalancePolicy
-from apps.scheduling.core.rebalancing.values import Bounds, Forecast, Hours, Observation
+from apps.rebalancing.values import Bounds, Forecast, Hours, Observation
 from apps.scheduling.providers import lending_forecasts
 from apps.scheduling.services.charging import borrowing
 

@@ -14,12 +14,12 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from apps import rebalancing as core
 from apps.quotas.models import Pool, RebalanceMode
 from apps.quotas.models.pool import IdleRule
 from apps.quotas.principals import Principal
 from apps.quotas.services import audit
-from apps.scheduling.core import rebalancing as core
-from apps.scheduling.core.rebalancing.values import Change, Observation
+from apps.rebalancing.values import Change, Observation
 from apps.scheduling.models import Claim, ClaimState, Proposal, ProposalState
 from apps.scheduling.models.claim import PLACED
 from apps.scheduling.models.proposal import MOVES, ProposalKind

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from agent import wire
 from apps.quotas.models import RebalancePolicy
-from apps.scheduling.core.rebalancing.values import is_awake
+from apps.rebalancing.values import is_awake
 from apps.scheduling.models import Claim
 from apps.scheduling.services.claims.lifecycle import locked
 from apps.scheduling.services.rebalancing.observing import bounds_of

@@ -6,11 +6,11 @@ other of that form: the caller that applies changes decides which are allowed.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from apps.scheduling.core.rebalancing.cron import cron
-from apps.scheduling.core.rebalancing.feedback import feedback
-from apps.scheduling.core.rebalancing.forecast import forecast
-from apps.scheduling.core.rebalancing.percentile import percentile
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation
+from apps.rebalancing.cron import cron
+from apps.rebalancing.feedback import feedback
+from apps.rebalancing.forecast import forecast
+from apps.rebalancing.percentile import percentile
+from apps.rebalancing.values import Bounds, Change, Observation
 
 Policy = Callable[[Sequence[Observation], Bounds, int], list[Change]]
 

@@ -5,7 +5,7 @@ A claim that works outside of the hours gets all of its guarantee back, calendar
 
 from collections.abc import Sequence
 
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, giving_back, lending
+from apps.rebalancing.values import Bounds, Change, Observation, giving_back, lending
 
 
 def cron(observations: Sequence[Observation], bounds: Bounds, now: int) -> list[Change]:

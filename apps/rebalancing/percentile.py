@@ -6,7 +6,7 @@ core, or of less than a fifth of the memory, is not made: measurements swing by 
 
 from collections.abc import Sequence
 
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
+from apps.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
 
 LEAST_POINTS = 5
 LEAST_MEMORY_PERCENT = 20

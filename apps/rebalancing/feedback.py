@@ -7,7 +7,7 @@ after any change of a claim only giving back is done to it within the cool-down.
 
 from collections.abc import Sequence
 
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
+from apps.rebalancing.values import Bounds, Change, Observation, changing, giving_back, lending
 
 # A program that is limited to 40 % is measured a little below that.
 AT_LIMIT_PERCENT = 90

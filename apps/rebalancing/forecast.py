@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from apps.scheduling.core.rebalancing.percentile import LEAST_POINTS, percentile
-from apps.scheduling.core.rebalancing.values import Bounds, Change, Forecast, Observation, giving_back, lending
+from apps.rebalancing.percentile import LEAST_POINTS, percentile
+from apps.rebalancing.values import Bounds, Change, Forecast, Observation, giving_back, lending
 
 TOO_YOUNG = "Less than three days of its use are known, so that it is treated as by `percentile`."
 
