@@ -40,24 +40,28 @@ def notices(principal: Principal, fleet: Fleet | None) -> list[Notice]:
     kinds = [_unreachable_notices(principal), _assignment_notices(principal), _webhook_notices(principal)]
     kinds += [_request_notices(principal), _guarantee_notices(principal), _idle_notices(principal)]
     kinds += [_queued_notices(principal)]
-    found = [grouped(kind) for kind in nodes] + [grouped(kind, most=READ) for kind in kinds]
+    found = nodes + [grouped(kind, most=READ) for kind in kinds]
     return [notice for kind in found for notice in kind[:MOST]]
 
 
 def _node_notices(fleet: Fleet) -> list[list[Notice]]:
     nodes, gpus = fleet.troubled, fleet.troubled_gpus
-    gone = [node for node in nodes if not node.online]
+    awaited = [node for node in nodes if node.last_seen_at is None]
+    lost = [node for node in nodes if not node.online and node.last_seen_at is not None]
     fenced = [node for node in nodes if node.fenced_at is not None]
     ill = [node for node in nodes if node.unhealthy]
     sick = [(node, gpu) for node, gpu in gpus if gpu.unhealthy]
     missing = [(node, gpu) for node, gpu in gpus if not gpu.present and node.online]
+    # Of a large fleet only some were read.
+    most, states = (READ, fleet.states) if fleet.pools else (None, {})
     return [
-        [_lost_notice(node) for node in gone],
-        [_fenced_notice(node) for node in fenced],
-        [_unhealthy_node_notice(node) for node in ill],
-        [_unhealthy_gpu_notice(node, gpu) for node, gpu in sick],
-        [_missing_notice(node, gpu) for node, gpu in missing],
-        [_memory_notice(health) for health in _with_lost_memory()],
+        grouped([_lost_notice(node) for node in lost], most=most, count=states.get("lost")),
+        grouped([_lost_notice(node) for node in awaited], most=most, count=states.get("awaiting-agent")),
+        grouped([_fenced_notice(node) for node in fenced], most=most),
+        grouped([_unhealthy_node_notice(node) for node in ill], most=most),
+        grouped([_unhealthy_gpu_notice(node, gpu) for node, gpu in sick[:most]], most=most),
+        grouped([_missing_notice(node, gpu) for node, gpu in missing[:most]], most=most),
+        grouped(_memory_notice(health) for health in _with_lost_memory()),
     ]
 
 
@@ -116,14 +120,14 @@ def _unhealthy_gpu_notice(node: Node, gpu: GpuRow) -> Notice:
 
 
 def _assignment_notices(principal: Principal) -> list[Notice]:
-    slow = Q(observed_generation__lt=F("generation"), updated_at__lt=timezone.now() - SLOW)
-    wrong = Q(state__in=[AssignmentState.FAILED, AssignmentState.OVER_LIMIT])
-    rows = (
-        Assignment.objects.filter(slow | wrong, claim__in=Claim.objects.visible_to(principal))
-        .live()
-        .select_related("claim__tenant", "gpu__node")
-    )
-    return [_assignment_notice(row) for row in rows[:READ]]
+    live = Assignment.objects.filter(claim__in=Claim.objects.visible_to(principal)).live()
+    live = live.select_related("claim__tenant", "gpu__node")
+    bad = (AssignmentState.FAILED, AssignmentState.OVER_LIMIT)
+    wrong = live.filter(state__in=bad).order_by("-pk")
+    # Asked for apart, and in its index's order: a planner that does not know how few they are would read all others.
+    slow = live.filter(observed_generation__lt=F("generation"), updated_at__lt=timezone.now() - SLOW)
+    rows = [*wrong[:READ], *slow.exclude(state__in=bad).order_by("updated_at")[:READ]]
+    return [_assignment_notice(row) for row in rows]
 
 
 def _assignment_notice(row: Assignment) -> Notice:

@@ -1,6 +1,7 @@
 """The fleet as the overview draws it: one cell per GPU, and sums."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -73,8 +74,9 @@ class Fleet:
     """The fleet as the overview shows it.
 
     `nodes` are those that are drawn, with their cells: all, or of a large fleet some of those with problems.
-    `troubled` and `troubled_gpus` have every node and GPU that may need attention; `free` the GPUs that take claims,
-    with how many are equal; `pools` is empty unless the fleet is large.
+    `troubled` and `troubled_gpus` have the nodes and GPUs that may need attention, of a large fleet some of each state;
+    `free` the GPUs that take claims, with how many are equal. `pools`, and `states` with the number of nodes in each,
+    are empty unless the fleet is large.
     """
 
     nodes: list[tuple[Node, list[Cell]]]
@@ -84,6 +86,7 @@ class Fleet:
     troubled_gpus: list[tuple[Node, GpuRow]]
     free: list[tuple[GpuRow, int]]
     pools: list[PoolShare] = field(default_factory=list)
+    states: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_fleet_map(principal: Principal) -> Fleet:

@@ -34,21 +34,25 @@ class Notice:
     more: int = 0
 
 
-def grouped(notices: Iterable[Notice], *, most: int | None = None) -> list[Notice]:
+def grouped(notices: Iterable[Notice], *, most: int | None = None, count: int | None = None) -> list[Notice]:
     """Return the notices with equal ones put together, in the order of the first of each.
 
-    `most`: the number of rows to which the notices were limited; None if they are all.
+    `most`: the number of rows to which the notices were limited; None if they are all. `count`: the number of objects,
+    if it is known.
     """
     groups: dict[object, list[Notice]] = {}
     for at, notice in enumerate(notices):
         key = (notice.tone, notice.many, notice.detail) if notice.many else at
         groups.setdefault(key, []).append(notice)
-    return [_together(some, most) if len(some) > 1 else some[0] for some in groups.values()]
+    known = count if len(groups) == 1 else None
+    return [_together(some, most, known) if len(some) > 1 else some[0] for some in groups.values()]
 
 
-def _together(notices: list[Notice], most: int | None) -> Notice:
-    number = f"{most}+" if len(notices) == most else str(len(notices))
+def _together(notices: list[Notice], most: int | None, count: int | None) -> Notice:
+    # Counted a moment before the rows were read.
+    count = max(count or 0, len(notices))
+    number = f"{most}+" if count == len(notices) == most else f"{count:,}"
     since = min((notice.since for notice in notices if notice.since is not None), default=None)
     named = tuple((notice.name, notice.url) for notice in notices[:MOST])
     title = notices[0].many.format(number)
-    return replace(notices[0], title=title, since=since, objects=named, more=max(0, len(notices) - MOST))
+    return replace(notices[0], title=title, since=since, objects=named, more=max(0, count - MOST))

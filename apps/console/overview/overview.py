@@ -13,12 +13,13 @@ from apps.console.overview.fleet_history import STEPS, history, hours_of
 from apps.console.overview.fleet_map import read_fleet_map
 from apps.console.overview.strips import strips_of
 from apps.console.shell.fragment_cache import share_fragment
+from apps.console.shell.kept_sums import keep_sums
 from apps.console.shell.measurements import with_places, with_use
 from apps.console.shell.page_access import page, wants_fragment
 from apps.quotas.models import AuditEvent, Pool, ResourceQuota
 from apps.quotas.principals import Principal
 from apps.scheduling.models import Claim, ClaimState
-from apps.scheduling.models.claim import IN_QUEUE
+from apps.scheduling.models.claim import IN_QUEUE, ClaimQuerySet
 
 CLAIMS = 10
 QUOTAS = 8
@@ -40,13 +41,6 @@ def overview(request: HttpRequest, principal: Principal) -> HttpResponse:
 
 def _context(principal: Principal) -> dict[str, Any]:
     claims = Claim.objects.visible_to(principal)
-    counts = claims.live().aggregate(
-        live=Count("pk"),
-        active=Count("pk", filter=Q(state=ClaimState.ACTIVE)),
-        queued=Count("pk", filter=IN_QUEUE),
-        core_percent=Sum("charged_core_percent", default=0),
-        memory_mib=Sum("charged_memory_mib", default=0),
-    )
     fleet = read_fleet_map(principal) if principal.is_operator else None
     return {
         "steps": first_steps(principal),
@@ -54,11 +48,22 @@ def _context(principal: Principal) -> dict[str, Any]:
         "fleet": fleet,
         "strips": strips_of(fleet) if fleet else [],
         "room": room_of(fleet.free) if fleet else [],
-        "counts": counts,
+        # An operator's are all claims of the installation.
+        "counts": keep_sums("claims", lambda: _count(claims)) if principal.is_operator else _count(claims),
         "claims": with_use(with_places(claims.live())[:CLAIMS]),
         "quotas": _fullest_quotas(principal),
         "events": AuditEvent.objects.visible_to(principal).select_related("tenant").order_by("-pk")[:EVENTS],
     }
+
+
+def _count(claims: ClaimQuerySet) -> dict[str, int]:
+    return claims.live().aggregate(
+        live=Count("pk"),
+        active=Count("pk", filter=Q(state=ClaimState.ACTIVE)),
+        queued=Count("pk", filter=IN_QUEUE),
+        core_percent=Sum("charged_core_percent", default=0),
+        memory_mib=Sum("charged_memory_mib", default=0),
+    )
 
 
 def _fullest_quotas(principal: Principal) -> Any:

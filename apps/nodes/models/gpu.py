@@ -17,6 +17,8 @@ from apps.quotas.models.pool import BackEnd, MpsGroup
 from apps.quotas.models.row import Row, checks
 
 WHOLE = 100
+# GPUs with a problem: few.
+ILL = ~Q(unhealthy="") | Q(present=False)
 
 
 class FreeCapacity:
@@ -103,6 +105,7 @@ class Gpu(FreeCapacity, Row):
     class Meta:
         verbose_name = "GPU"
         ordering = ["node_id", "index"]
+        indexes = [models.Index(fields=["node"], name="gpu_ill", condition=ILL)]
         constraints = checks(
             gpu_backend_known=Q(backend__in=BackEnd.values),
             gpu_mps_group_known=Q(mps_group__in=MpsGroup.values),

@@ -147,6 +147,12 @@ class Assignment(Row):
             models.Index(fields=["gpu"], condition=~Q(state="released"), name="assignment_live_on_gpu"),
             models.Index(fields=["state", "-id"], name="assignment_alive", condition=~Q(state="released")),
             models.Index(fields=["updated_at"], name="assignment_by_change"),
+            # Those whose node has not confirmed the last change: few, and looked for by every overview.
+            models.Index(
+                fields=["updated_at"],
+                name="assignment_behind",
+                condition=~Q(state="released") & Q(observed_generation__lt=F("generation")),
+            ),
         ]
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db import connection
 from django.db.models import Max
+from django.utils import timezone
 
 from apps.nodes.models import TelemetryMark
 from apps.nodes.models.rolled import WHOLE_GPU
@@ -106,7 +107,7 @@ NOW_OF_POOL = f"""
 SELECT node.pool_id, count(*), sum(item.core), sum(item.memory) / {MIB} FROM nodes_node AS node
 CROSS JOIN LATERAL (
     SELECT gpu_ids, gpu_core, gpu_memory FROM nodes_usageframe
-    WHERE node_id = node.id AND at >= %(begin)s ORDER BY at DESC LIMIT 1
+    WHERE node_id = node.id AND at >= %(begin)s AND at < %(end)s ORDER BY at DESC LIMIT 1
 ) AS frame CROSS JOIN LATERAL {PRESENT} GROUP BY node.pool_id
 """  # noqa: S608 - likewise
 # Names the whole key without a join: a planner that expects one row would join by loops.
@@ -180,7 +181,8 @@ class PoolUse(NamedTuple):
 def now_of_pools(*, since: datetime) -> dict[int, PoolUse]:
     """Return the present use by pool (primary key), of nodes with a sample after `since`."""
     with connection.cursor() as cursor:
-        cursor.execute(NOW_OF_POOL, {"begin": since})
+        # The end leaves out the partitions of the coming hours, which would be searched for each node.
+        cursor.execute(NOW_OF_POOL, {"begin": since, "end": timezone.now() + timedelta(minutes=1)})
         return {pool: PoolUse(gpus, core, float(memory)) for pool, gpus, core, memory in cursor.fetchall()}
 
 

@@ -282,6 +282,8 @@ def _divide(claims: list[Claim]) -> tuple[list[Claim], dict[uuid.UUID, str]]:
 
 
 def _moves(node: Node, claims: list[Claim], now: datetime) -> list[dict[str, Any]]:
+    if not claims:  # the whole pool would be read for nothing
+        return []
     gpus = [state for state in read_fleet(node.pool) if state.node != node.name]
     elsewhere = [state for state in read_nodes(node.pool) if state.name != node.name]
     fleet, reserved = Fleet(gpus, elsewhere, policy=node.pool.placement_policy), read_reserved(node.pool, now=now)
