@@ -89,7 +89,7 @@ class Daemon:
         self._remote = RemoteShares(self._node, settings, lambda: self._inventory, self._renew_link)
         self._outbox = Outbox(self._observe, self._checkup.health.to_wire, self._jobs.sender)
         sequence = Sequence(settings.state_dir / "usage.seq", now_seconds=time.time())
-        self._samples = Samples(self._node, self._nvml, self._in_nvml_thread, sequence)
+        self._samples = Samples(self._node, self._nvml, self._in_nvml_thread, sequence, self._remote.figures)
         self._auditor = auditor.create(settings, self._outbox.put)
         self._arbiter = Arbiter(settings.arbiter, run_dir, report=partial(self._tell, "arbiter-died"))
         self._listener = Listener(run_dir.socket, self._answer)

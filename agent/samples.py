@@ -4,8 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
+
 from agent import wire
 from agent.claims.meter import Counted, Meter, with_instances
+from agent.claims.remote_figures import Figures
 from agent.host.gpus import Nvml
 from agent.host.sampling import Schedule, pause
 from agent.node import Node
@@ -21,8 +24,10 @@ class Samples:
         nvml: Nvml,
         ask: Callable[[Callable[[], list[wire.GpuUsage]]], Awaitable[list[wire.GpuUsage]]],
         sequence: Sequence,
+        remote: Figures,
     ) -> None:
         self._node, self._nvml, self._ask, self._sequence = node, nvml, ask, sequence
+        self._remote = remote
         self._meter, self._schedule = Meter(), Schedule(now=time.monotonic())
         self._now = asyncio.Event()
         # None before the first sample.
@@ -64,4 +69,20 @@ class Samples:
         suspended, parts = self._node.suspensions.find_suspended(), self._node.parts_of_gpus()
         assignments = self._meter.read(self._node.runtimes, now=now, suspended=suspended, parts_of_gpus=parts)
         gpus = with_instances(gpus, assignments, self._node.desired)
+        if used := self._remote.read(now=now):
+            assignments = _with_remote(assignments, used, self._node.desired)
         return wire.Usage(seq=self._sequence.next(), at=time.time(), gpus=gpus, assignments=assignments)
+
+
+def _with_remote(
+    items: list[wire.AssignmentUsage], used: dict[str, wire.RemoteUse], desired: wire.Desired | None
+) -> list[wire.AssignmentUsage]:
+    """Return the usage with what remote clients of each claim use, beside its first assignment."""
+    claims = {one.uid: one.claim_uid for one in desired.assignments} if desired is not None else {}
+    left = dict(used)
+    return [
+        item
+        if (found := left.pop(claims.get(item.uid, ""), None)) is None
+        else msgspec.structs.replace(item, remote=found)
+        for item in items
+    ]

@@ -69,6 +69,7 @@ from agent.wire_pods import Pod as Pod  # noqa: PLC0414 - likewise
 from agent.wire_pods import ResourceClaim as ResourceClaim  # noqa: PLC0414 - likewise
 from agent.wire_remote import RemoteEndpoint as RemoteEndpoint  # noqa: PLC0414 - likewise
 from agent.wire_remote import RemoteTicket as RemoteTicket  # noqa: PLC0414 - likewise
+from agent.wire_remote import RemoteUse as RemoteUse  # noqa: PLC0414 - likewise
 from agent.wire_words import ALL_TENANTS as ALL_TENANTS  # noqa: PLC0414 - likewise
 from agent.wire_words import AssignmentState as AssignmentState  # noqa: PLC0414 - likewise
 from agent.wire_words import AuditPolicy as AuditPolicy  # noqa: PLC0414 - likewise
@@ -156,6 +157,8 @@ class AssignmentUsage(Record, frozen=True, kw_only=True, gc=False):
     launches_per_second: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     # Left out unless it borrows, and for a server that does not take it (`Welcome.borrowed`).
     borrowed: BorrowedMemory | UnsetType = UNSET
+    # Of the first assignment of a claim that has clients on other machines; left out likewise.
+    remote: RemoteUse | UnsetType = UNSET
 
 
 class Usage(Frame, frozen=True, kw_only=True):
@@ -248,7 +251,7 @@ class Welcome(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False):
     node_name: Word
     server_time: Seconds
     health: bool = False  # It takes `Health` frames; an older server would end the connection at the first.
-    borrowed: bool = False  # It takes `AssignmentUsage.borrowed`; likewise.
+    borrowed: bool = False  # It takes `AssignmentUsage.borrowed` and `remote`; likewise.
 
 
 class Sharing(Record, forbid_unknown_fields=False, frozen=True, kw_only=True, omit_defaults=True):

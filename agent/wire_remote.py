@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.wire_frames import Count, Digest, Frame, Uid
+from agent.wire_frames import Count, Digest, Frame, Record, Uid
 
 # Of a ticket, from the server's word to its use.
 MOST_TICKET_SECONDS = 600
@@ -36,3 +36,19 @@ class RemoteTicket(Frame, frozen=True, kw_only=True, forbid_unknown_fields=False
     owner: Count
     # Of all clients of the claim together, both ways; 0: no bound.
     bytes_per_second: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class RemoteUse(Record, frozen=True, kw_only=True, gc=False):
+    """The network use of a claim's clients on other machines: sums on this node, and rates of the last second."""
+
+    connections: Count
+    # From the clients to the node, and back.
+    received_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    sent_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    # Requests that waited for an answer, about.
+    round_trips: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    received_bytes_per_second: Annotated[float, Meta(ge=0, le=1e12)]
+    sent_bytes_per_second: Annotated[float, Meta(ge=0, le=1e12)]
+    round_trips_per_second: Annotated[float, Meta(ge=0, le=1e9)]
+    # Between node and client, there and back; None: not measured yet.
+    trip_ms: Annotated[float, Meta(ge=0, le=1e7)] | None = None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from agent import pinned_tls, wire
+from agent.claims.remote_figures import Figures
 from agent.host.gpus import Inventory
 from agent.logs import log
 from agent.node import Node
@@ -53,6 +54,7 @@ class RemoteShares:
         self.endpoint: wire.RemoteEndpoint | None = None
         # What each claim has moved, as the endpoint counts it.
         self.counts: dict[str, dict[str, float]] = {}
+        self.figures = Figures()
 
     def take_ticket(self, frame: wire.RemoteTicket) -> None:
         """Let a client in."""
@@ -130,6 +132,7 @@ class RemoteShares:
                 self._owners.pop(claim_uid, None)
                 self._ticket_at.pop(claim_uid, None)
                 self.counts.pop(claim_uid, None)
+                self.figures.forget(claim_uid)
                 self._tell({"end": claim_uid, "words": words, "for_good": True})
                 self._hosts.end(claim_uid, words)
         busy = {uid for uid, one in self.counts.items() if one.get("channels")}
@@ -168,6 +171,7 @@ class RemoteShares:
                 task.add_done_callback(self._tasks.discard)
             case {"claim": str(claim_uid), "counts": dict(counts)}:
                 self.counts[claim_uid] = counts
+                self.figures.note(claim_uid, counts, now=time.monotonic())
 
     async def _connect(self, number: int, claim_uid: str) -> None:
         assert self._hosts is not None

@@ -191,11 +191,11 @@ class Outbox:
 
 
 def _without_borrowed(text: str) -> str:
-    """Return the usage as a server reads it that knows nothing of borrowed memory."""
-    if '"borrowed":' not in text:
+    """Return the usage as a server reads it that knows nothing of borrowed memory and remote clients."""
+    if '"borrowed":' not in text and '"remote":' not in text:
         return text
     usage = msgspec.json.decode(text, type=wire.Usage)
-    items = [msgspec.structs.replace(one, borrowed=msgspec.UNSET) for one in usage.assignments]
+    items = [msgspec.structs.replace(one, borrowed=msgspec.UNSET, remote=msgspec.UNSET) for one in usage.assignments]
     return wire.encode(msgspec.structs.replace(usage, assignments=items))
 
 

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import msgspec
 from django.urls import path
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from apps.remote import figures
 from apps.remote.tickets import open_remote
 from apps.scheduling.api.claims import ClaimView
 from gpucloud.api import etags
@@ -36,10 +38,34 @@ class RemotePlaceSerializer(serializers.Serializer[Any]):
     expires_in_seconds = serializers.IntegerField(read_only=True)
 
 
+class RemoteUseSerializer(serializers.Serializer[Any]):
+    """The network use of a claim by its clients on other machines; all null: it has none now."""
+
+    connections = serializers.IntegerField(read_only=True, allow_null=True)
+    received_bytes = serializers.IntegerField(read_only=True, allow_null=True, help_text="From the clients.")
+    sent_bytes = serializers.IntegerField(read_only=True, allow_null=True, help_text="To the clients.")
+    round_trips = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="Requests that waited for an answer, about."
+    )
+    received_bytes_per_second = serializers.FloatField(read_only=True, allow_null=True)
+    sent_bytes_per_second = serializers.FloatField(read_only=True, allow_null=True)
+    round_trips_per_second = serializers.FloatField(read_only=True, allow_null=True)
+    trip_ms = serializers.FloatField(
+        read_only=True, allow_null=True, help_text="Between node and client, there and back."
+    )
+
+
 class ClaimRemote(ClaimView):
-    """Tickets for a claim."""
+    """Tickets for a claim, and what its clients use."""
 
     serializer_class: Any = RemoteKeySerializer
+
+    @extend_schema(responses={200: RemoteUseSerializer})
+    def get(self, request: Request, uid: str) -> Response:
+        """Show what the claim's clients on other machines move now. Sums are those since the node's endpoint began."""
+        used = figures.read(self.named(uid).uid)
+        facts = dict.fromkeys(RemoteUseSerializer().fields) if used is None else msgspec.structs.asdict(used)
+        return Response(RemoteUseSerializer(facts).data, headers={"Cache-Control": "no-store"})
 
     @extend_schema(request=RemoteKeySerializer, responses={200: RemotePlaceSerializer})
     def post(self, request: Request, uid: str) -> Response:

@@ -11,8 +11,10 @@ class RemoteConfig(AppConfig):
     verbose_name = "Remote shares"
 
     def ready(self) -> None:
-        """Provide to quotas who tells nodes of a tenant's permission."""
+        """Provide to quotas who tells nodes of a tenant's permission, and to scheduling a place for figures."""
         from apps.quotas.providers import remote_permits  # noqa: PLC0415 - models, once apps are loaded
-        from apps.remote import permits  # noqa: PLC0415 - likewise
+        from apps.remote import figures, permits  # noqa: PLC0415 - likewise
+        from apps.scheduling.providers import remote_figures  # noqa: PLC0415 - likewise
 
         remote_permits.set(permits)
+        remote_figures.set(figures)

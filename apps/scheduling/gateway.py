@@ -20,7 +20,7 @@ from apps.quotas.principals import Principal
 from apps.quotas.services import audit
 from apps.scheduling import watching
 from apps.scheduling.models import Assignment, Claim
-from apps.scheduling.providers import jobs
+from apps.scheduling.providers import jobs, remote_figures
 from apps.scheduling.services.claims.desired import desired_states
 from apps.scheduling.services.claims.falls import record_fall
 from apps.scheduling.services.claims.health import fence_if_wanted, tell_owners
@@ -58,6 +58,7 @@ class Gateway:
         for _, usage in batch:
             counters.TELEMETRY_SECONDS.observe(max(0.0, now - usage.at))
             _count_moved(usage)
+        _record_remote(batch)
         lending = {str(uid) for uid in Claim.objects.filter(lent_core__gt=0).values_list("uid", flat=True)}
         for source, usage in batch if lending else ():
             carried = source.carried or {}
@@ -122,6 +123,18 @@ def _count_moved(usage: wire.Usage) -> None:
         if item.borrowed is not msgspec.UNSET and item.borrowed.moved_bytes:
             counters.MEMORY_MOVED.add(amount=item.borrowed.moved_bytes)
             counters.MEMORY_STOOD.add(amount=item.borrowed.stood_ms / 1000)
+
+
+def _record_remote(batch: Sequence[Measured]) -> None:
+    """Keep what clients on other machines use of claims that the node carries."""
+    found = {
+        source.carried[item.uid].claim_uid: item.remote
+        for source, usage in batch
+        for item in usage.assignments
+        if item.remote is not msgspec.UNSET and source.carried and item.uid in source.carried
+    }
+    if found and (kept := remote_figures.find()) is not None:
+        kept.record(found)
 
 
 def _claim_of(frame: wire.Event, node: Node) -> Claim | None:

@@ -161,3 +161,13 @@ booking_outlooks: Provider[BookingOutlooks] = Provider("scheduling.booking_outlo
 
 
 jobs: Provider[Jobs] = Provider("scheduling.jobs")
+
+
+class RemoteFigures(Protocol):
+    """The network use of claims by clients on other machines; see `apps.remote.figures`."""
+
+    def record(self, used: Mapping[str, wire.RemoteUse]) -> None:
+        """Keep the present use of these claims, by uid, for a few seconds."""
+
+
+remote_figures: Provider[RemoteFigures] = Provider("scheduling.remote_figures")

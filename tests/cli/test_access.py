@@ -211,6 +211,7 @@ COMMANDS = OF_THE_TABLE | {
     "POST claims/{}/renew/": "claim renew",
     "GET claims/{}/env/": "claim env",
     "GET claims/{}/forecast/": "claim forecast",
+    "GET claims/{}/remote/": "claim describe",
     "PATCH gpus/{}/": "gpu cordon",
     "POST gpus/{}/clear/": "gpu clear",
     "GET gpus/{}/processes/": "gpu processes",

@@ -146,6 +146,10 @@ def test_a_pool_that_is_switched_off_ends_its_present_clients(
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(max_.run, *RUN, "--", sys.executable, "-c", WAITS, str(is_in))
         eventually(is_in.exists, seconds=60)
+        (claim,) = live_claims(remote_platform, tenant)
+        path = f"claims/{claim['uid']}/remote/"
+        assert eventually(lambda: remote_platform.granted("GET", path)["connections"] == 1, seconds=30)
+        assert "1 connections" in max_.run("claim", "describe", claim["uid"]).out
         remote_platform.granted("PATCH", "pools/default/", {"remote": False})
         started = time.monotonic()
         ended = running.result(60)

@@ -27,6 +27,7 @@ from apps.nodes.models import GpuHealth
 from apps.nodes.models.health import STALE
 from apps.quotas.models import AuditEvent
 from apps.quotas.principals import Principal
+from apps.remote import figures
 from apps.scheduling.models import Assignment, Claim, ClaimState
 from apps.scheduling.models.choices import OverQuota, Remote
 from apps.scheduling.models.claim import PLACED
@@ -123,6 +124,7 @@ def claim_context(claim: Claim, principal: Principal) -> dict[str, Any]:
         "fall": find_fall(claim, live),
         "suspension": find_suspension_facts(claim),
         "group": find_group_facts(claim),
+        "remote_use": figures.read(claim.uid) if live and claim.remote != Remote.NEVER else None,
         "instance": find_instance_facts(claim, live),
         "sharers": len(sharing(item.gpu for item in live)) if hasattr(claim, "rotation") else 0,
         "refused": any(reason["code"] in REFUSALS for reason in claim.reasons),

@@ -104,6 +104,7 @@ def _of_claim(api: Api, found: Row) -> Row:
     series = api.get("utilization/", claim=found["uid"]).body["series"]
     use = {one["assignment"]: one for one in series}
     return {
+        **_remote(api, found),
         "state": "unknown" if found["reachable"] is False else found["state"],
         "queue": ", ".join(claiming.place(found)) if found["queue_position"] else None,
         "conditions": [dict(zip(CONDITION, row, strict=True)) for row in _conditions(found)],
@@ -112,6 +113,23 @@ def _of_claim(api: Api, found: Row) -> Row:
             for row in found["assignments"]
         ],
     }
+
+
+def _remote(api: Api, found: Row) -> Row:
+    """Return what the claim's clients on other machines move now, in words."""
+    if not found["assignments"] or found["remote"] == "never":
+        return {}
+    try:
+        used = api.get(f"claims/{found['uid']}/remote/").body
+    except Problem:
+        # An older server has no such figures.
+        return {}
+    if not used["connections"]:
+        return {}
+    there, back = (used[f"{name}_bytes_per_second"] / 1e6 for name in ("received", "sent"))
+    trip = "" if used["trip_ms"] is None else f", {used['trip_ms']:.1f} ms there and back"
+    moved = f"{there:.1f} MB/s to the node, {back:.1f} MB/s back, {used['round_trips_per_second']:.0f} round trips/s"
+    return {"remote_clients": f"{used['connections']} connections, {moved}{trip}"}
 
 
 def _latest(series: Row | None, name: str) -> int | None:
@@ -164,7 +182,8 @@ def _of_pool(api: Api, found: Row) -> Row:
 SHEETS = {
     "claim": Sheet(
         {
-            "": "name uid tenant pool state queue estimated_start_at created_at created_by lease_until released_at",
+            "": "name uid tenant pool state queue remote_clients estimated_start_at created_at created_by lease_until "
+            "released_at",
             "Request": "gpu_count gpu_model core_request core_limit memory_mib memory_limit_mib class priority weight "
             "time_limit_seconds start_at group group_size group_most group_uid reservation "
             "node_selector affinity anti_affinity exclusion remote schedule",
