@@ -17,6 +17,7 @@ from rest_framework.response import Response
 
 from apps.quotas.models import IdempotencyRecord
 from apps.quotas.principals import Principal
+from gpucloud.commits import ending_early
 from gpucloud.errors import Busy, Invalid
 
 HEADER = "Idempotency-Key"
@@ -37,7 +38,10 @@ class KeyInFlight(
 
 
 class View(Protocol):
-    """POST method of a view."""
+    """POST method of a view.
+
+    A view with `ending` commits early (`gpucloud.commits`), and may leave its last steps there.
+    """
 
     idempotent: bool
 
@@ -52,10 +56,16 @@ def idempotent(post: Callable[..., Response]) -> Callable[..., Response]:
         key = request.headers.get(HEADER)
         if key is not None and not (0 < len(key) <= MAX_LENGTH and key.isprintable()):
             raise Invalid(f"{HEADER} must be 1 to {MAX_LENGTH} printable characters.")
+        if hasattr(view, "ending"):
+            with ending_early() as view.ending:
+                return act(view, request, key, kwargs)
         with transaction.atomic():
-            if key is None:
-                return post(view, request, **kwargs)
-            return _once(key, request, lambda: post(view, request, **kwargs))
+            return act(view, request, key, kwargs)
+
+    def act(view: Any, request: Request, key: str | None, kwargs: dict[str, Any]) -> Response:
+        if key is None:
+            return post(view, request, **kwargs)
+        return _once(key, request, lambda: post(view, request, **kwargs))
 
     cast(View, wrapper).idempotent = True
     return wrapper

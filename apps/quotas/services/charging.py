@@ -139,9 +139,9 @@ def charge(context: ChargeContext, *, amounts: Amounts) -> None:
         if short:
             # Nothing is charged any more: only to name everything that is short.
             if _is_short(quota, amount):
-                short.append(_refusal(quota, amount, context.principal))
+                short.append(refusal_of(quota, amount, context.principal))
         elif not (_take(quota, amount, context) and cohorts.take(quota, amount)):
-            short.append(_refusal(quota, amount, context.principal))
+            short.append(refusal_of(quota, amount, context.principal))
     short += organisation_quotas.shortages(levels, wanted) if short else organisation_quotas.take(levels, wanted)
     if short:
         raise short[0].join(short[1:])
@@ -259,6 +259,12 @@ def _covering(context: ChargeContext, amounts: Amounts) -> tuple[list[ResourceQu
     return [quota for quota in _quotas_of(context.tenant.pk, context.pool.pk) if quota.resource in amounts], levels
 
 
+def own_quotas(context: ChargeContext, amounts: Amounts) -> list[ResourceQuota] | None:
+    """Return the quotas to charge, not locked; None if some are shared with other tenants. Locks their set."""
+    quotas, levels = _covering(context, amounts)
+    return None if levels or any(quota.share_id is not None for quota in quotas) else quotas
+
+
 @compiled_query
 def _quotas_of(tenant: Any, pool: Any) -> QuerySet[ResourceQuota]:
     rows = ResourceQuota.objects.filter(Q(pool=pool) | Q(pool=None), tenant=tenant)
@@ -297,7 +303,8 @@ def _is_short(quota: ResourceQuota, requested: int) -> bool:
     return quota.free is not None and quota.free < requested
 
 
-def _refusal(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
+def refusal_of(quota: ResourceQuota, requested: int, principal: Principal) -> QuotaExceeded:
+    """Return the refusal of an amount for which the quota has no room."""
     facts: dict[str, Any] = {}
     if quota.share is None:
         quota.refresh_from_db(fields=["hard", "used"])

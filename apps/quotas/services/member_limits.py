@@ -32,6 +32,11 @@ def lock(tenant: Tenant, user_id: int | None, resources: Mapping[str, int]) -> d
     return limits if list(member.values_list("pk")) else {}
 
 
+def has_any(tenant: Tenant, user_id: int | None, resources: Iterable[str]) -> bool:
+    """Return True if there are limits of these resources for the user in the tenant, whether a member or not."""
+    return bool(_bounds(tenant, user_id, resources))
+
+
 def limits_of(tenant: Tenant, user_id: int | None) -> dict[str, int]:
     """Return the member's present limits of every resource, without a lock."""
     limits = _bounds(tenant, user_id)

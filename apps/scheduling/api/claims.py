@@ -33,6 +33,7 @@ from apps.scheduling.services.previews.dry_runs import rehearse
 from apps.scheduling.waiting import WAITED_FOR
 from gpucloud.api import etags
 from gpucloud.api.filters import Changed, Constant, Named, StateFilter, filters_of
+from gpucloud.commits import Ending
 from gpucloud.fastpath.compiled_queries import compiled_query, set_prefetched
 
 WAIT = OpenApiParameter(
@@ -163,6 +164,8 @@ class ClaimList(ClaimView, ListMixin):
     filterset_class = ClaimFilter
     rows_of_page = staticmethod(pages.claims)
     change_parameters = {"POST": frozenset({"wait", "dry_run"})}
+    # Posts of one tenant lock its quotas for as short as possible.
+    ending: Ending | None = None
 
     def get(self, request: Request) -> Response:
         """List claims, newest first; released ones stay as history."""
@@ -177,10 +180,10 @@ class ClaimList(ClaimView, ListMixin):
         reservation = values.get("reservation")
         values["pool"] = values["pool"] or (reservation.pool if reservation else _pool_beside(values["instance_of"]))
 
-        def act() -> Claim:
-            return create_claim(principal=self.principal, spec=ClaimSpec(**values))
+        def act(ending: Ending | None = None) -> Claim:
+            return create_claim(principal=self.principal, spec=ClaimSpec(**values), ending=ending)
 
-        return self.respond_preview(act, new=True) if dry_run(request) else self.respond(act(), status=201)
+        return self.respond_preview(act, new=True) if dry_run(request) else self.respond(act(self.ending), status=201)
 
 
 def _pool_beside(opener_uid: uuid.UUID | None) -> Pool:

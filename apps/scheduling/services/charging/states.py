@@ -2,7 +2,7 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import takewhile
 from typing import Any
@@ -56,9 +56,7 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
     reservation = reservation_charges.locked_for(claim)
     due = reservation_charges.compute_charge(reservation, but=claim, target=target) if reservation else {}
     more = {resource: target[resource] - claim.charged[resource] for resource in target}
-    context = charging.ChargeContext(
-        principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
-    )
+    context = context_of(claim, principal)
     taken = {resource: amount for resource, amount in more.items() if amount > 0}
     returned = {resource: -amount for resource, amount in more.items() if amount < 0}
     if (taken and returned) or reservation:
@@ -69,10 +67,22 @@ def charge_to(claim: Claim, target: dict[str, int], *, principal: Principal = SY
         charging.charge(context, amounts=taken)
     if returned:
         charging.refund(context, amounts=returned)
-    for resource, amount in target.items():
-        setattr(claim, charge_field(resource), amount)
+    set_charged(claim, target)
     if reservation:
         reservation_charges.lift_if_possible(reservation, due)
+
+
+def context_of(claim: Claim, principal: Principal) -> charging.ChargeContext:
+    """Return the context of a claim's charge."""
+    return charging.ChargeContext(
+        principal=principal, tenant=claim.tenant, pool=claim.pool, claim_uid=claim.uid, user_id=claim.user_id
+    )
+
+
+def set_charged(claim: Claim, amounts: Mapping[str, int]) -> None:
+    """Have the claim say that these amounts are charged to it; the caller saves it."""
+    for resource, amount in amounts.items():
+        setattr(claim, charge_field(resource), amount)
 
 
 def charged_by_claim(tenant: Tenant, pool: Pool | None, resource: str) -> dict[uuid.UUID, int]:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from apps.nodes.models import Node
 from apps.quotas.models import EventKind, Tenant
 from apps.quotas.principals import Principal
-from apps.quotas.services import audit, limit_ranges
+from apps.quotas.services import audit, charging_last, limit_ranges
 from apps.quotas.services.refusals import QuotaExceeded
 from apps.scheduling import events
 from apps.scheduling.core.placement import never_fits
@@ -36,6 +36,7 @@ from apps.scheduling.services.fleet.devices import (
 )
 from gpucloud import locks
 from gpucloud.api import etags
+from gpucloud.commits import Ending
 from gpucloud.errors import Conflict, Invalid
 
 # What waits for quota costs its tenant nothing, and every round looks at it.
@@ -79,14 +80,23 @@ def refuse_low_limit(request: int, limit: int) -> None:
 
 
 @transaction.atomic
-def create_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
+def create_claim(*, principal: Principal, spec: ClaimSpec, ending: Ending | None = None) -> Claim:
     """Charge the quota, write the claim as pending (a ResourceClaim's as allocating), wake the scheduler.
 
     The first claim of an elastic group brings the others with which the group starts. Raises OutOfRange, FieldMissing,
     QuotaExceeded (unless it may wait for room), BudgetExceeded, ImpossibleClaim, LimitBelowRequest, GroupOfOtherSize,
-    GroupExists, RoleMissing, ReservationNotActive, ReservationFull, and what `isolation` raises.
+    GroupExists, RoleMissing, ReservationNotActive, ReservationFull, and what `isolation` raises. With `ending`, the
+    charge may be left for the end of the transaction, which then raises QuotaExceeded.
     """
-    claim = charge_new_claim(principal=principal, spec=spec)
+    claim = draft_claim(principal=principal, spec=spec)
+    charge = None if ending is None else _charge_at_end(claim, principal=principal)
+    if ending is not None and charge is not None:
+        states.set_charged(claim, charge.amounts)
+        _record_new(claim, principal=principal)
+        ending.steps.append(charge.take)
+    else:
+        reservation_charges.enter(claim)
+        _charge_first(claim, principal=principal)
     claim.save()
     events.claim_made_on_commit(claim)
     if claim.instance_of is not None:
@@ -139,6 +149,14 @@ def charge_new_claim(*, principal: Principal, spec: ClaimSpec) -> Claim:
     return claim
 
 
+def _charge_at_end(claim: Claim, *, principal: Principal) -> charging_last.Charge | None:
+    """Return the charge of a claim that can be written before it is charged; None for any other."""
+    is_simple = claim.reservation is None and claim.instance_of is None and claim.group_most is None
+    if not is_simple or claim.when_over_quota != OverQuota.REFUSE:
+        return None
+    return charging_last.prepare(states.context_of(claim, principal), amounts=claim.amounts)
+
+
 def _charge_first(claim: Claim, *, principal: Principal) -> None:
     """Charge and audit a claim that is not saved yet, or let it wait for quota."""
     # What runs in another claim's instance is charged with that.
@@ -152,6 +170,11 @@ def _charge_first(claim: Claim, *, principal: Principal) -> None:
         if claim.when_over_quota == OverQuota.REFUSE:
             raise
         _wait_for_quota(claim, error)
+    _record_new(claim, principal=principal)
+
+
+def _record_new(claim: Claim, *, principal: Principal) -> None:
+    """Begin the timeline of a claim that is not saved yet, and audit it."""
     if claim.is_of_resource_claim:
         claim.state = ClaimState.ALLOCATING
     claim.timeline = [[claim.state, timezone.now().isoformat()]]
