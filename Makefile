@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-forecast bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-replicas bench-telemetry bench-utilization bench-past-use bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-forecast bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-replicas bench-scale bench-telemetry bench-utilization bench-past-use bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ bench-shim: ## what libvcuda costs and how its limits hold, on a real GPU (OUT=.
 
 bench-replicas: ## how soon agents, pages and placements go on after a web server or a scheduler was killed (ARGS="--nodes 100 --runs 3")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.replicas $(ARGS)
+
+bench-scale: ## what requests, frames and open pages cost as all grows a hundredfold; 1, 2 and 4 web servers (ARGS="--nodes 1000 --fleets 100,1000")
+	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.scale $(ARGS)
 
 bench-telemetry: ## what a fleet's telemetry costs one server process on this machine (ARGS="--nodes 100,300,1000 --seconds 60 --last 600")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.telemetry $(ARGS)

@@ -89,13 +89,16 @@ def drive(port: int, requests: Requests, *, clients: int, seconds: float) -> Mea
 
     Raises ConnectionError if the server hangs up.
     """
-    return uvloop.run(_drive(port, requests, clients, seconds))
+    return uvloop.run(measure(port, requests, clients, seconds))
 
 
-async def _drive(port: int, requests: Requests, clients: int, seconds: float) -> Measured:
+async def measure(
+    port: int, requests: Requests, clients: int, seconds: float, *, warm_up: float = WARM_UP_SECONDS
+) -> Measured:
+    """Run the clients as `drive` does, in this loop."""
     loop = asyncio.get_running_loop()
     measured = Measured(seconds)
-    begin = time.perf_counter() + WARM_UP_SECONDS
+    begin = time.perf_counter() + warm_up
     protocols = []
     for number in range(clients):
         _, protocol = await loop.create_connection(
@@ -104,6 +107,6 @@ async def _drive(port: int, requests: Requests, clients: int, seconds: float) ->
             port,
         )
         protocols.append(protocol)
-    async with asyncio.timeout(WARM_UP_SECONDS + seconds + 30):
+    async with asyncio.timeout(warm_up + seconds + 30):
         await asyncio.gather(*(protocol.done for protocol in protocols))
     return measured

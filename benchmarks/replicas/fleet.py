@@ -19,6 +19,8 @@ CLOSED = re.compile(rf"closed with {wire.CLOSE_BUSY:04x}: (.*)", re.DOTALL)
 class LivingAgent:
     """An agent that stays connected, on any of the ports."""
 
+    look_seconds = LOOK_SECONDS
+
     def __init__(self, agent: Agent, port: Callable[[], int]) -> None:
         self.agent, self._port = agent, port
         # Tries to connect, ends of connections that had stood, and tries that were told to come again later.
@@ -46,7 +48,7 @@ class LivingAgent:
         welcomed = time.monotonic()
         self.welcomed_at = time.time()
         while not self.agent.socket.closed:  # noqa: ASYNC110 - the socket has no event for its end
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self.look_seconds)
         self.losses, self.lost_at = self.losses + 1, time.time()
         return time.monotonic() - welcomed, self._end()
 

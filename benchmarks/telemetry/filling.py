@@ -42,11 +42,12 @@ def fill(nodes: int) -> Filled:
     for tenant in rich:
         person = User.objects.create(username=tenant.slug)
         tenants.set_member(principal=SYSTEM, tenant=tenant, user=person, role="viewer")
-        cookies.append(_signed_in(person))
-    return Filled(_known(made, rich, pool), token, _signed_in(operator), cookies)
+        cookies.append(signed_in(person))
+    return Filled(_known(made, rich, pool), token, signed_in(operator), cookies)
 
 
-def _signed_in(user: User) -> str:
+def signed_in(user: User) -> str:
+    """Sign in; return the session's cookie."""
     client = Client()
     client.force_login(user)
     return client.cookies["sessionid"].value

@@ -25,12 +25,13 @@ from tests.e2e.test_random_kills import (
 )
 from tests.platform import until
 from tests.replicas import databases
-from tests.replicas.platform import Replicas, Seen
+from tests.replicas.platform import GAP_SECONDS, Replicas, Seen
 
 pytestmark = pytest.mark.serial
 
 PARTS = ("server-1", "server-2", "scheduler-1", "scheduler-2", "worker-1", "worker-2", "valkey", "primary")
 PAUSE_SECONDS = 2.5
+LONGEST_GAPS = 5
 # GPUs on which more is promised than they have, or other amounts than their assignments hold.
 PROMISED_OTHERWISE = """
     SELECT gpu.uuid, gpu.core_used, gpu.memory_used_mib, sum(held_core), sum(held_memory_mib)
@@ -57,13 +58,20 @@ def clients(replicas: Replicas) -> Iterator[list[Client]]:
         client.join()
 
 
-def kill(replicas: Replicas, part: str) -> None:
-    """Kill a part, the primary once its standby follows: two failures at once are an outage, not a failover."""
+def kill(replicas: Replicas, part: str, seen: Seen) -> None:
+    """Kill a part, the primary once its standby follows and users were served by it.
+
+    Two failovers without a moment between would be one outage of both durations.
+    """
+    name = part
     if part == "primary":
         until(lambda: databases.is_streaming(replicas.state, state="sync"), what="the standby to follow")
-        part = replicas.primary
+        follows = time.monotonic()
+        until(lambda: seen.succeeded_at > follows, what="a request to succeed")
+        name = replicas.primary
+    seen.kills.append((time.monotonic(), part))
     with suppress(ProcessLookupError):
-        replicas.kill(part)
+        replicas.kill(name)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +86,20 @@ def test_what_was_acknowledged_is_there_after_kills_of_replicas(
 ) -> None:
     seed = random.randrange(1 << 32)  # noqa: S311
     dice, killed = random.Random(seed), Counter[str]()  # noqa: S311
-    replicas.seen = Seen()
+    replicas.seen = seen = Seen()
     for client in clients:
         client.start()
     begun = time.monotonic()
     # Each part once, in a random order, before any twice.
     for part in [*dice.sample(PARTS, k=len(PARTS)), *dice.choices(PARTS, k=kills)][:kills]:
         time.sleep(PAUSE_SECONDS * dice.uniform(0.5, 1.5))
-        kill(replicas, part)
+        kill(replicas, part, seen)
         killed[part] += 1
     clients[0]._ended.set()
     for client in clients:
         client.join()
         assert client.failure is None
-    seen, replicas.seen = replicas.seen, None
+    replicas.seen = None
     report(seed, killed, clients, seen, seconds=time.monotonic() - begun)
     begun = time.monotonic()
     until(lambda: is_settled(replicas, clients), seconds=HEALED_SECONDS, what="all to be as acknowledged")
@@ -106,8 +114,13 @@ def report(seed: int, killed: Counter[str], clients: list[Client], seen: Seen, *
     print(  # noqa: T201
         f"seed {seed}, {killed.total()} kills {dict(killed)} in {seconds:.0f} s, {asked}\n"
         f"answers {dict(seen.answers)}\n"
-        f"longest answer {seen.longest:.2f} s, longest time without a success {seen.gap:.2f} s"
+        f"longest answer {seen.longest:.2f} s, longest time without a success {seen.gap:.2f} s, with no answer but 503 "
+        f"{seen.outage:.2f} s; {len(seen.gaps)} times longer than {GAP_SECONDS:.0f} s"
     )
+    for gap in sorted(seen.gaps, key=lambda one: -one.seconds)[:LONGEST_GAPS]:
+        print(f"{gap.seconds:.1f} s: killed {seen.killed_in(gap)}, answers {dict(gap.answers)}")  # noqa: T201
+    without = [gap.seconds for gap in seen.gaps if "primary" not in seen.killed_in(gap)]
+    print(f"the longest without a failover: {max(without, default=0.0):.1f} s")  # noqa: T201
 
 
 def check_books(replicas: Replicas, clients: list[Client]) -> None:

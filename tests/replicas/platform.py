@@ -16,6 +16,19 @@ from tests.replicas import databases
 LOST = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
+# Times without a success are recorded from this length on.
+GAP_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in which no request succeeded, by the monotonic clock, and the answers during it."""
+
+    begun: float
+    seconds: float
+    answers: Counter[str]
+
+
 @dataclass
 class Seen:
     """Answers to all clients together."""
@@ -25,23 +38,45 @@ class Seen:
     longest: float = 0.0
     # 503s without Retry-After.
     without_retry_after: int = 0
-    # The longest time in which no request succeeded, and the moment of the last success.
+    # The longest time in which no request succeeded, the longest in which none was answered but by 503, and the
+    # moments of the last such answers.
     gap: float = 0.0
+    outage: float = 0.0
+    gaps: list[Gap] = field(default_factory=list)
+    # Moments of kills, and what was killed.
+    kills: list[tuple[float, str]] = field(default_factory=list)
     succeeded_at: float = 0.0
+    answered_at: float = 0.0
+    _since: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, begun: float, answer: Answer | None, error: Exception | None) -> None:
         """Record the end of a request; one of the two is None."""
         now = time.monotonic()
         with self._lock:
-            self.answers[_kind(answer, error)] += 1
+            kind = _kind(answer, error)
+            self.answers[kind] += 1
+            self._since[kind] += 1
             self.longest = max(self.longest, now - begun)
             if answer is not None and answer.status == 503 and "retry-after" not in answer.headers:
                 self.without_retry_after += 1
+            if answer is not None and answer.status != 503:
+                self.outage = max(self.outage, now - (self.answered_at or now))
+                self.answered_at = now
             if answer is not None and answer.status < 300:
-                if self.succeeded_at:
-                    self.gap = max(self.gap, now - self.succeeded_at)
-                self.succeeded_at = now
+                self._end_gap(now)
+
+    def killed_in(self, gap: Gap) -> list[str]:
+        """Return what was killed during a gap, or up to two seconds before it, in order."""
+        return [part for at, part in self.kills if gap.begun - 2 <= at <= gap.begun + gap.seconds]
+
+    def _end_gap(self, now: float) -> None:
+        """Record the time since the last success."""
+        seconds = now - (self.succeeded_at or now)
+        self.gap, since, self._since = max(self.gap, seconds), self._since, Counter()
+        if seconds >= GAP_SECONDS:
+            self.gaps.append(Gap(self.succeeded_at, seconds, since))
+        self.succeeded_at = now
 
 
 def _kind(answer: Answer | None, error: Exception | None) -> str:
