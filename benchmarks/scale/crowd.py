@@ -86,7 +86,7 @@ class Crowd:
         made = [Held(node, self.ports) for node in nodes]
         for few in _batches(made):
             self.tasks += [asyncio.ensure_future(one.live()) for one in few]
-            await _until(lambda few=few: all(one.agent.ready.is_set() for one in few))  # type: ignore[misc]
+            await _until(lambda few=few: all(one.agent.ready.is_set() for one in few))
         self.held += made
         if len(self.held) == len(made):
             self.tasks.append(asyncio.ensure_future(self._beat()))

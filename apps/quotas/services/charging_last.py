@@ -67,7 +67,11 @@ class Charge:
 
     def _charge(self) -> int:
         """Charge the locked quotas, and write the ledger; return how many."""
-        facts = {"claim": self.context.claim_uid, "actor": self.context.principal.name, "now": timezone.now()}
+        facts: dict[str, Any] = {
+            "claim": self.context.claim_uid,
+            "actor": self.context.principal.name,
+            "now": timezone.now(),
+        }
         with connection.cursor() as cursor:
             cursor.execute(TAKE_ALL, {**self._wanted, **facts})
             return int(cursor.rowcount)
