@@ -105,7 +105,7 @@ class Crowd:
             one.known = one.newest
         return len(self.held)
 
-    async def told(self) -> list[tuple[float, float, float, int]]:
+    async def wait_for_newer(self) -> list[tuple[float, float, float, int]]:
         """Wait for a newer desired state of each.
 
         Return its time, those of the agent's last loss and welcome, and how often it was told to come later.

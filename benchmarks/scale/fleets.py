@@ -95,7 +95,7 @@ def change_all(ready: Stage, crowds: Crowds, agents: int, *, kill: bool) -> Row:
         ready.kill("web-1")
     _change_pool(ready)
     answered = time.time()
-    found = [one for process in crowds.command("told") for one in process]
+    found = [one for process in crowds.command("wait_for_newer") for one in process]
     stored = _stored(agents)
     lost = [(told, lost, back) for told, lost, back, _ in found if lost > begun]
     return {
