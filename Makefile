@@ -12,7 +12,7 @@ endif
 BOOTSTRAP := $(PYTHON) deploy/bootstrap.py
 RUN := .venv/bin/python
 
-.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-forecast bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-replicas bench-scale bench-telemetry bench-utilization bench-past-use bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
+.PHONY: help demo test test-fast test-shim test-long test-containers test-kubelet check format dist openapi roles chart protos messages styles bench-resize bench-rebalance bench-forecast bench-api bench-scheduler bench-agent bench-gpu bench-shim bench-placement bench-placement-speed bench-churn bench-replicas bench-scale bench-telemetry bench-stores bench-utilization bench-past-use bench-extender bench-promises bench-books bench-kept-pods bench-dra bench-reclaim bench-prepare bench-devices bench-pages bench-chart screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ bench-scale: ## what requests, frames and open pages cost as all grows a hundred
 
 bench-telemetry: ## what a fleet's telemetry costs one server process on this machine (ARGS="--nodes 100,300,1000 --seconds 60 --last 600")
 	@$(BOOTSTRAP) --dev && exec $(RUN) -m benchmarks.telemetry $(ARGS)
+
+bench-stores: ## seconds of telemetry in PostgreSQL and in ClickHouse's engine: storing, disk, charts; needs chdb-core in .venv (ARGS="--nodes 1000,10000")
+	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.telemetry.stores $(ARGS)
 
 bench-extender: ## how long kube-scheduler waits for the filter: 1,000 nodes in the body, 5,000 by name (ARGS="--requests 300 --runs 3")
 	@$(BOOTSTRAP) && exec $(RUN) -m benchmarks.extender $(ARGS)
