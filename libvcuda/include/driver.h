@@ -204,6 +204,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context);
 CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuCtxSynchronize(void);
 CUresult cuCtxSynchronize_v2(CUcontext context);
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event);
 
 CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total);
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);

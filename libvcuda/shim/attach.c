@@ -69,6 +69,7 @@ static void forget_parent(void)
     pools_forget();
     vmm_forget();
     contexts_forget();
+    captures_forget();
     kernel_forget();
     lending_forget();
     meter_forget_all();

@@ -20,6 +20,17 @@ static void track(struct sim_stream *s)
         }
 }
 
+void sim_untrack(struct sim_stream *s)
+{
+    pthread_mutex_lock(&sim_process_mutex);
+    for (int i = 0; i < CAPTURES; i++)
+        if (captures[i] == s) {
+            captures[i] = NULL;
+            __atomic_fetch_sub(&capturing, 1, __ATOMIC_RELEASE);
+        }
+    pthread_mutex_unlock(&sim_process_mutex);
+}
+
 CUresult sim_capture_guard(void)
 {
     if (!__atomic_load_n(&capturing, __ATOMIC_ACQUIRE) || thread_mode == CU_CAPTURE_RELAXED)
@@ -36,6 +47,19 @@ CUresult sim_capture_guard(void)
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     }
+    pthread_mutex_unlock(&sim_process_mutex);
+    return result;
+}
+
+CUresult sim_capture_break(void)
+{
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&sim_process_mutex);
+    for (int i = 0; i < CAPTURES; i++)
+        if (captures[i]) {
+            captures[i]->capture = CU_CAPTURE_INVALIDATED;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
     pthread_mutex_unlock(&sim_process_mutex);
     return result;
 }

@@ -36,6 +36,7 @@ int sim_available_from(const char *name)
         {"cuCheckpointProcess", 12080},
         {"cuCtxCreate_v3", 11040},
         {"cuCtxCreate_v4", 12050},
+        {"cuCtxRecordEvent", 12050},
         {"cuCtxSynchronize_v2", 13000},
         {"cuEventElapsedTime_v2", 12080},
         {"cuEventRecordWithFlags", 11010},

@@ -96,6 +96,7 @@ static void begin_record(struct sim_event *event, const struct sim_stream *s)
     unlink_pending(event);
     event->context = s->context;
     event->recorded = 1;
+    event->whole = 0;
     event->captured = s->capture != CU_CAPTURE_NONE;
     event->wall_ns = 0;
     event->mark = SIM_NO_MARK;
@@ -166,12 +167,54 @@ CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned fl
     return cuEventRecordWithFlags(event, stream, flags);
 }
 
+/* What is kept behind a wait for a value has no mark yet, and so the end of a context's work has none. Return 1 if it has. */
+static int mark_whole(CUevent event)
+{
+    if (event->mark != SIM_NO_MARK)
+        return 1;
+    if (sim_context_is_held(event->context))
+        return 0;
+    struct sim_device *device = event->context->device;
+    pthread_mutex_lock(&sim_process_mutex);
+    sim_lock(device->gpu);
+    event->mark = device->client->demand_ns;
+    if (event->mark <= device->client->service_ns)
+        event->wall_ns = device->gpu->advanced_ns;
+    sim_unlock(device->gpu);
+    if (!event->wall_ns) {
+        unlink_pending(event);
+        event->next_pending = pending;
+        pending = event;
+    }
+    pthread_mutex_unlock(&sim_process_mutex);
+    return 1;
+}
+
+/* Work of the context from after this call counts, too, if it comes before a wait for a value ends. */
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+    if (!context || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CUresult result = sim_capture_break();
+    if (result)
+        return result;
+    sim_kept_without_event(event);
+    pthread_mutex_lock(&sim_process_mutex);
+    begin_record(event, &context->null_stream);
+    event->whole = 1;
+    pthread_mutex_unlock(&sim_process_mutex);
+    mark_whole(event);
+    return CUDA_SUCCESS;
+}
+
 static CUresult event_state(CUevent event)
 {
     if (event->captured)
         return CUDA_ERROR_CAPTURED_EVENT;
     if (!event->recorded)
         return CUDA_SUCCESS;
+    if (event->whole && !mark_whole(event))
+        return CUDA_ERROR_NOT_READY;
     pthread_mutex_lock(&sim_process_mutex);
     int done = settle(event);
     if (done)
@@ -193,7 +236,7 @@ CUresult cuEventSynchronize(CUevent event)
     if (result)
         return result;
     while ((result = event_state(event)) == CUDA_ERROR_NOT_READY) {
-        sim_wait_held(NULL, NULL, event);
+        sim_wait_held(NULL, event->whole ? event->context : NULL, event);
         uint64_t mark = __atomic_load_n(&event->mark, __ATOMIC_RELAXED);
         if (mark != SIM_NO_MARK)
             sim_wait(event->context->device->gpu, event->context->device->client, mark);

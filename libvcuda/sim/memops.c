@@ -277,6 +277,18 @@ int sim_is_held(const struct sim_stream *s)
     return held;
 }
 
+int sim_context_is_held(CUcontext context)
+{
+    if (!lock_if_kept())
+        return 0;
+    run();
+    const struct sim_kept *k = first;
+    while (k && (k->marked || k->stream->context != context))
+        k = k->next;
+    pthread_mutex_unlock(&mutex);
+    return k != NULL;
+}
+
 void sim_wait_held(const struct sim_stream *s, CUcontext context, const struct sim_event *event)
 {
     if (!lock_if_kept())

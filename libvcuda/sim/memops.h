@@ -32,6 +32,7 @@ int sim_keep(struct sim_stream *stream, const struct sim_kept *what);
 void sim_run_kept(void);
 /* Something is kept that a wait for the stream waits for. */
 int sim_is_held(const struct sim_stream *stream);
+int sim_context_is_held(CUcontext context);
 /* Wait until nothing is kept any more, of what was at the call, that holds the stream, is in the context or records the event;
  * each may be NULL. */
 void sim_wait_held(const struct sim_stream *stream, CUcontext context, const struct sim_event *event);

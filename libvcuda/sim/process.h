@@ -55,6 +55,7 @@ struct sim_context {
 
 struct sim_event {
     int recorded, captured, untimed;
+    int whole; /* of all work of its context */
     CUcontext context;
     uint64_t mark;
     uint64_t wall_ns; /* 0 until known */
@@ -111,6 +112,9 @@ void sim_open_kernel(void); /* when the driver starts */
 CUresult sim_charge_graph(struct sim_device *device, uint64_t bytes);
 /* An API that waits or allocates breaks a capture in progress (unless the thread is relaxed), as the real driver's does. */
 CUresult sim_capture_guard(void);
+/* An API that concerns all streams of a context breaks every capture, in whatever mode the thread is. */
+CUresult sim_capture_break(void);
+void sim_untrack(struct sim_stream *stream); /* a stream that is destroyed takes its capture with it */
 /* Queue `ns` of work, waiting for room in the queue. */
 CUresult sim_submit(struct sim_stream *stream, uint64_t ns);
 /* Put `ns` of work at the stream's end, `gap_ns` behind what is still to be done there. The GPU is locked. */

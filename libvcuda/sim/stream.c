@@ -53,6 +53,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     /* Kept, to notice who still uses it. */
     static struct sim_stream *destroyed;
     sim_kept_without_stream(stream);
+    sim_untrack(stream);
     pthread_mutex_lock(&sim_process_mutex);
     stream->context = NULL;
     stream->next = destroyed;

@@ -214,6 +214,16 @@ int wait_for(struct player *player, const char *name)
     return 1;
 }
 
+int says_within(struct player *player, const char *name, double seconds)
+{
+    double end = now_s() + seconds, left;
+    struct pollfd poller = {player->fd, POLLIN, 0};
+    while (figure_of(player, name) < -1e8)
+        if ((left = end - now_s()) <= 0 || poll(&poller, 1, (int)(left * 1e3) + 1) <= 0 || !read_more(player))
+            return 0;
+    return 1;
+}
+
 void finish(struct player *player)
 {
     while (read_more(player))

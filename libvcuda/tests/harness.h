@@ -61,6 +61,7 @@ void play(struct player *player, const struct claim *claim, int preloaded, const
 void finish(struct player *player);                              /* read all, wait */
 int finish_within(struct player *player, double seconds);        /* 0: it hung, and was killed */
 int wait_for(struct player *player, const char *name);           /* until that line was printed */
+int says_within(struct player *player, const char *name, double seconds); /* 0: not in time */
 double figure_of(const struct player *player, const char *name); /* -1e9: never said */
 /* By NVML, summed over processes. An H200's own figure rose 2 GiB higher while eight processes allocated and freed as fast
  * as they could; why was not found out (freed memory that counts until it is cleared, perhaps). */
@@ -96,6 +97,7 @@ int role_suspend(int argc, char **argv); /* -1: not one of its roles */
 int role_memops(int argc, char **argv);  /* -1: not one of its roles */
 int role_mig(int argc, char **argv);     /* -1: not one of its roles */
 int role_lending(int argc, char **argv); /* -1: not one of its roles */
+int role_lent(int argc, char **argv);    /* -1: not one of its roles */
 
 /* the chapters */
 void test_pages(void);

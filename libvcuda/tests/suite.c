@@ -110,10 +110,10 @@ static int is_chosen(const struct chapter *chapter, int argc, char **argv)
 
 static int play_role(int argc, char **argv)
 {
-    static int (*const roles[])(int, char **) = {role_kernel,     role_kill,   role_fork,   role_faults,  role_syscalls,
-                                                 role_lookup,     role_views,  role_legacy, role_shared,  role_arbiter,
-                                                 role_namespaces, role_copies, role_mix,    role_suspend, role_mig,
-                                                 role_ahead,      role_memops, role_lending};
+    static int (*const roles[])(int, char **) = {
+        role_kernel, role_kill,   role_fork,    role_faults,     role_syscalls, role_lookup, role_views,
+        role_legacy, role_shared, role_arbiter, role_namespaces, role_copies,   role_mix,    role_suspend,
+        role_mig,    role_ahead,  role_memops,  role_lending,    role_lent};
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         int status = roles[i](argc, argv);
         if (status >= 0)

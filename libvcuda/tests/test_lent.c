@@ -38,6 +38,79 @@ static void test_books(void)
     lending_end(&claim);
 }
 
+/* Work that a thread of the program lets go: it does not wait for the mover, which waits for the work. */
+static void test_held_work(void)
+{
+    struct claim claim;
+    struct player p;
+    lending_begin(&claim, REQUEST, 2 * GIB, GIB);
+    play(&p, &claim, PRELOADED, "lent_held", BLOCK, NULL);
+    wait_for(&p, "ready");
+    lending_order(1, 0);
+    int released = says_within(&p, "let_go", 10);
+    expect(released && figure_of(&p, "error") == 0 && figure_of(&p, "longest_ms") < (SANITIZED ? 500 : 100),
+           "a thread that is to let work go may ask about memory that is wanted: %.1f ms", figure_of(&p, "longest_ms"));
+    int out = lending_out_becomes(&claim, 6 * MIB, 5);
+    kill(p.pid, released ? SIGTERM : SIGKILL);
+    finish(&p);
+    expect(out && figure_of(&p, "wrong") == 0, "then it leaves");
+    lending_end(&claim);
+}
+
+/* Memory of a program with two contexts, both at work. */
+static void test_contexts(void)
+{
+    struct claim claim;
+    struct player p;
+    unsigned long made = 0, trips = test_count(50);
+    lending_begin(&claim, 2 * REQUEST, 2 * GIB, GIB);
+    setenv("GPUCLOUD_SIM_UNMAP_CHECK", "1", 1);
+    play(&p, &claim, PRELOADED, "lent_contexts", BLOCK, NULL);
+    unsetenv("GPUCLOUD_SIM_UNMAP_CHECK");
+    wait_for(&p, "ready");
+    for (; made < trips; made++) {
+        lending_order(1, 0);
+        if (!lending_out_becomes(&claim, 12 * MIB, 5))
+            break;
+        lending_order(0, 1);
+        if (!lending_out_becomes(&claim, 0, 5))
+            break;
+    }
+    lending_order(0, 0);
+    kill(p.pid, SIGTERM);
+    wait_for(&p, "one");
+    struct vcuda_lending l = lending_of(&claim);
+    expect(figure_of(&p, "ready") == 0 && made == trips && figure_of(&p, "error") == 0 && figure_of(&p, "wrong") == 0 &&
+               figure_of(&p, "launched") > 8,
+           "memory of two contexts leaves while both work: %lu times, %.0f words wrong, error %.0f", made,
+           figure_of(&p, "wrong"), figure_of(&p, "error"));
+    expect(figure_of(&p, "ended") == 0 && l.movable_bytes == 6 * MIB && l.host_bytes == 6 * MIB,
+           "a context that ends takes its own with it: %llu MiB are left", (unsigned long long)(l.movable_bytes / MIB));
+    lending_order(1, 0);
+    int out = lending_out_becomes(&claim, 6 * MIB, 5);
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    expect(out && figure_of(&p, "wrong_later") == 0, "the rest still leaves");
+    lending_end(&claim);
+}
+
+static void test_destroyed_capture(void)
+{
+    struct claim claim;
+    struct player p;
+    lending_begin(&claim, REQUEST, 2 * GIB, GIB);
+    play(&p, &claim, PRELOADED, "lent_capture", BLOCK, "1", NULL);
+    wait_for(&p, "ready");
+    lending_order(1, 0);
+    int out = lending_out_becomes(&claim, 6 * MIB, 5);
+    kill(p.pid, SIGTERM);
+    finish(&p);
+    expect(figure_of(&p, "ready") == 0 && out && figure_of(&p, "wrong") == 0,
+           "a capture whose stream is destroyed keeps nothing: %llu MiB left",
+           (unsigned long long)(lending_of(&claim).out_bytes / MIB));
+    lending_end(&claim);
+}
+
 /* What an arbiter said last does not hold for ever. */
 static void test_left_alone(void)
 {
@@ -68,6 +141,9 @@ void test_lent(void)
 {
     int before = simulated_kernel;
     simulated_kernel = !on_real_gpu;
+    test_held_work();
+    test_contexts();
+    test_destroyed_capture();
     if (!on_real_gpu) {
         test_books();
         test_left_alone();

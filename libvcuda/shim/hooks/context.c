@@ -134,6 +134,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (answer && !result) {
         real.cuDevicePrimaryCtxRelease_v2(device);
         primary_refused(&use);
+    } else if (!result && shim_mode() == SHIM_ACTIVE) {
+        lending_meet_context(*context, 1);
     }
     return answer;
 }
@@ -146,8 +148,11 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *resources, CUdevice device, u
     if (result)
         return result;
     result = real.cuGreenCtxCreate(green, resources, device, flags);
-    if (!result)
-        note_context(); /* besides the primary one */
+    if (!result) {
+        note_context(); /* besides the primary one, whose work takes in its own */
+        if (use.slot >= 0)
+            lending_meet_context(NULL, 1);
+    }
     CUresult answer = primary_end(&use, result);
     if (answer && !result) {
         real.cuGreenCtxDestroy(*green);
@@ -168,7 +173,10 @@ static CUresult finish_primary_end(CUdevice device, int alone, int locked, CUres
             meter_forget_context(ended);
         else
             meter_forget_slot(slot);
-        lending_forget_context(alone ? ended : NULL);
+        if (ended) {
+            captures_end_with(NULL, ended);
+            lending_forget_context(ended);
+        }
         if (slot >= 0 && __atomic_exchange_n(&primary_counted[device], 0, __ATOMIC_ACQ_REL))
             account_context_release(slot, primary_cost[device]);
     }
@@ -183,10 +191,13 @@ static CUresult finish_primary_end(CUdevice device, int alone, int locked, CUres
         NEED_REAL(name);                                                                                               \
         if (shim_mode() != SHIM_ACTIVE || shim.stopping)                                                               \
             return real.name(device);                                                                                  \
-        ahead_end();               /* the driver may wait for it */                                                    \
-        meter_retire();            /* charge finished work: its events are destroyed with the context */               \
+        ahead_end();    /* the driver may wait for it */                                                               \
+        meter_retire(); /* charge finished work: its events are destroyed with the context */                          \
+        lending_begin_end();                                                                                           \
         int locked = meter_lock(); /* no thread may query events while they are destroyed */                           \
-        return finish_primary_end(device, alone, locked, real.name(device));                                           \
+        CUresult result = finish_primary_end(device, alone, locked, real.name(device));                                \
+        lending_finish_end();                                                                                          \
+        return result;                                                                                                 \
     }
 PRIMARY_END(cuDevicePrimaryCtxRelease, 1)
 PRIMARY_END(cuDevicePrimaryCtxRelease_v2, 1)
@@ -200,6 +211,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (shim_mode() != SHIM_ACTIVE || shim.stopping)
         return real.cuGreenCtxDestroy(green);
     ahead_end();
+    lending_begin_end();
     int locked = meter_lock();
     CUresult result = real.cuGreenCtxDestroy(green);
     for (CUdevice device = 0; device < MAX_DEVICES; device++)
@@ -207,6 +219,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
             finish_primary_end(device, 0, 0, result);
     if (locked)
         meter_unlock();
+    lending_finish_end();
     return result;
 }
 
@@ -237,7 +250,10 @@ static CUresult create_end(CUcontext *context, int slot, uint64_t reserved, CUre
     if (counted) {
         real.cuCtxDestroy_v2(*context);
         account_context_release(slot, made.charged);
-    } else if (account_by_calls()) {
+        return counted;
+    }
+    lending_meet_context(*context, 0);
+    if (account_by_calls()) {
         made.key = (uint64_t)(uintptr_t)*context;
         table_put(&table_contexts, &made);
     }
@@ -279,12 +295,14 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         int counted = table_take(&table_contexts, (uint64_t)(uintptr_t)context, &made);                                \
         ahead_end();                                                                                                   \
         meter_retire();                                                                                                \
+        lending_begin_end();                                                                                           \
         int locked = meter_lock();                                                                                     \
         CUresult result = real.name(context);                                                                          \
         if (!result) {                                                                                                 \
             __atomic_fetch_add(&shim.context_epoch, 1, __ATOMIC_SEQ_CST);                                              \
             shim_cool();                                                                                               \
             meter_forget_context(context);                                                                             \
+            captures_end_with(NULL, context);                                                                          \
             lending_forget_context(context);                                                                           \
             if (counted)                                                                                               \
                 account_context_release(made.slot, made.charged);                                                      \
@@ -293,6 +311,7 @@ CREATE(cuVDPAUCtxCreate_v2, VDPAU_PARAMS, (context, flags, device, vdp, vdp_get_
         }                                                                                                              \
         if (locked)                                                                                                    \
             meter_unlock();                                                                                            \
+        lending_finish_end();                                                                                          \
         return result;                                                                                                 \
     }
 DESTROY(cuCtxDestroy)

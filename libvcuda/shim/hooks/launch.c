@@ -1,5 +1,6 @@
 /* Launches, waits and ends of streams: thin wrappers around the meter. */
 #include "barrier.h"
+#include "entries.h"
 #include "hot.h"
 
 #define LAUNCH(name, per_thread, kernel, blocks, on, params, call)                                                     \
@@ -75,7 +76,10 @@ WAIT(cuEventSynchronize, (CUevent event), (event))
     {                                                                                                                  \
         NEED_REAL(name);                                                                                               \
         meter_before_end(stream);                                                                                      \
-        return real.name(stream);                                                                                      \
+        CUresult result = real.name(stream);                                                                           \
+        if (!result && stream)                                                                                         \
+            captures_end_with(stream, NULL);                                                                           \
+        return result;                                                                                                 \
     }
 END_STREAM(cuStreamDestroy)
 END_STREAM(cuStreamDestroy_v2)

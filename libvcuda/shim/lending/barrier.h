@@ -26,8 +26,8 @@ static inline void barrier_leave(int entered)
         answer_;                                                                                                       \
     })
 
-/* Let nobody in, wait until nobody is inside and the context has no work, `patience_ns` at most. Return 0 if that did not
- * succeed: everything goes on. Captures in progress must end first. */
+/* Let nobody in, wait until nobody is inside and no context has work, `patience_ns` at most. Return 0 if that did not
+ * succeed: everything goes on. Captures in progress must end first. The lock of the blocks is not held. */
 int barrier_close(uint64_t patience_ns);
 void barrier_open(void);
 void barrier_forget(void);

@@ -32,16 +32,15 @@ void lending_unlock(void)
 }
 
 /* Return the slot if an allocation of the current context can be served here; < 0. A claim of several GPUs may copy from one
- * to another by addresses that these blocks have on one only; work of a second context is not drained. */
+ * to another by addresses that these blocks have on one only; work of a context that is not known is not waited for. */
 static int slot_for(size_t bytes, CUcontext *context, CUdevice *device)
 {
     if (bytes < LEAST_BYTES || !account_by_kernel() || __atomic_load_n(&shim.gpus_open, __ATOMIC_RELAXED) != 1 ||
-        __atomic_load_n(&shim.contexts_made, __ATOMIC_RELAXED) != 1 ||
         __atomic_load_n(&shim.captures, __ATOMIC_RELAXED) || !real.cuMemSetAccess || !real.cuMemAddressReserve ||
         !real.cuMemcpyAsync)
         return -1;
     int slot = shim_slot_of_current(context);
-    return slot < 0 || real.cuCtxGetDevice(device) ? -1 : slot;
+    return slot < 0 || !contexts_know(*context) || real.cuCtxGetDevice(device) ? -1 : slot;
 }
 
 static struct block *make_block(size_t bytes, CUcontext context)
@@ -150,8 +149,11 @@ int lending_frees(CUdeviceptr pointer, CUresult *result)
     struct block *block = pointer ? take_block(pointer) : NULL;
     if (!block)
         return 0;
-    int begun = meter_begin_wait_all();
+    CUcontext popped;
+    int begun = meter_begin_wait_all(), entered = !real.cuCtxPushCurrent_v2(block->context);
     *result = real.cuCtxSynchronize();
+    if (entered)
+        real.cuCtxPopCurrent_v2(&popped);
     meter_end_wait_all(begun);
     end_block(block);
     return 1;
@@ -174,9 +176,9 @@ int lending_finds(CUdeviceptr pointer, CUdeviceptr *base, uint64_t *bytes)
 void lending_forget_context(CUcontext context)
 {
     struct block *gone = NULL;
-    if (!__atomic_load_n(&shim.lends, __ATOMIC_ACQUIRE))
-        return;
     lending_lock();
+    contexts_drop(context);
+    moves_forget_context(context);
     for (struct block **at = &lending_blocks; *at;) {
         struct block *block = *at;
         if (context && block->context != context) {
@@ -198,6 +200,8 @@ void lending_forget_context(CUcontext context)
 void lending_forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
+    contexts_drop(NULL);
+    moves_forget_context(NULL);
     lending_blocks = NULL;
     shim.lends = 0;
     account_movable = 0;

@@ -22,10 +22,13 @@
 #define SPARE_BYTES (256ull << 20)
 /* Moved in at a time: some 30 ms on a PCIe 5 machine, in which the program stands still. */
 #define BACK_BYTES (1ull << 30)
-/* Work in flight of an unlimited program ends within 50 ms; kernels that take longer need more. */
-#define PATIENCE_NS 200000000ull
-#define PATIENCE_MOST_NS 3200000000ull
+/* Work in flight of an unlimited program ends within 50 ms where predictions are right. Kernels that reach what is out take
+ * several times as long as predicted (a quarter of a second was seen): giving up then means to wait for it twice. */
+#define PATIENCE_NS 1000000000ull
+#define PATIENCE_MOST_NS 2000000000ull
 #define AGAIN_NS 2000000
+/* After a standstill in vain the program goes on for so long at least. */
+#define REST_NS 20000000
 
 static int started;
 
@@ -44,41 +47,60 @@ static int reaches_out(void)
     return 1;
 }
 
-/* Close the barrier and take the lock. The lock first: whoever is inside the barrier never waits for it. */
+/* Let the program go on, and count how long it stood. */
+static void release(struct borrower *b)
+{
+    barrier_open();
+    b->closed = 0;
+    __atomic_fetch_add(&shim.self->stood_ns, shim_now() - b->closed_ns, __ATOMIC_RELAXED);
+}
+
+/* Close the barrier. It waits for the GPU and for the program's threads, so no lock is held. */
+static int close_barrier(struct borrower *b)
+{
+    if (b->closed)
+        return 1;
+    if (!contexts_know(NULL))
+        return 0;
+    b->closed_ns = shim_now();
+    if (barrier_close(b->patience_ns)) {
+        b->patience_ns = PATIENCE_NS;
+        return b->closed = 1;
+    }
+    uint64_t stood = shim_now() - b->closed_ns;
+    __atomic_fetch_add(&shim.self->stood_ns, stood, __ATOMIC_RELAXED);
+    if (stood >= b->patience_ns) {
+        b->patience_ns = b->patience_ns * 2 < PATIENCE_MOST_NS ? b->patience_ns * 2 : PATIENCE_MOST_NS;
+        nanosleep(&(struct timespec){0, REST_NS}, NULL);
+    }
+    return 0;
+}
+
+/* Close the barrier and take the lock, in a context in which memory can move. */
 static int begin(struct borrower *b)
 {
+    if (!close_barrier(b))
+        return 0;
     lending_lock();
     CUcontext context = lending_blocks ? lending_blocks->context : NULL;
-    /* Work of further contexts would not be drained. */
-    int may = context && __atomic_load_n(&shim.contexts_made, __ATOMIC_SEQ_CST) == 1 &&
-              !__atomic_load_n(&shim.suspended, __ATOMIC_SEQ_CST) && !__atomic_load_n(&shim.stopping, __ATOMIC_SEQ_CST);
-    if (may && !real.cuCtxPushCurrent_v2(context)) {
-        if (b->closed || (b->closed_ns = shim_now(), barrier_close(b->patience_ns))) {
-            b->closed = 1;
-            b->patience_ns = PATIENCE_NS;
-            return 1;
-        }
-        real.cuCtxPopCurrent_v2(&context);
-        b->patience_ns = b->patience_ns * 2 < PATIENCE_MOST_NS ? b->patience_ns * 2 : PATIENCE_MOST_NS;
-    }
-    if (b->closed && !context) { /* the program freed what was out */
-        barrier_open();
-        b->closed = 0;
-    }
+    if (context && !contexts_are_ending() && !__atomic_load_n(&shim.suspended, __ATOMIC_SEQ_CST) &&
+        !__atomic_load_n(&shim.stopping, __ATOMIC_SEQ_CST) && !real.cuCtxPushCurrent_v2(context))
+        return 1;
+    int goes_on = reaches_out(); /* also when the program freed what was out */
     lending_unlock();
+    if (goes_on)
+        release(b);
     return 0;
 }
 
 static void end(struct borrower *b)
 {
     CUcontext context;
-    if (reaches_out()) {
-        barrier_open();
-        b->closed = 0;
-        __atomic_fetch_add(&shim.self->stood_ns, shim_now() - b->closed_ns, __ATOMIC_RELAXED);
-    }
+    int goes_on = reaches_out();
     real.cuCtxPopCurrent_v2(&context);
     lending_unlock();
+    if (goes_on)
+        release(b);
 }
 
 static uint64_t free_bytes(void)

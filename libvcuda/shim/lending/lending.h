@@ -11,7 +11,13 @@ int lending_takes(CUdeviceptr *pointer, size_t bytes, CUresult *result);
 int lending_frees(CUdeviceptr pointer, CUresult *result);
 /* Return 1 if the pointer lies in a block, and say which part of memory the program asked for. */
 int lending_finds(CUdeviceptr pointer, CUdeviceptr *base, uint64_t *bytes);
-/* The context, or (NULL) any, has ended. */
+/* ---- contexts.c and blocks.c: for the hooks of contexts ---- */
+/* There is a context; NULL: the primary one, whose handle is not known yet. */
+void lending_meet_context(CUcontext context, int is_primary);
+/* Around a call that may destroy contexts: nothing moves meanwhile. */
+void lending_begin_end(void);
+void lending_finish_end(void);
+/* The context has ended; between these two. */
 void lending_forget_context(CUcontext context);
 void lending_forget(void); /* in a forked child */
 
@@ -34,8 +40,20 @@ struct block {
 };
 /* The blocks; changed and moved with the lock held. */
 extern struct block *lending_blocks;
+/* The lock is held for short: never while the GPU works for the program, nor while a program's thread is waited for. */
 void lending_lock(void);
 void lending_unlock(void);
+
+/* ---- contexts.c ---- */
+/* Return 0 if some context cannot be waited for, so that nothing moves, or if this one is not known. */
+int contexts_know(CUcontext context);
+/* Begin to wait until no context has work; return 0 if one cannot be waited for. */
+int contexts_begin_drain(void);
+/* Return 1 if none has, 0 if one has still, -1 if that will not be known. */
+int contexts_are_drained(void);
+/* With the lock held. */
+int contexts_are_ending(void);
+void contexts_drop(CUcontext context);
 
 /* ---- pieces.c ---- */
 /* Make the host's and the GPU's memory of a piece. Undone by piece_end if it fails. */
@@ -52,6 +70,7 @@ void piece_set_device(CUdevice device);
 uint64_t moves_out(uint64_t bytes);
 /* Move at most so many bytes in, those first that left last. Return how many. */
 uint64_t moves_in(uint64_t bytes);
+void moves_forget_context(CUcontext context); /* with the lock held */
 uint64_t moves_next_in(void); /* with the lock held: the size of the next piece to come in; 0: none is out */
 
 /* ---- borrower.c ---- */

@@ -85,27 +85,35 @@ static uint64_t copy_out(struct move *moves, int n, CUstream stream)
     return moved;
 }
 
+/* The stream of the moves, and its context; NULL: there is none. */
+static CUcontext stream_context;
+static CUstream own_stream;
+
+void moves_forget_context(CUcontext context)
+{
+    if (!context || context == stream_context)
+        stream_context = NULL;
+}
+
 static CUstream stream_of(CUcontext context)
 {
-    static CUcontext known;
-    static CUstream stream;
-    if (known != context) {
-        known = NULL;
-        if (real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING))
+    if (stream_context != context) {
+        stream_context = NULL;
+        if (real.cuStreamCreate(&own_stream, CU_STREAM_NON_BLOCKING))
             return NULL;
-        known = context;
+        stream_context = context;
     }
-    return stream;
+    return own_stream;
 }
 
 uint64_t moves_out(uint64_t bytes)
 {
     struct move moves[BATCH];
     uint64_t moved = 0;
-    CUstream stream = lending_blocks ? stream_of(lending_blocks->context) : NULL;
-    while (stream && moved < bytes) {
+    CUstream on = lending_blocks ? stream_of(lending_blocks->context) : NULL;
+    while (on && moved < bytes) {
         int n = choose(moves, 0, bytes - moved);
-        uint64_t now = n ? copy_out(moves, n, stream) : 0;
+        uint64_t now = n ? copy_out(moves, n, on) : 0;
         moved += now;
         if (!now)
             break;
@@ -154,10 +162,10 @@ static int come_back(const struct move *m, CUstream stream)
 uint64_t moves_in(uint64_t bytes)
 {
     uint64_t moved = 0;
-    CUstream stream = lending_blocks ? stream_of(lending_blocks->context) : NULL;
-    while (stream && moved < bytes) {
+    CUstream on = lending_blocks ? stream_of(lending_blocks->context) : NULL;
+    while (on && moved < bytes) {
         struct move m = next_move(NULL, 0, 1);
-        if (!m.piece || moved + m.piece->bytes > bytes || !come_back(&m, stream))
+        if (!m.piece || moved + m.piece->bytes > bytes || !come_back(&m, on))
             break;
         moved += m.piece->bytes;
     }

@@ -78,6 +78,7 @@
 /* Entries that we only call. */
 #define CALLED_CUDA(X)                                                                                          \
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxGetLimit)          \
+    X(cuCtxRecordEvent)                                                                                         \
     X(cuDeviceGet) X(cuDeviceGetCount) X(cuDeviceGetAttribute) X(cuDeviceGetUuid) X(cuDeviceGetUuid_v2)         \
     X(cuDevicePrimaryCtxGetState) X(cuStreamGetCtx)                                                             \
     X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuStreamIsCapturing)                               \
